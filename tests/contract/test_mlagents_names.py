@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tomllib
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from interpreter import python
 
 import pipeline
 from pipeline import compat
@@ -22,14 +22,7 @@ PAGE = ROOT / "docs/how-to/migrating.md"
 
 
 def run(code: str, *path: Path, arguments: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    folders = os.pathsep.join(map(str, [*path, ROOT / "src"]))
-    return subprocess.run(  # noqa: S603  # this interpreter
-        [sys.executable, "-c", code, *arguments],
-        env=os.environ | {"PYTHONPATH": folders},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return python("-c", code, *arguments, first=path, check=False)
 
 
 def test_an_equivalent_is_where_the_table_says_and_every_other_name_has_a_reason():
@@ -72,13 +65,7 @@ LISTED = Path(os.environ.get("MLAGENTS_LEARN", ROOT / ".venv-mlagents/bin/mlagen
 
 @pytest.mark.skipif(not LISTED.exists(), reason="`make peer` installs mlagents_envs 1.1.0")
 def test_the_table_has_every_public_name_of_the_installed_mlagents_envs():
-    done = subprocess.run(  # noqa: S603  # this interpreter
-        [sys.executable, ROOT / "benchmarks/peer_names.py"],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(ROOT / "benchmarks/peer_names.py", check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

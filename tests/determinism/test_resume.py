@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from forked import forking
+from interpreter import variables
 from toys import Both
 
 from pipeline.protocol.demo import writing_demo
@@ -149,8 +148,7 @@ def python(folder: Path, *program: object) -> int:
     """Run a program; in a run of another name than `whole`, sets of texts have another order."""
     modules = ("torch", "pytest", "pipeline.trainer.api", "pipeline.simulators.registry")
     interpreter = forking(*modules, hash_seed="1" if folder.name == "whole" else "2")
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = interpreter.run("-c", *map(str, program), timeout=WAIT_S, env=env)
+    done = interpreter.run("-c", *map(str, program), timeout=WAIT_S, env=variables())
     assert done.returncode <= 0, done.stderr
     return done.returncode
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from crowds import LargestPlace
+from interpreter import python
 from remembering import Cue
 from toys import Both, Chase, Crowd, Quadrant, Wish
 
@@ -189,17 +187,8 @@ def test_separate_processes_with_two_environments_give_the_same_bytes(tmp_path):
     found = []
     for label, seed in (("one", 5), ("two", 5), ("other", 6)):
         folder = tmp_path / label
-        subprocess.run(  # noqa: S603  # what stands above
-            [sys.executable, "-c", RUN, built, folder, json.dumps(configuration), str(seed)],
-            check=True,
-            timeout=WAIT_S,
-            env=os.environ
-            | {
-                "PYTHONPATH": os.pathsep.join(sys.path),
-                "PYTHONHASHSEED": str(len(found)),
-                "PIPELINE_CACHE": str(tmp_path / "cache"),
-            },
-        )
+        own = {"PYTHONHASHSEED": str(len(found)), "PIPELINE_CACHE": str(tmp_path / "cache")}
+        python("-c", RUN, built, folder, json.dumps(configuration), seed, timeout=WAIT_S, **own)
         found.append(artifacts(folder))
     one, two, other = found
     assert {"GridWorld/checkpoint.pt", "export/GridWorld.onnx", "progress.csv", "outcome.json"} <= (

@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from example_plugin_site import EXAMPLE, install
+from interpreter import python
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
@@ -151,12 +152,8 @@ def test_a_killed_and_resumed_run_gives_the_bytes_of_one_that_was_not(tmp_path: 
         folder = tmp_path / name
         folder.mkdir()
         (folder / "run.yaml").write_text(yaml.safe_dump(settings()))
-        env = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), *sys.path])}
         for kill_at in kills:
-            command = [sys.executable, "-c", KILLED, str(folder), str(kill_at)]
-            done = subprocess.run(  # noqa: S603  # this interpreter
-                command, env=env, capture_output=True, text=True, check=False
-            )
+            done = python("-c", KILLED, folder, kill_at, first=[site], check=False)
             assert done.returncode == (-9 if kill_at else 0), done.stderr
         publish(folder / "Corridor/checkpoint.pt", folder / "onnx")
         exports.append((folder / "onnx/Corridor.onnx").read_bytes())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 from example_plugin_site import distribution, install
+from interpreter import python
 
 from pipeline.errors import SettingsError
 from pipeline.plugins import Group
@@ -115,9 +115,7 @@ def test_reading_settings_of_a_plug_in_imports_no_torch(tmp_path, site):
         "assert run.behaviors['B'].hyperparameters.batch_size == 32\n"
         "sys.exit('torch' in sys.modules)"
     )
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT / "src")])}
-    done = subprocess.run([sys.executable, "-c", code], env=env, check=False)  # noqa: S603  # ours
-    assert done.returncode == 0
+    python("-c", code, first=[site])
 
 
 def test_what_is_installed_is_not_looked_at_for_our_own_parts(tmp_path, monkeypatch):

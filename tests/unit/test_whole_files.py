@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+from interpreter import python
 
 from pipeline import files
 from pipeline.errors import SettingsError
@@ -15,12 +14,7 @@ from pipeline.errors import SettingsError
 
 def killed(program: str, *arguments: Path) -> None:
     """Run a program that must end by its own SIGKILL."""
-    done = subprocess.run(  # noqa: S603  # a program from below
-        [sys.executable, "-c", PREPARED + program, *arguments],
-        check=False,
-        timeout=60,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    done = python("-c", PREPARED + program, *arguments, check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
 
 

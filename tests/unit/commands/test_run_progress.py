@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from interpreter import python
 
 from pipeline import progress as stage_side
 from pipeline.commands.progress import Graph, Job, Screen, Watch
@@ -180,11 +180,7 @@ def test_what_a_stage_of_dvc_prints_goes_to_its_log(events, tmp_path):
         "print('before')\nwith reporting('report', 'all', Path.cwd()): print('within')\n"
         "print('after')"
     )
-    variables = os.environ | {"DVC_STAGE": "report"}
-    done = subprocess.run(  # noqa: S603  # this interpreter
-        [sys.executable, "-c", code], cwd=tmp_path, env=variables, capture_output=True, check=True
-    )
-    assert done.stdout.split() == [b"before"]
+    assert python("-c", code, cwd=tmp_path, DVC_STAGE="report").stdout.split() == ["before"]
     assert (tmp_path / "logs/report.log").read_text().split() == ["within", "after"]
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import hub_server
 import pytest
 import yaml
+from interpreter import python
 
 from pipeline import cli
 from pipeline.settings.yaml_file import dump_yaml
@@ -141,13 +139,7 @@ def test_a_signed_policy_goes_to_the_hub_and_back(trained: Path, tmp_path: Path)
             "HF_HUB_DISABLE_XET": "1",  # it speaks to servers of another kind
         }
         code = f"import sys; {module}; sys.exit(main())"
-        done = subprocess.run(  # noqa: S603  # this interpreter
-            [sys.executable, "-c", code, *words],
-            env=os.environ | variables,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = python("-c", code, *words, check=False, **variables)
         return f"{done.returncode} {done.stdout}{done.stderr}"
 
     token = hub_server.TOKEN

@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -73,24 +69,6 @@ def test_curves_are_interpolated_on_the_steps_that_every_seed_reached():
 
 def test_curves_without_common_steps_are_empty():
     assert align_curves([([0, 1], [0.0, 1.0]), ([5, 6], [0.0, 1.0])]).values.shape == (2, 0)
-
-
-def test_importing_export_and_evaluation_loads_no_heavy_module():
-    code = (
-        "import sys, pipeline.evaluation.plots, pipeline.evaluation.episodes,"
-        " pipeline.evaluation.statistics, pipeline.evaluation.comparison,"
-        " pipeline.export.publish, pipeline.export.policy;"
-        "print(sorted({'matplotlib', 'onnx', 'onnxruntime', 'torch', 'pandas'} & set(sys.modules)))"
-    )
-    result = subprocess.run(  # noqa: S603  # our own interpreter and code
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(Path(__file__).parents[3] / "src")},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert result.stdout.strip() == "[]"
 
 
 def test_few_seeds_are_drawn_one_by_one_and_more_as_a_band():

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
+from interpreter import python
 from onnx import helper, numpy_helper
 from steps import decision_steps
 
@@ -93,15 +90,8 @@ def test_same_seed_gives_the_same_samples_in_another_process(hybrid, tmp_path):
         "run = create_session(load(sys.argv[1]), 7).run(['continuous_actions',"
         " 'discrete_actions'], feeds); print([values.tolist() for values in run])"
     )
-    command = [sys.executable, "-c", code, str(path)]
-    paths = {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
-    runs = {
-        subprocess.run(  # noqa: S603  # our own interpreter and code
-            command, env=paths, capture_output=True, text=True, check=True, timeout=60
-        ).stdout
-        for _ in range(2)
-    }
-    assert len(runs) == 1
+    first, second = (python("-c", code, path).stdout for _ in range(2))
+    assert first == second
 
 
 def test_random_numbers_of_other_sessions_leave_the_samples_alone(hybrid):

@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from interpreter import python, variables
 
 from pipeline.errors import Interrupted, SettingsError
 from pipeline.stages.shared import process
@@ -30,22 +30,10 @@ sys.exit(process.run(work))
 """
 
 
-def ended(*arguments: str, shell: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """This interpreter, which a shell starts where one is given, when it has ended."""
-    return subprocess.run(  # noqa: S603  # our own command
-        [*shell, sys.executable, *arguments],
-        env=os.environ | {"PYTHONPATH": str(SRC)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=50,
-    )
-
-
 def start(body: str) -> subprocess.Popen:
     child = subprocess.Popen(  # noqa: S603  # this interpreter
         [sys.executable, "-c", WAITS.format(body=body)],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
+        env=variables(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -139,7 +127,7 @@ child.wait()
 """
     with subprocess.Popen(  # noqa: S603  # this interpreter
         [sys.executable, "-c", parent, WAITS.format(body="threading.Event().wait(120)"), *shell],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
+        env=variables(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -174,7 +162,7 @@ child.wait()
 """
     with subprocess.Popen(  # noqa: S603  # this interpreter
         [sys.executable, "-c", engine_program, ORPHAN.format(early=early), *shell],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
+        env=variables(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -240,7 +228,7 @@ else:
 def test_a_program_that_is_interrupted_while_it_is_imported_says_nothing(module, program):
     scripts = SRC.parent / "workflow/scripts"
     program = str(scripts / program) if program.endswith(".py") else program
-    done = ended("-c", INTERRUPTED_IMPORT, module, program)
+    done = python("-c", INTERRUPTED_IMPORT, module, program, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
@@ -274,7 +262,7 @@ child.wait()
 """
     with subprocess.Popen(  # noqa: S603  # this interpreter
         [sys.executable, "-c", shell, WAITS.format(body="\n    ".join(saves))],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
+        env=variables(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -337,7 +325,7 @@ leave(run(lambda: None, short=sys.argv[1] == "short"))
 
 @pytest.mark.parametrize(("how", "said"), [("short", "left\n"), ("long", "left\ncollected\n")])
 def test_a_short_stage_leaves_in_order_without_a_last_look_for_cycles(how, said):
-    done = ended("-c", SHORT, how)
+    done = python("-c", SHORT, how, check=False)
     assert (done.returncode, done.stdout) == (0, said), done.stderr
 
 
@@ -366,11 +354,11 @@ def test_a_stage_leaves_in_order_under_each_shell(shell):
             "leave(run(lambda: None))",
         )
     )
-    done = ended("-c", program, shell=shell)
+    done = python("-c", program, before=shell, check=False)
     assert (done.returncode, done.stdout) == (0, "left\n"), done.stderr
 
 
 @pytest.mark.parametrize(("how", "said"), [("busy", "done\n"), ("idle", "done\nunloaded\n")])
 def test_a_process_does_not_unload_under_a_thread_that_is_still_at_work(how, said):
-    done = ended("-c", ABANDONED, how)
+    done = python("-c", ABANDONED, how, check=False)
     assert (done.returncode, done.stdout) == (3, said), done.stderr

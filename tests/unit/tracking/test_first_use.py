@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from interpreter import variables
 
 pytestmark = pytest.mark.slow
 
@@ -24,11 +24,8 @@ store.end(run, "FINISHED")
 
 
 def opening(root: Path, name: str) -> subprocess.Popen[bytes]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")}
-    return subprocess.Popen(  # noqa: S603  # our own command
-        [sys.executable, "-c", OPEN, str(root), name],
-        env=kept | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    kept = {k: v for k, v in variables().items() if not k.startswith("MLFLOW_")}
+    return subprocess.Popen([sys.executable, "-c", OPEN, str(root), name], env=kept)  # noqa: S603
 
 
 def runs_in(root: Path) -> set[str]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from forked import forking
+from interpreter import variables
 
 from pipeline.tracking.mlflow_database import follow
 
@@ -78,8 +77,7 @@ LIBRARIES = (
 
 
 def python(script: str, *arguments: str | Path) -> object:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "DVC_"))}
-    env = kept | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    env = {k: v for k, v in variables().items() if not k.startswith(("MLFLOW_", "DVC_"))}
     done = forking(*LIBRARIES).run("-c", script, *map(str, arguments), timeout=300, env=env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

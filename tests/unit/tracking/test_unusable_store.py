@@ -6,13 +6,12 @@ import contextlib
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from interpreter import python
 
 from pipeline import cli
 from pipeline.errors import PipelineError
@@ -156,14 +155,7 @@ def test_missing_rights_are_said_at_once(what: str, root: Path):
     locked, mode = (path, 0o444) if what == "the file" else (root, 0o555)
     locked.chmod(mode)
     try:
-        done = subprocess.run(  # noqa: S603  # our own command
-            [*user, sys.executable, "-c", WITHOUT_RIGHTS, root, Path(__file__).parent],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=100,
-        )
+        done = python("-c", WITHOUT_RIGHTS, root, Path(__file__).parent, before=user)
     finally:
         locked.chmod(0o755)
     assert done.stderr.count("MLflow is not being written") == 1

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from interpreter import variables
 from made_archives import GAME, digest, zipped
 
 from pipeline.envs.sources import download, fetch
@@ -204,10 +205,9 @@ def test_two_processes_share_one_download(web, cache):
     url = web.add("game.zip", BIG)
     web.hold.clear()
     command = [sys.executable, "-m", "pipeline.cli", "env", "fetch", url, "--sha256", digest(BIG)]
-    own = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     processes = [
         subprocess.Popen(  # noqa: S603  # this interpreter
-            command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, env=variables(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         for _ in range(2)
     ]

@@ -9,6 +9,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from interpreter import python
 
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.unity import UnityEnvironment
@@ -177,17 +178,9 @@ def test_a_module_in_the_current_folder_is_found(own_module, source, tmp_path):
     if source == "pettingzoo":
         (tmp_path / "own_duel_v0.py").write_text("from mpe2.simple_v3 import env, parallel_env\n")
     env_id = {"gymnasium": "own_games:Own-v0", "pettingzoo": "own_duel_v0"}[source]
-    command = [sys.executable, "-P", "-m", "pipeline.cli", "env", "build", f"{source}:{env_id}"]
     path = os.pathsep.join(one for one in sys.path if one and one != str(tmp_path))
-    done = subprocess.run(  # noqa: S603  # this project's command
-        [*command, "-o", "built/own"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    command = ["-P", "-m", "pipeline.cli", "env", "build", f"{source}:{env_id}", "-o", "built/own"]
+    python(*command, cwd=tmp_path, PYTHONPATH=path)
     with zipfile.ZipFile(tmp_path / "built/own") as archive:
         assert any(name.startswith("lib/own_") for name in archive.namelist())
 

@@ -1,0 +1,33 @@
+"""What is not needed is not imported."""
+
+from __future__ import annotations
+
+import pytest
+from interpreter import python
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        (
+            "from pipeline import cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass",
+            "numpy torch mlflow dvc snakemake onnx grpc yaml matplotlib",
+        ),
+        ("import pipeline", "torch"),
+        ("from pipeline import UnityEnvironment, ActionTuple, Callback, make_env, train", "torch"),
+        (
+            "import pipeline.envs.unity, pipeline.envs.gym_wrapper, pipeline.protocol.demo\n"
+            "import pipeline.envs.pettingzoo_wrapper, pipeline.envs.side_channels",
+            "torch",
+        ),
+        (
+            "import pipeline.evaluation.plots, pipeline.evaluation.episodes\n"
+            "import pipeline.evaluation.statistics, pipeline.evaluation.comparison\n"
+            "import pipeline.export.publish, pipeline.export.policy",
+            "matplotlib onnx onnxruntime torch pandas",
+        ),
+    ],
+)
+def test_no_heavy_module_is_imported(code, heavy):
+    told = f"sys.stderr.write(' '.join(set({heavy.split()}) & sys.modules.keys()))"
+    assert python("-c", f"import sys\n{code}\n{told}").stderr == ""
