@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
+from unit.settings.legacy.test_flat_files import PPO, SAC
+from unit.settings.test_settings_mistakes import FILE as EVERY_BLOCK
 
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import write_plan
@@ -16,20 +18,6 @@ from .mutations import NAMES, mutated
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-_FLAT = """\
-default: {trainer: ppo, batch_size: 1024, beta: 5.0e-3, buffer_size: 10240, epsilon: 0.2,
-    gamma: 0.99, hidden_units: 128, lambd: 0.95, learning_rate: 3.0e-4, max_steps: 5.0e4,
-    memory_size: 256, normalize: false, num_epoch: 3, num_layers: 2, time_horizon: 64,
-    sequence_length: 64, summary_freq: 1000, use_recurrent: false, use_curiosity: false}
-WalkerLearning: {normalize: true, time_horizon: 1000, reward_signals: {
-    extrinsic: {strength: 1.0, gamma: 0.99}, curiosity: {strength: 0.02, encoding_size: 256}}}
-CrawlerBrain:
-    trainer: sac
-    init_entcoef: 0.1
-    tau: 0.01
-    behavioral_cloning: {demo_path: a.demo, strength: 0.5, steps: 1000}
-Teacher: {trainer: imitation, brain_to_imitate: CrawlerBrain}
-"""
 _SECTIONS = """\
 behaviors:
   Wall: {trainer_type: ppo, max_steps: 5.0e6, hyperparameters: {learning_rate_schedule: linear}}
@@ -62,93 +50,6 @@ environments:
       win_sha256: 00000000000000000000000000000000000000000000000000000000000000ff
       additional_args: [--a]
 """
-_EVERY_KEY = """\
-behaviors:
-  Walker:
-    trainer_type: poca
-    hyperparameters: {batch_size: 64, buffer_size: 640, learning_rate: 3e-4, beta: 1e-2,
-      epsilon: 0.2, lambd: 0.95, num_epoch: 3, learning_rate_schedule: linear}
-    network_settings: {normalize: false, hidden_units: 128, num_layers: 2, vis_encode_type: simple,
-      memory: {sequence_length: 64, memory_size: 128}, goal_conditioning_type: hyper}
-    reward_signals:
-      extrinsic: {gamma: 0.99, strength: 1.0}
-      gail: {gamma: 0.99, strength: 0.1, demo_path: a.demo, use_actions: true, use_vail: false}
-      rnd: {gamma: 0.99, strength: 0.01, network_settings: {hidden_units: 64}}
-    behavioral_cloning: {demo_path: a.demo, steps: 50000, strength: 0.5}
-    self_play: {save_steps: 50, team_change: 100, swap_steps: 20, window: 10,
-      play_against_latest_model_ratio: 0.5, initial_elo: 1200}
-    keep_checkpoints: 5
-    checkpoint_interval: 500
-    max_steps: 1_000
-    time_horizon: 64
-    summary_freq: 100
-    threaded: false
-default_settings: null
-env_settings: {env_path: game, num_envs: 2, base_port: 5005, seed: -1, env_args: [a, 3],
-  max_lifetime_restarts: 10, timeout_wait: 60}
-engine_settings: {width: 84, height: 84, quality_level: 5, time_scale: 20, no_graphics: false}
-environment_parameters:
-  gravity: {sampler_type: uniform, sampler_parameters: {min_value: 7, max_value: 9}}
-  mass: 3
-  wall:
-    curriculum:
-      - name: Low
-        completion_criteria: {measure: progress, behavior: Walker, signal_smoothing: true,
-          min_lesson_length: 10, threshold: 0.3}
-        value: 0.5
-      - {name: High, value: {sampler_type: gaussian, sampler_parameters: {mean: 1, st_dev: 2}}}
-checkpoint_settings: {run_id: 007, results_dir: results, resume: false}
-torch_settings: {device: cpu}
-debug: false
-"""
-_PARAMS = """\
-runtime: {torch_threads: 1, device: cpu}
-environments:
-  ball: {source: builtin, args: []}
-  cart: {source: gymnasium, id: CartPole-v1, copies: 4, kwargs: {sutton_barto_reward: true}}
-  tag: {source: pettingzoo, id: mpe2/simple_tag_v3, teams: {a: 0, b: 1}, groups: behavior}
-  game: {source: fetch, url: {linux: file:///nowhere/a.zip}, sha256: {linux: "%s"}, args: [-x]}
-  build: {source: path, path: builds/Game}
-  project: {source: unity, project: game, method: Build.Make}
-demonstrations:
-  expert: {environment: ball, episodes: 5, seed: 3}
-  person: {file: data/a.demo}
-experiments:
-  first:
-    environment: ball
-    trainer: config/ppo/3DBall.yaml
-    overrides: {behaviors.3DBall.max_steps: 2000, behaviors.3DBall.hyperparameters: {beta: 1e-3}}
-    seeds: [1, 2]
-    stages: [pretrain, train, export, evaluate]
-    demonstrations: expert
-    pretrain: {epochs: 2, batch_size: 8, learning_rate: 1e-3}
-    evaluation: {episodes: 4, seed: 10000}
-    learners: 1
-    resources: {threads: 2, memory_mb: 1500, minutes: 30}
-  plain:
-    environment: cart
-    trainer: config/ppo/CartPole.yaml
-    overrides: {}
-    seeds: [1]
-    stages: [train, export, evaluate]
-    evaluation: {episodes: 4, seed: 10000}
-sweeps:
-  rates:
-    experiment: plain
-    method: grid
-    parameters: {behaviors.CartPole-v1.hyperparameters.learning_rate: [1e-6, 3e-3]}
-    seeds: [1]
-    best: {seeds: [11, 12]}
-  searched:
-    experiment: plain
-    method: random
-    runs: 3
-    seed: 5
-    parameters:
-      behaviors.CartPole-v1.hyperparameters.beta: {min: 1e-4, max: 1e-2, scale: log}
-    seeds: [1]
-subsets: {quick: [first-1], all: [first, rates]}
-""".replace("%s", "0" * 64)
 _CONFIGS = sorted(path.read_text() for path in (_ROOT / "config").rglob("*.yaml"))
 _SCALARS = st.one_of(
     st.sampled_from(
@@ -231,7 +132,7 @@ def _curricula(draw: Any) -> bytes:
     return draw(mutated(st.just(data), most=2)) if draw(st.booleans()) else data
 
 
-_TRAINERS = _spoiled(st.sampled_from([_EVERY_KEY, _FLAT, _SECTIONS, *_CONFIGS]))
+_TRAINERS = _spoiled(st.sampled_from([EVERY_BLOCK, PPO, SAC, _SECTIONS, *_CONFIGS]))
 _SAMPLERS = _spoiled(st.just(_SAMPLER))
 
 
@@ -269,7 +170,6 @@ def test_old_curricula_and_samplers_mean_something_or_are_refused(
 
 _PARAMETERS = st.sampled_from(
     (
-        _PARAMS,
         (_ROOT / "params.yaml").read_text(),
         *(path.read_text() for path in sorted((_ROOT / "tests/workflow").glob("*.yaml"))),
     )
