@@ -30,14 +30,11 @@ class RandomPolicy:
         self.rng = np.random.default_rng(seed)
 
     def act(self, steps, deterministic=False):  # noqa: ARG002  # its callers' form
-        n, spec = len(steps), self.spec
-        discrete = [self.rng.integers(0, size, n) for size in spec.discrete_branches]
+        action = self.spec.random_action(len(steps), self.rng)
         if steps.action_mask is not None:
-            discrete = [mask.argmin(axis=1) for mask in steps.action_mask]
-        return ActionTuple(
-            self.rng.uniform(-1, 1, (n, spec.continuous_size)).astype(np.float32),
-            np.stack(discrete, axis=1).astype(np.int32) if discrete else None,
-        )
+            allowed = [mask.argmin(axis=1) for mask in steps.action_mask]
+            action = ActionTuple(action.continuous, np.stack(allowed, axis=1))
+        return action
 
     def end(self, agent_ids):
         pass

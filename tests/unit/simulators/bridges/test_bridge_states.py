@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+import bridge_toys
 import gymnasium
 import numpy as np
 import pytest
-from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo import ParallelEnv
 
 from pipeline.protocol import state
-from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
 
@@ -24,11 +24,7 @@ def played(simulator, steps, rng, n):
         actions = {}
         for name, (decisions, _) in steps.items():
             spec = simulator.behavior_specs[name].action_spec
-            k = len(decisions)
-            drawn = [rng.integers(size, size=k) for size in spec.discrete_branches]
-            continuous = rng.uniform(-1, 1, (k, spec.continuous_size)).astype(np.float32)
-            discrete = np.stack(drawn, axis=1).astype(np.int32) if drawn else None
-            actions[name] = ActionTuple(continuous, discrete)
+            actions[name] = spec.random_action(len(decisions), rng)
         steps = simulator.step(actions)
         for name, both in steps.items():
             for one in both:
@@ -145,56 +141,15 @@ def test_parallel_environment_goes_on_with_pending_rewards():
         check_goes_on(lambda: PettingZooSimulator(id=[Together(), Together()], seed=5), n)
 
 
-class Turns(AECEnv):
-    """Two agents in turn; either may win at random."""
-
-    metadata = {"name": "turns"}
-    possible_agents = ["a_0", "b_0"]
-    render_mode = None
-
-    def observation_space(self, agent):
-        return gymnasium.spaces.Box(-1e3, 1e3, (1,))
-
-    def action_space(self, agent):
-        return gymnasium.spaces.Discrete(3)
-
-    def reset(self, seed=None, options=None):
-        self.rng = np.random.default_rng(seed)
-        self.agents, self.agent_selection = list(self.possible_agents), "a_0"
-        self.rewards = dict.fromkeys(self.agents, 0.0)
-        self._cumulative_rewards = dict(self.rewards)
-        self.terminations = dict.fromkeys(self.agents, False)
-        self.truncations = dict.fromkeys(self.agents, False)
-        self.infos = {agent: {} for agent in self.agents}
-
-    def observe(self, agent):
-        return np.float32([sum(self._cumulative_rewards.values())])
-
-    def step(self, action):
-        agent = self.agent_selection
-        if self.terminations[agent]:
-            self._was_dead_step(action)
-            return
-        self._cumulative_rewards[agent] = 0.0
-        self.rewards = {one: self.rng.normal() for one in self.agents}
-        self.terminations = dict.fromkeys(self.agents, bool(self.rng.random() < 0.1))
-        self.agent_selection = "b_0" if agent == "a_0" else "a_0"
-        self._accumulate_rewards()
+class Turns(bridge_toys.Turns):
+    """Three agents in a ring, of which one dies before the others."""
 
     def get_state(self):
-        names = ["agents", "agent_selection", "rewards", "_cumulative_rewards"]
-        names += ["terminations", "truncations"]
-        return {
-            "rng": self.rng.bit_generator.state,
-            **{name: getattr(self, name) for name in names},
-        }
+        names = ["turn", "agents", "agent_selection", "rewards", "_cumulative_rewards"]
+        return {name: getattr(self, name) for name in [*names, "terminations", "truncations"]}
 
     def set_state(self, saved):
-        for name, value in saved.items():
-            if name == "rng":
-                self.rng.bit_generator.state = value
-            else:
-                setattr(self, name, value)
+        vars(self).update(saved)
 
 
 def test_environment_of_turns_goes_on_with_the_agent_whose_turn_it_is():
