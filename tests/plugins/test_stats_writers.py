@@ -76,12 +76,19 @@ def calls(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
 
 
-def test_a_writer_gets_the_calls_that_ml_agents_makes(tmp_path: Path, site: Path):
+@pytest.fixture
+def sink(tmp_path: Path, site: Path) -> StatsWriterSink:
+    """Tells a writer, which keeps the calls that it gets in the folder `run`."""
     distribution(site, "recorder", "1.0", groups={GROUP: {"r": "recording_writer:get_writers"}})
-    run = tracked(tmp_path / "run")
-    made = [sink for sink in standard_sinks(run) if isinstance(sink, StatsWriterSink)]
-    pipeline.train("balance_ball", RUN, seed=1, run_dir=run.folder, sinks=made)
-    first, *rest = calls(run.folder)
+    made = standard_sinks(tracked(tmp_path / "run"))
+    (found,) = (one for one in made if isinstance(one, StatsWriterSink))
+    return found
+
+
+def test_a_writer_gets_the_calls_that_ml_agents_makes(tmp_path: Path, sink: StatsWriterSink):
+    result = pipeline.train("balance_ball", RUN, seed=1, run_dir=tmp_path / "run", sinks=[sink])
+    curves = result.curves["3DBall"]
+    first, *rest = calls(tmp_path / "run")
     assert (first["call"], first["type"], first["known"]) == (
         "add_property",
         "HYPERPARAMETERS",
@@ -105,34 +112,18 @@ def test_a_writer_gets_the_calls_that_ml_agents_makes(tmp_path: Path, site: Path
         returns = one["values"]["Environment/Cumulative Reward"]
         assert returns[1] == n
         assert one["values"]["Step"][2] == one["step"]
-
-
-def test_the_numbers_are_those_of_the_other_sinks(tmp_path: Path, site: Path):
-    distribution(site, "recorder", "1.0", groups={GROUP: {"r": "recording_writer:get_writers"}})
-    run = tracked(tmp_path / "run")
-    sink = for_run(run)
-    assert sink is not None
-    result = pipeline.train("balance_ball", RUN, seed=1, run_dir=run.folder, sinks=[sink])
-    curves = result.curves["3DBall"]
-    for one in calls(run.folder)[1:]:
-        for key, told in one["values"].items():
+        for key, told in one["values"].items():  # the numbers are those of the other sinks
             if key != "Step":
                 assert told[5] == pytest.approx(dict(curves[key])[one["step"]], rel=1e-6), key
 
 
-def test_self_play_is_told(tmp_path: Path, site: Path):
-    distribution(site, "recorder", "1.0", groups={GROUP: {"r": "recording_writer:get_writers"}})
-    sink = for_run(tracked(tmp_path / "run"))
-    assert sink is not None
+def test_self_play_is_told(tmp_path: Path, sink: StatsWriterSink):
     sink.began("Pong", {"self_play": {"window": 3}})
     last = calls(tmp_path / "run")[-1]
     assert (last["type"], last["known"], last["value"]) == ("SELF_PLAY", True, True)
 
 
-def test_sums_are_charted_as_sums(tmp_path: Path, site: Path):
-    distribution(site, "recorder", "1.0", groups={GROUP: {"r": "recording_writer:get_writers"}})
-    sink = for_run(tracked(tmp_path / "run"))
-    assert sink is not None
+def test_sums_are_charted_as_sums(tmp_path: Path, sink: StatsWriterSink):
     method = pipeline.StatsAggregationMethod.SUM
     sink.samples("B", {"Goals": (method, [1.0, 2.0])})
     sink.metrics("B", {"Goals": 3.0, "Time/update": 4.0}, 10)
