@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 from steps import decision_steps, terminal_steps
+from toys import Environment
 
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import TerminalSteps
@@ -16,7 +17,7 @@ AIM = BehaviorSpec([ObservationSpec.vector(CHOICES)], ActionSpec.create_continuo
 PLACES = np.linspace(-0.75, 0.75, CHOICES)
 
 
-class Duel:
+class Duel(Environment):
     """In each area one agent a side answers `length` questions; +1 for more right answers, else -1.
 
     Sides whose spec is `PICK` answer with a choice, those with `AIM` with a number that is at most
@@ -30,7 +31,7 @@ class Duel:
     """Questions are asked anew in the first `shown` steps of an episode; the last one goes on."""
 
     def __init__(self, *, seed: int = 0, n_areas: int = 8) -> None:
-        self.rng = np.random.default_rng([seed, 79])
+        super().__init__(np.random.default_rng([seed, 79]))
         self.n = n_areas
         self.behavior_specs = dict(self.specs)
         self.question = np.zeros((2, n_areas), dtype=np.int64)
@@ -59,21 +60,6 @@ class Duel:
         self._ask(np.flatnonzero(self.age < self.shown))
         self._begin(ended)
         return self._steps(terminals)
-
-    def set_parameter(self, name, value):
-        pass
-
-    def close(self):
-        pass
-
-    def state_dict(self):
-        arrays = {name: value for name, value in vars(self).items() if type(value) is np.ndarray}
-        return {"rng": self.rng.bit_generator.state} | {k: v.copy() for k, v in arrays.items()}
-
-    def load_state_dict(self, state):
-        self.rng.bit_generator.state = state["rng"]
-        for name in state.keys() - {"rng"}:
-            setattr(self, name, state[name].copy())
 
     def _answers(self, action, question):
         if action.continuous.shape[1]:

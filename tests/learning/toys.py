@@ -17,7 +17,33 @@ NAME = "Toy"
 BEHAVIOR = f"{NAME}?team=0"
 
 
-class Toy:
+class Environment:
+    """What is the same in every environment whose state is its arrays and its stream `rng`."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.parameters: dict[str, float] = {}
+        self.is_closed = False
+
+    def set_parameter(self, name, value):
+        self.parameters[name] = value
+
+    def close(self):
+        self.is_closed = True
+
+    def state_dict(self):
+        arrays = {name: value for name, value in vars(self).items() if type(value) is np.ndarray}
+        plain = {"rng": self.rng.bit_generator.state, "parameters": dict(self.parameters)}
+        return {**plain, **{k: v.copy() for k, v in arrays.items()}}
+
+    def load_state_dict(self, state):
+        self.rng.bit_generator.state = state["rng"]
+        self.parameters = dict(state["parameters"])
+        for name in state.keys() - {"rng", "parameters"}:
+            setattr(self, name, state[name].copy())
+
+
+class Toy(Environment):
     """N agents with ids 0 to N - 1, whose episodes end by themselves or after `length` decisions.
 
     A subclass gives `spec`, and says how an episode begins, what is seen, and what an action does.
@@ -27,12 +53,10 @@ class Toy:
     length = 4
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16) -> None:
-        self.rng = np.random.default_rng([seed, 77])
+        super().__init__(np.random.default_rng([seed, 77]))
         self.n = n_agents
         self.ids = np.arange(n_agents, dtype=np.int32)
         self.age = np.zeros(n_agents, dtype=np.int64)
-        self.parameters: dict[str, float] = {}
-        self.is_closed = False
 
     @property
     def behavior_specs(self):
@@ -55,23 +79,6 @@ class Toy:
         self._begin(ended)
         reward = np.where(np.isin(self.ids, ended), 0.0, reward)
         return {BEHAVIOR: (self._decisions(reward), terminal)}
-
-    def set_parameter(self, name, value):
-        self.parameters[name] = value
-
-    def close(self):
-        self.is_closed = True
-
-    def state_dict(self):
-        arrays = {name: value for name, value in vars(self).items() if type(value) is np.ndarray}
-        plain = {"rng": self.rng.bit_generator.state, "parameters": dict(self.parameters)}
-        return {**plain, **{k: v.copy() for k, v in arrays.items()}}
-
-    def load_state_dict(self, state):
-        self.rng.bit_generator.state = state["rng"]
-        self.parameters = dict(state["parameters"])
-        for name in state.keys() - {"rng", "parameters"}:
-            setattr(self, name, state[name].copy())
 
     def begin(self, rows):
         """Draw new situations for agents `rows`."""
