@@ -85,6 +85,7 @@ ENVIRONMENTS = {
     "entities": lambda: [LargestPlace(seed=3, n_agents=4)],
     "balance_ball": lambda: [registry.make("balance_ball", seed=3, n_agents=4)],
     "two behaviors, agents that come and go": lambda: [Crowd(seed=seed) for seed in (1, 2)],
+    "memory": lambda: [Cue(seed=3), Cue(seed=4)],
 }
 NAMES = {"balance_ball": ["3DBall"], "two behaviors, agents that come and go": ["Mood", "Choice"]}
 
@@ -92,6 +93,9 @@ NAMES = {"balance_ball": ["3DBall"], "two behaviors, agents that come and go": [
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_same_seed_gives_the_same_checkpoints_onnx_files_and_metrics(name, tmp_path):
     configuration = settings(*NAMES.get(name, ()))
+    if name == "memory":
+        network = configuration["behaviors"]["Toy"]["network_settings"]
+        network["memory"] = {"sequence_length": 3, "memory_size": 8}
     one, two, other = (
         trained(tmp_path / label, ENVIRONMENTS[name], configuration, seed=seed)
         for label, seed in (("one", 5), ("two", 5), ("other", 6))
@@ -107,19 +111,6 @@ def test_same_seed_gives_the_same_checkpoints_onnx_files_and_metrics(name, tmp_p
     assert other[1] != one[1]
     telling = [file for file in other[0] if Path(file).suffix in (".pt", ".onnx", ".csv")]
     assert [file for file in telling if other[0][file] in one[0].values()] == []
-
-
-def test_same_seed_gives_the_same_policy_with_memory(tmp_path):
-    network = settings()["behaviors"]["Toy"]["network_settings"]
-    memory = {"sequence_length": 3, "memory_size": 8}
-    configuration = settings(network_settings={**network, "memory": memory})
-    one, two, other = (
-        trained(tmp_path / label, lambda: [Cue(seed=3), Cue(seed=4)], configuration, seed=seed)
-        for label, seed in (("one", 5), ("two", 5), ("other", 6))
-    )
-    assert one == two
-    for file in ("Toy/checkpoint.pt", "export/Toy.onnx", "progress.csv"):
-        assert one[0][file] != other[0][file]
 
 
 def test_neither_global_streams_nor_threads_change_a_run(tmp_path):
