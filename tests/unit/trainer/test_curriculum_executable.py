@@ -75,31 +75,6 @@ class Recorder(Sink):
         self.spreads[-1][1][tag] = list(values)
 
 
-@pytest.fixture(scope="module")
-def executable(packed, tmp_path_factory):
-    return packed("balance_ball", tmp_path_factory.mktemp("built") / "balance_ball")
-
-
-@pytest.fixture
-def trained(executable, tmp_path, monkeypatch):
-    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
-
-    def run(label, *, seed=1, **options):
-        recorder, run_dir = Recorder(), tmp_path / label
-        pipeline.train(
-            executable,
-            load_run_settings(None, overrides=SETTINGS),
-            seed=seed,
-            run_dir=run_dir,
-            num_envs=2,
-            sinks=[recorder, TensorBoardSink(TrackedRun(folder=run_dir, max_steps={}))],
-            **options,
-        )
-        return recorder
-
-    return run
-
-
 def scalars(folder, tag):
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
@@ -113,9 +88,18 @@ def scalars(folder, tag):
 
 
 @pytest.mark.slow
-def test_lessons_advance_in_console_charts_and_environment(trained, tmp_path, caplog):
+@pytest.mark.usefixtures("private_cache")
+def test_lessons_advance_in_console_charts_and_environment(packed, tmp_path, caplog):
+    recorder, run_dir = Recorder(), tmp_path / "run"
     with caplog.at_level(logging.INFO):
-        recorder = trained("run")
+        pipeline.train(
+            packed("balance_ball", tmp_path / "balance_ball"),
+            load_run_settings(None, overrides=SETTINGS),
+            seed=1,
+            run_dir=run_dir,
+            num_envs=2,
+            sinks=[recorder, TensorBoardSink(TrackedRun(folder=run_dir, max_steps={}))],
+        )
     lines = [r.getMessage() for r in caplog.records if "Parameter 'gravity'" in r.getMessage()]
     assert lines == [
         f"Parameter 'gravity' is in lesson '{name}' and has value 'Float: value={value}'."
@@ -124,7 +108,7 @@ def test_lessons_advance_in_console_charts_and_environment(trained, tmp_path, ca
     charted = [row["Environment/Lesson Number/gravity"] for _, row in recorder.rows]
     assert charted == sorted(charted)
     assert set(charted) == {0.0, 1.0, 2.0}
-    assert scalars(tmp_path / "run" / BALL, "Environment/Lesson Number/gravity") == charted
+    assert scalars(run_dir / BALL, "Environment/Lesson Number/gravity") == charted
     read = [spread["Environment/Parameter/gravity"] for _, spread in recorder.spreads]
     assert len(read) == len(charted) >= 10
     # what the two executables read in the period up to each summary is what the lessons say: that
@@ -135,17 +119,3 @@ def test_lessons_advance_in_console_charts_and_environment(trained, tmp_path, ca
     assert set(read[-1]) == {VALUES[2]}
     masses = [m for _, spread in recorder.spreads for m in spread["Environment/Parameter/mass"]]
     assert 0.5 <= min(masses) < 0.6 < 1.9 < max(masses) <= 2.0
-
-
-@pytest.mark.slow
-def test_same_seed_gives_the_same_lessons_at_the_same_steps(trained):
-    one, two, other = trained("one"), trained("two"), trained("other", seed=2)
-    assert (one.rows, one.spreads) == (two.rows, two.spreads)
-    assert one.rows != other.rows
-
-
-@pytest.mark.slow
-def test_starting_lesson_reaches_the_executable(trained):
-    recorder = trained("late", starting_lesson=2)
-    gravity = {v for _, spread in recorder.spreads for v in spread["Environment/Parameter/gravity"]}
-    assert gravity == {24.75}
