@@ -111,7 +111,8 @@ def test_no_way_leads_out_of_the_rooms_or_into_pyramids():
 def test_rays_end_at_walls_and_go_through_doors():
     tag, distance = seen(placed((4.0, 4.0), heading=0, switch=(4, 0)))
     assert (tag[0], distance[0]) == (WALL, pytest.approx(20.0, abs=1e-3))  # two doors, outer wall
-    assert distance[1] == pytest.approx(4 / np.cos(np.radians(15)), rel=1e-4) or distance[1] > 8
+    assert distance[1] == pytest.approx(12 / np.cos(np.radians(15)), rel=1e-4)  # one door
+    assert distance[3] == pytest.approx(4 / np.cos(np.radians(30)), rel=1e-4)  # beside the door
     tag, distance = seen(placed((2.0, 4.0), heading=0, switch=(4, 0)))
     assert (tag[0], distance[0]) == (WALL, pytest.approx(4.0, abs=1e-3))
     tag, distance = seen(placed((12.0, 4.0), heading=0, switch=(4, 0)))
