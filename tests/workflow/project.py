@@ -14,6 +14,8 @@ from repositories import commit, git
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ("Snakefile", "dvc.yaml", "params.yaml", "constraints.txt", ".dvcignore", ".gitignore")
+STAGES = ("env", "demos", "pretrain", "train", "export", "evaluate", "sweep", "report")
+REPRO = {"dvc": ("dvc", "repro"), "snakemake": ("snakemake", "--cores", "2", "--quiet", "all")}
 FOLDERS = ("src", "workflow", "config", "profiles", ".dvc")
 # Engines and stages take longer to import these than for all that tests have them do.
 LIBRARIES = (
@@ -34,6 +36,32 @@ def copy_project(target: Path) -> Path:
     git(target, "init", "-q")
     commit(target, "start")
     return target
+
+
+def init_dvc(root: Path) -> None:
+    """Let DVC keep the copy's data, with the project's own settings."""
+    run(root, "dvc", "init", "--force", "--quiet")
+    for name in (".dvc/config", ".dvcignore"):
+        shutil.copy(ROOT / name, root / name)
+
+
+def fast_stages(root: Path) -> Path:
+    """The copy, with stages that write their outputs at once and say so in `ran.log`."""
+    fast = Path(__file__).with_name("fake_stage.py")
+    for stage in STAGES:
+        shutil.copy(fast, root / f"workflow/scripts/{stage}.py")
+    with (root / ".gitignore").open("a") as file:
+        file.write("ran.log\n")
+    commit(root, "with fast stages")
+    return root
+
+
+def ran(root: Path, *command: str) -> list[str]:
+    """The stages that the command ran, in a copy with fast ones."""
+    log = root / "ran.log"
+    log.unlink(missing_ok=True)
+    run(root, *command)
+    return sorted(log.read_text().splitlines()) if log.exists() else []
 
 
 def environment(root: Path) -> dict[str, str]:

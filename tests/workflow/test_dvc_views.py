@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from project import ROOT, commit, copy_project, git, run
+from project import commit, copy_project, fast_stages, git, init_dvc, run
 
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import write_plan
 
 HERE = Path(__file__).parent
-STAGES = ("env", "train", "export", "evaluate", "sweep", "report")
 
 pytestmark = pytest.mark.slow
 
@@ -26,13 +24,7 @@ def pushed(tmp_path_factory) -> Path:
     text = (HERE / "swept.yaml").read_text()
     (root / "params.yaml").write_text(text[: text.index("sweeps:")])
     write_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
-    for stage in STAGES:
-        shutil.copy(HERE / "fake_stage.py", root / f"workflow/scripts/{stage}.py")
-    with (root / ".gitignore").open("a") as file:
-        file.write("ran.log\n")
-    run(root, "dvc", "init", "--force", "--quiet")
-    for name in (".dvc/config", ".dvcignore"):
-        shutil.copy(ROOT / name, root / name)
+    init_dvc(fast_stages(root))
     run(root, "dvc", "remote", "add", "--default", "store", str(folder / "store"))
     run(root, "dvc", "repro")
     commit(root, "built")

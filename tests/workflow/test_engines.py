@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from project import commit, copy_project, run
+from project import REPRO, copy_project, fast_stages, init_dvc, ran, run
 
 from pipeline.commands import engines
 from pipeline.commands.sync import sync
@@ -15,8 +15,6 @@ from pipeline.settings.params import load_params
 from pipeline.settings.plan import plan
 
 HERE = Path(__file__).parent
-STAGES = ("env", "demos", "pretrain", "train", "export", "evaluate", "sweep", "report")
-ENGINES = ("dvc", "snakemake")
 COMMAND = ("python", "-m", "pipeline.cli")
 
 pytestmark = pytest.mark.slow
@@ -24,36 +22,24 @@ pytestmark = pytest.mark.slow
 
 def repro(root: Path, engine: str) -> list[str]:
     """Bring the copy up to date and give the jobs that ran."""
-    log = root / "ran.log"
-    log.unlink(missing_ok=True)
-    if engine == "dvc":
-        run(root, "dvc", "repro")
-    else:
-        run(root, "snakemake", "--cores", "2", "--quiet", "all")
-    return sorted(log.read_text().splitlines()) if log.exists() else []
+    return ran(root, *REPRO[engine])
 
 
 def state_of(root: Path, engine: str) -> engines.State:
     return engines.dvc_state(root) if engine == "dvc" else engines.snakemake_state(root)
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=REPRO)
 def built(request, tmp_path_factory) -> tuple[Path, str, list[str]]:
     """A copy that one engine has built once."""
     root = copy_project(tmp_path_factory.mktemp(request.param) / "project")
-    for stage in STAGES:
-        shutil.copy(HERE / "fake_stage.py", root / f"workflow/scripts/{stage}.py")
-    ignored = root / ".gitignore"
-    ignored.write_text(ignored.read_text() + "ran.log\n")
     text = (root / "params.yaml").read_text()
     five, three = ("".join(f"      - {seed}\n" for seed in range(1, n + 1)) for n in (5, 3))
     fewer = text.replace(five, "      - 1\n").replace(three, "      - 1\n      - 2\n")
     (root / "params.yaml").write_text(fewer)
     run(root, "python", "-m", "pipeline.cli", "plan")
-    run(root, "dvc", "init", "--force", "--quiet")
-    for name in (".dvc/config", ".dvcignore"):
-        shutil.copy(HERE.parents[1] / name, root / name)
-    commit(root, "with fast stages")
+    init_dvc(root)
+    fast_stages(root)
     return root, request.param, repro(root, request.param)
 
 
@@ -139,7 +125,7 @@ def test_a_seed_more_and_a_wider_network_are_refused_until_they_are_planned(toy)
 
 def test_sync_makes_the_other_engine_agree_which_still_sees_changes(toy):
     root, engine = toy
-    other = ENGINES[1 - ENGINES.index(engine)]
+    (other,) = REPRO.keys() - {engine}
     with pytest.raises(StageError, match=other):
         sync(root, other)
     made = [file for file in (root / "results").rglob("*") if file.is_file()]

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from example_plugin_site import EXAMPLE, install
-from project import ROOT, commit, copy_project, run
+from project import REPRO, commit, copy_project, fast_stages, init_dvc, ran, run
 
 HERE = Path(__file__).parent
-ENGINES = {"dvc": ("dvc", "repro"), "snakemake": ("snakemake", "--cores", "2", "--quiet", "all")}
 OWN = ["env corridor", *(f"{one} plugged --seed 1" for one in ("train", "export", "evaluate"))]
 OTHERS = ["env balance_ball", *(f"{one} plain --seed 1" for one in ("train", "export", "evaluate"))]
 
@@ -26,9 +25,7 @@ def plugged(tmp_path: Path) -> Path:
     shutil.copy(EXAMPLE / "Corridor.yaml", root / "config/Corridor.yaml")
     install(root / "src", version="1.0")
     plan(root)
-    run(root, "dvc", "init", "--force", "--quiet")
-    for name in (".dvc/config", ".dvcignore"):
-        shutil.copy(ROOT / name, root / name)
+    init_dvc(root)
     commit(root, "with a plug-in")
     return root
 
@@ -37,29 +34,20 @@ def plan(root: Path) -> None:
     run(root, "python", "-m", "pipeline.cli", "plan")
 
 
-def ran(root: Path, engine: str) -> list[str]:
-    log = root / "ran.log"
-    log.unlink(missing_ok=True)
-    run(root, *ENGINES[engine])
-    return sorted(log.read_text().splitlines()) if log.exists() else []
-
-
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", REPRO)
 def test_another_version_reruns_the_stages_that_use_it_and_no_others(plugged: Path, engine: str):
-    for stage in ("env", "train", "export", "evaluate", "report"):
-        shutil.copy(HERE / "fake_stage.py", plugged / f"workflow/scripts/{stage}.py")
-    commit(plugged, "with fast stages")
-    assert ran(plugged, engine) == sorted([*OWN, *OTHERS, "report"])
-    assert ran(plugged, engine) == []
+    fast_stages(plugged)
+    assert ran(plugged, *REPRO[engine]) == sorted([*OWN, *OTHERS, "report"])
+    assert ran(plugged, *REPRO[engine]) == []
     install(plugged / "src", version="1.1")
     if engine == "snakemake":
-        refused = run(plugged, *ENGINES[engine][:3], check=False)
+        refused = run(plugged, *REPRO[engine][:3], check=False)
         assert refused.returncode != 0
         assert "run `pipeline plan`" in refused.stdout + refused.stderr
     plan(plugged)
     # DVC stops where a stage makes the bytes of before, as these do; a real policy names versions
     expected = OWN[:2] if engine == "dvc" else [*OWN, "report"]
-    assert ran(plugged, engine) == sorted(expected)
+    assert ran(plugged, *REPRO[engine]) == sorted(expected)
 
 
 def test_a_real_run_names_its_version(plugged: Path):

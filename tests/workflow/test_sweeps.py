@@ -8,13 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from project import ROOT, commit, copy_project, run
+from project import REPRO, commit, copy_project, fast_stages, init_dvc, ran, run
 
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import write_plan
 
 HERE = Path(__file__).parent
-STAGES = ("env", "train", "export", "evaluate", "sweep", "report")
 RATE = "behaviors.3DBall.hyperparameters.learning_rate"
 
 pytestmark = pytest.mark.slow
@@ -26,9 +25,7 @@ def prepared(tmp_path_factory) -> Path:
     root = copy_project(tmp_path_factory.mktemp("swept") / "project")
     shutil.copy(HERE / "swept.yaml", root / "params.yaml")
     write_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
-    run(root, "dvc", "init", "--force", "--quiet")
-    for name in (".dvc/config", ".dvcignore"):
-        shutil.copy(ROOT / name, root / name)
+    init_dvc(root)
     commit(root, "with a sweep")
     return root
 
@@ -39,34 +36,17 @@ def swept(prepared: Path, tmp_path: Path) -> Path:
     return shutil.copytree(prepared, tmp_path / "project", symlinks=True)
 
 
-def with_fast_stages(root: Path) -> Path:
-    """The same, with stages that write their outputs at once."""
-    for stage in STAGES:
-        shutil.copy(HERE / "fake_stage.py", root / f"workflow/scripts/{stage}.py")
-    with (root / ".gitignore").open("a") as file:
-        file.write("ran.log\n")
-    commit(root, "with fast stages")
-    return root
-
-
 @pytest.fixture
 def toy(swept: Path) -> Path:
-    return with_fast_stages(swept)
+    return fast_stages(swept)
 
 
 @pytest.fixture(scope="module")
 def first(request, prepared: Path, tmp_path_factory) -> tuple[Path, list[str]]:
     """A toy that the engine has built once, and the jobs that it ran."""
     copy = tmp_path_factory.mktemp("first") / "project"
-    root = with_fast_stages(shutil.copytree(prepared, copy, symlinks=True))
+    root = fast_stages(shutil.copytree(prepared, copy, symlinks=True))
     return root, ran(root, *request.param)
-
-
-def ran(root: Path, *command: str) -> list[str]:
-    log = root / "ran.log"
-    log.unlink(missing_ok=True)
-    run(root, *command)
-    return sorted(log.read_text().splitlines()) if log.exists() else []
 
 
 def runs(*stages: str, of: str, seed: int) -> list[str]:
@@ -76,8 +56,7 @@ def runs(*stages: str, of: str, seed: int) -> list[str]:
 ALL_OF = ("train", "export", "evaluate")
 TRIALS = [*runs(*ALL_OF, of="rates/001", seed=1), *runs(*ALL_OF, of="rates/002", seed=1)]
 BEST = [*runs(*ALL_OF, of="rates_best", seed=11), *runs(*ALL_OF, of="rates_best", seed=12)]
-DVC = ("dvc", "repro")
-SNAKEMAKE = ("snakemake", "--cores", "2", "--quiet", "all")
+DVC, SNAKEMAKE = REPRO.values()
 
 
 @pytest.mark.parametrize(

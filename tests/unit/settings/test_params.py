@@ -242,10 +242,11 @@ def test_a_plan_is_current_until_the_runs_change(folder: Path) -> None:
     write_plan(params, file)
     check_plan(params, file)
     assert to_plain(read_yaml(file)) == plan(params)
-    longer = replace(params.experiments["scratch"], seeds=(3, 1, 2))
-    changed = replace(params, experiments=params.experiments | {"scratch": longer})
-    with pytest.raises(StageError, match=r"runs\.yaml is out of date: run `pipeline plan`"):
-        check_plan(changed, file)
+    for other in ({"seeds": (3, 1, 2)}, {"learners": 2}):
+        one = replace(params.experiments["scratch"], **other)
+        changed = replace(params, experiments=params.experiments | {"scratch": one})
+        with pytest.raises(StageError, match=r"runs\.yaml is out of date: run `pipeline plan`"):
+            check_plan(changed, file)
 
 
 def test_values_that_are_no_part_of_the_plan_leave_it_current(folder: Path) -> None:
