@@ -76,21 +76,23 @@ def test_an_environment_that_does_all_that_it_must_has_no_failures(name, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_simulator_that_raises_is_reported_with_the_steps_it_took(program):
-    outcome = conformance.drive(program(RAISES), n_steps=N_STEPS)
-    assert "took 49 of 80 steps" in outcome.failures
-    assert "did not end by itself" in outcome.failures
-    assert "exited" in outcome.problem or "shut down" in outcome.problem
-    assert outcome.problem in outcome.failures
-    cells = environments.row(catalogue.ALL[0], outcome, {})
-    assert cells[2:7] == ["yes", "**49**", "2", "**no**", "yes"]
-
-
-@pytest.mark.slow
-def test_a_process_that_does_not_end_is_reported_and_killed(program):
-    outcome = conformance.drive(program(DOES_NOT_END), n_steps=N_STEPS, timeout_s=15.0)
-    assert outcome.failures == ["did not end by itself"]
-    assert environments.row(catalogue.ALL[0], outcome, {})[5] == "**no**"
+@pytest.mark.parametrize(
+    ("code", "failures", "cells"),
+    [
+        (RAISES, ["took 49 of 80 steps", "answered 3 of 4 resets"], ["yes", "**49**", "2"]),
+        (DOES_NOT_END, [], ["yes", "80", "3"]),
+        (
+            NEVER_CALLS,
+            ["did not start", "took 0 of 80 steps", "answered 0 of 4 resets"],
+            ["**no**", "**0**", "**0**"],
+        ),
+    ],
+)
+def test_what_misbehaves_is_reported_and_killed(program, code, failures, cells):
+    outcome = conformance.drive(program(code), n_steps=N_STEPS, timeout_s=15.0)
+    problem = [outcome.problem] if failures else []
+    assert outcome.failures == [*failures, "did not end by itself", *problem]
+    assert environments.row(catalogue.ALL[0], outcome, {})[2:7] == [*cells, "**no**", "yes"]
 
 
 @pytest.mark.slow
@@ -99,13 +101,6 @@ def test_a_child_that_is_left_is_found_though_it_has_another_parent_now(program,
     outcome = conformance.drive(program(LEAVES_A_CHILD.format(file=str(file))), n_steps=N_STEPS)
     assert outcome.failures == ["left 1 processes"]
     assert not lives(int(file.read_text()))
-
-
-@pytest.mark.slow
-def test_a_program_that_never_calls_is_reported_as_not_started(program):
-    outcome = conformance.drive(program(NEVER_CALLS), n_steps=N_STEPS)
-    assert outcome.failures[0] == "did not start"
-    assert outcome.n_steps == 0
 
 
 @pytest.mark.slow
