@@ -119,7 +119,7 @@ def play(
     log_folder: Path | None = None,
     videos: Mapping[str, Path] | None = None,
 ) -> list[Episode]:
-    """Play episodes with ONNX policies, by behavior name, in a build: so many of each behavior.
+    """Play so many episodes of each behavior in a build, with its ONNX policy of `models`.
 
     `videos` has files to write by what they show: `median` or `best`, an episode by its return.
 

@@ -53,10 +53,10 @@ def run(work: Callable[[], None], *, short: bool = False) -> int:
     on standard error; SIGINT gives 130, SIGTERM 143, and SIGUSR1 what `exit_code` makes of 138,
     whatever the work made of the signal.
 
-    Work is `short` that does little more than import. Python then looks for cycles of objects less
-    often: while large packages are imported it would go again and again through what they have
-    made, a fifth of the time of a stage that imports PyTorch and MLflow. Training does without
-    this, because a few objects in a cycle may hold large arrays.
+    `short` work does little more than import. Then Python looks for cycles of objects less often:
+    while large packages are imported it would go again and again through what they have made, a
+    fifth of the time of a stage that imports PyTorch and MLflow. Training does without this,
+    because a few objects in a cycle may hold large arrays.
     """
     logging.basicConfig(level=logging.INFO, format="[%(levelname)s] %(message)s")
     _short[:] = [short]
