@@ -92,6 +92,7 @@ def test_what_misbehaves_is_reported_and_killed(program, code, failures, cells):
     outcome = conformance.drive(program(code), n_steps=N_STEPS, timeout_s=15.0)
     problem = [outcome.problem] if failures else []
     assert outcome.failures == [*failures, "did not end by itself", *problem]
+    assert code != RAISES or "exited" in outcome.problem or "shut down" in outcome.problem
     assert environments.row(catalogue.ALL[0], outcome, {})[2:7] == [*cells, "**no**", "yes"]
 
 

@@ -50,6 +50,18 @@ environments:
       win_sha256: 00000000000000000000000000000000000000000000000000000000000000ff
       additional_args: [--a]
 """
+# What neither params.yaml nor the graphs of the tests have.
+_OTHERS = """\
+environments:
+  cart: {source: gymnasium, id: CartPole-v1, copies: 4, kwargs: {sutton_barto_reward: true}}
+  tag: {source: pettingzoo, id: mpe2/simple_tag_v3, teams: {a: 0, b: 1}, groups: behavior}
+experiments:
+  plain: {environment: cart, trainer: config/ppo/CartPole.yaml, overrides: {}, seeds: [1],
+    stages: [train, export, evaluate], evaluation: {episodes: 4, seed: 10000}}
+sweeps:
+  searched: {experiment: plain, method: random, runs: 3, seed: 5, seeds: [1],
+    parameters: {behaviors.CartPole-v1.hyperparameters.beta: {min: 1e-4, max: 1e-2, scale: log}}}
+"""
 _CONFIGS = sorted(path.read_text() for path in (_ROOT / "config").rglob("*.yaml"))
 _SCALARS = st.one_of(
     st.sampled_from(
@@ -170,6 +182,7 @@ def test_old_curricula_and_samplers_mean_something_or_are_refused(
 
 _PARAMETERS = st.sampled_from(
     (
+        _OTHERS,
         (_ROOT / "params.yaml").read_text(),
         *(path.read_text() for path in sorted((_ROOT / "tests/workflow").glob("*.yaml"))),
     )

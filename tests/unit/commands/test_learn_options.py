@@ -386,7 +386,7 @@ def test_an_unknown_option_is_one_line(capsys):
     with pytest.raises(SystemExit):
         parsed("--run_id", "x")
     error = capsys.readouterr().err
-    assert error.startswith("error: unrecognized arguments: --run_id")
+    assert error.startswith("error: unrecognized arguments: --run_id; did you mean --run-id? ")
     assert error.count("\n") == 1
 
 

@@ -291,6 +291,13 @@ def test_memory_of_a_message_is_bounded_by_its_bytes():
         specs.refuse_excess((1 << 27) + 256 * 1000 + 1, 1000, "a message")
 
 
+def test_agents_without_a_word_in_a_message_take_no_memory():
+    spec = BehaviorSpec([ObservationSpec.vector(1000)], ActionSpec(2, ()))
+    text = r"^a message about the behavior b would take \d+ MB of memory, although only 200,000 "
+    with pytest.raises(UnitySpecificationException, match=text):
+        Decoder(spec, "b").decode(b"\x0a\x00" * 100_000)
+
+
 def test_memory_of_an_agent_is_that_of_its_numbers_masks_and_actions():
     observations = [ObservationSpec.visual(3, 4, 5), ObservationSpec.vector(2)]
     spec = BehaviorSpec(observations, ActionSpec(5, (7, 11)))

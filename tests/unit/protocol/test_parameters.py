@@ -55,6 +55,8 @@ def test_a_gaussian_sampler_draws_around_its_mean_whichever_sign_its_deviation_h
         found = draws(GAUSSIAN, (3.0, deviation))
         assert found.mean() == pytest.approx(3.0, abs=0.05)
         assert found.std() == pytest.approx(0.5, abs=0.05)
+        # of uniform draws with this deviation 58 % are as near to the mean
+        assert np.mean(np.abs(found - 3.0) < 0.5) == pytest.approx(0.683, abs=0.04)
 
 
 def test_a_sampler_of_several_ranges_draws_each_by_its_width():
@@ -63,6 +65,8 @@ def test_a_sampler_of_several_ranges_draws_each_by_its_width():
     assert (low.min() >= 0.0, low.max() < 1.0) == (True, True)
     assert (high.min() >= 10.0, high.max() < 13.0) == (True, True)
     assert len(low) / len(found) == pytest.approx(0.25, abs=0.03)
+    for one, places, ends in ((low, 4, (0.0, 1.0)), (high, 3, (10.0, 13.0))):
+        assert np.histogram(one, places, ends)[0].min() > 0.8 * len(one) / places
 
 
 def test_ranges_without_a_width_are_drawn_alike_often():

@@ -97,6 +97,16 @@ def test_an_environment_in_this_process_draws_what_an_executable_draws(value):
         simulator.close()
 
 
+def test_every_worker_draws_the_same():
+    simulators = [registry.make("balance_ball", n_agents=1) for _ in range(2)]
+    parameters = settings_with({"wind": UNIFORM}).environment_parameters
+    workers = WorkerSet([InProcessEnvironment(one) for one in simulators])
+    send_parameters(workers, Curriculum(parameters).values())
+    one, two = ([s.parameters.read("wind", -1.0) for _ in range(5)] for s in simulators)
+    assert one == two
+    assert len(set(one)) == 5
+
+
 def test_an_environment_in_this_process_that_takes_only_numbers_gets_a_draw_for_each_step():
     toy = Corridor()
     env = InProcessEnvironment(toy)
