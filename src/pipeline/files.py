@@ -87,7 +87,7 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
         holder = path.read_text(encoding="utf-8").strip() if path.exists() else ""
         raise SettingsError(
             f"{folder}: another process (pid {holder or 'unknown'}) is writing into this folder; "
-            "wait until it has ended, or end it"
+            "wait until it has ended, end it, or use another folder"
         ) from None
     try:
         path.write_text(f"{os.getpid()}\n", encoding="utf-8")
@@ -218,7 +218,7 @@ def fingerprint(value: Any) -> str:
 
 def _temporary(target: Path) -> tuple[int, Path]:
     """A new file beside `target`, and the handle by which others see that its writer lives."""
-    # Until it is whole, nobody reads it who may not read the file that it replaces.
+    # While it is written, only those may read it who may read the file that it replaces.
     mode = 0o600 | target.stat().st_mode & 0o666 if target.exists() else 0o666
     while True:
         path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")

@@ -77,8 +77,8 @@ def refuse_divergence(
 ) -> None:
     """Look once per update at the losses, and at all gradients and weights.
 
-    A gradient that was not finite in any minibatch has made weights of that kind. The networks give
-    the tensor's name.
+    A gradient that was not finite in any minibatch has made weights of that kind. The message names
+    the tensor as it is called in `networks`.
 
     Raises:
         TrainingError: A number is not finite.

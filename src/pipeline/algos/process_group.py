@@ -50,8 +50,9 @@ class ProcessGroup:
     def minibatch_sizes(self, n: int, size: int) -> list[int]:
         """How many of the `n` rows here go into each minibatch of `size` rows from all processes.
 
-        Each process has as many minibatches, and in each a part in proportion to its rows. Where
-        all processes together have fewer rows than `size`, one minibatch has all of them.
+        All processes have the same number of minibatches, and each minibatch has rows of every
+        process in proportion to what it has. Where all together have fewer rows than `size`, one
+        minibatch has all of them.
         """
         size = min(size, n)
         # A rest is left out: a smaller minibatch would weigh its rows more than others.

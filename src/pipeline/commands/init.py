@@ -58,7 +58,6 @@ WAYS = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
 SNAKEFILE = """\
 # Runs the workflow that comes with the package rl-pipeline: `snakemake --cores 2`.
 from pipeline.stages.shared.project import checkout
-from pipeline.tracking.run_metadata import git
 
 
 include: str(checkout() / "workflow/Snakefile")

@@ -45,7 +45,7 @@ _TRAINER = f"pipeline {__version__}"
 
 
 def learn(plan: Plan) -> str:
-    """Train as planned, and say where the results are; `Interrupted` comes after a last save."""
+    """Train as planned, and say where the results are; a signal saves and raises `Interrupted`."""
     if plan.settings.debug:
         logging.getLogger("pipeline").setLevel(logging.DEBUG)
     with flags_named(plan.flags):
@@ -261,7 +261,7 @@ def run_folder(
 ) -> Iterator[RunFolder]:
     """Make the folder for the block, which calls `start` as soon as the run has started.
 
-    No other process may write into it meanwhile; with `read_only`, where this one does not, it may.
+    No other process may write into it meanwhile, unless this run is `read_only`.
 
     An earlier run that `force` replaces is moved to the first free one of `<folder>.1`,
     `<folder>.2`, ... and never deleted. When the block ends before the run has started, it is put

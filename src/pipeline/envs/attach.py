@@ -58,7 +58,7 @@ def attach_workers(
         timeout_wait: seconds in which all have to connect, and each to answer later on.
         base_port: TCP port of player 0; None for the one that the Unity Editor calls.
         side_channels: makes the channels of one player.
-        restarts: have the limits of waiting for a failed player; None for never.
+        restarts: settings with the limits of waiting for a failed player; None for never.
         num_areas: training areas that each player makes, if it replicates them.
         listen: an address of this machine where players may call too that say this token; see
             `envs.forward`. None for loopback only.

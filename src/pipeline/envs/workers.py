@@ -49,7 +49,7 @@ class WorkerSet:
             another class with the members of ML-Agents' `BaseEnv`.
         relaunch: makes a worker's environment again, given the numbers of the worker and of its
             seed, which is that of the restart, from 1, or the old one; None to let failures pass.
-        restarts: have the limits; None for their defaults.
+        restarts: settings with the limits of restarts; None for the defaults.
         servers: what the environments are connected to; closed after them.
 
     Attributes:
@@ -374,7 +374,7 @@ def launch_workers(
         first: number of the first worker to start; other programs start those before and after.
         n_all: how many workers there are in all; None for these alone.
         side_channels: makes the channels of one worker.
-        restarts: have the limits of starting a failed worker again; None for never.
+        restarts: settings with the limits of restarts; None for never.
         options: further keywords of `UnityEnvironment`, the same for all workers.
 
     Raises:

@@ -79,7 +79,9 @@ def film(
     *,
     seed: int,
 ) -> None:
-    """Write a video of each wanted episode, by its file; `played` are all episodes that counted.
+    """Write a video of each episode in `wanted` to the file that is its key.
+
+    `played` are all episodes that counted, and `seed` is the one with which they were played.
 
     Raises:
         SettingsError: The environment cannot be drawn.

@@ -184,10 +184,9 @@ class OnnxPolicy:
 def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[str] = ()) -> Any:
     """An ONNX Runtime session on one thread, with every random operator seeded.
 
-    `extra_outputs` are float tensors inside the graph to make fetchable.
-
     ONNX Runtime seeds such operators from a number of its whole process unless each carries a seed
-    of its own, so that is what a copy of the model gets.
+    of its own, so that is what a copy of the model gets. `extra_outputs` names float tensors inside
+    the graph that can be fetched, too.
 
     Raises:
         ExportError: ONNX Runtime refuses the model.

@@ -191,7 +191,7 @@ def _parses(message: Message, data: bytes) -> bool:
 
 
 def _is_old(record: bytes) -> bool:
-    """Return whether a record is an agent info; a pair has the messages 1 and 2 only."""
+    """Return whether a record is an agent info; a pair has two fields, both messages."""
     anything = Empty()
     if not _parses(anything, record):
         return False

@@ -119,9 +119,10 @@ def play(
     log_folder: Path | None = None,
     videos: Mapping[str, Path] | None = None,
 ) -> list[Episode]:
-    """Play so many episodes of each behavior in a build, with its ONNX policy of `models`.
+    """Play `episodes` episodes of each behavior in a build, with its ONNX file in `models`.
 
-    `videos` has files to write by what they show: `median` or `best`, an episode by its return.
+    `seed` is that of the environment and of drawn actions. `videos` has files to write by what they
+    show: `median` or `best`, an episode by its return.
 
     Raises:
         PipelineError: A model cannot be run, or the environment cannot be used.

@@ -33,7 +33,7 @@ SCALE = 400.0
 
 
 class Opponent:
-    """Plays one team with weights that do not learn, at first with those of `policy()`, copied."""
+    """Plays one team with weights that do not learn, at first a copy of those of `policy`."""
 
     def __init__(self, policy: Policy, *, seed: int, device: torch.device, team: str) -> None:
         self.policy = copy.deepcopy(policy).requires_grad_(requires_grad=False)
@@ -73,6 +73,8 @@ class Opponent:
 
 class SnapshotPool:
     """A ring of snapshots of one behavior's policy, their ratings, and who plays them now.
+
+    `policy()` gives the policy that now acts for the team which learns.
 
     Attributes:
         opponents: who plays each team that does not learn, by the behavior's qualified name.

@@ -102,7 +102,9 @@ class Overlap:
             self._observed.append(obs)
 
     def begin(self, rollout: Rollout, *, step: int) -> bool:
-        """Begin to learn from a copy of a rollout, where no update is under way; whether one is.
+        """Begin to learn from a copy of a rollout; whether an update is under way afterwards.
+
+        None may be under way before.
 
         Raises:
             TrainingError: See `Algorithm.update`.

@@ -32,7 +32,7 @@ class BehaviorResult:
     elo: float | None = None
     """Rating of the policy after self-play, None without."""
     interrupted_at: int | None = None
-    """Step at which the run was interrupted last and went on other than it would have."""
+    """Step at which the run was interrupted last and not resumed exactly."""
 
     def numbers(self) -> dict[str, Any]:
         """Return what it came to as the stage `train` reports it, without timings."""
@@ -54,7 +54,7 @@ class TrainResult:
     seconds: Mapping[str, float]
     """Wall time by part: environment, wire, inference, storage, update, total."""
     interrupted: Sequence[int] = ()
-    """Steps at which the run was interrupted and went on other than it would have."""
+    """Steps at which the run was interrupted and not resumed exactly."""
     curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]] = field(default_factory=dict)
     """(step, value) of each summary by behavior and tag, from `pipeline.train`."""
 

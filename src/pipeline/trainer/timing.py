@@ -55,7 +55,7 @@ class Stopwatch:
     def timed(
         self, stepping: Callable[[Sequence[int] | None], None], group: Sequence[int] | None
     ) -> None:
-        """Call `stepping` for a group of workers, or for all, as time of the environments."""
+        """Step a group of workers, or all, and count the time as the environments'."""
         began = time.perf_counter()
         stepping(group)
         self._stepping_s += time.perf_counter() - began

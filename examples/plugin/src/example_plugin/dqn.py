@@ -56,7 +56,7 @@ class GreedyHeads(ActionHeads):
         ]
 
     def noise(self, n: int, generator: torch.Generator) -> list[Tensor]:
-        """As the base's [B, L] by branch, and [B, branches] that say who explores, in [0, 1)."""
+        """The base's [B, L] of each branch, then uniform [B, branches] that decide who explores."""
         device = generator.device
         shape = n, self.spec.discrete_size
         return [
@@ -72,7 +72,7 @@ class GreedyHeads(ActionHeads):
         for index, values in enumerate(self.values(hidden, allowed)):
             choice = values.argmax(1)
             if noise is not None:
-                # of numbers with one distribution each is the smallest equally often
+                # numbers of one distribution: each is equally often the smallest
                 other = noise[index].masked_fill(values <= FORBIDDEN, math.inf).argmin(1)
                 choice = torch.where(noise[-1][:, index] < self.epsilon, other, choice)
             chosen.append(choice)

@@ -115,7 +115,7 @@ def unpack(archive: Path, folder: Path, *, limits: ArchiveLimits, label: str) ->
 def entries_of(archive: Path, *, max_bytes: int, label: str) -> Iterator[Entries]:
     """Open an archive, whose kind its first bytes tell, and give its entries.
 
-    Together they may say that they unpack to `max_bytes`.
+    The sizes that they declare may add up to `max_bytes`.
 
     Raises:
         FetchError: It is no archive that we know, is damaged, or is larger than `max_bytes`.

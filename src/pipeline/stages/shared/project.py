@@ -74,8 +74,8 @@ def main(
 ) -> int:
     """Command line of a stage that is no experiment's; `short` as in `process.run`.
 
-    The work gets the project, and first the name that the stage is given: `name` is the help for
-    that. Without it the stage has no instances.
+    `name` is the help of the command's argument, the instance, which `work` gets before the
+    project's folder; it is empty for a stage without instances.
     """
     parser = argparse.ArgumentParser(description=description)
     if name:

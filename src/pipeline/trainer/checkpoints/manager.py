@@ -283,7 +283,7 @@ class CheckpointManager:
 
 
 class NullCheckpointManager(CheckpointManager):
-    """Writes nothing, and has no exporter: another process of the run does both."""
+    """Writes and exports nothing: the first process of the run does."""
 
     def snapshot(
         self,

@@ -173,7 +173,7 @@ class SavedPolicy:
     recorded_masks: FloatArray | None
     """[R, sum of branch sizes] that came with them, 1 = allowed; None without discrete actions."""
     interrupted: list[int]
-    """Steps at which its run was interrupted and went on other than it would have."""
+    """Steps at which its run was interrupted and not resumed exactly."""
 
 
 def load_policy(path: Path) -> SavedPolicy:

@@ -43,11 +43,11 @@ class ResumePoints:
 
     Attributes:
         is_exact: whether a run that is resumed is the one that was not interrupted.
-        is_kept: whether the files of the run hold such a moment.
+        is_kept: whether the files of the run hold an exact resume point.
         gives_states: whether the environments, which have been reset, give their states.
-        is_due: whether the next moment between two steps shall be kept.
+        is_due: whether a resume point shall be taken between the next two steps.
         is_pending: whether states are on their way for `complete`.
-        interrupted: steps at which the run was interrupted and went on other than it would have.
+        interrupted: steps at which the run was interrupted and not resumed exactly.
     """
 
     def __init__(self, keeper: CheckpointManager, workers: WorkerSet, interval_s: float) -> None:
@@ -69,7 +69,7 @@ class ResumePoints:
         self._resumed_at = None if is_exact else max(run.get("steps", {}).values(), default=None)
 
     def interrupt(self, learners: Iterable[Learner]) -> None:
-        """Take note that the run goes on other than it would have without an interruption."""
+        """Take note that the run was not resumed exactly."""
         self.interrupted.append(max((one.step for one in learners), default=0))
 
     def state_dict(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class JointResumePoints(ResumePoints):
         self._own: tuple[dict[str, dict[str, Any]], list[dict[str, Any]]] | None = None
 
     def want(self) -> None:
-        """Ask for a moment to be kept, at the next meeting; the first process's word counts."""
+        """Ask for a resume point at the next synchronisation; the first process decides."""
         self._is_wanted = True
 
     def note(self) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class JointResumePoints(ResumePoints):
         }
 
     def meet(self, notes: Sequence[Mapping[str, Any]], group: DistributedGroup) -> None:
-        """Hand a moment over that all have, and begin one that the first process asks for."""
+        """Gather a resume point that all have, and begin one that the first process asks for."""
         self.is_exact = all(one["gives states"] for one in notes)
         self.interrupted = sorted({step for one in notes for step in one["interrupted"]})
         progress = {one["progress"] for one in notes}
@@ -219,7 +219,7 @@ class JointResumePoints(ResumePoints):
         super().begin(learners, run)
 
     def stop(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Leave the last moment of all, since they do not stop between the same two meetings."""
+        """Keep the last common one: processes do not stop between the same synchronisations."""
         if not self.is_kept:
             self._keeper.refresh(learners, run)
 

@@ -293,8 +293,8 @@ def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
 class SharedNormalizers:
     """The running means of a behavior's networks, kept the same in all processes.
 
-    Between two synchronisations each process adds what it observes to the common state; the next
-    one adds what all have observed to the common state.
+    Between two synchronisations each process adds what it observes to its own copy of the common
+    state. The next one adds the observations of all to the common state of the one before.
 
     Args:
         networks: those that may have normalisers, in one order everywhere.
