@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -358,6 +360,43 @@ def test_two_processes_do_not_train_the_same_run(trainable: Path):
     assert f"another process (pid {child.pid})" in second.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "shell"),
+    [
+        # dash stays beside its command; of a shell that does not, tests/unit/stages asks
+        (("dvc", "repro", "-s", "train@plain-1"), "/bin/sh"),
+        (("snakemake", "--cores", "1", "--force", "results/train/plain/seed1/policy.pt"), ""),
+    ],
+    ids=["dvc with sh", "snakemake"],
+)
+def test_no_orphan_survives_a_killed_engine(trainable: Path, command: tuple[str, ...], shell: str):
+    import psutil
+
+    params = trainable / "params.yaml"
+    endless = params.read_text().replace("max_steps: 40000", "max_steps: 400000000")
+    params.write_text(endless)
+    printed = trainable.parent / "printed"
+    with (
+        printed.open("wb") as output,
+        subprocess.Popen(  # noqa: S603  # an engine
+            command,
+            cwd=trainable,
+            env={**environment(trainable), "PYTHONFAULTHANDLER": "1", "SHELL": shell},
+            stdout=output,
+            stderr=output,
+        ) as engine,
+    ):
+        stage = wait_for_stage(psutil.Process(engine.pid))
+        below = [stage, *stage.children(recursive=True)]
+        engine.kill()
+    gone, alive = psutil.wait_procs(below, timeout=60)
+    if stage in alive:
+        stage.send_signal(signal.SIGABRT)  # Python prints where each thread is
+        stage.wait(timeout=30)
+    assert alive == [], printed.read_text()[-4000:]
+    assert stage in gone
+
+
 def test_what_finished_without_its_killed_snakemake_is_not_trained_again(trainable: Path):
     """As a scheduler's job does whose Snakemake is gone: the next call deletes its outputs."""
     made = trainable / "results/train/plain/seed1/policy.pt"
@@ -375,3 +414,22 @@ def test_what_finished_without_its_killed_snakemake_is_not_trained_again(trainab
     run(trainable, *engine, "--force")
     assert "taking what it made" not in log.read_text()
     assert made.read_bytes() == before
+
+
+def wait_for_stage(engine, timeout_s: float = 120):
+    """The training process below `engine`, once it has started an environment."""
+    import psutil
+
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        for process in engine.children(recursive=True):
+            try:
+                command = process.cmdline()
+                if command[1:2] == ["workflow/scripts/train.py"] and process.children():
+                    return process
+            except psutil.NoSuchProcess:
+                continue
+        if engine.status() == psutil.STATUS_ZOMBIE:
+            break
+        threading.Event().wait(0.05)  # nothing tells of a grandchild's birth
+    pytest.fail("the engine never started the stage")
