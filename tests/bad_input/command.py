@@ -82,9 +82,11 @@ class Place:
         """One `pipeline` command; fails if it leaves a process."""
         return self.python("-m", "pipeline.cli", *arguments, before=before)
 
-    def python(self, *arguments: str, before: Callable[[], None] | None = None) -> Done:
+    def python(
+        self, *arguments: str, before: Callable[[], None] | None = None, **variables: str
+    ) -> Done:
         """This interpreter with the project's sources."""
-        env = os.environ | self._variables()
+        env = os.environ | self._variables() | variables
         if before is None:
             done = forking(*_LIBRARIES).run(*arguments, timeout=240, cwd=self.folder, env=env)
         else:

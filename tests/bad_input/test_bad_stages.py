@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 
 import pytest
 
@@ -21,23 +22,45 @@ experiments:
     trainer: config.yaml
     overrides: {}
     seeds: [1]
-    stages: [pretrain, train]
+    stages: [STAGES]
+"""
+PRETRAIN = """\
     demonstrations: other
     pretrain: {epochs: 1, batch_size: 16, learning_rate: 0.001}
 """
 
 
-@pytest.mark.slow
-def test_training_from_a_policy_that_does_not_fit(project, trained):
+def experiment(project, *player: str, params: str) -> None:
+    """Plan one experiment in the fake environment, which is built."""
     project.config()
-    (project.folder / "params.yaml").write_text(PARAMS)
+    (project.folder / "params.yaml").write_text(params)
     done = project.pipeline("plan")
     assert done.code == 0, done.err
     build = project.folder / "build/env/fake"
     build.mkdir(parents=True)
-    shutil.move(project.fake("--wide"), build / "fake")
+    shutil.move(project.fake(*player), build / "fake")
     described = {"file": "fake", "args": [], "simulator": None}
     (build / "environment.json").write_text(json.dumps(described))
+
+
+@pytest.mark.slow
+def test_training_goes_on_when_mlflow_cannot_be_reached(project):
+    experiment(project, params=PARAMS.replace("STAGES", "train"))
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    variables = {"PIPELINE_MLFLOW": "on", "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}"}
+    done = project.python("workflow/scripts/train.py", "small", "--seed", "1", **variables)
+    assert done.code == 0, done.err
+    (warning,) = [line for line in done.err.splitlines() if not line.startswith(("[INFO]", "\t"))]
+    assert warning.startswith("[WARNING] MLflow is not being written (")
+    assert "Check MLFLOW_TRACKING_URI" in warning
+    made = [path.name for path in (project.folder / "results/train").rglob("*") if path.is_file()]
+    assert sorted(made) == ["metrics.json", "policy.pt", "progress.csv"]
+
+
+@pytest.mark.slow
+def test_training_from_a_policy_that_does_not_fit(project, trained):
+    experiment(project, "--wide", params=PARAMS.replace("STAGES", "pretrain, train") + PRETRAIN)
     demonstration = project.folder / "data/demos/other.demo"
     demonstration.parent.mkdir(parents=True)
     demonstration.touch()
