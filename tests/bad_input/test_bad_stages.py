@@ -43,19 +43,29 @@ def experiment(project, *player: str, params: str) -> None:
     (build / "environment.json").write_text(json.dumps(described))
 
 
+def duration_s(project) -> float:
+    facts = json.loads((project.folder / "results/.work/train/small/seed1/stage.json").read_text())
+    return float(facts["duration_s"])
+
+
 @pytest.mark.slow
 def test_training_goes_on_when_mlflow_cannot_be_reached(project):
     experiment(project, params=PARAMS.replace("STAGES", "train"))
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     variables = {"PIPELINE_MLFLOW": "on", "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}"}
-    done = project.python("workflow/scripts/train.py", "small", "--seed", "1", **variables)
+    stage = ["workflow/scripts/train.py", "small", "--seed", "1"]
+    assert project.python(*stage, PIPELINE_MLFLOW="off").code == 0
+    without = duration_s(project)
+    done = project.python(*stage, **variables)
     assert done.code == 0, done.err
     (warning,) = [line for line in done.err.splitlines() if not line.startswith(("[INFO]", "\t"))]
     assert warning.startswith("[WARNING] MLflow is not being written (")
     assert "Check MLFLOW_TRACKING_URI" in warning
     made = [path.name for path in (project.folder / "results/train").rglob("*") if path.is_file()]
     assert sorted(made) == ["metrics.json", "policy.pt", "progress.csv"]
+    # its import takes some seconds; beside training, so that a busy machine slows both down
+    assert duration_s(project) < 60 + 2 * without
 
 
 @pytest.mark.slow

@@ -87,12 +87,14 @@ def test_the_stated_return_is_reached(name, seed, tmp_path, note):
 
 
 @pytest.mark.in_full  # says what the toys are like
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("sac")])
+@pytest.mark.parametrize("name", CASES)
 def test_a_policy_that_learned_nothing_is_far_from_the_stated_return(name, tmp_path):
     (trainer, *_), (toy, _, wanted) = name.split(","), CASES[name]
-    result = trained(trainer, toy, 1000, tmp_path, seed=1)
+    result = trained(trainer, toy, 200 if trainer == "sac" else 1000, tmp_path, seed=1)
     assert result.n_updates == 0
-    assert result.mean_reward < wanted - 0.4
+    is_exported = trainer == "sac"
+    found = exported_return(result, toy, tmp_path, seed=1) if is_exported else result.mean_reward
+    assert found < wanted - 0.4
 
 
 # What is to be reached with memory; guessing is worth 0.25 in `Cue`.

@@ -234,7 +234,7 @@ class Algorithm(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         for name, network in self.own_networks.items():
             network.load_state_dict(state[name])
         self.optimizer.load_state_dict(state["optimizer"])

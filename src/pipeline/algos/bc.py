@@ -237,7 +237,7 @@ class BehavioralCloning:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.stream.bit_generator.state = state["stream"]
 

@@ -75,7 +75,7 @@ class RewardSignal(ABC):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
 
 
 class Extrinsic(RewardSignal):
@@ -143,7 +143,7 @@ class RewardSignals:
         return {name: one.state_dict() for name, one in self.by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         for name, one in self.by_name.items():
             one.load_state_dict(state[name])
 
@@ -349,5 +349,5 @@ class IntrinsicRewards:
         return {"slots": list(self._open), "sums": list(self._open.values())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         self._open = dict(zip(state["slots"], state["sums"], strict=True))

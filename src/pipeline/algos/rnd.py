@@ -85,7 +85,7 @@ class RND(RewardSignal):
         return {**networks, "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         for name, module in self.modules.items():
             module.load_state_dict(state[name])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -365,7 +365,7 @@ class SAC(Algorithm):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         super().load_state_dict(state)
         self.log_alpha.data.copy_(state["log_alpha"])
         self.noise_stream.set_state(state["noise_stream"])

@@ -145,7 +145,7 @@ def _of_dag(run: Path) -> list[Outcome]:
     # `.` or a link has no name that tells the stage and the seed.
     inside = run.resolve()
     place = _PLACE.fullmatch(inside.as_posix())
-    results, name, one = place.group("results", "name", "seed") if place else ("", "", None)
+    results, name, only_seed = place.group("results", "name", "seed") if place else ("", "", None)
     seeds = sorted(
         {
             int(path.name.removeprefix("seed"))
@@ -155,8 +155,8 @@ def _of_dag(run: Path) -> list[Outcome]:
             if name and path.name.removeprefix("seed").isdecimal()
         }
     )
-    if one is not None:
-        seeds = [int(one)]
+    if only_seed is not None:
+        seeds = [int(only_seed)]
     trials = sorted(path for path in inside.iterdir() if path.name.isdigit())
     if name and not seeds and trials:
         return [outcomes for path in trials for outcomes in _of_dag(path)]

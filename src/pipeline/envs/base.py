@@ -104,7 +104,7 @@ class BaseEnv(ABC):
         return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002  # for those that can
-        """Take up what `state_dict` gave, in place of a reset.
+        """Restore what `state_dict` gave, in place of a reset.
 
         Raises:
             ValueError: This environment cannot be restored.
@@ -222,7 +222,7 @@ class StoredStepsEnv(BaseEnv):
         }
 
     def _restore(self, state: Mapping[str, Any]) -> Stats:
-        """Take up what `_kept` gave; return the statistics."""
+        """Restore what `_kept` gave; return the statistics."""
         specs = {name: spec_from_mapping(one) for name, one in state["behaviors"].items()}
         for name, spec in self._specs.items():
             if name in specs:

@@ -120,7 +120,7 @@ class InProcessEnvironment(StoredStepsEnv):
         return requested
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave, in place of a reset.
+        """Restore what `state_dict` gave, in place of a reset.
 
         Raises:
             ValueError: The state is of another simulator.

@@ -266,7 +266,7 @@ class UnityEnvironment(StoredStepsEnv):
         return None if self._state is None else self._state.take()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave, in place of a reset.
+        """Restore what `state_dict` gave, in place of a reset.
 
         Raises:
             ValueError: There is no `StateChannel`, or the environment does not take the state up.

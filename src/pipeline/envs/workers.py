@@ -222,7 +222,7 @@ class WorkerSet:
         return known if len(known) == len(states) else None
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take up what `state_dict` gave, in place of a reset.
+        """Restore what `state_dict` gave, in place of a reset.
 
         Raises:
             ValueError: The states are of other workers.

@@ -79,7 +79,7 @@ class FusedAdam:
         return {"state": moved, "param_groups": [group]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave; parameters that it leaves out have not moved yet."""
+        """Restore what `state_dict` gave; parameters that it leaves out have not moved yet."""
         (group,) = state["param_groups"]
         if len(group["params"]) != len(self.trained):
             raise ValueError(
@@ -208,7 +208,7 @@ class FlatAdam(FusedAdam):
         return self._reordered(super().state_dict(), self._places, _places(self.parameters))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         places = _places(self.parameters)
         super().load_state_dict(self._reordered(dict(state), places, self._places))
 

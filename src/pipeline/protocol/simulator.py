@@ -89,7 +89,7 @@ class HasState(Protocol):
         ...
 
     def set_state(self, state: Any) -> None:
-        """Take up what `get_state` gave."""
+        """Restore what `get_state` gave."""
         ...
 
 

@@ -150,7 +150,7 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave, or the `lessons` of it alone.
+        """Restore what `state_dict` gave, or the `lessons` of it alone.
 
         A parameter that the state does not have stays where it is. One with fewer lessons than it
         had goes to its last; measures begin anew when any lesson is not the one they belong to.
@@ -283,7 +283,7 @@ class Lessons:
         return {"curriculum": self.curriculum.state_dict(), "pending": pending}
 
     def restore(self, run: Mapping[str, Any], *, exact: bool) -> None:
-        """Take up the lessons of a saved run, if it has any.
+        """Restore the lessons of a saved run, if it has any.
 
         With `exact` the workers go on too, and have yet to be told of a pending change.
         """

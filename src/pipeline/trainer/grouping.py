@@ -169,7 +169,7 @@ class GroupTracker:
         return self.groups.state_dict(n_slots=n_slots)
 
     def load_state_dict(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Take up what `state_dict` gave, the agents that are present only `with_open`."""
+        """Restore what `state_dict` gave, the agents that are present only `with_open`."""
         self.groups.load_state_dict(state, with_open=with_open)
 
     def _heard(

@@ -342,7 +342,7 @@ class Learner:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         self.step = int(state["step"])
         self.n_updates = int(state["n_updates"])
         self._learning.load_state_dict(state["algorithm"])
@@ -373,7 +373,7 @@ class Learner:
         }
 
     def load_experience(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Take up what `experience` gave, the open trajectories only `with_open`."""
+        """Restore what `experience` gave, the open trajectories only `with_open`."""
         self.trajectories.load_closed_state(state["closed"])
         self.grouping.load_state_dict(state.get("groups") or {}, with_open=with_open)
         if with_open:

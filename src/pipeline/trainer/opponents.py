@@ -66,7 +66,7 @@ class Opponent:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         self.play(state["weights"], int(state["drawn"]))
         self._stream.set_state(state["stream"].cpu())
 
@@ -153,7 +153,7 @@ class SnapshotPool:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave.
+        """Restore what `state_dict` gave.
 
         With another `window` than it was taken with, the newest snapshots are kept.
         """
@@ -279,5 +279,5 @@ class UnfinishedGames:
         ]
 
     def load_state_dict(self, state: list[dict[str, AnyArray]]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         self._alive = {one["source"]: (one["ids"], one["groups"]) for one in state}  # type: ignore[misc]  # sources are hashable

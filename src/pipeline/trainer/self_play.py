@@ -108,7 +108,7 @@ class SelfPlay:
         return {"learning": self.learning, "order": list(self._order)}
 
     def restore(self, run: Mapping[str, Any]) -> None:
-        """Take up what a saved run says of it, if it does."""
+        """Restore what a saved run says of it, if it does."""
         state = run.get("self_play")
         if state is not None and state["learning"] is not None:
             self.learning = int(state["learning"])

@@ -195,7 +195,7 @@ class Statistics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave; older files lack what environments reported."""
+        """Restore what `state_dict` gave; older files lack what environments reported."""
         self._sums = defaultdict(float, state["sums"])
         self._counts = defaultdict(int, state["counts"])
         self._totals = defaultdict(float, state.get("totals", {}))

@@ -213,7 +213,7 @@ class DQN(Algorithm):
         return {**super().state_dict(), "n_updates": self.n_updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         super().load_state_dict(state)
         self.n_updates = int(state["n_updates"])
 

@@ -69,7 +69,7 @@ class Novelty:
         return self.cells.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         self.cells.load_state_dict(state)
 
     def _cells_of(self, obs: Sequence[Tensor]) -> Tensor:

@@ -59,7 +59,7 @@ class Copy:
         return {"env": env, "stream": stream, "playing": sorted(self._playing)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         self.env.reset(seed=0)  # wrappers refuse to step before one
         restore_copy(self.env, state["env"])
         self._rng.bit_generator.state = state["stream"]
@@ -119,7 +119,7 @@ class ParallelCopy(Copy):
         return None if state is None else {**state, "pending": pending}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         super().load_state_dict(state)
         self._pending = {agent: (own, common) for agent, (own, common) in state["pending"].items()}
 

@@ -100,7 +100,7 @@ class GymnasiumSimulator(Bridge):
         return {"copies": copies, "begun": begun, "parameters": self.parameters.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         self.parameters.load_state_dict(state["parameters"])
         for row, (env, saved) in enumerate(zip(self._envs, state["copies"], strict=True)):
             env.reset()  # wrappers refuse to step before one

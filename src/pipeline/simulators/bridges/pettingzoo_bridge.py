@@ -137,7 +137,7 @@ class PettingZooSimulator(Bridge):
         return {"copies": copies, "asked": asked, "parameters": self.parameters.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         self.parameters.load_state_dict(state["parameters"])
         for copy, saved in zip(self._copies, state["copies"], strict=True):
             copy.load_state_dict(saved)

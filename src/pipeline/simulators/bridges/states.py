@@ -44,7 +44,7 @@ def copy_state(env: Any) -> dict[str, Any] | None:
 
 
 def restore_copy(env: Any, state: Mapping[str, Any]) -> None:
-    """Take up what `copy_state` gave, in an environment that has been reset.
+    """Restore what `copy_state` gave, in an environment that has been reset.
 
     Raises:
         ValueError: The state is of another environment.

@@ -131,7 +131,7 @@ class CheckpointManager:
             self.status.set_lessons(lessons)
 
     def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
-        """Take up what a resume file says of a behavior's other files.
+        """Restore what a resume file says of a behavior's other files.
 
         Numbered checkpoints that were written later go, where the run goes on exactly: it writes
         them again, but for the one that was written because it was stopped.
