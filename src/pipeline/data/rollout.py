@@ -159,13 +159,16 @@ class Trajectories:
         Args:
             slots: [N] slots, each at most once.
             rows: [N, ...] of every field but the reward; what is no field is not kept.
+
+        Raises:
+            KeyError: The rows of a field are missing.
         """
         at = self._cursor[slots]
-        for name, values in rows.items():
+        for name, block in self._open.items():
             if name in self._sparse:
-                self._decide_sparse(name, slots, at, values)
-            elif name in self._open:
-                self._open[name][slots, at] = values
+                self._decide_sparse(name, slots, at, rows[name])
+            elif name != "reward":
+                block[slots, at] = rows[name]
         self._waiting[slots] = True
 
     def complete_transition(

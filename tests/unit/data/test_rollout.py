@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,6 +110,17 @@ def test_rows_after_clearing_are_new_and_open_trajectories_go_on():
     assert rollout.fields["reward"].tolist() == [1.0, 5.0]
     assert rollout.fields["obs_0"][:, 1].tolist() == [4.0, 5.0]
     assert rollout.terminated.tolist() == [True]
+
+
+def test_a_field_without_rows_is_refused_and_rows_without_a_field_are_not_kept():
+    storage, slots = _storage(), np.array([0])
+    storage.reserve(1)
+    obs = np.ones((1, 2), np.float32)
+    storage.begin_transition(slots, {"obs_0": obs, "log_prob": obs})
+    with pytest.raises(KeyError, match="obs_0"):
+        storage.begin_transition(slots, {"obs_O": obs})
+    storage.complete_transition(slots, np.ones(1, np.float32), [obs], ended=True)
+    assert set(storage.rollout().fields) == {"obs_0", "reward"}
 
 
 def test_dropping_open_trajectories_leaves_closed_ones():
