@@ -30,7 +30,6 @@ from pipeline.algos.policy import Policy, rollout_fields, seeded_weights
 from pipeline.algos.ppo import (
     ADVANTAGE_EPSILON,
     VALUE_WEIGHT,
-    Schedule,
     decoupled,
     log_probs,
     policy_loss,
@@ -40,6 +39,7 @@ from pipeline.algos.ppo import (
 from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import Rows, columns, observations, stored_sequences, tensors
+from pipeline.algos.schedules import Schedule
 from pipeline.data.columns import Field, Length
 from pipeline.nets.group_critic import GroupCritic
 from pipeline.nets.optimizer import FlatAdam

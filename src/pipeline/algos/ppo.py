@@ -30,7 +30,7 @@ from pipeline.algos.rows import (
     tensors,
     values_in_sequence,
 )
-from pipeline.algos.schedules import BETA_FLOOR, EPSILON_FLOOR, LEARNING_RATE_FLOOR, scheduled
+from pipeline.algos.schedules import Schedule
 from pipeline.nets.actor_critic import Critic, apply_memory
 from pipeline.nets.encoder import dense_pairs
 from pipeline.nets.layers import DensePair
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pipeline.data.rollout import Rollout
     from pipeline.nets.memory import SequenceState
     from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.settings.schema import POCASettings, PPOSettings, TrainerSettings
+    from pipeline.settings.schema import PPOSettings, TrainerSettings
 
 # As in ML-Agents; it matters only where all advantages are equal.
 ADVANTAGE_EPSILON = 1e-10
@@ -58,22 +58,22 @@ CHUNK = 4096
 def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
     """Clipped surrogate -mean(min(ratio A, clip(ratio) A)), arXiv 1707.06347, equation 7.
 
+    The minimum clips a ratio on one side only, where a further move would raise the objective: from
+    above where A is positive, from below where it is negative.
+
     Args:
         log_ratio: [B, C] log probabilities of the taken actions under the policy being trained,
-            less those under the policy that took them, C components each.
-        advantage: [B, 1], the same for all components of an action.
-        lowest: as `advantage`, where the ratio is clipped; see `with_clip_range`.
-        highest: the same for the other side.
+            less those that the rows have, C components each.
+        advantage: [B, 1], or [B, C] after `decoupled`.
+        lowest: as `advantage`, where the ratio is clipped from below; see `with_clip_range`.
+        highest: the same from above.
     """
     return -(log_ratio.exp().clamp(lowest, highest) * advantage).mean()
 
 
 def with_clip_range(rows: Rows, epsilon: float) -> Rows:
-    """The rows with the range `lowest` to `highest` of each ratio, once for all minibatches.
-
-    The minimum in the objective clips the ratio only on the side where a further move would raise
-    it.
-    """
+    """The rows with the range `lowest` to `highest` that `policy_loss` clips each ratio to."""
+    # Computed once for all minibatches: small networks are bound by the number of operations.
     advantage = rows.advantage
     bounds = {
         "lowest": torch.where(advantage < 0.0, 1.0 - epsilon, -torch.inf),
@@ -120,6 +120,9 @@ def decoupled(rows: Rows, now: Tensor) -> Rows:
     Args:
         rows: with `log_prob` [R, C] of the policy that acted, and `advantage` [R, 1].
         now: [R, C] log probabilities of the same actions under the policy as it is.
+
+    Returns:
+        Rows with `now` as `log_prob`, and `advantage` [R, C].
     """
     # Clamped, because a single unlikely action would outweigh the rest of the minibatch.
     weight = (now - rows.log_prob).exp().clamp(max=LARGEST_WEIGHT)
@@ -140,41 +143,13 @@ def log_probs(policy: Policy, rows: Rows, sequences: SequenceState | None) -> Te
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Schedule:
-    """What changes as training goes on, at one update."""
-
-    learning_rate: float
-    epsilon: float
-    beta: float
-
-    @staticmethod
-    def at(step: int, h: PPOSettings | POCASettings, max_steps: int) -> Schedule:
-        """The values at `step` agent steps of `max_steps`."""
-        now = {"step": step, "max_steps": max_steps}
-        rate = scheduled(h.learning_rate_schedule, h.learning_rate, LEARNING_RATE_FLOOR, **now)
-        return Schedule(
-            learning_rate=rate,
-            epsilon=scheduled(h.epsilon_schedule, h.epsilon, EPSILON_FLOOR, **now),
-            beta=scheduled(h.beta_schedule, h.beta, BETA_FLOOR, **now),
-        )
-
-    def stats(self) -> dict[str, float]:
-        """By TensorBoard tag."""
-        return {
-            "Policy/Learning Rate": self.learning_rate,
-            "Policy/Epsilon": self.epsilon,
-            "Policy/Beta": self.beta,
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StepStats:
     """What one gradient step found."""
 
     losses: tuple[Tensor, Tensor]
     """Policy loss and value loss, scalars."""
     log_ratio: Tensor
-    """[B, C] how far the policy had moved from the one that collected the rollout."""
+    """[B, C] how far the policy had moved from the one whose `log_prob` the rows have."""
 
 
 class PPO(Algorithm):
@@ -232,9 +207,25 @@ class PPO(Algorithm):
                 steps.append(self._learn(batch, fixed=fixed))
                 if self.intrinsic is not None:
                     self.intrinsic.learn(batch.index)
+        stats = self._statistics(steps, rows, now, step=step)
+        if self.intrinsic is not None:
+            stats |= self.intrinsic.end(step=step)
+        if self.bc is not None:
+            stats["Losses/Pretraining Loss"] = yield from self.bc.update_in_parts(step=step)
+        return stats
+
+    def _statistics(
+        self, steps: Sequence[StepStats], rows: Rows, now: Schedule, *, step: int
+    ) -> dict[str, float]:
+        """What an update's gradient steps have found, by TensorBoard tag.
+
+        Raises:
+            TrainingError: A loss, a gradient or a weight is not finite.
+        """
+        # [P, 2] of P gradient steps
         losses = torch.stack([loss for one in steps for loss in one.losses]).view(-1, 2)
         self.processes.average_(losses, len(rows))
-        # Losses stay on the device until here. Absolute values, as ML-Agents charts the policy's.
+        # Absolute values, as ML-Agents charts the policy's.
         loss_pi, loss_v = losses.abs().mean(0).tolist()
         refuse_divergence(
             "PPO",
@@ -244,7 +235,8 @@ class PPO(Algorithm):
             networks=self.own_networks,
         )
         # The last epoch's steps have moved furthest; the first ones start at a ratio of 1.
-        last_epoch = torch.cat([one.log_ratio for one in steps[-len(steps) // h.num_epoch :]])
+        n_per_epoch = len(steps) // self.hyperparameters.num_epoch
+        last_epoch = torch.cat([one.log_ratio for one in steps[-n_per_epoch:]])
         # KL as the mean of (r - 1) - ln r: never negative and of low variance.
         change = last_epoch.exp() - 1.0
         stats = {
@@ -258,10 +250,6 @@ class PPO(Algorithm):
         for column, signal in enumerate(self.signals.names):
             name = signal.capitalize()
             stats[f"Policy/{name} Value Estimate"] = float(rows.value[:, column].mean())
-        if self.intrinsic is not None:
-            stats |= self.intrinsic.end(step=step)
-        if self.bc is not None:
-            stats["Losses/Pretraining Loss"] = yield from self.bc.update_in_parts(step=step)
         return stats
 
     def _learn(self, batch: Rows, *, fixed: Mapping[str, Tensor]) -> StepStats:
@@ -317,7 +305,10 @@ class PPO(Algorithm):
 
     @torch.no_grad()
     def _rows(self, rollout: Rollout) -> Rows:
-        """The rows of a rollout with `value` and `returns` [R, S], and `advantage` [R, 1]."""
+        """The rows of a rollout with `value` and `returns` [R, S], and `advantage`.
+
+        That is [R, 1], and [R, C] of updates beside acting, by components of the actions.
+        """
         f = rollout.fields
         n_obs = len(self.spec.observation_specs)
         obs = self.policy.normalizers(tensors([f[f"obs_{i}"] for i in range(n_obs)], self.device))
@@ -370,13 +361,10 @@ class PPO(Algorithm):
         # Acting went on during the last update: the policy has moved since it chose these actions.
         return decoupled(rows, log_probs(self.policy, rows, self._sequence_states(sequences)[0]))
 
-    def _values(self, obs: Sequence[Tensor], chunk: int = CHUNK) -> FloatArray:
-        """Critic's estimates [R, S], in chunks that keep visual features small."""
-        parts = []
-        for start in range(0, len(obs[0]), chunk):
-            piece = [values[start : start + chunk] for values in obs]
-            parts.append(self._value(piece))
-        result: FloatArray = torch.cat(parts).cpu().numpy()
+    def _values(self, obs: Sequence[Tensor]) -> FloatArray:
+        """Critic's estimates [R, S], in pieces that keep visual features small."""
+        parts = Rows(columns=observations(obs)).split(CHUNK)
+        result: FloatArray = torch.cat([self._value(part.obs) for part in parts]).cpu().numpy()
         return result
 
     def _value(self, obs: list[Tensor], sequences: SequenceState | None = None) -> Tensor:

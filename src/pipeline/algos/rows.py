@@ -104,7 +104,7 @@ class Rows:
 
     @property
     def advantage(self) -> Tensor:
-        """[R, 1], normalised."""
+        """[R, 1], normalised; [R, C] by components of the actions after `decoupled` of PPO."""
         return self.columns["advantage"]
 
     @property

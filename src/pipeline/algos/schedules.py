@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    from pipeline.settings.schema import POCASettings, PPOSettings
 
 _T = TypeVar("_T")
 
@@ -29,6 +32,34 @@ def scheduled(kind: str, start: float, floor: float, *, step: int, max_steps: in
         return start
     # Clamped at `max_steps`: the last update may come a little after it.
     return (start - floor) * (1.0 - min(step, max_steps) / max_steps) + floor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """What PPO and POCA change as training goes on, at one update."""
+
+    learning_rate: float
+    epsilon: float
+    beta: float
+
+    @staticmethod
+    def at(step: int, h: PPOSettings | POCASettings, max_steps: int) -> Schedule:
+        """The values at `step` agent steps of `max_steps`."""
+        at = {"step": step, "max_steps": max_steps}
+        rate = scheduled(h.learning_rate_schedule, h.learning_rate, LEARNING_RATE_FLOOR, **at)
+        return Schedule(
+            learning_rate=rate,
+            epsilon=scheduled(h.epsilon_schedule, h.epsilon, EPSILON_FLOOR, **at),
+            beta=scheduled(h.beta_schedule, h.beta, BETA_FLOOR, **at),
+        )
+
+    def stats(self) -> dict[str, float]:
+        """By TensorBoard tag."""
+        return {
+            "Policy/Learning Rate": self.learning_rate,
+            "Policy/Epsilon": self.epsilon,
+            "Policy/Beta": self.beta,
+        }
 
 
 def completed(parts: Generator[int, None, _T]) -> _T:
