@@ -31,7 +31,7 @@ from pipeline.export.policy import OnnxPolicy
 from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
 from pipeline.stages.export import publish
-from pipeline.tracking.sinks.console import ConsoleSink
+from pipeline.tracking.console import ConsoleSink
 
 if TYPE_CHECKING:
     from pipeline.evaluation.episodes import ActingPolicy, Episode

@@ -21,7 +21,7 @@ from pipeline.simulators import registry
 from pipeline.simulators.pack import pack
 from pipeline.stages.export import publish
 from pipeline.tracking.base import Sink
-from pipeline.tracking.sinks.curve_csv import CsvSink
+from pipeline.tracking.curve_csv import CsvSink
 from pipeline.trainer import pretrain
 
 WAIT_S = 300
@@ -154,7 +154,7 @@ import json, sys
 from pathlib import Path
 import pipeline, torch
 from pipeline.stages.export import publish
-from pipeline.tracking.sinks.curve_csv import CsvSink
+from pipeline.tracking.curve_csv import CsvSink
 
 torch.set_num_threads(1)
 executable, folder, configuration, seed = sys.argv[1:]

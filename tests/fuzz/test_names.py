@@ -20,7 +20,7 @@ from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import PipelineError
 from pipeline.settings.params import load_params
 from pipeline.stages.export import publish
-from pipeline.tracking.sinks.curve_csv import CsvSink
+from pipeline.tracking.curve_csv import CsvSink
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
 from pipeline.tracking.tracked_run import TrackedRun
 

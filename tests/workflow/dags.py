@@ -68,7 +68,7 @@ def dvc_before(root: Path) -> dict[str, set[str]]:
 
 def counted_before(root: Path) -> dict[str, set[str]]:
     """What `pipeline run` takes each stage to need, directly or not, by DVC's names."""
-    graph = graph_of(load_params(root / "params.yaml"))
+    graph = graph_of(load_params(root / "params.yaml"), root)
     names = {job: name for name, job in graph.names.items()}
     return {name: {names[one] for one in graph.before(job)} for name, job in graph.names.items()}
 
@@ -153,8 +153,8 @@ def differences(ours: list[Node], theirs: list[Node], root: Path) -> list[str]:
     """What differs between two descriptions, one line each."""
     left = {node.name: node for node in expanded(ours, root)}
     right = {node.name: node for node in expanded(theirs, root)}
-    found = [f"{name}: only in the first" for name in sorted(left.keys() - right.keys())]
-    found += [f"{name}: only in the second" for name in sorted(right.keys() - left.keys())]
+    found = [f"{name}: only in dvc.yaml" for name in sorted(left.keys() - right.keys())]
+    found += [f"{name}: only in the Snakefile" for name in sorted(right.keys() - left.keys())]
     for name in sorted(left.keys() & right.keys()):
         for what in ("outs", "deps", "params", "cmd"):
             one, other = getattr(left[name], what), getattr(right[name], what)
@@ -165,5 +165,7 @@ def differences(ours: list[Node], theirs: list[Node], root: Path) -> list[str]:
 
 def _contrast(one: Any, other: Any) -> str:
     if isinstance(one, set):
-        return f"only first {sorted(one - other)}, only second {sorted(other - one)}"
+        return (
+            f"only in dvc.yaml {sorted(one - other)}, only in the Snakefile {sorted(other - one)}"
+        )
     return f"{one!r} != {other!r}"

@@ -53,13 +53,13 @@ DRIFTS = {  # the file, what becomes of it, and what is found
         "dvc.yaml",
         DVC_TRAIN + r"        - build/env/\$\{item.environment\}\n",
         r"\1",
-        "train@.*: deps: .*only second .*'build/env/grid_world'",
+        "train@.*: deps: .*only in the Snakefile .*'build/env/grid_world'",
     ),
     "dvc drops a metric": (
         "dvc.yaml",
         r"      metrics:\n        - results/demos/\$\{key\}.json: \{cache: false\}\n",
         "",
-        r"demos@.*: outs: only first \[\], only second \['results/demos/.*.json'\]",
+        r"demos@.*: outs: only in dvc.yaml \[\], only in the Snakefile \['results/demos/.*.json'\]",
     ),
     "snakemake narrows params": (
         "workflow/rules/training.smk",
@@ -77,7 +77,7 @@ DRIFTS = {  # the file, what becomes of it, and what is found
         "workflow/rules/results.smk",
         "rule export:",
         "rule exports:",
-        "exports@grid_world_ppo-1: only in the second",
+        "exports@grid_world_ppo-1: only in the Snakefile",
     ),
 }
 ANOTHER_TABLE = (

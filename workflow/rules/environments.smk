@@ -87,3 +87,9 @@ use rule demos as demos_file with:
         name=one_of(RUNS["file_demonstrations"]),
     message:
         "Take the demonstrations {wildcards.name}"
+
+
+for TABLE in ("environments", "path_environments", "unity_environments"):
+    DELIVERABLES += [f"build/env/{name}" for name in RUNS[TABLE]]
+for TABLE in ("demonstrations", "file_demonstrations"):
+    DELIVERABLES += [f"data/demos/{name}.demo" for name in RUNS[TABLE]]

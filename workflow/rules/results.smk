@@ -164,3 +164,9 @@ rule report:
         "Compare the experiments"
     shell:
         "python workflow/scripts/report.py > {log} 2>&1"
+
+
+DELIVERABLES += each("export", "results/export/{experiment}/seed{seed}")
+for TABLE in EVALUATION:
+    DELIVERABLES += each(TABLE, f"{EVALUATED}/metrics.json")
+DELIVERABLES.append("results/report/report.html")

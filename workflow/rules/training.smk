@@ -215,3 +215,8 @@ use rule train as train_chosen with:
         ),
     message:
         "Train with what a sweep has chosen, {wildcards.experiment}, seed {wildcards.seed}"
+
+
+for TABLE in TRAINING:
+    DELIVERABLES += each(TABLE, "results/train/{experiment}/seed{seed}/policy.pt")
+DELIVERABLES += [f"results/sweep/{name}/metrics.json" for name in RUNS["sweeps"]]

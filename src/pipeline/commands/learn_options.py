@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pipeline.settings.experiments import SINKS
+
 GROUPS = {
     "run": "Which run this is, where it is kept, and what it starts from.",
     "environment": "What to train in. Without --env: the Unity Editor, on port 5004, or --attach.",
@@ -64,9 +66,9 @@ _TABLE = {
         "<run-id>.1, .2, ...",
         "--initialize-from ID": "begin with the weights of another run in the same results folder, "
         "at step 0",
-        "--track NAME": "where summaries go beside console and progress.csv: tensorboard, mlflow, "
-        "wandb, jsonl, or a sink of an installed package; several with commas, or the option again "
-        "(default: tensorboard, and what all installed packages bring)",
+        "--track NAME": "where summaries go beside console and progress.csv: "
+        f"{', '.join(SINKS.ours)}, or a sink of an installed package; several with commas, or the "
+        "option again (default: tensorboard, and what all installed packages bring)",
         "--inference": "act without learning, until stopped; with --resume or --initialize-from",
         "--num-runs N": "this many runs, one after another: <run-id>-0 with the seed, <run-id>-1 "
         "with the seed after it, ...; experiments in params.yaml run side by side (default: 1)",

@@ -22,8 +22,8 @@ from pipeline.settings import dump_yaml, load_run_settings, to_mapping
 from pipeline.stages.export import publish
 from pipeline.stages.shared import process, provenance
 from pipeline.stages.shared.named_env import executable_of
+from pipeline.tracking.console import ConsoleSink
 from pipeline.tracking.sinks import standard_sinks
-from pipeline.tracking.sinks.console import ConsoleSink
 from pipeline.tracking.timers import TimersSink, process_facts
 from pipeline.tracking.tracked_run import run_outside_dag
 from pipeline.trainer.checkpoints.restore import first_weights

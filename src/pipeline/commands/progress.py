@@ -6,35 +6,30 @@ The stages themselves tell how far they are (`pipeline.progress`), whichever eng
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+import yaml
 
 from pipeline.settings.plan import plan
 from pipeline.stages.shared.attempt import WORK, read_map
-from pipeline.tracking.sinks.console import duration
+from pipeline.stages.shared.project import checkout
+from pipeline.tracking.console import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from rich.live import Live
 
     from pipeline.settings.params import Params
 
-_FAMILIES = {
-    "environments": "env",
-    "path_environments": "env_path",
-    "unity_environments": "env_unity",
-    "demonstrations": "demos",
-    "file_demonstrations": "demos_file",
-    "train_from_scratch": "train",
-    "proposals": "propose",
-    "sweeps": "sweep",
-}
-"""Stages of dvc.yaml, and rules, by the table of runs that they go through, if not of its name."""
+_FILLED_IN = re.compile(r"\$\{(?:item\.)?(\w+)\}")
+"""What DVC fills in for each run of a stage: its key in the table of runs, or a value there."""
 _EACH_S = 10.0
 """Between lines on progress, where they cannot be drawn over."""
 _SHORT_S = 5.0
@@ -80,42 +75,55 @@ class Graph:
         return {job for job in among if job in first or first & self.before(job)}
 
 
-def graph_of(params: Params) -> Graph:
-    """Return the DAG of params.yaml."""
+def graph_of(params: Params, root: Path) -> Graph:
+    """Return the DAG of params.yaml, from what the stages of dvc.yaml read and write."""
     tables = plan(params)["runs"]
-    names: dict[str, Job] = {"report": Job("report", "all")}
-    needs: dict[Job, list[Job]] = {}
-    for table, entries in tables.items():
-        family = _FAMILIES.get(table, table)
+    described = root / "dvc.yaml" if (root / "dvc.yaml").is_file() else checkout() / "dvc.yaml"
+    stages = yaml.safe_load(described.read_text(encoding="utf-8"))["stages"]
+    names: dict[str, Job] = {}
+    reads: dict[Job, list[str]] = {}
+    makers: dict[str, set[Job]] = {}
+    """By what they write, and by the folders that it lies in."""
+    for family, stage in stages.items():
+        if family == "check":  # it makes no result, and runs always
+            continue
+        kind = family.partition("_")[0]
+        table = stage.get("foreach", "").removeprefix("${runs.").removesuffix("}")
+        entries = tables[table] if table else {"": {}}
         for key, entry in entries.items():
-            several = "seed" in entry
-            named = entry.get("trial", key)
-            instance = f"{entry['experiment']}/seed{entry['seed']}" if several else named
-            job = Job(family.partition("_")[0], instance)
-            names[f"{family}@{key}"] = job
-            needs[job] = list(_needs(job, entry))
-    jobs = needs.keys()
-    ends = [job for job in jobs if job.stage in ("train", "evaluate", "sweep")]
-    needs[names["report"]] = ends
-    return Graph({job: frozenset(jobs & set(found)) for job, found in needs.items()}, names)
+            job = Job(kind, _instance(key, entry))
+            names[f"{family}@{key}" if table else family] = job
+            read, written = _files(stage.get("do", stage), {**entry, "key": key})
+            reads[job] = read
+            for path in written:
+                for place in (path, *map(str, PurePosixPath(path).parents)):
+                    makers.setdefault(place, set()).add(job)
+    needs = {
+        job: frozenset(one for path in read for one in makers.get(path, ()))
+        for job, read in reads.items()
+    }
+    return Graph(needs, names)
 
 
-def _needs(job: Job, entry: Mapping[str, Any]) -> Iterator[Job]:
-    if job.stage in ("demos", "train", "evaluate"):
-        yield Job("env", entry.get("environment", ""))
-    if job.stage in ("pretrain", "train"):
-        yield Job("demos", entry.get("demonstrations", ""))
-    before = {"train": "pretrain", "export": "train", "evaluate": "export"}
-    if job.stage in before:
-        yield Job(before[job.stage], job.instance)
-    for made in (entry.get("chosen"), entry.get("before")):
-        if made is not None:
-            _, stage, *place = made.removesuffix(".json").removesuffix("/best").split("/")
-            yield Job(stage, "/".join(place))
-    trials = [f"{job.instance}/{number}" for number in entry.get("trials", ())]
-    for trial in [entry["told"]] if "told" in entry else trials:
-        for seed in entry["seeds"]:
-            yield Job("evaluate", f"{trial}/seed{seed}")
+def _instance(key: str, entry: Mapping[str, Any]) -> str:
+    """What a stage calls its run of a table's entry."""
+    if not key:
+        return "all"
+    return (
+        f"{entry['experiment']}/seed{entry['seed']}" if "seed" in entry else entry.get("trial", key)
+    )
+
+
+def _files(stage: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Files and folders that a stage of dvc.yaml reads, and those that it writes."""
+
+    def paths(*lists: str) -> list[str]:
+        entries = [entry for name in lists for entry in stage.get(name, ())]
+        # with options an entry is a map of one key
+        names = [next(iter(entry)) if isinstance(entry, dict) else entry for entry in entries]
+        return [_FILLED_IN.sub(lambda found: str(values[found[1]]), name) for name in names]
+
+    return paths("deps"), paths("outs", "metrics", "plots")
 
 
 @dataclass(slots=True)

@@ -80,7 +80,7 @@ def _work(
     """Let an engine work, and show how far its stages are; what it prints goes to its log."""
     from pipeline.commands import progress
 
-    graph = progress.graph_of(params)
+    graph = progress.graph_of(params, root)
     waiting = graph.after(_changed(command[0], root, graph.names), wanted)
     watch = progress.Watch(
         graph=graph,

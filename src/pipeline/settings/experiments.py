@@ -23,18 +23,12 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 # Each of them takes a file that the stage before it makes.
 _NEEDS = {"export": "train", "evaluate": "export"}
 
-_SINKS = {
-    "jsonl": ".jsonl:JsonLinesSink",
-    "mlflow": ".mlflow:for_run",
-    "stats_writers": ".stats_writers:for_run",
-    "tensorboard": ".tensorboard:TensorBoardSink",
-    "wandb": ".wandb:WandbSink",
-}
-SINKS: Group[Any] = Group("pipeline.sinks", _SINKS)
-"""Classes and functions of a `TrackedRun` by name; ours lie in `pipeline.tracking.sinks`."""
+_SINKS = sorted((Path(__file__).parents[1] / "tracking/sinks").glob("[a-z]*.py"))
+SINKS: Group[Any] = Group("pipeline.sinks", {one.stem: f".{one.stem}:for_run" for one in _SINKS})
+"""What opens a sink for a `TrackedRun`, by name: `for_run` of each file in `tracking/sinks`."""
 
 _EXTRAS = {"mlflow": "train", "tensorboard": "train", "wandb": "wandb"}
-"""Our sinks that need a package, which is called as they are, and the extra that installs it."""
+"""The extra that installs the package which one of our sinks needs, where both have one name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,8 +16,8 @@ from pipeline.stages.shared import executable, policies, provenance, run_context
 from pipeline.stages.shared.attempt import Attempt, Job, attempt_at, read_map
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink
+from pipeline.tracking.curve_csv import read_points
 from pipeline.tracking.sinks import TrackedRun, standard_sinks
-from pipeline.tracking.sinks.curve_csv import read_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -34,7 +34,11 @@ class Update:
 
 
 class Sink:
-    """Takes what training reports; a subclass overrides what it wants to know."""
+    """Takes what training reports; a subclass overrides what it wants to know.
+
+    A run that resumes repeats some steps. A sink that adds to a file drops what it has from the
+    step of a behavior's first summary on, as `sinks/jsonl.py` does, and leaves out `names.HIDDEN`.
+    """
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """A behavior is there and will be trained with these settings, as plain values."""

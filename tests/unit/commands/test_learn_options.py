@@ -14,6 +14,7 @@ from pipeline.commands import learn_settings
 from pipeline.commands.learn_options import OPTIONS
 from pipeline.commands.learn_settings import Plan, plan_of
 from pipeline.errors import SettingsError
+from pipeline.settings.experiments import SINKS
 
 CONFIG = """\
 default_settings: {trainer_type: ppo}
@@ -162,9 +163,10 @@ def test_sinks_are_named_with_commas_or_by_repeating_the_option(config):
     with pytest.raises(SettingsError) as caught:
         plan(config, "--track", "tensorbord")
     assert str(caught.value).startswith(
-        "--track: 'tensorbord' is not allowed; did you mean 'tensorboard'? Allowed: jsonl, mlflow, "
-        "stats_writers, tensorboard, wandb. Packages with an entry point in 'pipeline.sinks' bring "
+        "--track: 'tensorbord' is not allowed; did you mean 'tensorboard'? Allowed: "
+        f"{', '.join(SINKS.ours)}. Packages with an entry point in 'pipeline.sinks' bring "
     )
+    assert {"jsonl", "mlflow", "stats_writers", "tensorboard", "wandb"} <= set(SINKS.ours)
 
 
 @pytest.mark.parametrize("flag", ["--keep-checkpoints", "--save-freq", "--deterministic"])

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from pipeline.tracking import names
+from pipeline.tracking.curve_csv import CsvSink, read_points
 from pipeline.tracking.mlflow_models import BUILD, SCORE, alias_of, best
 from pipeline.tracking.mlflow_run import MlflowRun, enabled
 from pipeline.tracking.mlflow_store import Store, flatten
 from pipeline.tracking.run_metadata import InputData, RunKey, RunMetadata
-from pipeline.tracking.sinks.curve_csv import CsvSink, read_points
 
 pytestmark = pytest.mark.slow
 

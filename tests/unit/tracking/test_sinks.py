@@ -13,9 +13,9 @@ import pytest
 from pipeline.errors import SettingsError
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink, Tracker, Update
+from pipeline.tracking.console import ConsoleSink, duration, summary_line
+from pipeline.tracking.curve_csv import CsvSink
 from pipeline.tracking.sinks import TrackedRun, named_sinks, standard_sinks
-from pipeline.tracking.sinks.console import ConsoleSink, duration, summary_line
-from pipeline.tracking.sinks.curve_csv import CsvSink
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
 
 

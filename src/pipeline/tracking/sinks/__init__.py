@@ -33,9 +33,9 @@ def standard_sinks(run: TrackedRun, names: Sequence[str] | None = None) -> list[
     Raises:
         SettingsError: A sink that was named cannot be imported.
     """
-    from pipeline.tracking.sinks.console import ConsoleSink
-    from pipeline.tracking.sinks.curve_csv import CsvSink
-    from pipeline.tracking.sinks.updates_csv import UpdatesCsvSink
+    from pipeline.tracking.console import ConsoleSink
+    from pipeline.tracking.curve_csv import CsvSink
+    from pipeline.tracking.updates_csv import UpdatesCsvSink
 
     # The CSV file is the record, so it does not depend on which sinks are chosen.
     sinks: list[Sink] = [ConsoleSink(max_steps=run.max_steps), CsvSink(run.folder / "progress.csv")]

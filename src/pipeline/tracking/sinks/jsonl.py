@@ -47,3 +47,6 @@ class JsonLinesSink(Sink):
         read = [(line, json.loads(line)) for line in whole]
         kept = [line for line, one in read if one["behavior"] != behavior or one["step"] < step]
         files.write_whole(self._path, "".join(kept))
+
+
+for_run = JsonLinesSink

@@ -9,8 +9,8 @@ from pipeline import files
 from pipeline.errors import Interrupted
 from pipeline.tracking import run_metadata
 from pipeline.tracking.base import Sink
+from pipeline.tracking.curve_csv import read_points
 from pipeline.tracking.mlflow_run import MlflowRun, enabled
-from pipeline.tracking.sinks.curve_csv import read_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ import numpy as np
 from pipeline import files
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink
-from pipeline.tracking.sinks.console import hyperparameters_text
+from pipeline.tracking.console import hyperparameters_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,6 +92,9 @@ class TensorBoardSink(Sink):
             self._writers[behavior] = EventFileWriter(str(folder), flush_secs=10)
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
         self._writers[behavior].add_event(event)
+
+
+for_run = TensorBoardSink
 
 
 def _histogram(values: Sequence[float]) -> Any:

@@ -121,3 +121,6 @@ class WandbSink(Sink):
         if not (self._run_info.keep_earlier and path.is_file()):
             files.write_whole(path, secrets.token_hex(4))
         return path.read_text(encoding="utf-8")
+
+
+for_run = WandbSink
