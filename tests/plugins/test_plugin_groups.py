@@ -12,13 +12,15 @@ from example_plugin_site import distribution, install
 from interpreter import python
 
 from pipeline.errors import SettingsError
-from pipeline.plugins import Group
+from pipeline.nets.vision import FlatEncoder, visual_encoder
+from pipeline.plugins import Group, load
 from pipeline.settings import load_run_settings
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import plan
 from pipeline.settings.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS
 from pipeline.simulators import registry
 from pipeline.stages.shared import provenance
+from pipeline.trainer.distributed.sync import refuse_alone_only
 from pipeline.trainer.supported import algorithm_of, refuse_untrainable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,17 +72,17 @@ def test_a_part_that_is_not_installed_is_refused_with_its_place_and_how_to_get_m
 
 
 def test_a_trainer_of_ml_agents_is_refused_by_name_with_the_page_that_ports_it(tmp_path, site):
-    points = {"a2c": "theirs.a2c:get_type_and_setting", "other": "theirs.other:get"}
+    points = {"another": "theirs.another:get_type_and_setting", "other": "theirs.other:get"}
     distribution(site, "theirs", "0.1", groups={"mlagents.trainer_type": points})
     own = {"default": "mlagents.plugins.trainer_type:get_default_trainer_types"}
     distribution(site, "mlagents", "1.1.0", groups={"mlagents.trainer_type": own})
-    path = written(tmp_path, DQN.replace("dqn", "a2c"))
+    path = written(tmp_path, DQN.replace("dqn", "another"))
     with pytest.raises(SettingsError) as refused:
         load_run_settings(path)
     said = str(refused.value)
-    assert said.startswith(f"{path}:3: behaviors.B.trainer_type: 'a2c' is not allowed")
+    assert said.startswith(f"{path}:3: behaviors.B.trainer_type: 'another' is not allowed")
     assert said.endswith(
-        "docs/how-to/migrating.md says: 'a2c' of theirs 0.1, 'other' of theirs 0.1"
+        "docs/how-to/migrating.md says: 'another' of theirs 0.1, 'other' of theirs 0.1"
     )
 
 
@@ -130,8 +132,9 @@ def test_what_is_installed_is_not_looked_at_for_our_own_parts(tmp_path, monkeypa
 
 
 def test_every_part_of_ours_is_where_its_table_says():
-    for settings in HYPERPARAMETERS.values():
+    for settings in (*HYPERPARAMETERS.values(), *REWARD_SIGNALS.values()):
         assert settings.made_by.startswith(".")
+        assert callable(load(settings.made_by, room="pipeline.algos."))
     for name in ENCODERS.ours:
         assert ENCODERS.load(name, room="pipeline.nets.").minimum_side >= 1
     for name in registry.NAMES:
@@ -197,6 +200,24 @@ def test_a_plug_in_does_not_take_the_place_of_ours(site):
         group["neither"]
 
 
+def test_a_signal_that_counts_for_itself_is_refused_with_several_learners(tmp_path, site):
+    install(site)
+    text = PPO + "    reward_signals: {novelty: {}}\n"
+    settings = load_run_settings(written(tmp_path, text)).behaviors["B"]
+    refuse_alone_only("B", settings, 1)
+    with pytest.raises(SettingsError, match=r"novelty: its counts are .*, or use one learner$"):
+        refuse_alone_only("B", settings, 2)
+
+
+def test_an_encoder_that_cannot_be_exported_is_refused_before_it_trains(monkeypatch):
+    class Mute(FlatEncoder):
+        to_onnx = property()  # as if it had none
+
+    monkeypatch.setattr(Group, "load", lambda *_, **__: Mute)
+    with pytest.raises(SettingsError, match=r"Mute of 'mute' has no method `to_onnx"):
+        visual_encoder("mute", (3, 4, 4), 8)
+
+
 PARAMS = """\
 environments:
   balance_ball: {source: builtin}
@@ -248,3 +269,12 @@ def test_a_new_version_of_a_plug_in_changes_what_uses_it_in_the_plan_and_nothing
         "train_from_scratch.plugged-2",
     }
     assert "plugins" not in after["train_from_scratch"]["plain-1"]
+
+
+def test_a_plug_in_with_the_name_of_a_simulator_of_ours_is_not_planned_with(tmp_path, site):
+    distribution(site, "theirs", "0.1", groups={"pipeline.simulators": {"balance_ball": "a:Ball"}})
+    params = tmp_path / "params.yaml"
+    params.write_text("environments:\n  balance_ball: {source: builtin}\nexperiments: {}\n")
+    assert plan(load_params(params))["runs"]["environments"] == {
+        "balance_ball": {"source": "builtin"}
+    }

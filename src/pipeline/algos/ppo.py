@@ -228,7 +228,7 @@ class PPO(Algorithm):
         # Absolute values, as ML-Agents charts the policy's.
         loss_pi, loss_v = losses.abs().mean(0).tolist()
         refuse_divergence(
-            "PPO",
+            type(self).__name__,
             step=step,
             losses={"policy": loss_pi, "value": loss_v},
             optimizers=[self.optimizer],

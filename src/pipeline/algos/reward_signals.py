@@ -60,7 +60,10 @@ class RewardSignal(ABC):
         return {}
 
     def observe(self, obs: Sequence[Tensor]) -> None:  # noqa: B027  # need not be overridden
-        """Take rows [B, *shape] of new experience into its normalisers, each row once."""
+        """Take rows [B, *shape] of new experience into its normalisers, or counts, each row once.
+
+        A row comes when its trajectory has closed, before `rewards` sees it.
+        """
 
     @abstractmethod
     def rewards(self, rows: Rows) -> Tensor:
@@ -107,7 +110,7 @@ class RewardSignals:
             [one.ignores_done for one in self.by_name.values()], device=device
         )
         self.learning = any(not isinstance(one, Extrinsic) for one in self.by_name.values())
-        """Whether any of them has something to learn."""
+        """Whether there are others than the environment's reward."""
         self.needs_next_obs = any(one.needs_next_obs for one in self.by_name.values())
         """Whether any of them looks at what a step led to."""
 

@@ -46,6 +46,12 @@ class ConvolutionEncoder(nn.Module):
     layers: ClassVar[Sequence[tuple[int, int, int]]] = ()
     """Output channels, kernel, stride of each convolution, without padding."""
 
+    def __init_subclass__(cls) -> None:
+        side = 1
+        for _, kernel, stride in reversed(cls.layers):
+            side = (side - 1) * stride + kernel
+        cls.minimum_side = side
+
     def __init__(self, shape: Sequence[int], output: int) -> None:
         super().__init__()
         channels, height, width = shape
@@ -76,21 +82,18 @@ class ConvolutionEncoder(nn.Module):
 class SimpleEncoder(ConvolutionEncoder):
     """ML-Agents' `simple`."""
 
-    minimum_side = 20
     layers = ((16, 8, 4), (32, 4, 2))
 
 
 class NatureEncoder(ConvolutionEncoder):
     """`nature_cnn`."""
 
-    minimum_side = 36
     layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 
 
 class Match3Encoder(ConvolutionEncoder):
     """`match3`, for boards."""
 
-    minimum_side = 5
     layers = ((35, 3, 1), (144, 3, 1))
 
 
@@ -182,7 +185,7 @@ def visual_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncode
     """The encoder called `kind` for images of `shape` (C, H, W).
 
     Raises:
-        SettingsError: The image is too small for this kind, or a plug-in cannot be used.
+        SettingsError: The image is too small for this kind, or the encoder cannot be used.
     """
     encoder = ENCODERS.load(kind, room=_ROOM)
     _, height, width = shape
@@ -196,4 +199,9 @@ def visual_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncode
             f"vis_encode_type can be one of: {', '.join(fitting)}."
         )
     made: VisualEncoder = encoder(shape, output)
+    if not hasattr(made, "to_onnx"):  # said now, and not when there is something to export
+        raise SettingsError(
+            f"vis_encode_type: the class {encoder.__name__} of {kind!r} has no method "
+            "`to_onnx(graph, image)`, so what it learns could not be exported; give it one"
+        )
     return made

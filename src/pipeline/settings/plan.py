@@ -45,6 +45,7 @@ _TABLES = (
     *("evaluate", "evaluate_video"),
 )
 _OTHER_SIMULATORS: Group[Any] = Group("pipeline.simulators", {})  # ours lie above this package
+_GAMES = Path(__file__).parents[1] / "simulators/games"
 _HEADER = """\
 # Made by `pipeline plan` from params.yaml: change that, and run the command again.
 # One entry per run of a stage; dvc.yaml goes through each table with `foreach`.
@@ -107,6 +108,8 @@ def _plugins_of(name: str, environment: EnvironmentParams) -> dict[str, Any]:
     """Return the version of the package that brings a simulator, if one does."""
     simulator = getattr(environment, "name", None) or name
     if not isinstance(environment, BuiltinSource) or simulator not in _OTHER_SIMULATORS:
+        return {}
+    if (_GAMES / f"{simulator}.py").is_file():  # ours, which no plug-in of that name replaces
         return {}
     return {"plugins": _OTHER_SIMULATORS.versions(simulator)}
 

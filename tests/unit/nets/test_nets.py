@@ -25,7 +25,7 @@ from pipeline.nets.layers import RunningNormalizer, linear, paired_linear
 from pipeline.nets.optimizer import FlatAdam, FusedAdam
 from pipeline.nets.vision import visual_encoder
 from pipeline.protocol.specs import ObservationSpec, ObservationType
-from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.schema import ENCODERS, NetworkSettings
 
 
 def test_dense_weights_have_kaiming_deviation_times_gain_and_no_bias():
@@ -78,7 +78,7 @@ def test_drawn_choices_have_the_stated_probabilities():
 MINIMUM_SIDE = {"simple": 20, "nature_cnn": 36, "match3": 5, "resnet": 15, "fully_connected": 1}
 
 
-@pytest.mark.parametrize("kind", sorted(MINIMUM_SIDE))
+@pytest.mark.parametrize("kind", sorted(ENCODERS.ours))
 def test_visual_encoder_takes_its_smallest_image_and_refuses_a_smaller_one(kind):
     side = MINIMUM_SIDE[kind]
     encoder = visual_encoder(kind, (3, side, side), 16)

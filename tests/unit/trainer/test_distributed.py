@@ -146,6 +146,10 @@ def test_other_weights_are_refused_with_step_and_rank():
             r"batch_size: 33 cannot be shared equally",
         ),
         ({"self_play": {}}, r"self_play: games are played in one process"),
+        (
+            {"reward_signals": {"gail": {"demo_path": "a.demo", "use_vail": True}}},
+            r"reward_signals\.gail: the bottleneck of use_vail .* to false, or use one learner$",
+        ),
     ],
 )
 def test_what_learners_cannot_do_together_is_refused(changes, told):

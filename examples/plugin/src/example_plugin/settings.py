@@ -53,3 +53,8 @@ class NoveltySettings(RewardSignalSettings):
 
     bits: Count = 12
     """Random projections; observations with the same signs of all of them count as the same."""
+
+    @property
+    def alone(self) -> str:
+        """Why only one learner can have it."""
+        return "its counts are of one process; leave it out"

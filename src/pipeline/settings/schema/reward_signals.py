@@ -136,6 +136,15 @@ class RewardSignalSettings:
     network_settings: NetworkSettings = field(default=DEFAULT_NETWORK)
     """The signal's own network."""
 
+    @property
+    def alone(self) -> str:
+        """Why only one learner can have the signal, with what to change; empty if several can.
+
+        Several learners average the gradients of its `optimizer` and the statistics of its
+        normalisers. Whatever else it learns, such as counts, each would have for itself.
+        """
+        return ""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExtrinsicSettings(RewardSignalSettings):
@@ -169,6 +178,12 @@ class GAILSettings(RewardSignalSettings):
     """Whether a variational bottleneck limits the discriminator."""
     demo_path: DemoPath
     """Demonstration file, a folder of them, or a list of both, with weights if wished."""
+
+    @property
+    def alone(self) -> str:
+        """As in every reward signal's settings."""
+        text = "the bottleneck of use_vail is adjusted in one process; set it to false"
+        return text if self.use_vail else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

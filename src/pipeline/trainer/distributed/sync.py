@@ -55,14 +55,11 @@ def refuse_alone_only(name: str, settings: TrainerSettings, n_learners: int) -> 
     at = f"behaviors.{name}"
     several = f"with {n_learners} learners"
     h = settings.hyperparameters
-    gail = settings.reward_signals.get("gail")
     if settings.self_play is not None:
         raise SettingsError(f"{at}.self_play: games are played in one process; use one learner")
-    if getattr(gail, "use_vail", False):
-        raise SettingsError(
-            f"{at}.reward_signals.gail.use_vail: its bottleneck is adjusted in one process; set it "
-            "to false, or use one learner"
-        )
+    for signal, own in settings.reward_signals.items():
+        if own.alone:
+            raise SettingsError(f"{at}.reward_signals.{signal}: {own.alone}, or use one learner")
     if isinstance(h, SACSettings) and h.batch_size % n_learners:
         raise SettingsError(
             f"{at}.hyperparameters.batch_size: {h.batch_size} cannot be shared equally "

@@ -44,6 +44,10 @@ def name(request):
 shared = pytest.mark.parametrize("name", SHARED)
 
 
+def test_every_game_is_tried():
+    assert {*SHARED, *SOLO} == set(registry.NAMES)
+
+
 def made(name, *, seed=1, n_agents=12):
     return registry.make(name, seed=seed, n_agents=n_agents)
 
