@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from pipeline import seeding
+from pipeline.algos.finite_checks import refuse_divergence
 from pipeline.algos.policy import Policy, generator_for, rollout_fields
 from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
@@ -123,6 +124,20 @@ class Algorithm(ABC):
         """
         yield 1
         return self.update(rollout, step=step)
+
+    def refuse_divergence(self, losses: Mapping[str, float], *, step: int) -> None:
+        """Look at the mean losses of an update, and at all gradients and weights.
+
+        Raises:
+            TrainingError: A number is not finite.
+        """
+        refuse_divergence(
+            type(self).__name__,
+            step=step,
+            losses=losses,
+            optimizer=self.optimizer,
+            networks=self.own_networks,
+        )
 
     @property
     def memory_size(self) -> int:

@@ -72,7 +72,7 @@ def refuse_divergence(
     *,
     step: int,
     losses: Mapping[str, float],
-    optimizers: Sequence[FlatAdam],
+    optimizer: FlatAdam,
     networks: Mapping[str, nn.Module],
 ) -> None:
     """Look once per update at the losses, and at all gradients and weights.
@@ -90,14 +90,13 @@ def refuse_divergence(
             f"step {step}: the {algorithm} loss is not finite ({values}); lower learning_rate or "
             "the reward's scale"
         )
-    for optimizer in optimizers:
-        for kind, flat in (("gradient", optimizer.gradient), ("weights", optimizer.flat)):
-            if not flat.isfinite().all():
-                where = _first_non_finite(networks, gradient=kind == "gradient")
-                raise TrainingError(
-                    f"step {step}: the {algorithm} {kind} of {where} is not finite; lower "
-                    "learning_rate, or set max_grad_norm"
-                )
+    for kind, flat in (("gradient", optimizer.gradient), ("weights", optimizer.flat)):
+        if not flat.isfinite().all():
+            where = _first_non_finite(networks, gradient=kind == "gradient")
+            raise TrainingError(
+                f"step {step}: the {algorithm} {kind} of {where} is not finite; lower "
+                "learning_rate, or set max_grad_norm"
+            )
 
 
 def _first_non_finite(networks: Mapping[str, nn.Module], *, gradient: bool) -> str:

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
-from pipeline.algos.finite_checks import refuse_divergence
 from pipeline.algos.group_batch import GroupBatch
 from pipeline.algos.policy import Policy, rollout_fields, seeded_weights
 from pipeline.algos.ppo import (
@@ -129,13 +128,8 @@ class POCA(Algorithm):
         by_step = torch.stack(losses)
         self.processes.average_(by_step, len(rows))
         loss_pi, loss_v, loss_b = by_step.abs().mean(0).tolist()
-        refuse_divergence(
-            "POCA",
-            step=step,
-            losses={"policy": loss_pi, "value": loss_v, "baseline": loss_b},
-            optimizers=[self.optimizer],
-            networks=self.own_networks,
-        )
+        by_name = {"policy": loss_pi, "value": loss_v, "baseline": loss_b}
+        self.refuse_divergence(by_name, step=step)
         stats = {
             "Losses/Policy Loss": loss_pi,
             "Losses/Value Loss": loss_v,

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
-from pipeline.algos.finite_checks import refuse_divergence
 from pipeline.algos.policy import Policy, seeded_weights
 from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.reward_signals import IntrinsicRewards
@@ -31,9 +30,7 @@ from pipeline.algos.rows import (
     values_in_sequence,
 )
 from pipeline.algos.schedules import Schedule
-from pipeline.nets.actor_critic import Critic, apply_memory
-from pipeline.nets.encoder import dense_pairs
-from pipeline.nets.layers import DensePair
+from pipeline.nets.actor_critic import ActorAndCritic, Critic
 from pipeline.nets.optimizer import FlatAdam
 
 if TYPE_CHECKING:
@@ -171,10 +168,9 @@ class PPO(Algorithm):
         self.own_networks = {"policy": self.policy, "critic": self.critic}
         self.recurrent_critic = self.critic
         parameters = [*self.policy.parameters(), *self.critic.parameters()]
-        pairs = dense_pairs(self.policy.actor.body, self.critic.body)
-        self.optimizer = FlatAdam(parameters, learning_rate=h.learning_rate, pairs=pairs)
-        self.bodies = DensePair(self.optimizer.paired) if pairs else None
-        """Both networks' dense layers as one, where they have no others before them."""
+        self.both = ActorAndCritic(self.policy.actor, self.critic)
+        self.optimizer = FlatAdam(parameters, learning_rate=h.learning_rate, pairs=self.both.pairs)
+        self.both.share_weights(self.optimizer.paired)
         self.gamma, self.strength, self.ignores_done = (
             values.cpu().numpy()
             for values in (self.signals.gamma, self.signals.strength, self.signals.ignores_done)
@@ -227,13 +223,7 @@ class PPO(Algorithm):
         self.processes.average_(losses, len(rows))
         # Absolute values, as ML-Agents charts the policy's.
         loss_pi, loss_v = losses.abs().mean(0).tolist()
-        refuse_divergence(
-            type(self).__name__,
-            step=step,
-            losses={"policy": loss_pi, "value": loss_v},
-            optimizers=[self.optimizer],
-            networks=self.own_networks,
-        )
+        self.refuse_divergence({"policy": loss_pi, "value": loss_v}, step=step)
         # The last epoch's steps have moved furthest; the first ones start at a ratio of 1.
         n_per_epoch = len(steps) // self.hyperparameters.num_epoch
         last_epoch = torch.cat([one.log_ratio for one in steps[-n_per_epoch:]])
@@ -272,7 +262,7 @@ class PPO(Algorithm):
             sequences: that the rows form; None without memory.
         """
         batch = Rows(columns=columns, sequences=sequences)
-        hidden, value = self._hidden_and_value(batch)
+        hidden, value = self.both(batch.obs, *self._sequence_states(batch.sequences))
         log_prob, entropy = self.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
@@ -291,17 +281,6 @@ class PPO(Algorithm):
             loss_v = value_loss(value=value, returns=batch.returns)
         loss = loss_pi.add(loss_v, alpha=VALUE_WEIGHT).addcmul(columns["beta"], entropy, value=-1.0)
         return loss, (loss_pi, loss_v, log_ratio)
-
-    def _hidden_and_value(self, batch: Rows) -> tuple[Tensor, Tensor]:
-        """The actor's hidden vectors [B, H] and the critic's values [B, S]."""
-        own, critics = self._sequence_states(batch.sequences)
-        actor, critic = self.policy.actor, self.critic
-        if self.bodies is None:
-            hidden = actor(batch.obs, own)
-            return hidden, critic(batch.obs, hidden, critics)
-        features, valued = self.bodies(actor.body.features(batch.obs)[0]).unbind()
-        value: Tensor = critic.heads(apply_memory(valued, critic.memory, critics))
-        return apply_memory(features, actor.memory, own), value
 
     @torch.no_grad()
     def _rows(self, rollout: Rollout) -> Rows:

@@ -21,16 +21,13 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
-from pipeline.algos.finite_checks import refuse_divergence
 from pipeline.algos.policy import Policy, generator_for, seeded_weights
 from pipeline.algos.replay_sampler import ReplaySampler
 from pipeline.algos.reward_signals import mean_losses
 from pipeline.algos.rows import Rows
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
 from pipeline.data.replay import Replay
-from pipeline.nets.actor_critic import Critic, apply_memory
-from pipeline.nets.encoder import dense_pairs
-from pipeline.nets.layers import DensePair
+from pipeline.nets.actor_critic import ActorAndCritic, Critic
 from pipeline.nets.memory import SequenceState
 from pipeline.nets.optimizer import FlatAdam
 from pipeline.nets.q_networks import TwinQNetworks, taken_value
@@ -123,7 +120,7 @@ class SAC(Algorithm):
         self.log_alpha = nn.Parameter(start.to(device))
         self.target_entropy = _target_entropy(actions).to(device)
         self.alpha_weight = _alpha_weight(actions).to(device)
-        pairs = dense_pairs(self.policy.actor.body, self.value.body)
+        self.both = ActorAndCritic(self.policy.actor, self.value)
         # one Adam for all: it treats every number by itself, and all have one learning rate
         self.optimizer = FlatAdam(
             [
@@ -133,12 +130,11 @@ class SAC(Algorithm):
                 self.log_alpha,
             ],
             learning_rate=h.learning_rate,
-            pairs=[*pairs, *self.q_networks.pairs],
+            pairs=[*self.both.pairs, *self.q_networks.pairs],
         )
-        paired = self.optimizer.paired
-        self.q_networks.share_weights(paired[len(pairs) :])
-        self.bodies = DensePair(paired[: len(pairs)]) if pairs else None
-        """The policy's and the value's dense layers as one, where they have no others before."""
+        n_paired = len(self.both.pairs)
+        self.both.share_weights(self.optimizer.paired[:n_paired])
+        self.q_networks.share_weights(self.optimizer.paired[n_paired:])
         self._soft_update = get_ema_multi_avg_fn(1.0 - h.tau)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._source: list[Tensor] = list(self.value.parameters())
         self._target: list[Tensor] = list(self.target.parameters())
@@ -260,7 +256,7 @@ class SAC(Algorithm):
             gamma=self.signals.gamma,
             ignores_done=self.signals.ignores_done,
         )
-        hidden, value = self._hidden_and_value(batch, own, critics)
+        hidden, value = self.both(batch.obs, own, critics)
         fresh = self._fresh(batch, hidden)
         values, again = self.q_networks(
             batch.obs,
@@ -283,17 +279,6 @@ class SAC(Algorithm):
         # One loss for all: detached parts keep each loss to its own networks.
         loss = loss_pi + losses.sum() + loss_alpha
         return loss, (torch.cat((loss_pi.view(1), losses, value.mean(0))),)
-
-    def _hidden_and_value(
-        self, batch: Rows, own: SequenceState | None, critics: SequenceState | None
-    ) -> tuple[Tensor, Tensor]:
-        """The actor's hidden vectors [B, H] and the value network's values [B, S]."""
-        actor, critic = self.policy.actor, self.value
-        if self.bodies is None:
-            return actor(batch.obs, own), critic(batch.obs, batch.obs[0], critics)
-        features, valued = self.bodies(actor.body.features(batch.obs)[0]).unbind()
-        value: Tensor = critic.heads(apply_memory(valued, critic.memory, critics))
-        return apply_memory(features, actor.memory, own), value
 
     def _fresh(self, batch: Rows, hidden: Tensor) -> Fresh:
         """What the policy would do after `hidden` [B, H] of a minibatch, with gradients."""
@@ -332,13 +317,8 @@ class SAC(Algorithm):
     def _statistics(self, means: Tensor, step: int) -> dict[str, float]:
         """Statistics by tag from the means over gradient steps of what `_learn` gives."""
         loss_pi, loss_v, loss_1, loss_2, *values = means.tolist()
-        refuse_divergence(
-            "SAC",
-            step=step,
-            losses={"policy": loss_pi, "value": loss_v, "Q1": loss_1, "Q2": loss_2},
-            optimizers=[self.optimizer],
-            networks=self.own_networks,
-        )
+        losses = {"policy": loss_pi, "value": loss_v, "Q1": loss_1, "Q2": loss_2}
+        self.refuse_divergence(losses, step=step)
         stats = {
             "Losses/Policy Loss": loss_pi,
             "Losses/Value Loss": loss_v,

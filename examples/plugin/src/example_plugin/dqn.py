@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.algos.algorithm import Algorithm
-from pipeline.algos.finite_checks import refuse_divergence
 from pipeline.algos.policy import Policy, seeded_weights
 from pipeline.algos.replay_sampler import ReplaySampler
 from pipeline.algos.reward_signals import mean_losses
@@ -160,13 +159,7 @@ class DQN(Algorithm):
         learned = [self._learn(batch) for batch in self.sampler.minibatches(n_due)]
         self.n_updates += n_due
         loss, value = torch.stack(learned).mean(0).tolist()
-        refuse_divergence(
-            "DQN",
-            step=step,
-            losses={"Q": loss},
-            optimizers=[self.optimizer],
-            networks=self.own_networks,
-        )
+        self.refuse_divergence({"Q": loss}, step=step)
         stats = {
             "Losses/Q Loss": loss,
             "Policy/Extrinsic Value": value,
