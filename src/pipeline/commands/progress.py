@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _FILLED_IN = re.compile(r"\$\{(?:item\.)?(\w+)\}")
 """What DVC fills in for each run of a stage: its key in the table of runs, or a value there."""
+_TELLS = re.compile(r"workflow/scripts/|pipeline\.stages")
+"""Commands of the stages that are ours: in a checkout, and in a project of `pipeline init`."""
 _EACH_S = 10.0
 """Between lines on progress, where they cannot be drawn over."""
 _SHORT_S = 5.0
@@ -85,15 +87,15 @@ def graph_of(params: Params, root: Path) -> Graph:
     makers: dict[str, set[Job]] = {}
     """By what they write, and by the folders that it lies in."""
     for family, stage in stages.items():
-        if family == "check":  # it makes no result, and runs always
+        one, table = stage.get("do", stage), stage.get("foreach")
+        # A user's own stage does not tell how far it is; `check` makes no result, and runs always.
+        if family == "check" or not _TELLS.search(str(one.get("cmd"))):
             continue
-        kind = family.partition("_")[0]
-        table = stage.get("foreach", "").removeprefix("${runs.").removesuffix("}")
-        entries = tables[table] if table else {"": {}}
+        entries = tables[table[len("${runs.") : -1]] if table else {"": {}}
         for key, entry in entries.items():
-            job = Job(kind, _instance(key, entry))
+            job = Job(family.partition("_")[0], _instance(key, entry))
             names[f"{family}@{key}" if table else family] = job
-            read, written = _files(stage.get("do", stage), {**entry, "key": key})
+            read, written = _files(one, {**entry, "key": key})
             reads[job] = read
             for path in written:
                 for place in (path, *map(str, PurePosixPath(path).parents)):
@@ -109,9 +111,9 @@ def _instance(key: str, entry: Mapping[str, Any]) -> str:
     """What a stage calls its run of a table's entry."""
     if not key:
         return "all"
-    return (
-        f"{entry['experiment']}/seed{entry['seed']}" if "seed" in entry else entry.get("trial", key)
-    )
+    if "seed" in entry:
+        return f"{entry['experiment']}/seed{entry['seed']}"
+    return str(entry.get("trial", key))
 
 
 def _files(stage: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -121,7 +123,10 @@ def _files(stage: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[list[st
         entries = [entry for name in lists for entry in stage.get(name, ())]
         # with options an entry is a map of one key
         names = [next(iter(entry)) if isinstance(entry, dict) else entry for entry in entries]
-        return [_FILLED_IN.sub(lambda found: str(values[found[1]]), name) for name in names]
+        return [
+            _FILLED_IN.sub(lambda found: str(values.get(found[1], found[0])), name)
+            for name in names
+        ]
 
     return paths("deps"), paths("outs", "metrics", "plots")
 

@@ -43,10 +43,14 @@ class ConvolutionEncoder(nn.Module):
     """Convolutions with LeakyReLU, then a dense layer with LeakyReLU."""
 
     minimum_side: ClassVar[int] = 1
+    """It follows from `layers` where a subclass does not say it."""
     layers: ClassVar[Sequence[tuple[int, int, int]]] = ()
     """Output channels, kernel, stride of each convolution, without padding."""
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "minimum_side" in vars(cls):
+            return
         side = 1
         for _, kernel, stride in reversed(cls.layers):
             side = (side - 1) * stride + kernel

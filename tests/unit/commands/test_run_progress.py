@@ -14,7 +14,8 @@ import pytest
 from interpreter import python
 
 from pipeline import progress as stage_side
-from pipeline.commands.progress import Graph, Job, Screen, Watch
+from pipeline.commands.progress import Graph, Job, Screen, Watch, graph_of
+from pipeline.settings.params import load_params
 from pipeline.tracking import names
 from pipeline.tracking.sinks import TrackedRun, standard_sinks
 
@@ -37,6 +38,16 @@ def told(job: Job, at: float, **facts: object) -> dict[str, object]:
 
 def watch(*waiting: Job, **more: object) -> Watch:
     return Watch(graph=GRAPH, waiting=set(waiting or GRAPH.needs), **more)
+
+
+def test_stages_that_a_user_has_added_to_the_dag_are_not_waited_for(tmp_path: Path):
+    own = "  plot:\n    foreach: [a, b]\n    do:\n      cmd: python plot.py ${item}\n"
+    ours = (Path(__file__).resolve().parents[3] / "dvc.yaml").read_text()
+    (tmp_path / "dvc.yaml").write_text(ours + own)
+    text = "environments:\n  ball: {source: builtin, name: balance_ball}\nexperiments: {}\n"
+    (tmp_path / "params.yaml").write_text(text)
+    graph = graph_of(load_params(tmp_path / "params.yaml"), tmp_path)
+    assert graph.names == {"env@ball": ENV, "report": REPORT}
 
 
 def test_a_change_reaches_what_comes_after_it_and_only_what_is_wanted():
