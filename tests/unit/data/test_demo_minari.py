@@ -88,6 +88,7 @@ def assert_equal_datasets(one, other, rounding=0.0):
         assert_equal_trees(left.observations, right.observations)
         assert_equal_trees(left.actions, right.actions, rounding)
         np.testing.assert_array_equal(np.float32(left.rewards), np.float32(right.rewards))
+        assert right.rewards.dtype == left.rewards.dtype == np.float64
         np.testing.assert_array_equal(left.terminations, right.terminations)
         np.testing.assert_array_equal(left.truncations, right.truncations)
 
@@ -155,10 +156,11 @@ def test_trees_of_spaces_come_back_equal(tmp_path):
     assert read_demo(tmp_path / "a.demo").spec.observation_specs[0].shape == (3, 20, 24)
 
 
-def test_a_demonstration_comes_back_from_a_dataset_without_an_environment(tmp_path):
+@pytest.mark.parametrize("kind", [(2, (3, 2)), (0, (3,)), (1, (4,)), (2, ())])
+def test_a_demonstration_comes_back_from_a_dataset_without_an_environment(tmp_path, kind):
     entities = ObservationSpec.entities(2, 3, "near")
     vision = ObservationSpec.visual(2, 5, 4, "eye")
-    spec = BehaviorSpec([entities, vision], ActionSpec(2, (3, 2)))
+    spec = BehaviorSpec([entities, vision], ActionSpec(*kind))
     rng, done = np.random.default_rng(0), np.array([0, 0, 1, 0, 1, 1, 0], dtype=bool)
     actions = spec.action_spec.random_action(len(done), rng)
     actions.continuous[done], actions.discrete[done] = 0, 0
@@ -219,6 +221,12 @@ def test_datasets_that_cannot_be_are_refused(tmp_path):
         write_dataset(demo, "cart-v0")
     with pytest.raises(DemonstrationError, match=r"Pendulum-v1: observes \[\(3,\)\] and takes"):
         write_dataset(demo, "cart-v1", "gymnasium:Pendulum-v1")
+    collect("hill-v0", gymnasium.make("MountainCar-v0", max_episode_steps=5))
+    import_table(*read_dataset("hill-v0"), tmp_path / "hill.demo")  # with the same observations
+    with pytest.raises(DemonstrationError, match=r"Continuous-v0: observes \[\(2,\)\] and takes"):
+        write_dataset(
+            read_demo(tmp_path / "hill.demo"), "hill-v1", "gymnasium:MountainCarContinuous-v0"
+        )
     with pytest.raises(SettingsError, match=r"Gymnasium has no environment 'CartPol-v1'"):
         write_dataset(demo, "cart-v1", "gymnasium:CartPol-v1")
     assert not (tmp_path / "datasets" / "cart-v1").exists()

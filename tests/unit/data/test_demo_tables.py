@@ -138,7 +138,8 @@ def test_bytes_of_images_become_numbers_up_to_one(tmp_path):
     image = np.array([0, 51, 102, 255], dtype=np.uint8).reshape(1, 1, 2, 2)
     path = tmp_path / "a.npz"
     np.savez(path, obs0=image, discrete=np.array([1]), terminated=np.array([True]))
-    import_table(read_table(path), "B", spec, tmp_path / "a.demo")
+    steps = import_table(read_table(path), "B", spec, tmp_path / "a.demo")
+    assert any(one.endswith("0 to 1, bytes divided by 255") for one in steps)
     seen = read_demo(tmp_path / "a.demo").obs[0][0].ravel()
     np.testing.assert_array_equal(seen, np.float32([0, 51, 102, 255]) / np.float32(255))
     np.savez(path, obs0=image.reshape(1, 2, 2, 1), discrete=np.array([1]), terminated=[True])
@@ -218,6 +219,11 @@ def test_columns_that_do_not_fit_the_behavior_are_refused(tmp_path, options, tol
         imported(tmp_path, PLAY, **options)
     assert told in str(raised.value)
     assert "--column" in str(raised.value) or "Its fields" in str(raised.value)
+
+
+def test_an_episode_has_one_name(tmp_path):
+    with pytest.raises(DemonstrationError, match="episode is one number or text in each row; name"):
+        imported(tmp_path, PLAY, columns={**OWN, "episode": ["x", "y"]})
 
 
 @pytest.mark.parametrize(
