@@ -15,8 +15,9 @@ from pipeline.errors import SettingsError
 from pipeline.nets.vision import FlatEncoder, visual_encoder
 from pipeline.plugins import Group, load
 from pipeline.settings import load_run_settings
+from pipeline.settings.experiments import SINKS
 from pipeline.settings.params import load_params
-from pipeline.settings.plan import plan
+from pipeline.settings.plan import OUR_SIMULATORS, plan
 from pipeline.settings.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS
 from pipeline.simulators import registry
 from pipeline.stages.shared import provenance
@@ -139,6 +140,12 @@ def test_every_part_of_ours_is_where_its_table_says():
         assert ENCODERS.load(name, room="pipeline.nets.").minimum_side >= 1
     for name in registry.NAMES:
         assert callable(registry.SIMULATORS[name])
+    for name in SINKS.ours:
+        assert callable(SINKS.load(name, room="pipeline.tracking.sinks."))
+
+
+def test_the_plan_knows_the_simulators_of_ours():
+    assert set(registry.NAMES) == OUR_SIMULATORS
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,7 @@ class PPO(Algorithm):
     def _rows(self, rollout: Rollout) -> Rows:
         """The rows of a rollout with `value` and `returns` [R, S], and `advantage`.
 
-        That is [R, 1], and [R, C] of updates beside acting, by components of the actions.
+        `advantage` is [R, 1], or [R, C] where agents act during updates.
         """
         f = rollout.fields
         n_obs = len(self.spec.observation_specs)

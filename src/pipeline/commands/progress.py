@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-import yaml
-
+from pipeline.settings.nodes import to_plain
 from pipeline.settings.plan import plan
+from pipeline.settings.yaml_file import read_yaml
 from pipeline.stages.shared.attempt import WORK, read_map
 from pipeline.stages.shared.project import checkout
 from pipeline.tracking.console import duration
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _FILLED_IN = re.compile(r"\$\{(?:item\.)?(\w+)\}")
 """What DVC fills in for each run of a stage: its key in the table of runs, or a value there."""
-_TELLS = re.compile(r"workflow/scripts/|pipeline\.stages")
+_OURS = re.compile(r"workflow/scripts/|pipeline\.stages")
 """Commands of the stages that are ours: in a checkout, and in a project of `pipeline init`."""
 _EACH_S = 10.0
 """Between lines on progress, where they cannot be drawn over."""
@@ -81,17 +81,18 @@ def graph_of(params: Params, root: Path) -> Graph:
     """Return the DAG of params.yaml, from what the stages of dvc.yaml read and write."""
     tables = plan(params)["runs"]
     described = root / "dvc.yaml" if (root / "dvc.yaml").is_file() else checkout() / "dvc.yaml"
-    stages = yaml.safe_load(described.read_text(encoding="utf-8"))["stages"]
+    stages = to_plain(read_yaml(described, what="The DAG")).get("stages") or {}
     names: dict[str, Job] = {}
     reads: dict[Job, list[str]] = {}
     makers: dict[str, set[Job]] = {}
     """By what they write, and by the folders that it lies in."""
     for family, stage in stages.items():
-        one, table = stage.get("do", stage), stage.get("foreach")
+        one = stage.get("do", stage)
         # A user's own stage does not tell how far it is; `check` makes no result, and runs always.
-        if family == "check" or not _TELLS.search(str(one.get("cmd"))):
+        if family == "check" or "matrix" in stage or not _OURS.search(str(one.get("cmd"))):
             continue
-        entries = tables[table[len("${runs.") : -1]] if table else {"": {}}
+        table = str(stage.get("foreach", "")).removeprefix("${runs.").removesuffix("}")
+        entries = tables.get(table, {}) if table else {"": {}}
         for key, entry in entries.items():
             job = Job(family.partition("_")[0], _instance(key, entry))
             names[f"{family}@{key}" if table else family] = job

@@ -323,7 +323,7 @@ class ActorAndCritic:
     """An actor and a critic over the same rows, in one product a layer where both are dense alone.
 
     Attributes:
-        pairs: parameters of one shape, for `FlatAdam` to lay side by side; then `share_weights`.
+        pairs: pairs of parameters, both of one shape, for `FlatAdam` to lay side by side.
     """
 
     def __init__(self, actor: Actor, critic: Critic) -> None:

@@ -49,12 +49,12 @@ class ConvolutionEncoder(nn.Module):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "minimum_side" in vars(cls):
-            return
-        side = 1
-        for _, kernel, stride in reversed(cls.layers):
-            side = (side - 1) * stride + kernel
-        cls.minimum_side = side
+        layers = vars(cls).get("layers")
+        if "minimum_side" not in vars(cls) and isinstance(layers, tuple | list):
+            side = 1
+            for _, kernel, stride in reversed(layers):
+                side = (side - 1) * stride + kernel
+            cls.minimum_side = side
 
     def __init__(self, shape: Sequence[int], output: int) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ def visual_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncode
     made: VisualEncoder = encoder(shape, output)
     if not hasattr(made, "to_onnx"):  # said now, and not when there is something to export
         raise SettingsError(
-            f"vis_encode_type: the class {encoder.__name__} of {kind!r} has no method "
-            "`to_onnx(graph, image)`, so what it learns could not be exported; give it one"
+            f"vis_encode_type: the class {type(made).__name__} of {kind!r} has no method "
+            "`to_onnx(graph, image)`, by which policies are exported; give it one"
         )
     return made

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any, Literal, Self, get_args
 
 from pipeline.plugins import Group
@@ -23,8 +24,8 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 # Each of them takes a file that the stage before it makes.
 _NEEDS = {"export": "train", "evaluate": "export"}
 
-_SINKS = sorted((Path(__file__).parents[1] / "tracking/sinks").glob("[a-z]*.py"))
-SINKS: Group[Any] = Group("pipeline.sinks", {one.stem: f".{one.stem}:for_run" for one in _SINKS})
+_SINKS = iter_modules([str(Path(__file__).parents[1] / "tracking/sinks")])
+SINKS: Group[Any] = Group("pipeline.sinks", {one.name: f".{one.name}:for_run" for one in _SINKS})
 """What opens a sink for a `TrackedRun`, by name: `for_run` of each file in `tracking/sinks`."""
 
 _EXTRAS = {"mlflow": "train", "tensorboard": "train", "wandb": "wandb"}

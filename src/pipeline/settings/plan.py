@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import SettingsError, StageError
@@ -45,7 +46,11 @@ _TABLES = (
     *("evaluate", "evaluate_video"),
 )
 _OTHER_SIMULATORS: Group[Any] = Group("pipeline.simulators", {})  # ours lie above this package
-_GAMES = Path(__file__).parents[1] / "simulators/games"
+_HELPERS = {"areas", "drawing", "rays"}  # of the games, in their folder
+OUR_SIMULATORS = {
+    one.name for one in iter_modules([str(Path(__file__).parents[1] / "simulators/games")])
+} - _HELPERS
+"""Their names; the modules lie above this package."""
 _HEADER = """\
 # Made by `pipeline plan` from params.yaml: change that, and run the command again.
 # One entry per run of a stage; dvc.yaml goes through each table with `foreach`.
@@ -109,7 +114,7 @@ def _plugins_of(name: str, environment: EnvironmentParams) -> dict[str, Any]:
     simulator = getattr(environment, "name", None) or name
     if not isinstance(environment, BuiltinSource) or simulator not in _OTHER_SIMULATORS:
         return {}
-    if (_GAMES / f"{simulator}.py").is_file():  # ours, which no plug-in of that name replaces
+    if simulator in OUR_SIMULATORS:  # no plug-in of that name replaces it
         return {}
     return {"plugins": _OTHER_SIMULATORS.versions(simulator)}
 

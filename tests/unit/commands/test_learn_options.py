@@ -166,7 +166,7 @@ def test_sinks_are_named_with_commas_or_by_repeating_the_option(config):
         "--track: 'tensorbord' is not allowed; did you mean 'tensorboard'? Allowed: "
         f"{', '.join(SINKS.ours)}. Packages with an entry point in 'pipeline.sinks' bring "
     )
-    assert {"jsonl", "mlflow", "stats_writers", "tensorboard", "wandb"} <= set(SINKS.ours)
+    assert list(SINKS.ours) == ["jsonl", "mlflow", "stats_writers", "tensorboard", "wandb"]
 
 
 @pytest.mark.parametrize("flag", ["--keep-checkpoints", "--save-freq", "--deterministic"])

@@ -41,7 +41,11 @@ def watch(*waiting: Job, **more: object) -> Watch:
 
 
 def test_stages_that_a_user_has_added_to_the_dag_are_not_waited_for(tmp_path: Path):
-    own = "  plot:\n    foreach: [a, b]\n    do:\n      cmd: python plot.py ${item}\n"
+    own = (
+        "  plot: {foreach: [a, b], do: {cmd: 'python plot.py ${item}'}}\n"
+        "  draw: {foreach: {a: 1}, do: {cmd: 'python workflow/scripts/draw.py ${item}'}}\n"
+        "  both: {matrix: {of: [a, b]}, cmd: 'python workflow/scripts/both.py ${item.of}'}\n"
+    )
     ours = (Path(__file__).resolve().parents[3] / "dvc.yaml").read_text()
     (tmp_path / "dvc.yaml").write_text(ours + own)
     text = "environments:\n  ball: {source: builtin, name: balance_ball}\nexperiments: {}\n"

@@ -55,6 +55,6 @@ class NoveltySettings(RewardSignalSettings):
     """Random projections; observations with the same signs of all of them count as the same."""
 
     @property
-    def alone(self) -> str:
+    def why_alone(self) -> str:
         """Why only one learner can have it."""
         return "its counts are of one process; leave it out"

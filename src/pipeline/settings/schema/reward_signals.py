@@ -137,7 +137,7 @@ class RewardSignalSettings:
     """The signal's own network."""
 
     @property
-    def alone(self) -> str:
+    def why_alone(self) -> str:
         """Why only one learner can have the signal, with what to change; empty if several can.
 
         Several learners average the gradients of its `optimizer` and the statistics of its
@@ -180,7 +180,7 @@ class GAILSettings(RewardSignalSettings):
     """Demonstration file, a folder of them, or a list of both, with weights if wished."""
 
     @property
-    def alone(self) -> str:
+    def why_alone(self) -> str:
         """As in every reward signal's settings."""
         text = "the bottleneck of use_vail is adjusted in one process; set it to false"
         return text if self.use_vail else ""
