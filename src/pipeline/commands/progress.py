@@ -87,16 +87,16 @@ def graph_of(params: Params, root: Path) -> Graph:
     makers: dict[str, set[Job]] = {}
     """By what they write, and by the folders that it lies in."""
     for family, stage in stages.items():
-        one = stage.get("do", stage)
+        body = stage.get("do", stage)
         # A user's own stage does not tell how far it is; `check` makes no result, and runs always.
-        if family == "check" or "matrix" in stage or not _OURS.search(str(one.get("cmd"))):
+        if family == "check" or "matrix" in stage or not _OURS.search(str(body.get("cmd"))):
             continue
         table = str(stage.get("foreach", "")).removeprefix("${runs.").removesuffix("}")
         entries = tables.get(table, {}) if table else {"": {}}
         for key, entry in entries.items():
             job = Job(family.partition("_")[0], _instance(key, entry))
             names[f"{family}@{key}" if table else family] = job
-            read, written = _files(one, {**entry, "key": key})
+            read, written = _files(body, {**entry, "key": key})
             reads[job] = read
             for path in written:
                 for place in (path, *map(str, PurePosixPath(path).parents)):

@@ -57,10 +57,10 @@ def refuse_alone_only(name: str, settings: TrainerSettings, n_learners: int) -> 
     h = settings.hyperparameters
     if settings.self_play is not None:
         raise SettingsError(f"{at}.self_play: games are played in one process; use one learner")
-    for signal, own in settings.reward_signals.items():
-        if own.why_alone:
+    for signal, chosen in settings.reward_signals.items():
+        if chosen.why_alone:
             where = f"{at}.reward_signals.{signal}"
-            raise SettingsError(f"{where}: {own.why_alone}, or use one learner")
+            raise SettingsError(f"{where}: {chosen.why_alone}, or use one learner")
     if isinstance(h, SACSettings) and h.batch_size % n_learners:
         raise SettingsError(
             f"{at}.hyperparameters.batch_size: {h.batch_size} cannot be shared equally "
