@@ -48,7 +48,7 @@ def fixtures() -> Path:
     named = os.environ.get("PIPELINE_FIXTURES")
     folder = Path(named) if named else REPOSITORY.parent / "shared" / "fixtures"
     if not folder.is_dir():
-        pytest.skip("fixtures are not here")
+        pytest.skip("files of Unity and ML-Agents: PIPELINE_FIXTURES names no folder of them")
     return folder
 
 

@@ -28,7 +28,9 @@ PRESENT = sorted((FIXTURES / "configs" / "v2.0").rglob("*.yaml"))
 FLAT = sorted((FIXTURES / "configs" / "v1.0").rglob("*.yaml"))
 OWN = sorted((ROOT / "config").rglob("*.yaml"))
 
-here = pytest.mark.skipif(not PRESENT, reason="fixtures are not here")
+here = pytest.mark.skipif(
+    not PRESENT, reason="files of Unity and ML-Agents: PIPELINE_FIXTURES names no folder of them"
+)
 
 
 def name_of(path: Path) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
@@ -98,12 +95,8 @@ DETERMINISTIC = [name for name in V3 if "deterministic" in SHAPES[name][1]]
 
 
 @pytest.fixture(scope="module")
-def models():
-    beside = Path(__file__).parents[2].parent / "shared" / "fixtures"
-    folder = Path(os.environ.get("PIPELINE_FIXTURES", beside)) / "onnx"
-    if not folder.is_dir():
-        pytest.skip("fixtures are not here")
-    return folder
+def models(fixtures):
+    return fixtures / "onnx"
 
 
 def random_steps(spec, n_agents, seed=0):

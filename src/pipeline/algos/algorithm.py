@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,13 +13,14 @@ import numpy as np
 import torch
 
 from pipeline import seeding
-from pipeline.algos.finite_checks import refuse_divergence
+from pipeline.algos.finite_checks import first_non_finite
 from pipeline.algos.policy import Policy, generator_for, rollout_fields
 from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import tensors
 from pipeline.algos.schedules import completed
 from pipeline.data.columns import Field
+from pipeline.errors import TrainingError
 from pipeline.nets.encoder import HyperLayer
 
 if TYPE_CHECKING:
@@ -126,18 +128,28 @@ class Algorithm(ABC):
         return self.update(rollout, step=step)
 
     def refuse_divergence(self, losses: Mapping[str, float], *, step: int) -> None:
-        """Look at the mean losses of an update, and at all gradients and weights.
+        """Look once per update at the mean losses, and at all gradients and weights.
+
+        A gradient that was not finite in any minibatch has made weights of that kind.
 
         Raises:
             TrainingError: A number is not finite.
         """
-        refuse_divergence(
-            type(self).__name__,
-            step=step,
-            losses=losses,
-            optimizer=self.optimizer,
-            networks=self.own_networks,
-        )
+        at = f"step {step}: the {type(self).__name__}"
+        # One sum of numbers that are on the CPU already, once per update and not per minibatch.
+        if not math.isfinite(sum(losses.values())):
+            values = ", ".join(f"{name} {value}" for name, value in losses.items())
+            raise TrainingError(
+                f"{at} loss is not finite ({values}); lower learning_rate or the reward's scale"
+            )
+        kinds = {"gradient": self.optimizer.gradient, "weights": self.optimizer.flat}
+        for kind, flat in kinds.items():
+            if not flat.isfinite().all():
+                where = first_non_finite(self.own_networks, gradient=kind == "gradient")
+                raise TrainingError(
+                    f"{at} {kind} of {where} is not finite; lower learning_rate, or set "
+                    "max_grad_norm"
+                )
 
     @property
     def memory_size(self) -> int:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from pipeline.arrays import AnyArray, FloatArray
     from pipeline.data.rollout import Rollout
-    from pipeline.nets.optimizer import FlatAdam
 
 
 def refuse_non_finite_decision(
@@ -67,39 +66,8 @@ def refuse_non_finite_rollout(rollout: Rollout, *, step: int) -> None:
             )
 
 
-def refuse_divergence(
-    algorithm: str,
-    *,
-    step: int,
-    losses: Mapping[str, float],
-    optimizer: FlatAdam,
-    networks: Mapping[str, nn.Module],
-) -> None:
-    """Look once per update at the losses, and at all gradients and weights.
-
-    A gradient that was not finite in any minibatch has made weights of that kind. The message names
-    the tensor as it is called in `networks`.
-
-    Raises:
-        TrainingError: A number is not finite.
-    """
-    # One sum of numbers that are on the CPU already, once per update and not per minibatch.
-    if not math.isfinite(sum(losses.values())):
-        values = ", ".join(f"{name} {value}" for name, value in losses.items())
-        raise TrainingError(
-            f"step {step}: the {algorithm} loss is not finite ({values}); lower learning_rate or "
-            "the reward's scale"
-        )
-    for kind, flat in (("gradient", optimizer.gradient), ("weights", optimizer.flat)):
-        if not flat.isfinite().all():
-            where = _first_non_finite(networks, gradient=kind == "gradient")
-            raise TrainingError(
-                f"step {step}: the {algorithm} {kind} of {where} is not finite; lower "
-                "learning_rate, or set max_grad_norm"
-            )
-
-
-def _first_non_finite(networks: Mapping[str, nn.Module], *, gradient: bool) -> str:
+def first_non_finite(networks: Mapping[str, nn.Module], *, gradient: bool) -> str:
+    """Name of the first weight, or gradient, that is not finite, with its network before it."""
     for network, module in networks.items():
         for name, parameter in module.named_parameters():
             values = parameter.grad if gradient else parameter

@@ -91,8 +91,9 @@ def usable_device(name: str | None) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
-    # What torch raises for a device that is unknown, that is not built in, or that is missing.
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    # Torch's for a device that is unknown (RuntimeError), missing (AssertionError: cuda), not
+    # built in (NotImplementedError: mps, xla), or whose package is missing (ImportError: hpu).
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise SettingsError(
             f"torch_settings.device: {name!r} cannot be used here ({reason}); use cpu"

@@ -23,7 +23,7 @@ from pipeline.nets.distributions import (
 from pipeline.nets.encoder import HyperLayer, ObservationEncoder
 from pipeline.nets.layers import RunningNormalizer, linear, paired_linear
 from pipeline.nets.optimizer import FlatAdam, FusedAdam
-from pipeline.nets.vision import visual_encoder
+from pipeline.nets.vision import ConvolutionEncoder, visual_encoder
 from pipeline.protocol.specs import ObservationSpec, ObservationType
 from pipeline.settings.schema import ENCODERS, NetworkSettings
 
@@ -86,6 +86,20 @@ def test_visual_encoder_takes_its_smallest_image_and_refuses_a_smaller_one(kind)
     if side > 1:
         with pytest.raises(SettingsError, match=f"The min dimension is {side}"):
             visual_encoder(kind, (3, side, side - 1), 16)
+
+
+def test_a_smallest_image_that_an_encoder_states_stays_with_its_children():
+    class Stated(ConvolutionEncoder):
+        minimum_side = 50
+        layers = ((4, 3, 1),)
+
+    class Child(Stated):
+        pass
+
+    class Deeper(Stated):
+        layers = ((4, 3, 2), (4, 3, 2))
+
+    assert (Stated.minimum_side, Child.minimum_side, Deeper.minimum_side) == (50, 50, 7)
 
 
 def test_weights_shared_between_equal_goals_give_what_one_set_per_row_gives(monkeypatch):

@@ -16,6 +16,7 @@ from pipeline.settings import load_run_settings
 from pipeline.trainer import device_choice
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.device_choice import fastest_device, step_seconds
+from pipeline.trainer.supported import usable_device
 
 CPU, SECOND = torch.device("cpu"), torch.device("cpu:0")
 
@@ -111,3 +112,9 @@ def test_resumed_run_keeps_its_device(two_devices, quick, tmp_path, in_process, 
     saved = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
     assert saved["run"]["devices"] == {"Toy": "cpu:0"}
     assert saved["learner"]["step"] >= 600
+
+
+@pytest.mark.parametrize("name", ["warp", "xla", "hpu"])
+def test_a_device_that_torch_lacks_is_refused_whatever_torch_raises(name):
+    with pytest.raises(SettingsError, match=f"'{name}' cannot be used here"):
+        usable_device(name)

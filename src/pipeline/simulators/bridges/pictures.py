@@ -33,7 +33,8 @@ def picture(env: Any, where: str) -> AnyArray:
     if getattr(inner, "mujoco_renderer", None) is not None and not _has_off_screen_gl():
         return side_view(inner.model, inner.data)
     image = None
-    with contextlib.suppress(NotImplementedError):  # Gymnasium's and PettingZoo's own
+    # Gymnasium's and PettingZoo's `render` raise it where an environment draws nothing.
+    with contextlib.suppress(NotImplementedError):
         image = env.render()
     if not isinstance(image, np.ndarray) or image.ndim != 3 or image.shape[2] != 3:
         modes = getattr(env, "metadata", {}).get("render_modes", ())
