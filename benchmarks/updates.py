@@ -38,6 +38,7 @@ from pipeline.data.groups import GroupSnapshots
 from pipeline.data.rollout import Rollout
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
+from pipeline.trainer.api import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -197,6 +198,7 @@ def main() -> None:
     options = parser.parse_args()
     NETWORK["hidden_units"] = options.units
     torch.set_num_threads(1)
+    keep_freed_memory()
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     command = [
         str(Path(peer_command()).with_name("python")),

@@ -1,12 +1,13 @@
-"""`torch_settings.compile`: a loss and its derivative as one compiled program.
+"""`torch_settings.compile`: a loss, its derivative and Adam's step as one compiled program.
 
 A small network is bound by calls: a quarter of a gradient step is arithmetic, and the rest is calls
-of torch and the graph that it keeps for `backward`. So the loss and its derivative are traced once,
-into operations without a graph, and torch's compiler makes few programs of those.
+of torch and the graph that it keeps for `backward`. So all of a step is traced once, into
+operations without a graph, and torch's compiler makes one program of those, in C++.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import logging
@@ -21,13 +22,15 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pipeline.nets.layers import IS_TRACED
+from pipeline.nets.optimizer import adam_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from pipeline.data.columns import Length
+    from pipeline.nets.optimizer import FlatAdam
 
     Losses = Callable[[Mapping[str, Tensor]], tuple[Tensor, tuple[Tensor, ...]]]
 
@@ -39,79 +42,95 @@ def compiler() -> str | None:
     return shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
 
 
-class CompiledGradients:
-    """Derivatives of one loss by some parameters, in a program for each shape of minibatch.
+class CompiledSteps:
+    """Steps of an optimizer down one loss, in a program for each shape of minibatch.
 
     Where lengths differ from minibatch to minibatch, one program takes any of them. The same
     program on the same machine gives the same bytes; against `backward` sums are in another order.
 
     Args:
-        gradients: the parameters and where their gradients lie.
+        optimizer: what moves the parameters, and holds their gradient.
     """
 
-    def __init__(self, gradients: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
-        self._gradients = list(gradients)
-        self._programs: dict[
-            tuple[object, ...], tuple[Callable[..., list[Tensor]], list[Tensor]]
-        ] = {}
+    def __init__(self, optimizer: FlatAdam) -> None:
+        self._optimizer = optimizer
+        self._programs: dict[tuple[object, ...], Callable[..., list[Tensor]]] = {}
 
     def __call__(
         self,
         losses: Losses,
         columns: Mapping[str, Tensor],
         lengths: Mapping[str, Length] | None = None,
+        *,
+        max_norm: float | None = None,
     ) -> list[Tensor]:
-        """Add the gradients of parameters that the loss depends on; the loss's other results.
+        """Move the parameters one step down the loss; the loss's other results.
 
         Args:
             losses: a scalar to go down on and other results, from the columns, from parameters and
                 buffers, and from nothing else; always the same function.
             columns: [B, ...] and others, by name.
             lengths: of columns whose length differs from call to call, and is at least 2.
+            max_norm: what longer gradients are shortened to.
         """
-        lengths = lengths or {}
+        lengths, optimizer = lengths or {}, self._optimizer
+        # Between processes the gradient is averaged before anything moves along it.
+        moves = optimizer.average is None
         shapes = tuple(
             (name, values.shape[1:] if name in lengths else values.shape)
             for name, values in columns.items()
         )
-        key = (shapes, bool(lengths))
+        key = (shapes, bool(lengths), max_norm, moves)
+        moved = [optimizer.gradient, *(optimizer.next_move() if moves else ())]
         if key not in self._programs:
-            self._programs[key] = self._compiled(losses, columns, lengths)
-        program, places = self._programs[key]
+            copies = [one.clone() for one in moved]  # tracing computes, too
+            self._programs[key] = self._compiled(losses, columns, lengths, copies, max_norm)
         with torch.no_grad():
-            return program(list(columns.values()), places)
+            results = self._programs[key](list(columns.values()), *moved)
+        if not moves:
+            optimizer.step(max_norm=max_norm)
+        return results
 
     def _compiled(
-        self, losses: Losses, columns: Mapping[str, Tensor], lengths: Mapping[str, Length]
-    ) -> tuple[Callable[..., list[Tensor]], list[Tensor]]:
-        """The program for columns of these shapes, and the gradients that it adds to."""
+        self,
+        losses: Losses,
+        columns: Mapping[str, Tensor],
+        lengths: Mapping[str, Length],
+        moved: Sequence[Tensor],
+        max_norm: float | None,
+    ) -> Callable[..., list[Tensor]]:
+        """The program for columns of these shapes, called with them and with what it changes.
+
+        That is the gradient, and where the program is to move by it, what `adam_step` takes.
+        """
         began = time.perf_counter()
         columns = self._example(columns, lengths)
-        names = list(columns)
-        parameters = [parameter for parameter, _ in self._gradients]
+        names, optimizer = list(columns), self._optimizer
+        parameters = [parameter for parameter, _ in optimizer.gradients]
         loss, _ = losses(columns)
         # torch's own hints leave out that some are None
         gradients: Any = torch.autograd.grad(loss, parameters, allow_unused=True)
         used = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        places = [optimizer.gradients[i][1] for i in used]
 
-        def derivative(values: list[Tensor], places: list[Tensor]) -> list[Tensor]:
+        def step(values: list[Tensor], gradient: Tensor, *move: Tensor) -> list[Tensor]:
             loss, results = losses(dict(zip(names, values, strict=True)))
-            gradients = torch.autograd.grad(loss, [parameters[i] for i in used])
-            for place, gradient in zip(places, gradients, strict=True):
-                place.add_(gradient)  # a pair's and that of one of it may be the same memory
+            found = torch.autograd.grad(loss, [parameters[i] for i in used])
+            gradient.copy_(_flat(found, places, optimizer.flat.numel()))
+            if move:
+                adam_step(gradient, *move, max_norm=max_norm)
             return [one.detach() for one in results]
 
-        places = [self._gradients[i][1] for i in used]
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore", DeprecationWarning)  # of parts of torch by others of it
             again = IS_TRACED.set(True)
             try:
                 with torch.enable_grad():
                     traced = make_fx(
-                        derivative,
+                        step,
                         tracing_mode="symbolic" if lengths else "real",
                         _allow_non_fake_inputs=True,  # parameters are no inputs
-                    )(list(columns.values()), places)
+                    )(list(columns.values()), *moved)
             finally:
                 IS_TRACED.reset(again)
             program = torch.compile(
@@ -123,11 +142,13 @@ class CompiledGradients:
                     "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
                     "compile_threads": 1,  # no processes that would outlive this one
                     "size_asserts": False,  # of inputs, which the key has seen
+                    # What calls the parts is C++, too, and leaves Python to other threads.
+                    "cpp_wrapper": optimizer.gradient.device.type == "cpu",
+                    # Or Adam would look up for each number which parameter it belongs to.
+                    "max_pointwise_cat_inputs": 0,
                 },
             )
-            program(list(columns.values()), places)
-            for place in places:  # tracing has computed, too
-                place.zero_()
+            program(list(columns.values()), *moved)
         gc.collect()
         gc.freeze()  # or every later collection would walk what the compiler keeps
         _log.info(
@@ -136,7 +157,7 @@ class CompiledGradients:
             len(next(iter(columns.values()))),
             time.perf_counter() - began,
         )
-        return program, places
+        return program
 
     def _example(
         self, columns: Mapping[str, Tensor], lengths: Mapping[str, Length]
@@ -147,9 +168,9 @@ class CompiledGradients:
             for name, values in columns.items()
         ]
         # Lengths that happen to be equal would be the same length to torch.
-        taken = {
-            n for shape in (*fixed, *(place.shape for _, place in self._gradients)) for n in shape
-        }
+        parameters = self._optimizer.parameters
+        shapes = [*fixed, *(one.shape for one in (*parameters, self._optimizer.flat))]
+        taken = {n for shape in shapes for n in shape}
         chosen: dict[Length, int] = {}
         for length in lengths.values():
             if length not in chosen:
@@ -161,3 +182,22 @@ class CompiledGradients:
             else values
             for name, values in columns.items()
         }
+
+
+def _flat(found: Sequence[Tensor], places: Sequence[Tensor], n: int) -> Tensor:
+    """Gradients at their places in a vector [n], 0 between them.
+
+    A pair's place holds those of its two parameters: where both are used, they add up.
+    """
+    starts = [place.storage_offset() for place in places]
+    stops = [start + place.numel() for start, place in zip(starts, places, strict=True)]
+    bounds = sorted({0, *starts, *stops, n})
+    parts = []
+    for low, high in itertools.pairwise(bounds):
+        here = [
+            gradient.flatten()[low - start : high - start]
+            for gradient, start, stop in zip(found, starts, stops, strict=True)
+            if start <= low and high <= stop
+        ]
+        parts.append(functools.reduce(torch.add, here) if here else found[0].new_zeros(high - low))
+    return torch.cat(parts)

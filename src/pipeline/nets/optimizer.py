@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pipeline.data.columns import Length
-    from pipeline.nets.compiled import CompiledGradients, Losses
+    from pipeline.nets.compiled import CompiledSteps, Losses
 
 # Numbers that each parameter's place is rounded up to, so that all begin at a cache line.
 _ALIGNMENT = 16
@@ -125,28 +125,29 @@ class FlatAdam(FusedAdam):
         size = -(-size // _ALIGNMENT) * _ALIGNMENT
         self.flat = nn.Parameter(torch.zeros(size, dtype=first.dtype, device=first.device))
         gradient = self.flat.grad = torch.zeros_like(self.flat)
-        self._gradients: list[tuple[nn.Parameter, Tensor]] = []
+        self.gradients: list[tuple[nn.Parameter, Tensor]] = []
+        """Of each parameter, then of each pair: views of `gradient`."""
         for parameter, place in zip(self.parameters, self._places, strict=True):
             self.flat.data[place] = parameter.detach().flatten()
             # The object stays and its data move, so that modules which hold it see them.
             parameter.data = self.flat.data[place].view_as(parameter)
-            self._gradients.append((parameter, gradient[place].view_as(parameter)))
+            self.gradients.append((parameter, gradient[place].view_as(parameter)))
         self.paired: list[nn.Parameter] = []
         for one, _ in pairs:
             start, shape = one.storage_offset(), (2, *one.shape)
             place = slice(start, start + 2 * one.numel())
             self.paired.append(nn.Parameter(self.flat.detach()[place].view(shape)))
-            self._gradients.append((self.paired[-1], gradient[place].view(shape)))
+            self.gradients.append((self.paired[-1], gradient[place].view(shape)))
         super().__init__([self.flat], learning_rate=learning_rate)
         self.average: Callable[[Tensor], None] | None = None
         """Makes the gradient the mean over several processes, before anything is done with it."""
-        self.compiled: CompiledGradients | None = None
-        """Computes gradients by a compiled program; None for torch's own `backward`."""
+        self.compiled: CompiledSteps | None = None
+        """Makes the steps of `descend` by compiled programs; None for torch's own `backward`."""
 
     def zero_gradients(self) -> None:
         """Forget the gradients, those of other optimizers of the same parameters included."""
         self.gradient.zero_()
-        for parameter, gradient in self._gradients:
+        for parameter, gradient in self.gradients:
             parameter.grad = gradient
 
     @property
@@ -159,9 +160,9 @@ class FlatAdam(FusedAdam):
 
     def compile(self) -> None:
         """Have `descend` compile what it derives, once for each shape of its columns."""
-        from pipeline.nets.compiled import CompiledGradients  # takes a second to import
+        from pipeline.nets.compiled import CompiledSteps  # takes a second to import
 
-        self.compiled = CompiledGradients(self._gradients)
+        self.compiled = CompiledSteps(self)
 
     def descend(
         self,
@@ -184,15 +185,12 @@ class FlatAdam(FusedAdam):
         """
         # A length of 0 or 1 is another program to torch.
         if self.compiled and steady and all(len(columns[name]) > 1 for name in lengths or ()):
-            self.gradient.zero_()
-            results = self.compiled(losses, columns, lengths)
-        else:
-            loss, others = losses(columns)
-            self.zero_gradients()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            results = [one.detach() for one in others]
+            return self.compiled(losses, columns, lengths, max_norm=max_norm)
+        loss, others = losses(columns)
+        self.zero_gradients()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.step(max_norm=max_norm)
-        return results
+        return [one.detach() for one in others]
 
     def step(self, *, max_norm: float | None = None) -> None:
         """Move along the gradients, first shortened to `max_norm` if they are longer."""
@@ -202,6 +200,15 @@ class FlatAdam(FusedAdam):
         if max_norm is not None:
             nn.utils.clip_grad_norm_([self.flat], max_norm)
         super().step()
+
+    def next_move(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Count one step more; what `adam_step` moves by it, and how far."""
+        (state,) = self._state
+        state["step"] += 1
+        n, (beta1, beta2) = float(state["step"]), self.BETAS
+        scales = [self.learning_rate / (1.0 - beta1**n), (1.0 - beta2**n) ** -0.5]
+        how_far = torch.tensor(scales, device=self.flat.device)
+        return self.flat.detach(), state["exp_avg"], state["exp_avg_sq"], how_far
 
     def state_dict(self) -> dict[str, Any]:
         """Adam's moments and step count; the moments in the order of the parameters."""
@@ -227,6 +234,35 @@ class FlatAdam(FusedAdam):
             for old, new in zip(before, after, strict=True):
                 moved[name][new] = values[old]
         return {**state, "state": {0: moved}}
+
+
+def adam_step(
+    gradient: Tensor,
+    parameters: Tensor,
+    mean: Tensor,
+    mean_square: Tensor,
+    scales: Tensor,
+    *,
+    max_norm: float | None = None,
+) -> None:
+    """Adam's step on vectors [n], in place, in operations that can be compiled with others.
+
+    Args:
+        gradient: along which to move.
+        parameters: what moves.
+        mean: moving mean of gradients; the first moment.
+        mean_square: of their squares; the second.
+        scales: [2] the learning rate over 1 - beta1^t, and 1 over the root of 1 - beta2^t, of the
+            t-th step: what makes up for moments that begin at 0.
+        max_norm: what a longer gradient is shortened to, as `clip_grad_norm_` does.
+    """
+    beta1, beta2 = FusedAdam.BETAS
+    if max_norm is not None:
+        norm = torch.linalg.vector_norm(gradient)
+        gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+    mean.lerp_(gradient, 1.0 - beta1)
+    mean_square.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+    parameters.sub_(scales[0] * mean / (mean_square.sqrt() * scales[1] + FusedAdam.EPSILON))
 
 
 def _places(

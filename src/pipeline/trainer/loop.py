@@ -278,9 +278,7 @@ class TrainingLoop:
             device = fastest_device(name, spec, own, n_agents=n_agents, kept=kept)
             self._devices[name] = str(device)
         learner = Learner(name, spec, own, seed=seed, device=device, learns=not self.inference)
-        in_thread = learner.overlap is not None and learner.overlap.in_thread
-        # not in a thread: a compiled program does not let the loop have Python meanwhile
-        if self.settings.torch_settings.compile and learner.learns and not in_thread:
+        if self.settings.torch_settings.compile and learner.learns:
             learner.algorithm.compile()
         if saved is not None:
             path = files.named(self.job.run_dir, name) / RESUME_FILE

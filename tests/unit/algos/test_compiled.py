@@ -78,6 +78,58 @@ def test_compiled_steps_are_those_of_backward(caplog):
         torch.testing.assert_close(one, two)
 
 
+class Pair(nn.Module):
+    """Two layers of one shape, used as one of two; one of them once more by itself."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(3, 5), nn.Linear(3, 5)
+        pairs = [(self.one.weight, self.two.weight)]
+        self.optimizer = FlatAdam(self.parameters(), learning_rate=0.1, pairs=pairs)
+
+    def losses(self, columns):
+        both = columns["x"] @ self.optimizer.paired[0].transpose(1, 2)
+        alone = columns["x"] @ self.one.weight.t()
+        return (both - columns["y"][:, :1]).square().mean() + alone.square().mean(), (both,)
+
+    scale = torch.ones(())
+
+
+def test_a_pair_and_one_of_it_by_itself_add_up():
+    plain, fast = Pair(), Pair()
+    fast.optimizer.compile()
+    for one, two in zip(trained(plain, (4, 4)), trained(fast, (4, 4)), strict=True):
+        torch.testing.assert_close(one, two)
+    torch.testing.assert_close(plain.optimizer.flat, fast.optimizer.flat)
+    torch.testing.assert_close(plain.optimizer.gradient, fast.optimizer.gradient)
+
+
+def test_between_processes_the_mean_gradient_is_moved_along():
+    plain, fast = Toy(), Toy()
+    fast.optimizer.compile()
+    for toy in (plain, fast):
+        toy.optimizer.average = lambda gradient: gradient.mul_(torch.arange(len(gradient)) % 3)
+        trained(toy, (4, 4))
+    torch.testing.assert_close(plain.optimizer.flat, fast.optimizer.flat)
+    alone = Toy()
+    trained(alone, (4, 4))
+    assert not torch.allclose(plain.optimizer.flat, alone.optimizer.flat)  # it matters
+
+
+def test_compiled_steps_and_others_may_alternate():
+    """As in a run that is resumed with another setting."""
+    plain, mixed = Toy(), Toy()
+    mixed.optimizer.compile()
+    for _ in range(2):  # the same minibatch twice
+        trained(plain, (4,))
+        trained(mixed, (4,))
+        mixed.optimizer.compiled = None
+    torch.testing.assert_close(plain.optimizer.flat, mixed.optimizer.flat)
+    for one in (plain, mixed):
+        assert one.optimizer.state_dict()["state"][0]["step"] == 2
+
+
 def test_shapes_that_do_not_come_again_are_not_compiled(monkeypatch):
     toy = Toy()
     toy.optimizer.compile()
@@ -182,8 +234,8 @@ def test_a_program_for_all_lengths_is_the_same_whichever_minibatch_came_first(mo
     assert len(texts) == 2
     # The first call has the lengths that it is compiled with: torch takes equal ones for the same,
     # and layers have 16 units as minibatches have about 16 rows.
-    values, places = examples[0]
-    fixed = {n for place in places for n in place.shape}
+    values = examples[0][0]
+    fixed = {n for parameter in one.optimizer.parameters for n in parameter.shape}
     assert 16 in fixed
     assert not fixed & {len(one) for one in values if one.dim()}
     assert texts[0] == texts[1]
