@@ -134,7 +134,7 @@ class CompiledSteps:
             finally:
                 IS_TRACED.reset(again)
             program = torch.compile(
-                traced,
+                traced.forward,  # a module's call costs as much as a layer
                 fullgraph=True,
                 dynamic=bool(lengths),
                 options={

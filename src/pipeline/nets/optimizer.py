@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
@@ -204,10 +205,11 @@ class FlatAdam(FusedAdam):
     def next_move(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Count one step more; what `adam_step` moves by it, and how far."""
         (state,) = self._state
-        state["step"] += 1
-        n, (beta1, beta2) = float(state["step"]), self.BETAS
+        n, (beta1, beta2) = int(state["step"]) + 1, self.BETAS
+        state["step"].fill_(n)
+        # through NumPy, whose arrays are made in a tenth of the time
         scales = [self.learning_rate / (1.0 - beta1**n), (1.0 - beta2**n) ** -0.5]
-        how_far = torch.tensor(scales, device=self.flat.device)
+        how_far = torch.from_numpy(np.array(scales, np.float32)).to(self.flat.device)
         return self.flat.detach(), state["exp_avg"], state["exp_avg_sq"], how_far
 
     def state_dict(self) -> dict[str, Any]:

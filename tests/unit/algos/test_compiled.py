@@ -218,7 +218,7 @@ def test_a_program_for_all_lengths_is_the_same_whichever_minibatch_came_first(mo
     def noted(traced, *, dynamic, **_):
         if not dynamic:
             return traced
-        texts.append(traced.code)
+        texts.append(traced.__self__.code)
 
         def program(*given):
             examples.append(given)
