@@ -142,10 +142,14 @@ class Algorithm(ABC):
             raise TrainingError(
                 f"{at} loss is not finite ({values}); lower learning_rate or the reward's scale"
             )
-        kinds = {"gradient": self.optimizer.gradient, "weights": self.optimizer.flat}
-        for kind, flat in kinds.items():
+        optimizer = self.optimizer
+        kinds = {
+            "gradient": (optimizer.gradient, dict(optimizer.gradients)),
+            "weights": (optimizer.flat, None),
+        }
+        for kind, (flat, gradients) in kinds.items():
             if not flat.isfinite().all():
-                where = first_non_finite(self.own_networks, gradient=kind == "gradient")
+                where = first_non_finite(self.own_networks, gradients)
                 raise TrainingError(
                     f"{at} {kind} of {where} is not finite; lower learning_rate, or set "
                     "max_grad_norm"

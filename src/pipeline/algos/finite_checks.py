@@ -12,7 +12,7 @@ from pipeline.errors import TrainingError, UnityPolicyException
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import nn
+    from torch import Tensor, nn
 
     from pipeline.arrays import AnyArray, FloatArray
     from pipeline.data.rollout import Rollout
@@ -66,11 +66,13 @@ def refuse_non_finite_rollout(rollout: Rollout, *, step: int) -> None:
             )
 
 
-def first_non_finite(networks: Mapping[str, nn.Module], *, gradient: bool) -> str:
-    """Name of the first weight, or gradient, that is not finite, with its network before it."""
+def first_non_finite(
+    networks: Mapping[str, nn.Module], gradients: Mapping[nn.Parameter, Tensor] | None = None
+) -> str:
+    """Name of the first weight, or of `gradients`, that is not finite, with its network before."""
     for network, module in networks.items():
         for name, parameter in module.named_parameters():
-            values = parameter.grad if gradient else parameter
+            values = parameter if gradients is None else gradients.get(parameter)
             if values is not None and not values.isfinite().all():
                 return f"{network}.{name}"
     return "an unnamed tensor"

@@ -2,7 +2,7 @@
 
 A small network is bound by calls: a quarter of a gradient step is arithmetic, and the rest is calls
 of torch and the graph that it keeps for `backward`. So all of a step is traced once, into
-operations without a graph, and torch's compiler makes one program of those, in C++.
+operations without a graph, and torch's compiler makes one program of those: on the CPU, in C++.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class CompiledSteps:
 
         Args:
             losses: a scalar to go down on and other results, from the columns, from parameters and
-                buffers, and from nothing else; always the same function.
+                buffers, and from nothing else; always the same function. Other results show a
+                parameter as it was before the step only if the scalar depends on them, too.
             columns: [B, ...] and others, by name.
             lengths: of columns whose length differs from call to call, and is at least 2.
             max_norm: what longer gradients are shortened to.
@@ -142,10 +143,8 @@ class CompiledSteps:
                     "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
                     "compile_threads": 1,  # no processes that would outlive this one
                     "size_asserts": False,  # of inputs, which the key has seen
-                    # What calls the parts is C++, too, and leaves Python to other threads.
+                    # What calls the parts is C++, too, and not Python.
                     "cpp_wrapper": optimizer.gradient.device.type == "cpu",
-                    # Or Adam would look up for each number which parameter it belongs to.
-                    "max_pointwise_cat_inputs": 0,
                 },
             )
             program(list(columns.values()), *moved)

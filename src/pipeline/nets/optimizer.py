@@ -160,7 +160,7 @@ class FlatAdam(FusedAdam):
         return gradient
 
     def compile(self) -> None:
-        """Have `descend` compile what it derives, once for each shape of its columns."""
+        """Have `descend` compile its steps, once for each shape of its columns."""
         from pipeline.nets.compiled import CompiledSteps  # takes a second to import
 
         self.compiled = CompiledSteps(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+import os
 import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -244,10 +245,12 @@ def keep_freed_memory() -> None:
     """Have the C library keep the memory that a gradient step frees, for the next one.
 
     glibc gives it back to the system, which then clears every page anew: a tenth of a gradient step
-    of POCA. Other C libraries stay as they are.
+    of POCA. It is for the whole process, and stays. Other C libraries are left alone, and so is
+    glibc where its own variables say what to do.
     """
+    is_said = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
+    if mallopt is not None and not is_said:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
         mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
 

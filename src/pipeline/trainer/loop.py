@@ -278,7 +278,9 @@ class TrainingLoop:
             device = fastest_device(name, spec, own, n_agents=n_agents, kept=kept)
             self._devices[name] = str(device)
         learner = Learner(name, spec, own, seed=seed, device=device, learns=not self.inference)
-        if self.settings.torch_settings.compile and learner.learns:
+        in_thread = learner.overlap is not None and learner.overlap.in_thread
+        # not in a thread: torch traces one program at a time, while no other thread calls one
+        if self.settings.torch_settings.compile and learner.learns and not in_thread:
             learner.algorithm.compile()
         if saved is not None:
             path = files.named(self.job.run_dir, name) / RESUME_FILE

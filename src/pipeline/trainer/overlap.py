@@ -80,6 +80,11 @@ class Overlap:
         self._observed: list[Sequence[FloatArray]] = []
 
     @property
+    def in_thread(self) -> bool:
+        """Whether gradient steps are made in a thread."""
+        return self._thread is not None
+
+    @property
     def is_under_way(self) -> bool:
         """Whether an update has begun whose policy does not act yet."""
         return bool(self._weights)

@@ -1,6 +1,7 @@
 """Compiled gradients: those of `backward`, whatever parameters and buffers have become since."""
 
 import logging
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
 from pipeline.data.groups import GroupSnapshots
 from pipeline.data.rollout import Rollout
+from pipeline.errors import TrainingError
 from pipeline.nets import compiled, layers
 from pipeline.nets.optimizer import FlatAdam
 from pipeline.protocol.specs import (
@@ -119,15 +121,19 @@ def test_between_processes_the_mean_gradient_is_moved_along():
 
 def test_compiled_steps_and_others_may_alternate():
     """As in a run that is resumed with another setting."""
-    plain, mixed = Toy(), Toy()
+    plain, begun, mixed = Toy(), Toy(), Toy()
+    for toy in (plain, begun):
+        trained(toy, (4,))
+    mixed.load_state_dict(begun.state_dict())
+    mixed.optimizer.load_state_dict(begun.optimizer.state_dict())
     mixed.optimizer.compile()
-    for _ in range(2):  # the same minibatch twice
-        trained(plain, (4,))
-        trained(mixed, (4,))
+    for _ in range(2):
+        for toy in (plain, mixed):
+            trained(toy, (4,))
         mixed.optimizer.compiled = None
     torch.testing.assert_close(plain.optimizer.flat, mixed.optimizer.flat)
-    for one in (plain, mixed):
-        assert one.optimizer.state_dict()["state"][0]["step"] == 2
+    for toy in (plain, mixed):
+        assert toy.optimizer.state_dict()["state"][0]["step"] == 3
 
 
 def test_shapes_that_do_not_come_again_are_not_compiled(monkeypatch):
@@ -235,7 +241,8 @@ def test_a_program_for_all_lengths_is_the_same_whichever_minibatch_came_first(mo
     # The first call has the lengths that it is compiled with: torch takes equal ones for the same,
     # and layers have 16 units as minibatches have about 16 rows.
     values = examples[0][0]
-    fixed = {n for parameter in one.optimizer.parameters for n in parameter.shape}
+    trained_ones = (*one.optimizer.parameters, one.optimizer.flat)
+    fixed = {n for parameter in trained_ones for n in parameter.shape}
     assert 16 in fixed
     assert not fixed & {len(one) for one in values if one.dim()}
     assert texts[0] == texts[1]
@@ -300,6 +307,14 @@ def random_rollout(spec, rng, *, n_kinds, n_rows=64):
         terminated=np.zeros(2, np.bool_),
         next_obs=[fields["obs_0"][:2], fields["obs_1"][:2]],
     )
+
+
+def test_a_gradient_that_is_not_finite_is_named_as_without_programs():
+    algorithm = algorithm_that_sees("vectors", PPO)
+    algorithm.compile()
+    algorithm.optimizer.gradient.fill_(math.nan)
+    with pytest.raises(TrainingError, match=r"gradient of policy\.\S+ is not finite"):
+        algorithm.refuse_divergence({"policy": 0.0}, step=1)
 
 
 def test_without_a_compiler_training_says_so_and_goes_on(monkeypatch, caplog):

@@ -6,6 +6,7 @@ import math
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -256,6 +257,20 @@ def test_failure_stops_the_run_by_name_and_spares_the_checkpoint(
     with pytest.raises(TrainingError, match=r"^behavior Toy, step [0-9]+: the PPO loss"):
         train_in(Corridor(n_agents=4), quick(threaded=True, max_steps=5000), resume_interval_s=0.0)
     assert 0 < checkpoint(tmp_path)["step"] < 5000
+
+
+@pytest.mark.parametrize(("longest", "is_compiled"), [(overlap_module.PER_STEP, True), (1, False)])
+def test_gradient_steps_in_a_thread_are_not_compiled(
+    longest, is_compiled, quick, monkeypatch, train_in
+):
+    """torch can trace only one program at a time, and two behaviors have two threads."""
+    asked = []
+    monkeypatch.setattr(PPO, "compile", lambda self: asked.append(self.spec))
+    monkeypatch.setattr(overlap_module, "PER_STEP", longest)
+    settings = quick(threaded=True, max_steps=100)
+    settings = replace(settings, torch_settings=replace(settings.torch_settings, compile=True))
+    train_in(Corridor(), settings)
+    assert bool(asked) == is_compiled
 
 
 def test_interrupted_run_saves_the_update_under_way_and_goes_on(
