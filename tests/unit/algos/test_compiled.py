@@ -119,6 +119,18 @@ def test_between_processes_the_mean_gradient_is_moved_along():
     assert not torch.allclose(plain.optimizer.flat, alone.optimizer.flat)  # it matters
 
 
+@pytest.mark.parametrize("max_norm", [None, 0.5, 50.0])
+def test_gradients_are_shortened_only_where_they_are_longer(max_norm, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
+    plain, fast = Toy(), Toy()
+    fast.optimizer.compile()
+    columns = {"x": torch.ones(4, 3), "y": torch.ones(4, 2)}
+    for toy in (plain, fast):
+        toy.optimizer.descend(toy.losses, columns, max_norm=max_norm)
+    assert 0.5 < (norm := float(plain.optimizer.gradient.norm())) < 50.0 or max_norm == 0.5, norm
+    torch.testing.assert_close(plain.optimizer.gradient, fast.optimizer.gradient)
+
+
 def test_compiled_steps_and_others_may_alternate():
     """As in a run that is resumed with another setting."""
     plain, begun, mixed = Toy(), Toy(), Toy()
