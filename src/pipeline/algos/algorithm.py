@@ -217,7 +217,7 @@ class Algorithm(ABC):
 
     def compile(self) -> None:
         """Have gradient steps compiled from now on, where a compiler is installed."""
-        from pipeline.nets.compiled import compiler  # takes a second to import
+        from pipeline.nets.compiled import CompiledSteps, compiler  # takes a second to import
 
         if self.device.type == "cpu" and compiler() is None:
             _log.warning(
@@ -233,7 +233,7 @@ class Algorithm(ABC):
                 "hyper are not compiled."
             )
             return
-        self.optimizer.compile()
+        self.optimizer.compiled = CompiledSteps(self.optimizer)
 
     def copy_for_acting(self) -> Algorithm:
         """Copy what `act` needs, and no more of `own_networks`, to act while this one learns."""

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pipeline.data.columns import Length
-    from pipeline.nets.optimizer import FlatAdam
-
-    Losses = Callable[[Mapping[str, Tensor]], tuple[Tensor, tuple[Tensor, ...]]]
+    from pipeline.nets.optimizer import FlatAdam, Losses
 
 _log = logging.getLogger(__name__)
 

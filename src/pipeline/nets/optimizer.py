@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pipeline.data.columns import Length
-    from pipeline.nets.compiled import CompiledSteps, Losses
+
+    Losses = Callable[[Mapping[str, Tensor]], tuple[Tensor, tuple[Tensor, ...]]]
 
 # Numbers that each parameter's place is rounded up to, so that all begin at a cache line.
 _ALIGNMENT = 16
@@ -142,8 +143,8 @@ class FlatAdam(FusedAdam):
         super().__init__([self.flat], learning_rate=learning_rate)
         self.average: Callable[[Tensor], None] | None = None
         """Makes the gradient the mean over several processes, before anything is done with it."""
-        self.compiled: CompiledSteps | None = None
-        """Makes the steps of `descend` by compiled programs; None for torch's own `backward`."""
+        self.compiled: Callable[..., list[Tensor]] | None = None
+        """Makes the steps of `descend`, as `nets/compiled.py` does; None for torch's `backward`."""
 
     def zero_gradients(self) -> None:
         """Forget the gradients, those of other optimizers of the same parameters included."""
@@ -158,12 +159,6 @@ class FlatAdam(FusedAdam):
         if gradient is None:
             raise ValueError("the flat gradient was taken away")
         return gradient
-
-    def compile(self) -> None:
-        """Have `descend` compile its steps, once for each shape of its columns."""
-        from pipeline.nets.compiled import CompiledSteps  # takes a second to import
-
-        self.compiled = CompiledSteps(self)
 
     def descend(
         self,

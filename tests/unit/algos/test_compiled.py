@@ -17,6 +17,7 @@ from pipeline.data.groups import GroupSnapshots
 from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError
 from pipeline.nets import compiled, layers
+from pipeline.nets.compiled import CompiledSteps
 from pipeline.nets.optimizer import FlatAdam
 from pipeline.protocol.specs import (
     ActionSpec,
@@ -67,7 +68,7 @@ def trained(toy, sizes, *, change=1.0):
 def test_compiled_steps_are_those_of_backward(caplog):
     caplog.set_level(logging.INFO, logger="pipeline")
     plain, fast = Toy(), Toy()
-    fast.optimizer.compile()
+    fast.optimizer.compiled = CompiledSteps(fast.optimizer)
     sizes = (4, 4, 6, 4)
     for one, two in zip(
         trained(plain, sizes, change=1.5), trained(fast, sizes, change=1.5), strict=True
@@ -100,7 +101,7 @@ class Pair(nn.Module):
 
 def test_a_pair_and_one_of_it_by_itself_add_up():
     plain, fast = Pair(), Pair()
-    fast.optimizer.compile()
+    fast.optimizer.compiled = CompiledSteps(fast.optimizer)
     for one, two in zip(trained(plain, (4, 4)), trained(fast, (4, 4)), strict=True):
         torch.testing.assert_close(one, two)
     torch.testing.assert_close(plain.optimizer.flat, fast.optimizer.flat)
@@ -109,7 +110,7 @@ def test_a_pair_and_one_of_it_by_itself_add_up():
 
 def test_between_processes_the_mean_gradient_is_moved_along():
     plain, fast = Toy(), Toy()
-    fast.optimizer.compile()
+    fast.optimizer.compiled = CompiledSteps(fast.optimizer)
     for toy in (plain, fast):
         toy.optimizer.average = lambda gradient: gradient.mul_(torch.arange(len(gradient)) % 3)
         trained(toy, (4, 4))
@@ -123,7 +124,7 @@ def test_between_processes_the_mean_gradient_is_moved_along():
 def test_gradients_are_shortened_only_where_they_are_longer(max_norm, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
     plain, fast = Toy(), Toy()
-    fast.optimizer.compile()
+    fast.optimizer.compiled = CompiledSteps(fast.optimizer)
     columns = {"x": torch.ones(4, 3), "y": torch.ones(4, 2)}
     for toy in (plain, fast):
         toy.optimizer.descend(toy.losses, columns, max_norm=max_norm)
@@ -138,7 +139,7 @@ def test_compiled_steps_and_others_may_alternate():
         trained(toy, (4,))
     mixed.load_state_dict(begun.state_dict())
     mixed.optimizer.load_state_dict(begun.optimizer.state_dict())
-    mixed.optimizer.compile()
+    mixed.optimizer.compiled = CompiledSteps(mixed.optimizer)
     for _ in range(2):
         for toy in (plain, mixed):
             trained(toy, (4,))
@@ -150,7 +151,7 @@ def test_compiled_steps_and_others_may_alternate():
 
 def test_shapes_that_do_not_come_again_are_not_compiled(monkeypatch):
     toy = Toy()
-    toy.optimizer.compile()
+    toy.optimizer.compiled = CompiledSteps(toy.optimizer)
     monkeypatch.setattr(toy.optimizer.compiled, "_compiled", None)
     columns = {"x": torch.ones(2, 3), "y": torch.ones(2, 2)}
     toy.optimizer.descend(toy.losses, columns, steady=False)
