@@ -114,8 +114,8 @@ class CompiledSteps:
 
         def step(values: list[Tensor], gradient: Tensor, *move: Tensor) -> list[Tensor]:
             loss, results = losses(dict(zip(names, values, strict=True)))
-            found = torch.autograd.grad(loss, [parameters[i] for i in used])
-            gradient.copy_(_flat(found, places, optimizer.flat.numel()))
+            parts = torch.autograd.grad(loss, [parameters[i] for i in used])
+            gradient.copy_(_flat(parts, places, optimizer.flat.numel()))
             if move:
                 adam_step(gradient, *move, max_norm=max_norm)
             return [one.detach() for one in results]
@@ -181,7 +181,7 @@ class CompiledSteps:
         }
 
 
-def _flat(found: Sequence[Tensor], places: Sequence[Tensor], n: int) -> Tensor:
+def _flat(gradients: Sequence[Tensor], places: Sequence[Tensor], n: int) -> Tensor:
     """Gradients at their places in a vector [n], 0 between them.
 
     A pair's place holds those of its two parameters: where both are used, they add up.
@@ -193,8 +193,10 @@ def _flat(found: Sequence[Tensor], places: Sequence[Tensor], n: int) -> Tensor:
     for low, high in itertools.pairwise(bounds):
         here = [
             gradient.flatten()[low - start : high - start]
-            for gradient, start, stop in zip(found, starts, stops, strict=True)
+            for gradient, start, stop in zip(gradients, starts, stops, strict=True)
             if start <= low and high <= stop
         ]
-        parts.append(functools.reduce(torch.add, here) if here else found[0].new_zeros(high - low))
+        parts.append(
+            functools.reduce(torch.add, here) if here else gradients[0].new_zeros(high - low)
+        )
     return torch.cat(parts)

@@ -84,6 +84,8 @@ def test_compiled_steps_are_those_of_backward(caplog):
 class Pair(nn.Module):
     """Two layers of one shape, used as one of two; one of them once more by itself."""
 
+    scale = torch.ones(())
+
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
@@ -95,8 +97,6 @@ class Pair(nn.Module):
         both = columns["x"] @ self.optimizer.paired[0].transpose(1, 2)
         alone = columns["x"] @ self.one.weight.t()
         return (both - columns["y"][:, :1]).square().mean() + alone.square().mean(), (both,)
-
-    scale = torch.ones(())
 
 
 def test_a_pair_and_one_of_it_by_itself_add_up():
@@ -128,7 +128,8 @@ def test_gradients_are_shortened_only_where_they_are_longer(max_norm, monkeypatc
     columns = {"x": torch.ones(4, 3), "y": torch.ones(4, 2)}
     for toy in (plain, fast):
         toy.optimizer.descend(toy.losses, columns, max_norm=max_norm)
-    assert 0.5 < (norm := float(plain.optimizer.gradient.norm())) < 50.0 or max_norm == 0.5, norm
+    norm = float(plain.optimizer.gradient.norm())
+    assert norm == pytest.approx(0.5, abs=1e-3) if max_norm == 0.5 else 0.6 < norm < 50.0
     torch.testing.assert_close(plain.optimizer.gradient, fast.optimizer.gradient)
 
 
@@ -254,8 +255,8 @@ def test_a_program_for_all_lengths_is_the_same_whichever_minibatch_came_first(mo
     # The first call has the lengths that it is compiled with: torch takes equal ones for the same,
     # and layers have 16 units as minibatches have about 16 rows.
     values = examples[0][0]
-    trained_ones = (*one.optimizer.parameters, one.optimizer.flat)
-    fixed = {n for parameter in trained_ones for n in parameter.shape}
+    parameters = (*one.optimizer.parameters, one.optimizer.flat)
+    fixed = {n for parameter in parameters for n in parameter.shape}
     assert 16 in fixed
     assert not fixed & {len(one) for one in values if one.dim()}
     assert texts[0] == texts[1]
