@@ -34,13 +34,13 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import yaml
-from kill_scenarios import PPO, SAC, SELF_PLAY
+from interruption_rows import ROWS
 from left_behind import saved_step
+from tables import table
 
 import profiles
 from pipeline import cli
@@ -59,143 +59,6 @@ ENVIRONMENT = 0.3  # and before which one of the environments is killed
 LEARNER = 0.4  # where there are several, and one but the first is killed, which ends the run
 INTERRUPTED = (-signal.SIGKILL, 128 + signal.SIGINT, 2)
 LEFT_OUT = ("run_logs", "configuration.yaml", "metrics.jsonl")
-SMALL = {"network_settings": {"hidden_units": 16, "num_layers": 1}}
-MEMORY = {
-    "network_settings": SMALL["network_settings"]
-    | {"memory": {"sequence_length": 8, "memory_size": 16}}
-}
-DEMO = {"demo_path": "../../expert.demo"}  # from a run's folder
-LESSONS = {
-    "gravity": {
-        "curriculum": [
-            {
-                "name": f"l{number}",
-                "value": {
-                    "sampler_type": "uniform",
-                    "sampler_parameters": {"min_value": 4.0 + number, "max_value": 9.81},
-                },
-                **(
-                    {
-                        "completion_criteria": {
-                            "measure": "progress",
-                            "behavior": "3DBall",
-                            "threshold": 0.2 * (number + 1),
-                            "require_reset": number == 1,
-                        }
-                    }
-                    if number < 3
-                    else {}
-                ),
-            }
-            for number in range(4)
-        ]
-    }
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """What is trained."""
-
-    method: str
-    env: str = "balance_ball"
-    behaviors: tuple[str, ...] = ("3DBall",)
-    settings: dict[str, Any] = field(default_factory=dict)
-    parameters: dict[str, Any] | None = None
-    num_envs: int = 1
-    learners: int = 1
-    threaded: bool = False
-    compiled: bool = False
-    ms: float = 0.0
-    """Median of what an exchange takes more; the times vary."""
-    gives_state: bool = True
-
-    def content(self) -> dict[str, Any]:
-        """The trainer configuration."""
-        one = PPO | self.settings | {"threaded": self.threaded}
-        # long enough that a draw seldom misses the run
-        one["max_steps"] *= 16 if self.compiled else 4
-        content: dict[str, Any] = {"behaviors": dict.fromkeys(self.behaviors, one)}
-        content["torch_settings"] = {"compile": self.compiled}
-        if self.parameters is not None:
-            content["environment_parameters"] = self.parameters
-        return content
-
-    @property
-    def build(self) -> str:
-        """Name of the executable."""
-        return f"{self.env}-{self.ms:g}" if self.ms else self.env
-
-    def command(self, *more: str) -> list[str]:
-        """Arguments of `pipeline`."""
-        several = ["--num-envs", str(self.num_envs), "--learners", str(self.learners)]
-        env = self.env if ":" in self.env else f"../../builds/{self.build}"
-        run = ["learn", "config.yaml", "--env", env, "--run-id", "run", "--seed", "1"]
-        return [*run, "--track", "jsonl", *several, *more]
-
-
-def _signal(name: str, **more: Any) -> dict[str, Any]:
-    network = {"network_settings": {"hidden_units": 16, "num_layers": 1}}
-    return {"reward_signals": {"extrinsic": {}, name: network | more}}
-
-
-_SELF_PLAY = PPO | {"self_play": SELF_PLAY}
-_PONG = {"env": "pong", "behaviors": ("Pong",), "settings": _SELF_PLAY}
-_PUSH = {"env": "push_together", "behaviors": ("PushTogether",)}
-_POCA = PPO | {"trainer_type": "poca"}
-_LONG = {  # gradient steps that `threaded` makes in a thread
-    "network_settings": {"hidden_units": 512, "num_layers": 2},
-    "hyperparameters": PPO["hyperparameters"] | {"batch_size": 128},
-}
-_GAIL = _signal("gail", **DEMO) | {"behavioral_cloning": {**DEMO, "steps": 3000}}
-ROWS = {
-    "ppo": Row(method="PPO"),
-    "ppo-4": Row(method="PPO", num_envs=4),
-    "ppo-threaded": Row(method="PPO", threaded=True),
-    "ppo-4-threaded": Row(method="PPO", num_envs=4, threaded=True),
-    "ppo-slow-threaded": Row(method="PPO", ms=2.0, threaded=True),
-    "ppo-compiled": Row(method="PPO", compiled=True),
-    "ppo-compiled-threaded": Row(method="PPO", compiled=True, threaded=True),
-    "ppo-long-threaded": Row(method="PPO, 512 units", settings=_LONG, threaded=True),
-    "ppo-4-long-threaded": Row(
-        method="PPO, 512 units", settings=_LONG, num_envs=4, ms=2.0, threaded=True
-    ),
-    "sac": Row(method="SAC", settings=SAC),
-    "sac-4": Row(method="SAC", settings=SAC, num_envs=4),
-    "sac-threaded": Row(method="SAC", settings=SAC, threaded=True),
-    "sac-compiled-threaded": Row(method="SAC", settings=SAC, compiled=True, threaded=True),
-    "poca": Row(method="POCA", settings=_POCA, **_PUSH),
-    "poca-4-threaded": Row(method="POCA", settings=_POCA, num_envs=4, threaded=True, **_PUSH),
-    "poca-compiled-threaded": Row(
-        method="POCA", settings=_POCA, compiled=True, threaded=True, **_PUSH
-    ),
-    "self-play": Row(method="PPO, self-play", **_PONG),
-    "self-play-4": Row(method="PPO, self-play", num_envs=4, **_PONG),
-    "lessons": Row(method="PPO, lessons", parameters=LESSONS),
-    "lessons-4": Row(method="PPO, lessons", parameters=LESSONS, num_envs=4),
-    "lstm": Row(method="PPO, LSTM", settings=MEMORY),
-    "lstm-4": Row(method="PPO, LSTM", settings=MEMORY, num_envs=4),
-    "gail-bc": Row(method="PPO, GAIL and BC", settings=_GAIL),
-    "curiosity": Row(method="PPO, curiosity", settings=_signal("curiosity")),
-    "rnd-4": Row(method="PPO, RND", settings=_signal("rnd"), num_envs=4),
-    "attention": Row(method="PPO, attention", env="sorter", behaviors=("Sorter",)),
-    "images": Row(method="PPO, images", env="grid_world", behaviors=("GridWorld",)),
-    "behaviors-4": Row(
-        method="PPO, two behaviors", env="tag", behaviors=("Hunter", "Runner"), num_envs=4
-    ),
-    "ppo-learners": Row(method="PPO", learners=2),
-    "ppo-4-learners": Row(method="PPO", num_envs=4, learners=2),
-    "sac-learners": Row(method="SAC", settings=SAC, learners=2),
-    "poca-learners": Row(method="POCA", settings=_POCA, learners=2, **_PUSH),
-    "lessons-learners": Row(method="PPO, lessons", parameters=LESSONS, learners=2),
-    "lstm-learners": Row(method="PPO, LSTM", settings=MEMORY, num_envs=2, learners=2),
-    "gail-bc-learners": Row(method="PPO, GAIL and BC", settings=_GAIL, learners=2),
-    "curiosity-learners": Row(method="PPO, curiosity", settings=_signal("curiosity"), learners=2),
-    "behaviors-learners": Row(
-        method="PPO, two behaviors", env="tag", behaviors=("Hunter", "Runner"), learners=2
-    ),
-    "gymnasium": Row(method="PPO", env="gymnasium:Hopper-v5", behaviors=("Hopper-v5",)),
-}
 
 
 def main() -> int:
@@ -225,7 +88,7 @@ def main() -> int:
         if time.monotonic() < until:
             campaign = Campaign(name, folder, given.seed)
             outcomes.append(campaign.outcome(n_runs, n_kills, until))
-    say(f"seed {given.seed}, folders of differences in {folder}\n\n{table(outcomes)}")
+    say(f"seed {given.seed}, folders of differences in {folder}\n\n{summary(outcomes)}")
     return int(any(one.differing for one in outcomes if ROWS[one.row].gives_state))
 
 
@@ -429,35 +292,22 @@ def write_demo(path: Path) -> None:
         )
 
 
-def table(outcomes: list[Outcome]) -> str:
-    """The outcome of each row, in Markdown."""
-    heads = ["method", "environment", "num_envs", "learners", "threaded", "compiled"]
-    heads += ["runs", "kills"]
-    heads += ["resumed from a checkpoint", "environments", "files", "differences"]
-    lines = [f"| {' | '.join(['row', *heads])} |", f"| --- | --- | --- {'| ---: ' * 10}|"]
-    for one in outcomes:
-        row = ROWS[one.row]
-        cells = [one.row, row.method, row.build, row.num_envs, row.learners, row.threaded]
-        cells += [
-            row.compiled,
-            one.n_runs,
-            one.n_kills,
-            one.n_resumed,
-            one.n_environments,
-            one.n_files,
-        ]
-        cells.append(len(one.differing))
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    n_kills = sum(one.n_kills for one in outcomes)
-    n_environments = sum(one.n_environments for one in outcomes)
-    differences = sum(len(one.differing) for one in outcomes)
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{n_kills} kills, {n_environments} of environments, {differences} differences",
-        ]
-    )
+def summary(outcomes: list[Outcome]) -> str:
+    """The outcome of each row as a table in Markdown, and the sums."""
+    header = ["row", "method", "environment", "num_envs", "learners", "threaded", "compiled"]
+    header += ["runs", "kills", "resumed from a checkpoint", "environments", "files", "differences"]
+    cells = []
+    for outcome in outcomes:
+        row = ROWS[outcome.row]
+        settings = (row.method, row.build, row.num_envs, row.learners, row.threaded, row.compiled)
+        counts = (outcome.n_runs, outcome.n_kills, outcome.n_resumed, outcome.n_environments)
+        files = (outcome.n_files, len(outcome.differing))
+        cells.append([str(cell) for cell in (outcome.row, *settings, *counts, *files)])
+    n_kills = sum(outcome.n_kills for outcome in outcomes)
+    n_environments = sum(outcome.n_environments for outcome in outcomes)
+    n_differing = sum(len(outcome.differing) for outcome in outcomes)
+    sums = f"{n_kills} kills, {n_environments} of environments, {n_differing} differences"
+    return f"{table(header, cells)}\n{sums}"
 
 
 if __name__ == "__main__":

@@ -34,6 +34,6 @@ def test_the_table_counts_kills_and_differences():
         row="sac-4", n_runs=2, n_kills=5, n_resumed=4, n_environments=3, n_files=9
     )
     outcome.differing.append("run1: progress.csv")
-    text = interruptions.table([outcome])
+    text = interruptions.summary([outcome])
     assert "| sac-4 | SAC | balance_ball | 4 | 1 | False | False | 2 | 5 | 4 | 3 | 9 | 1 |" in text
     assert text.endswith("5 kills, 3 of environments, 1 differences")
