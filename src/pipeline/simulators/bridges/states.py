@@ -95,7 +95,10 @@ def _physics(layer: Any) -> dict[str, Any]:
     whole = int(mujoco.mjtState.mjSTATE_INTEGRATION)
     state = np.zeros(mujoco.mj_stateSize(layer.model, whole))
     mujoco.mj_getState(layer.model, layer.data, state, whole)
-    derived = {name: value.copy() for name, value in _arrays(layer.data)}
+    # Arrays that are empty without contacts are the solver's, in memory that MuJoCo does not clear;
+    # all of theirs that means something is computed from the state again.
+    kept = dict(_arrays(mujoco.MjData(layer.model)))
+    derived = {name: value.copy() for name, value in _arrays(layer.data) if name in kept}
     return {"physics": {"state": state, "derived": derived}}
 
 

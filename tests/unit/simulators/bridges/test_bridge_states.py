@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
+
 import bridge_toys
 import gymnasium
 import numpy as np
@@ -48,6 +53,37 @@ def check_goes_on(make, n=40):
 @pytest.mark.parametrize("env_id", KNOWN)
 def test_environments_of_gymnasium_go_on_from_their_state(env_id):
     check_goes_on(lambda: GymnasiumSimulator(id=env_id, seed=5, n_agents=3))
+
+
+FALLEN = """
+import hashlib, numpy as np
+from pipeline.protocol import state
+from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
+
+simulator = GymnasiumSimulator(id="Humanoid-v5", seed=5)
+(name,) = simulator.behavior_specs
+spec, rng = simulator.behavior_specs[name].action_spec, np.random.default_rng(0)
+steps, digest = simulator.reset(), hashlib.sha256()
+for _ in range(60):
+    steps = simulator.step({name: spec.random_action(len(steps[name][0]), rng)})
+    digest.update(state.encode(simulator.state_dict()))
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="MALLOC_PERTURB_ is glibc's")
+def test_the_bytes_of_a_state_do_not_depend_on_what_the_memory_held_before():
+    digests = {
+        subprocess.run(  # noqa: S603  # this interpreter
+            [sys.executable, "-c", FALLEN],
+            env={**os.environ, "MALLOC_PERTURB_": filler},
+            stdout=subprocess.PIPE,
+            check=True,
+        ).stdout
+        for filler in ("85", "170")
+    }
+    assert len(digests) == 1
 
 
 def test_time_limit_counts_on():
