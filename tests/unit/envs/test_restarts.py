@@ -309,8 +309,8 @@ def test_what_was_sent_is_given_up_when_it_is_too_long_and_kept_again_from_the_n
 class Waits(InProcessEnvironment):
     """Knows what it was left with."""
 
-    def __init__(self) -> None:
-        super().__init__(Chase(n_agents=1))
+    def __init__(self, n_agents=1) -> None:
+        super().__init__(Chase(n_agents=n_agents))
         self.left_with = []
 
     def __exit__(self, *error):

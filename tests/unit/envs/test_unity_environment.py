@@ -214,14 +214,13 @@ def test_behavior_announced_before_the_first_reset_is_known(fake: Path, when, ca
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-@pytest.mark.parametrize("transport", ["sockets", "grpc"])
-def test_port_in_use_is_reported_with_the_worker(fake: Path, transport):
+def test_port_in_use_is_reported_with_the_worker(fake: Path):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(UnityWorkerInUseException, match="worker number 2 ") as caught:
-            UnityEnvironment(fake, worker_id=2, base_port=port - 2, transport=transport)
+            UnityEnvironment(fake, worker_id=2, base_port=port - 2)
         assert (caught.value.worker_id, caught.value.port) == (2, port)
 
 
