@@ -58,7 +58,7 @@ def test_arguments_come_in_the_order_of_the_specification():
         Path("env"),
         port=7105,
         no_graphics=True,
-        log_folder="/abs/run_logs",
+        log=Path("/abs/run_logs/Player-0.log"),
         additional_args=["--foo", "7"],
     )
     assert " ".join(line) == (
@@ -69,7 +69,7 @@ def test_arguments_come_in_the_order_of_the_specification():
 
 def test_user_log_file_replaces_ours():
     line = launch.command_line(
-        Path("env"), port=1, log_folder="/logs", additional_args=["-LOGFILE", "mine"]
+        Path("env"), port=1, log=Path("/logs/Player-0.log"), additional_args=["-LOGFILE", "mine"]
     )
     assert line == ["env", "--mlagents-port", "1", "-LOGFILE", "mine"]
 
