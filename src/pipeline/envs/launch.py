@@ -128,11 +128,6 @@ class EnvironmentProcess:
             self._output.close()
             raise _cannot_start(command[0], error) from error
 
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
     def check(self) -> None:
         """Raise UnityEnvironmentException, with its exit code and output, if it has ended."""
         code = self._process.poll()

@@ -114,6 +114,9 @@ def test_all_workers_are_closed_when_closing_one_fails():
     counters = [Counter(), Counter(), Counter()]
     envs = [InProcessEnvironment(counter) for counter in counters]
     envs[1].close()
-    with pytest.raises(UnityEnvironmentException, match="No Unity environment is loaded"):
-        WorkerSet(envs).close()
+    with (
+        pytest.raises(UnityEnvironmentException, match="No Unity environment is loaded"),
+        WorkerSet(envs),
+    ):
+        pass
     assert all(counter.closed for counter in counters)

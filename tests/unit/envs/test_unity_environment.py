@@ -278,7 +278,7 @@ def test_no_environment_survives_a_killed_trainer(fake: Path):
 import sys; sys.path.insert(0, {source!r})
 from pipeline.envs.unity import UnityEnvironment
 env = UnityEnvironment({str(fake)!r}, timeout_wait=20)
-print(env._process.pid, flush=True)
+print(env._process._process.pid, flush=True)
 sys.stdin.read()
 """
     with subprocess.Popen(  # noqa: S603  # our own lines
