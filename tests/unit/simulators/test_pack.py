@@ -38,10 +38,10 @@ def environment(tmp_path_factory):
 def launch(executable, environment, tmp_path):
     started = []
 
-    def start(*arguments, **changes):
+    def start(*arguments, program=executable, **changes):
         started.append(
             subprocess.Popen(  # noqa: S603  # what the test built
-                [str(executable), *map(str, arguments)],
+                [str(program), *map(str, arguments)],
                 cwd=tmp_path,
                 env=environment | changes,
                 stdout=subprocess.PIPE,
@@ -116,16 +116,14 @@ def test_a_packed_environment_plays_and_ends_with_code_0(launch, trainer, tmp_pa
     assert "Ignored arguments: --unheard-of x" in log.read_text()
 
 
-def test_the_number_of_agents_can_be_packed_in(tmp_path, environment, trainer):
+def test_the_number_of_agents_can_be_packed_in(launch, tmp_path, trainer):
     built = pack("grid_world", tmp_path / "few", n_agents=3)
-    with subprocess.Popen(  # noqa: S603  # what the test built
-        [str(built), "--mlagents-port", str(trainer.port)], env=environment
-    ) as process:
-        trainer.greet()
-        decisions, _ = trainer.reset()
-        assert len(decisions) == 3
-        trainer.end()
-        assert process.wait(timeout=WAIT_S) == 0
+    process = launch("--mlagents-port", trainer.port, program=built)
+    trainer.greet()
+    decisions, _ = trainer.reset()
+    assert len(decisions) == 3
+    trainer.end()
+    assert process.wait(timeout=WAIT_S) == 0
 
 
 def test_the_python_that_built_it_is_found_though_it_is_not_on_path(
