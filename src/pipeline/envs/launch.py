@@ -90,9 +90,8 @@ def command_line(
     executable: Path,
     *,
     port: int,
-    worker_id: int = 0,
     no_graphics: bool = False,
-    log_folder: str | Path | None = None,
+    log: Path | None = None,
     additional_args: Sequence[str] = (),
 ) -> list[str]:
     """Return the command that starts an environment, in the order that ML-Agents uses."""
@@ -101,14 +100,9 @@ def command_line(
         command += ["-nographics", "-batchmode"]
     command += ["--mlagents-port", str(port)]
     # The user's own -logFile wins.
-    if log_folder and not any(arg.lower() == "-logfile" for arg in additional_args):
-        command += ["-logFile", str(player_log(log_folder, worker_id))]
+    if log is not None and not any(arg.lower() == "-logfile" for arg in additional_args):
+        command += ["-logFile", str(log)]
     return [*command, *additional_args]
-
-
-def player_log(log_folder: str | Path, worker_id: int) -> Path:
-    """Return where a Unity player writes its log."""
-    return Path(log_folder) / f"Player-{worker_id}.log"
 
 
 class EnvironmentProcess:
@@ -133,11 +127,6 @@ class EnvironmentProcess:
         except OSError as error:
             self._output.close()
             raise _cannot_start(command[0], error) from error
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
 
     def check(self) -> None:
         """Raise UnityEnvironmentException, with its exit code and output, if it has ended."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.envs.side_channels import SideChannel
 from pipeline.protocol import state as codec
-from pipeline.protocol.side_channels import STATE, OutgoingMessage
+from pipeline.protocol.side_channels import STATE
 from pipeline.protocol.state import Kind
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pipeline.protocol.side_channels import IncomingMessage
 
 _SILENT = "it does not speak the state side channel (docs/explanation/resume.md)"
-
-
 # A run that never asks for states stops recording messages when it has this many bytes of them.
 _MAX_RECORDED_BYTES = 64_000_000
 
@@ -122,6 +120,4 @@ class StateChannel(SideChannel):
             self.refusal = content.decode(errors="replace")[:1000]
 
     def _send(self, kind: Kind, content: bytes = b"") -> None:
-        message = OutgoingMessage()
-        message.set_raw_bytes(codec.message(kind, content))
-        self.queue_message_to_send(message)
+        self.message_queue.append(codec.message(kind, content))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.envs import launch
@@ -34,7 +35,6 @@ from pipeline.protocol.steps import no_agents, same_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from pipeline.envs.base import Stats
     from pipeline.envs.side_channels import SideChannel
@@ -136,15 +136,14 @@ class UnityEnvironment(StoredStepsEnv):
             if server is None and executable is None:
                 _log.info(launch.PRESS_PLAY, self.port)
             elif executable is not None:
+                log = Path(log_folder) / f"Player-{worker_id}.log" if log_folder else None
                 arguments = launch.command_line(
                     executable,
                     port=self.port,
-                    worker_id=worker_id,
                     no_graphics=no_graphics or (no_graphics_monitor and worker_id != 0),
-                    log_folder=log_folder,
+                    log=log,
                     additional_args=additional_args or (),
                 )
-                log = launch.player_log(log_folder, worker_id) if log_folder else None
                 self._process = launch.EnvironmentProcess(arguments, log=log)
             if connect:
                 self.connect()

@@ -45,8 +45,8 @@ class WorkerSet:
     workers' go on, and `take_restarted` says which it was.
 
     Args:
-        envs: worker by worker; `close` closes them all. Each is a `BaseEnv`, or an object of
-            another class with the members of ML-Agents' `BaseEnv`.
+        envs: worker by worker, closed when the `with` block ends. Each is a `BaseEnv`, or an
+            object of another class with the members of ML-Agents' `BaseEnv`.
         relaunch: makes a worker's environment again, given the numbers of the worker and of its
             seed, which is that of the restart, from 1, or the old one; None to let failures pass.
         restarts: settings with the limits of restarts; None for the defaults.
@@ -312,17 +312,12 @@ class WorkerSet:
             if behavior_name in env.behavior_specs and (group is None or worker in group):
                 env.set_actions(behavior_name, action)
 
-    def close(self) -> None:
-        """Close every worker, also when closing another fails."""
-        with ExitStack() as stack:
-            for one in (*self._servers, *reversed(self.envs)):
-                stack.callback(one.close)
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        # after a failure no environment is waited for; to be interrupted is none
+        # Every worker is closed, also when closing another fails. After a failure no environment
+        # is waited for; to be interrupted is none.
         passed = (None, None, None) if isinstance(error[1], Interrupted) else error
         stack = ExitStack()
         for server in self._servers:

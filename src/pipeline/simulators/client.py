@@ -308,8 +308,7 @@ class Session:
 
 
 def _hello() -> bytes:
-    message = UnityMessageProto()
-    message.header.status = OK
+    message = UnityMessageProto(header={"status": OK})
     output = message.unity_output.rl_initialization_output
     output.name = "AcademySingleton"
     output.communication_version = COMMUNICATION_VERSION

@@ -57,10 +57,10 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
     """
     own = registry.entry(name)
     chosen = dict(options or {})
-    chosen.setdefault("n_agents", registry.n_agents_of(name, chosen))
+    n_agents = chosen.pop("n_agents", registry.n_agents_of(name, chosen))
     display = str(chosen.get("id", name))
     usage = _USAGE.format(
-        program=display, summary=own.summary, counted=own.counted, n_agents=chosen["n_agents"]
+        program=display, summary=own.summary, counted=own.counted, n_agents=n_agents
     )
     try:
         parsed = parse(argv)
@@ -71,8 +71,7 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
         sys.stdout.write(usage)
         return 0
     # The trainer tells the number of areas later, in its answer to the hello.
-    per_area = parsed.n_agents or chosen.pop("n_agents")
-    chosen.pop("n_agents", None)
+    per_area = parsed.n_agents or n_agents
     if parsed.describe:
         return _describe(name, per_area, chosen)
     if parsed.port is None:

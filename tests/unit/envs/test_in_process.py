@@ -97,16 +97,11 @@ def test_worker_without_a_behavior_has_empty_steps_for_it():
             workers.set_actions("B", [nothing])
 
 
-def workers_with(first, second):
-    counters = Counter(), Counter()
-    for counter, spec in zip(counters, (first, second), strict=True):
-        counter.behavior_specs = {"A": SPEC, "B": spec}
-    return WorkerSet([InProcessEnvironment(counter) for counter in counters])
-
-
 def test_behavior_that_comes_late_with_another_specification_is_refused_by_name_and_worker():
     discrete = BehaviorSpec(SPEC.observation_specs, ActionSpec(0, (2,)))
-    with workers_with(SPEC, discrete) as workers:
+    counters = Counter(), Counter()
+    counters[1].behavior_specs = {"A": SPEC, "B": discrete}
+    with WorkerSet([InProcessEnvironment(counter) for counter in counters]) as workers:
         workers.reset()
         workers.step()
         assert list(workers.behavior_specs) == ["A"]
@@ -115,20 +110,13 @@ def test_behavior_that_comes_late_with_another_specification_is_refused_by_name_
             _ = workers.behavior_specs
 
 
-def test_behavior_that_comes_late_is_known_from_then_on():
-    with workers_with(SPEC, SPEC) as workers:
-        workers.reset()
-        assert list(workers.behavior_specs) == ["A"]
-        workers.step()
-        workers.step()
-        assert list(workers.behavior_specs) == ["A", "B"]
-        assert [len(decision) for decision, _ in workers.get_steps("B")] == [1, 1]
-
-
 def test_all_workers_are_closed_when_closing_one_fails():
     counters = [Counter(), Counter(), Counter()]
     envs = [InProcessEnvironment(counter) for counter in counters]
     envs[1].close()
-    with pytest.raises(UnityEnvironmentException, match="No Unity environment is loaded"):
-        WorkerSet(envs).close()
+    with (
+        pytest.raises(UnityEnvironmentException, match="No Unity environment is loaded"),
+        WorkerSet(envs),
+    ):
+        pass
     assert all(counter.closed for counter in counters)

@@ -13,9 +13,9 @@ from pipeline.errors import UnityEnvironmentException
 linux = pytest.mark.skipif(sys.platform != "linux", reason="names of Linux builds")
 
 
-def build(path: Path, mode: int = 0o755) -> Path:
+def build(path: Path, text: str = "#!/bin/sh\nexit 0\n", mode: int = 0o755) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\nexit 0\n")
+    path.write_text(text)
     path.chmod(mode)
     return path
 
@@ -58,7 +58,7 @@ def test_arguments_come_in_the_order_of_the_specification():
         Path("env"),
         port=7105,
         no_graphics=True,
-        log_folder="/abs/run_logs",
+        log=Path("/abs/run_logs/Player-0.log"),
         additional_args=["--foo", "7"],
     )
     assert " ".join(line) == (
@@ -69,28 +69,22 @@ def test_arguments_come_in_the_order_of_the_specification():
 
 def test_user_log_file_replaces_ours():
     line = launch.command_line(
-        Path("env"), port=1, log_folder="/logs", additional_args=["-LOGFILE", "mine"]
+        Path("env"), port=1, log=Path("/logs/Player-0.log"), additional_args=["-LOGFILE", "mine"]
     )
     assert line == ["env", "--mlagents-port", "1", "-LOGFILE", "mine"]
 
 
-def test_build_that_may_not_be_executed_is_reported_with_the_remedy(tmp_path, monkeypatch):
-    path = build(tmp_path / "sim", 0o644)
-    with pytest.raises(UnityEnvironmentException, match=f"chmod -R 755 {path}"):
-        launch.EnvironmentProcess([str(path)])
-
-
-def test_build_for_another_platform_is_reported(tmp_path):
-    path = build(tmp_path / "sim")
-    path.write_bytes(b"\x00\x01 no program")
-    with pytest.raises(UnityEnvironmentException, match=r"exec format error.*another platform"):
-        launch.EnvironmentProcess([str(path)])
-
-
-def test_missing_interpreter_is_reported(tmp_path):
-    path = build(tmp_path / "sim")
-    path.write_text("#!/no/such/interpreter\n")
-    with pytest.raises(UnityEnvironmentException, match=r"interpreter .* does not exist"):
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        ("#!/bin/sh\n", 0o644, "chmod -R 755 .*sim`"),
+        ("\0\1 no program", 0o755, "exec format error.*another platform"),
+        ("#!/no/such/interpreter\n", 0o755, "interpreter .* does not exist"),
+    ],
+)
+def test_build_that_cannot_be_started_is_reported_with_the_reason(tmp_path, text, mode, said):
+    path = build(tmp_path / "sim", text, mode)
+    with pytest.raises(UnityEnvironmentException, match=f"environment {path}: .*{said}"):
         launch.EnvironmentProcess([str(path)])
 
 
@@ -118,8 +112,7 @@ def test_last_lines_come_from_the_players_log_if_there_is_one(tmp_path):
 
 
 def test_environment_learns_which_python_runs_us(tmp_path):
-    path = build(tmp_path / "sim")
-    path.write_text('#!/bin/sh\necho "$PIPELINE_PYTHON"\n')
+    path = build(tmp_path / "sim", '#!/bin/sh\necho "$PIPELINE_PYTHON"\n')
     process = launch.EnvironmentProcess([str(path)])
     process._process.wait(60)
     assert sys.executable in process.tail()
@@ -127,8 +120,7 @@ def test_environment_learns_which_python_runs_us(tmp_path):
 
 
 def test_close_kills_what_does_not_end_by_itself(tmp_path):
-    path = build(tmp_path / "sim")
-    path.write_text("#!/bin/sh\nexec sleep 100\n")
+    path = build(tmp_path / "sim", "#!/bin/sh\nexec sleep 100\n")
     process = launch.EnvironmentProcess([str(path)])
     process.close(0.0)
     assert process._process.returncode == -9
@@ -136,10 +128,10 @@ def test_close_kills_what_does_not_end_by_itself(tmp_path):
 
 def test_long_output_is_trimmed_to_its_end_while_the_process_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "_OUTPUT_LIMIT_BYTES", 50_000)
-    path = build(tmp_path / "sim")
-    path.write_text(
+    path = build(
+        tmp_path / "sim",
         '#!/bin/sh\nexec "$PIPELINE_PYTHON" -c "print(\'x\' * 99_999, flush=True); '
-        f"open('{tmp_path / 'fifo'}').read(); print('goodbye')\"\n"
+        f"open('{tmp_path / 'fifo'}').read(); print('goodbye')\"\n",
     )
     os.mkfifo(tmp_path / "fifo")
     process = launch.EnvironmentProcess([str(path)])

@@ -167,7 +167,7 @@ def launched(build, n_workers=2):
 def hurt(workers, how):
     """Kill or stop the process of worker 1."""
     workers.envs[1]._timeout_s = 3.0  # not sooner: processes take seconds to start under load
-    pid = workers.envs[1]._process.pid
+    pid = workers.envs[1]._process._process.pid
     os.kill(pid, how)
     return pid
 
@@ -212,10 +212,10 @@ def test_a_killed_or_hung_process_is_replaced_and_goes_on_where_it_was(
     with caplog.at_level(logging.INFO), launched(build) as workers:
         gone.append(hurt(workers, how))  # before it has answered anything
         workers.reset()
-        other = workers.envs[0]._process.pid
+        other = workers.envs[0]._process._process.pid
         disturbed = played_on(workers, 40, disturb=disturb)
-        assert workers.envs[0]._process.pid == other
-        assert workers.envs[1]._process.pid not in gone
+        assert workers.envs[0]._process._process.pid == other
+        assert workers.envs[1]._process._process.pid not in gone
         assert workers.take_restarted() == []
     np.testing.assert_equal(disturbed, whole)
     assert caplog.text.count("Restarting worker[1]") == len(gone)
@@ -249,7 +249,7 @@ def test_a_process_whose_place_cannot_be_found_begins_anew(
 
             def fails(env, state):
                 load(env, state)
-                os.kill(env._process.pid, signal.SIGKILL)
+                os.kill(env._process._process.pid, signal.SIGKILL)
 
             monkeypatch.setattr(UnityEnvironment, "load_state_dict", fails)
         hurt(workers, signal.SIGKILL)
@@ -309,8 +309,8 @@ def test_what_was_sent_is_given_up_when_it_is_too_long_and_kept_again_from_the_n
 class Waits(InProcessEnvironment):
     """Knows what it was left with."""
 
-    def __init__(self) -> None:
-        super().__init__(Chase(n_agents=1))
+    def __init__(self, n_agents=1) -> None:
+        super().__init__(Chase(n_agents=n_agents))
         self.left_with = []
 
     def __exit__(self, *error):

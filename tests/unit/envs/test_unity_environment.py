@@ -214,14 +214,13 @@ def test_behavior_announced_before_the_first_reset_is_known(fake: Path, when, ca
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-@pytest.mark.parametrize("transport", ["sockets", "grpc"])
-def test_port_in_use_is_reported_with_the_worker(fake: Path, transport):
+def test_port_in_use_is_reported_with_the_worker(fake: Path):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(UnityWorkerInUseException, match="worker number 2 ") as caught:
-            UnityEnvironment(fake, worker_id=2, base_port=port - 2, transport=transport)
+            UnityEnvironment(fake, worker_id=2, base_port=port - 2)
         assert (caught.value.worker_id, caught.value.port) == (2, port)
 
 
@@ -279,7 +278,7 @@ def test_no_environment_survives_a_killed_trainer(fake: Path):
 import sys; sys.path.insert(0, {source!r})
 from pipeline.envs.unity import UnityEnvironment
 env = UnityEnvironment({str(fake)!r}, timeout_wait=20)
-print(env._process.pid, flush=True)
+print(env._process._process.pid, flush=True)
 sys.stdin.read()
 """
     with subprocess.Popen(  # noqa: S603  # our own lines

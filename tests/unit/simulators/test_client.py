@@ -1,9 +1,11 @@
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from pipeline.envs.side_channels import EnvironmentParametersChannel, SideChannelManager
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
 from pipeline.protocol import side_channels
 from pipeline.protocol.actions import actions_bytes
@@ -13,6 +15,7 @@ from pipeline.protocol.generated.messages import (
     ReceivedMessageProto,
     UnityMessageProto,
 )
+from pipeline.protocol.parameters import MULTI_RANGE, UNIFORM, Sampler
 from pipeline.protocol.specs import ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.simulators import client, registry
 from pipeline.simulators.games import balance_ball, grid_world
@@ -44,26 +47,10 @@ def play(simulator, *commands):
     return sent
 
 
-def set_float(name, value):
-    message = side_channels.OutgoingMessage()
-    message.write_string(name)
-    message.write_int32(0)
-    message.write_float32(value)
-    return side_channels.pack([(side_channels.ENVIRONMENT_PARAMETERS, bytes(message.buffer))])
-
-
-def set_sampler(name, seed, kind, *values):
-    message = side_channels.OutgoingMessage()
-    message.write_string(name)
-    message.write_int32(1)
-    message.write_int32(seed)
-    message.write_int32(kind)
-    if kind == 2:
-        message.write_float32_list(values)
-    else:
-        for value in values:
-            message.write_float32(value)
-    return side_channels.pack([(side_channels.ENVIRONMENT_PARAMETERS, bytes(message.buffer))])
+def parameter(name, value):
+    channel = EnvironmentParametersChannel()
+    channel.set_parameter(name, value)
+    return SideChannelManager([channel]).outgoing()
 
 
 class Recorder(grid_world.GridWorld):
@@ -78,23 +65,6 @@ class Recorder(grid_world.GridWorld):
 
     def stats(self):
         return [("Grid/Told", float(len(self.told)), 1)]
-
-
-class OnlyNumbers:
-    """A simulator with nothing but what the interface asks for."""
-
-    def __init__(self):
-        self._inner = grid_world.GridWorld(n_agents=1)
-        self.told = []
-        self.behavior_specs = self._inner.behavior_specs
-        self.reset, self.step, self.close = (
-            self._inner.reset,
-            self._inner.step,
-            self._inner.close,
-        )
-
-    def set_parameter(self, name, value):
-        self.told.append((name, value))
 
 
 @pytest.mark.parametrize("first", [RESET, 0])
@@ -153,7 +123,7 @@ def test_a_wrong_number_of_actions_names_the_behavior_and_both_numbers():
 
 def test_a_parameter_is_set_before_the_command_it_came_with():
     simulator = registry.make("balance_ball", n_agents=1)
-    play(simulator, command(RESET, set_float("scale", 2.0)))
+    play(simulator, command(RESET, parameter("scale", 2.0)))
     assert simulator._shape == [(1.0, 2.0)]
     simulator.close()
 
@@ -165,21 +135,29 @@ def test_a_sampler_is_drawn_for_every_beginning_and_ends_with_a_number():
         simulator.close()
         return [scale for _, scale in simulator._shape]
 
-    sampler = set_sampler("scale", 7, 2, 1.0, 1.5, 3.0, 3.25)
+    values = Sampler(kind=MULTI_RANGE, values=(1.0, 1.5, 3.0, 3.25), seed=7)
+    sampler = parameter("scale", values)
     drawn = scales(command(RESET, sampler))
     assert len(set(drawn)) == 3
     assert all(1.0 <= scale <= 1.5 or 3.0 <= scale <= 3.25 for scale in drawn)
     assert scales(command(RESET, sampler)) == drawn
     assert scales(command(RESET, sampler), command(RESET)) != drawn
-    assert scales(command(RESET, sampler), command(RESET, set_float("scale", 1.25))) == [1.25] * 3
+    assert scales(command(RESET, sampler), command(RESET, parameter("scale", 1.25))) == [1.25] * 3
 
 
 def test_a_simulator_that_takes_only_numbers_gets_draws():
-    simulator = OnlyNumbers()
-    play(simulator, command(RESET, set_sampler("wind", 1, 0, 2.0, 4.0)), command())
-    assert [name for name, _ in simulator.told] == ["wind", "wind"]
-    assert all(2.0 <= value <= 4.0 for _, value in simulator.told)
-    assert simulator.told[0] != simulator.told[1]
+    simulator, told = grid_world.GridWorld(n_agents=1), []
+    only_numbers = SimpleNamespace(
+        behavior_specs=simulator.behavior_specs,
+        reset=simulator.reset,
+        step=simulator.step,
+        set_parameter=lambda *given: told.append(given),
+    )
+    sampler = Sampler(kind=UNIFORM, values=(2.0, 4.0), seed=1)
+    play(only_numbers, command(RESET, parameter("wind", sampler)), command())
+    assert [name for name, _ in told] == ["wind", "wind"]
+    assert all(2.0 <= value <= 4.0 for _, value in told)
+    assert told[0] != told[1]
 
 
 def test_messages_on_other_channels_change_nothing():
@@ -193,7 +171,7 @@ def test_messages_on_other_channels_change_nothing():
 
 def test_statistics_travel_on_their_channel():
     simulator = Recorder(n_agents=1)
-    sent = play(simulator, command(RESET, set_float("a", 1.0)))
+    sent = play(simulator, command(RESET, parameter("a", 1.0)))
     ((channel, payload),) = side_channels.unpack(sent[1].unity_output.rl_output.side_channel)
     message = side_channels.IncomingMessage(payload)
     assert channel == side_channels.STATS
@@ -308,11 +286,6 @@ def test_a_simulator_that_fails_says_goodbye_first(trainer, converse):
     assert trainer.hear().header.status == 400
     trainer.end()
     assert isinstance(conversation.exception(30), ZeroDivisionError)
-
-
-def test_nobody_listening_is_reported_within_the_limit():
-    with pytest.raises(UnityTimeOutException, match=r"localhost:1 \(waited 0.5 s\)"):
-        client.converse(lambda *_: None, port=1, connect_timeout_s=0.5)
 
 
 def test_a_listener_that_does_not_answer_is_reported(monkeypatch):

@@ -42,11 +42,6 @@ def test_help_is_no_error(capsys):
     assert "--num-agents N" in capsys.readouterr().out
 
 
-def test_an_unknown_simulator_is_answered_with_the_known_ones():
-    with pytest.raises(SettingsError, match="'grid'; choose one of balance_ball, "):
-        registry.make("grid")
-
-
 @pytest.mark.parametrize("name", registry.NAMES)
 def test_every_simulator_is_made_by_name_with_its_number_of_agents(name):
     for n_agents in (None, 6):

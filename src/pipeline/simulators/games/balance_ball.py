@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.errors import SettingsError
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.simulators.games.areas import SoloAreas
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.simulators.games.areas import SoloAreas, vector
 from pipeline.simulators.games.drawing import RED, Canvas
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ _MODEL = """
 """
 
 
-_SPEC = BehaviorSpec(
-    [ObservationSpec.vector(8, "VectorSensor_size8")], ActionSpec.create_continuous(2)
-)
+_SPEC = BehaviorSpec([vector(8)], ActionSpec.create_continuous(2))
 
 
 class BalanceBall(SoloAreas):

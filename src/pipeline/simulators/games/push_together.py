@@ -35,7 +35,7 @@ MAX_STEP = 150
 """Decisions after which an episode is interrupted."""
 MOVES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)])
 """Row and column change of each action: nothing, up, down, left, right."""
-RIGHT = 4
+_NOTHING, _UP, _DOWN, _LEFT, _RIGHT = range(len(MOVES))
 PIT_COLUMNS = (4, 5)
 PIT_REWARD, PUSH_REWARD, GOAL_REWARD = -0.1, 0.25, 1.0
 SCALE = 4.0
@@ -111,7 +111,7 @@ class PushTogether(Areas):
         column = self._cell[..., 1]
         beside = self._present & _on_rail(self._cell[..., 0])
         ahead = self._block[:, None] + 1
-        n_pushing = (beside & (column == ahead - 2) & (action == RIGHT)).sum(axis=1)
+        n_pushing = (beside & (column == ahead - 2) & (action == _RIGHT)).sum(axis=1)
         blocked = (beside & (column == ahead)).any(axis=1)
         blocked |= self._open & (self._pit[:, 1] == ahead[:, 0])
         pushed = (n_pushing >= _NEEDED) & ~blocked
@@ -213,7 +213,6 @@ _FREE = [
     if not (column == START and FIRST_ROW <= row <= LAST_ROW)
 ]
 
-_NOTHING, _UP, _DOWN, _LEFT, _RIGHT = range(5)
 _MIDDLE_ROW = (ROWS - 1) // 2
 
 

@@ -4,8 +4,6 @@ import io
 import logging
 import sys
 
-import pytest
-
 from pipeline.envs.sources import download
 
 
@@ -46,9 +44,3 @@ def test_an_unknown_size_is_said_so(caplog):
     with caplog.at_level(logging.INFO), download.progress("Downloading", None, 0) as advance:
         advance(1)
     assert caplog.messages == ["Downloading: unknown size"]
-
-
-@pytest.mark.parametrize("total", [None, 0])
-def test_an_empty_file_is_no_trouble(total):
-    with download.progress("Downloading", total, 0):
-        pass

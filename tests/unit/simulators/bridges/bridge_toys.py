@@ -22,7 +22,6 @@ class Recorder(gymnasium.Env):
         self.action_space = action_space or spaces.Discrete(2)
         self.length, self.ends = length, ends
         self.actions, self.observations, self.options = [], [], []
-        self._buffer = np.zeros(2, dtype=np.float32)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

@@ -33,6 +33,7 @@ def test_copies_play_as_the_environments_do_by_themselves(name):
     alone = [gymnasium.make(name) for _ in range(3)]
     seen = [env.reset(seed=derive(7, "gymnasium", k))[0] for k, env in enumerate(alone)]
     decisions, _ = only(simulator.reset())
+    assert decisions.action_mask is None
     n_ended = 0
     for _ in range(250):
         assert np.array_equal(decisions.obs[0], np.float32(seen))
@@ -121,30 +122,6 @@ def test_a_mask_in_info_becomes_the_action_mask():
         assert first.tolist() == [[False, False]] * 2
         assert second.tolist() == [[False, odd, False]] * 2
         decisions, _ = zeros(simulator, 2)
-
-
-def test_taxi_s_own_mask_arrives():
-    simulator = GymnasiumSimulator(id="Taxi-v4", n_agents=1, seed=3)
-    decisions, _ = only(simulator.reset())
-    info = gymnasium.make("Taxi-v4").reset(seed=derive(3, "gymnasium", 0))[1]
-    assert 0 < info["action_mask"].sum() < 6
-    assert decisions.action_mask[0].tolist() == [(info["action_mask"] == 0).tolist()]
-    assert decisions.obs[0].shape == (1, 500)
-
-
-def test_an_environment_without_masks_sends_none():
-    decisions, _ = only(GymnasiumSimulator(id="CartPole-v1").reset())
-    assert decisions.action_mask is None
-
-
-def test_the_same_seed_gives_the_same_copies_and_copies_differ():
-    first, again, other = (
-        only(GymnasiumSimulator(id="CartPole-v1", n_agents=2, seed=s).reset())[0].obs[0]
-        for s in (1, 1, 2)
-    )
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
-    assert not np.array_equal(first[0], first[1])
 
 
 def test_environment_parameters_are_the_options_of_the_next_resets():

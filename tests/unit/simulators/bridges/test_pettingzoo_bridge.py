@@ -119,12 +119,6 @@ def test_the_mask_beside_the_observation_becomes_the_action_mask(module):
         steps = choose(simulator, steps, 3)
 
 
-def play(simulator, steps, moves):
-    for move in moves:
-        steps = choose(simulator, steps, move)
-    return steps
-
-
 def test_a_game_of_tic_tac_toe_is_won_and_lost_and_the_next_begins_at_once():
     simulator = PettingZooSimulator(id="pettingzoo.classic.tictactoe_v3", teams="index")
     steps = simulator.reset()

@@ -3,7 +3,6 @@ import pytest
 from playing import acted, begun, now, policies, put, returns, step
 
 from pipeline.errors import SettingsError
-from pipeline.simulators import registry
 from pipeline.simulators.games import couriers
 from pipeline.simulators.games.couriers import BEHAVIOR, ROADS, Couriers
 
@@ -120,16 +119,6 @@ def test_an_agent_that_has_ended_is_never_seen_again():
     assert ended_alone > 0
 
 
-def test_decisions_last_as_long_as_the_roads():
-    simulator = Couriers(n_agents=1, seed=1)
-    steps, by = simulator.reset(), policies("couriers", simulator)
-    for _ in range(200):
-        before, at = int(now(simulator).left[0]), int(now(simulator).at[0])
-        steps = simulator.step(acted(steps, by))
-        if simulator._asks()[0] and now(simulator).left[0] < before:
-            assert before - now(simulator).left[0] == ROADS[at, now(simulator).at[0]]
-
-
 def test_the_fastest_ways_are_those_that_trying_all_finds():
     assert couriers.fastest().tolist() == slowly(ROADS).tolist()
     detours = (couriers.fastest() < ROADS) & (ROADS > 0)
@@ -164,7 +153,3 @@ def test_the_expert_delivers_much_and_chance_little():
     assert 11.5 < expert[:, 0].mean() < 13.0
     assert chance[:, 0].mean() < 2.5
     assert not expert[:, 3].any()
-
-
-def test_a_seat_is_an_area_of_its_own():
-    assert len(registry.make("couriers", n_agents=5).reset()[BEHAVIOR][0]) == 5

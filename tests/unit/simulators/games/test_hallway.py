@@ -37,24 +37,6 @@ def test_an_agent_sees_by_seven_rays_and_a_compass():
     assert (action.continuous_size, action.discrete_branches) == (0, (5,))
 
 
-@pytest.mark.parametrize(
-    ("action", "position", "heading"),
-    [
-        (NOTHING, (0.0, -4.0), 0),
-        (FORWARD, (0.0, -3.0), 0),
-        (BACK, (0.0, -5.0), 0),
-        (RIGHT, (0.0, -4.0), 1),
-        (LEFT, (0.0, -4.0), 17),
-    ],
-)
-def test_every_action_moves_or_turns_as_its_name_says(action, position, heading):
-    simulator = placed()
-    decisions, _ = walk(simulator, action)
-    assert now(simulator).position[0] == pytest.approx(position, abs=1e-5)
-    assert now(simulator).heading[0] == heading
-    assert decisions.reward == pytest.approx([PENALTY])
-
-
 def test_a_turn_to_the_right_shows_in_the_compass_and_changes_the_way():
     simulator = placed()
     decisions, _ = walk(simulator, RIGHT, FORWARD)

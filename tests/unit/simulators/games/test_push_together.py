@@ -112,14 +112,6 @@ def test_every_area_is_a_group_of_its_own():
     assert decisions.group_id.tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
-def test_a_reset_calls_back_who_is_out():
-    simulator = placed((0, 5), (4, 0), (4, 1))
-    step(simulator, DOWN, NOTHING, NOTHING)
-    decisions, terminals = simulator.reset()[BEHAVIOR]
-    assert decisions.agent_id.tolist() == [3, 1, 2]
-    assert len(terminals) == 0
-
-
 def test_things_begin_on_different_cells_and_everywhere():
     found = now(begun(PushTogether, 1800, seed=2))
     cells = np.concatenate((found.cell, found.pit[:, None]), axis=1)

@@ -47,24 +47,6 @@ def test_an_agent_sees_by_eleven_rays_and_knows_where_it_is():
 
 
 @pytest.mark.parametrize(
-    ("action", "position", "heading"),
-    [
-        (NOTHING, (4.0, 4.0), 3),
-        (FORWARD, (5.0, 4.0), 3),
-        (BACK, (3.0, 4.0), 3),
-        (RIGHT, (4.0, 4.0), 4),
-        (LEFT, (4.0, 4.0), 2),
-    ],
-)
-def test_every_action_moves_or_turns_as_its_name_says(action, position, heading):
-    simulator = placed((4.0, 4.0), heading=3)
-    decisions, _ = walk(simulator, action)
-    assert now(simulator).position[0] == pytest.approx(position, abs=1e-5)
-    assert now(simulator).heading[0] == heading
-    assert decisions.reward == pytest.approx([PENALTY])
-
-
-@pytest.mark.parametrize(
     ("along", "across", "change", "wanted"),
     [
         (4.0, 2.0, 0.5, 4.5),  # free within a room

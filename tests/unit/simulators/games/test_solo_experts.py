@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,15 +14,8 @@ from pipeline.simulators import registry
 from pipeline.simulators.games.hallway import Expert
 
 
-@dataclass
-class Played:
-    """The first episode of every area."""
-
-    returns: np.ndarray
-    terminated: np.ndarray
-
-
 def first_episodes(name, policy, n_agents=128, seed=11, parameters=(), **options):
+    """Each area's return in its first episode, and whether that terminated."""
     simulator = registry.make(name, seed=seed, n_agents=n_agents, **options)
     for parameter in parameters:
         simulator.set_parameter(*parameter)
@@ -35,7 +28,7 @@ def first_episodes(name, policy, n_agents=128, seed=11, parameters=(), **options
         returns[ended.agent_id] += open_[ended.agent_id] * ended.reward
         terminated[ended.agent_id] |= open_[ended.agent_id] & ~ended.interrupted
         open_[ended.agent_id] = False
-    return Played(returns, terminated)
+    return SimpleNamespace(returns=returns, terminated=terminated)
 
 
 def chance(name):
@@ -57,6 +50,11 @@ def test_an_expert_always_reaches_its_goal(name, n_agents, least, mean, toleranc
     assert played.terminated.all()
     assert played.returns.min() > least
     assert played.returns.mean() == pytest.approx(mean, abs=tolerance)
+
+
+def test_the_expert_keeps_the_ball():
+    played = first_episodes("balance_ball", registry.expert("balance_ball"), 100)
+    assert played.returns.mean() >= 95.0
 
 
 def test_the_same_expert_without_memory_is_at_chance_in_the_hallway():
