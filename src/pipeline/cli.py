@@ -171,11 +171,10 @@ def _missing(error: ModuleNotFoundError) -> int:
 def parser_for(words: Sequence[str], *, name: str | None = None) -> Parser:
     """Return the parser, with the options of the command that is asked for and of no other."""
     # No option before the command takes a value, so the first other word is its name.
-    command = next((word for word in words if not word.startswith("-")), None)
-    return _parser((command,), program=name)
+    return _parser([word for word in words if not word.startswith("-")][:1], program=name)
 
 
-def _parser(names: Collection[str | None], *, program: str | None = None) -> Parser:
+def _parser(names: Collection[str], *, program: str | None = None) -> Parser:
     """Return the parser with the options of some commands, and the names of all."""
     parser = Parser(
         prog="pipeline",

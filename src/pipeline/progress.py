@@ -43,7 +43,7 @@ def reporting(stage: str, instance: str, root: Path) -> Iterator[None]:
 
     Snakemake redirects the output itself; DVC would mix it with its own.
     """
-    if not watched():
+    if not os.environ.get(FILE):  # `pipeline run` has not started this process
         yield
         return
     if _DVC in os.environ:
@@ -60,11 +60,6 @@ def reporting(stage: str, instance: str, root: Path) -> Iterator[None]:
     finally:
         tell(state=state)
         _job.clear()
-
-
-def watched() -> bool:
-    """Return whether `pipeline run` has started this process and shows its progress."""
-    return bool(os.environ.get(FILE))
 
 
 def tell(**facts: Any) -> None:

@@ -24,7 +24,6 @@ from pipeline.stages.shared import provenance
 from pipeline.trainer.distributed.sync import refuse_alone_only
 from pipeline.trainer.supported import algorithm_of, refuse_untrainable
 
-ROOT = Path(__file__).resolve().parents[2]
 DQN = """\
 behaviors:
   B:

@@ -81,12 +81,6 @@ def test_check_of_a_curriculum_alone_tells_its_parameters(here, capsys):
     ]
 
 
-def test_check_adds_a_curriculum_and_a_sampler_file(here, capsys):
-    arguments = ["--curriculum", "Walker.json", "--sampler", "sampler.yaml", "--full"]
-    shown = to_plain(parse_yaml(run(capsys, "check", "old.yaml", *arguments), source="shown"))
-    assert list(shown["environment_parameters"]) == ["gap", "mass"]
-
-
 @pytest.mark.parametrize(("file", "name"), [("Walker.json", "gap"), ("sampler.yaml", "mass")])
 def test_check_shows_what_a_curriculum_or_a_sampler_file_becomes(here, capsys, file, name):
     shown = to_plain(parse_yaml(run(capsys, "check", file, "--full"), source="shown"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from repositories import git
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -16,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("repository")
-    subprocess.run(["git", "init", "-q", str(root)], check=True)  # noqa: S603, S607  # git
+    git(root, "init", "-q")
     shutil.copy(ROOT / ".gitignore", root)
     return root
 

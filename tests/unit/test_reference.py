@@ -57,6 +57,7 @@ def test_every_command_has_a_section():
 @pytest.mark.parametrize("name", PARSERS)
 def test_every_option_has_a_row_that_says_what_it_does(name: str):
     section = "\n".join(reference._command_section(name, PARSERS[name]))
+    assert "--debug" in PARSERS[name].format_help()
     for action in PARSERS[name]._actions:
         if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
             continue

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,22 +18,6 @@ def killed(program: str, *arguments: Path) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
-def in_a_thread(work) -> BaseException | None:
-    """Do the work in a thread of its own; gives what it raised."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001  # given back
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return raised[0] if raised else None
-
-
 PREPARED = "import os, sys; from pipeline import files"
 KILLED_WRITING = """
 with files.whole(sys.argv[1]) as temporary:
@@ -44,6 +28,17 @@ KILLED_HOLDING = """
 with files.sole_writer(sys.argv[1]):
     os.kill(os.getpid(), 9)
 """
+
+
+def second_writer(folder: Path | str) -> BaseException | None:
+    """Try to write into a folder from another thread; gives what was raised there."""
+
+    def write() -> None:
+        with files.sole_writer(folder):
+            pass
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(write).exception()
 
 
 def names(folder: Path) -> list[str]:
@@ -90,21 +85,16 @@ def test_a_name_with_signs_of_patterns_is_a_name(tmp_path):
 
 def test_a_second_writer_of_a_folder_is_refused_with_the_first_ones_number(tmp_path):
     folder = tmp_path / "results" / "first"
-
-    def second() -> None:
-        with files.sole_writer(folder):
-            raise AssertionError("two writers")
-
     with files.sole_writer(folder):
-        error = in_a_thread(second)
+        error = second_writer(folder)
         with files.sole_writer(str(folder)):  # the same thread may
             pass
-        again = in_a_thread(second)
+        again = second_writer(folder)
     for one in (error, again):
         assert isinstance(one, SettingsError)
         assert str(folder) in str(one)
         assert f"pid {os.getpid()}" in str(one)
-    assert isinstance(in_a_thread(second), AssertionError)
+    assert second_writer(folder) is None
     assert names(tmp_path) == []  # nor has a folder been made
 
 
@@ -112,26 +102,16 @@ def test_other_names_of_a_folder_have_the_same_lock(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     monkeypatch.chdir(tmp_path)
-
-    def second() -> None:
-        with files.sole_writer("link"):
-            raise AssertionError("two writers")
-
     with files.sole_writer(tmp_path / "real"):
-        assert isinstance(in_a_thread(second), SettingsError)
+        assert isinstance(second_writer("link"), SettingsError)
 
 
 def test_a_folder_may_be_renamed_while_it_is_held(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-
-    def second() -> None:
-        with files.sole_writer(folder):
-            raise AssertionError("two writers")
-
     with files.sole_writer(folder):
         folder.rename(tmp_path / "run.1")
-        assert isinstance(in_a_thread(second), SettingsError)
+        assert isinstance(second_writer(folder), SettingsError)
     assert names(tmp_path) == ["run.1"]
 
 

@@ -52,14 +52,6 @@ class Run:
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline card`."""
-    add_run(parser)
-    parser.add_argument(
-        "-o", "--output", type=Path, help="the folder to write (default: cards/ and the run's name)"
-    )
-
-
-def add_run(parser: Parser) -> None:
-    """Add what says which run is told of."""
     parser.add_argument(
         "run",
         metavar="RUN",
@@ -67,6 +59,9 @@ def add_run(parser: Parser) -> None:
     )
     parser.add_argument(
         "--license", help="of the policy, as the Hub names it: apache-2.0, cc-by-4.0, other, ..."
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, help="the folder to write (default: cards/ and the run's name)"
     )
 
 

@@ -14,6 +14,7 @@ from pipeline.errors import SettingsError
 from pipeline.evaluation import tables
 from pipeline.evaluation.comparison import Outcome, Task, compare
 from pipeline.settings import load_run_settings, to_mapping
+from pipeline.settings.params import load_params
 from pipeline.stages.reporting.results import read_curves, trials_of
 from pipeline.stages.shared.attempt import read_map
 
@@ -106,7 +107,6 @@ def _answer(tasks: Sequence[Task]) -> str:
 
 def _of_params(root: Path) -> list[Outcome]:
     """Return the outcomes of every experiment in params.yaml."""
-    from pipeline.settings.params import load_params
     from pipeline.stages.reporting.results import outcomes
 
     return list(outcomes(root, load_params(root / "params.yaml")))
@@ -117,7 +117,9 @@ def outcomes_of(runs: Sequence[Path]) -> list[Outcome]:
     # A run folder of `learn` says itself what it is; the DAG's folders are known by their place.
     learned = _learned(runs)
     trials = _apart([(run, _of_dag(run)) for run in runs if run not in learned])
-    return [*_once(trials), *_of_learn(learned, {one.experiment for one in trials})]
+    # A run may be named twice, by its seed and by its experiment.
+    once = {(*trial.task, trial.experiment, trial.seed): trial for trial in trials}
+    return [*once.values(), *_of_learn(learned, {one.experiment for one in trials})]
 
 
 def _learned(runs: Sequence[Path]) -> list[Path]:
@@ -176,16 +178,8 @@ def _of_dag(run: Path) -> list[Outcome]:
     return outcomes
 
 
-def _once(trials: Sequence[Outcome]) -> list[Outcome]:
-    """Drop repetitions of a run that was named by its seed and by its experiment."""
-    keyed = {(*trial.task, trial.experiment, trial.seed): trial for trial in trials}
-    return list(keyed.values())
-
-
 def _environment_of(results: Path, experiment: str) -> str:
     """Return the environment that params.yaml gives an experiment; empty if it gives none."""
-    from pipeline.settings.params import load_params
-
     path = results.parent / "params.yaml"
     if not path.is_file():
         return ""
@@ -199,7 +193,7 @@ def _of_learn(runs: Sequence[Path], taken: Collection[str]) -> list[Outcome]:
     """Return the outcomes of runs of `pipeline learn`, under other names than those `taken`."""
     outcomes: list[Outcome] = []
     for name, members in _experiments(runs, taken).items():
-        for run, seed, environment in members:
+        for seed, (run, environment) in members.items():
             seconds = read_map(run / "run_logs/seconds.json").get("total")  # None while it goes on
             for behavior, curve in read_curves(run / _PROGRESS).items():
                 one = Outcome(
@@ -211,21 +205,26 @@ def _of_learn(runs: Sequence[Path], taken: Collection[str]) -> list[Outcome]:
 
 def _experiments(
     runs: Sequence[Path], taken: Collection[str] = ()
-) -> dict[str, list[tuple[Path, int, str]]]:
-    """Return runs, seeds and environments by experiment: runs that differ only in the seed.
+) -> dict[str, dict[int, tuple[Path, str]]]:
+    """Return run and environment of each seed by experiment: runs that differ only in the seed.
 
     Settings alone decide what belongs together. A name is only a label, so one that is taken
     already is replaced by the path of a run, which belongs to no other experiment.
     """
-    groups: dict[str, list[tuple[Path, int, str]]] = {}
+    groups: dict[str, dict[int, tuple[Path, str]]] = {}
     for run in runs:
         key, seed, environment = _identity(run / _CONFIGURATION)
-        groups.setdefault(key, []).append((run, seed, environment))
-    experiments: dict[str, list[tuple[Path, int, str]]] = {}
+        members = groups.setdefault(key, {})
+        if seed in members:
+            raise SettingsError(
+                f"{run}: has the configuration and the seed, {seed}, of {members[seed][0]}; a "
+                "repetition is no further seed: leave one out"
+            )
+        members[seed] = (run, environment)
+    experiments: dict[str, dict[int, tuple[Path, str]]] = {}
     for members in groups.values():
-        _refuse_repetitions(members)
-        first = members[0][0].resolve()
-        names = (_name_of([run.resolve().name for run, _, _ in members]), first.name, str(first))
+        paths = [run.resolve() for run, _ in members.values()]
+        names = (_name_of([path.name for path in paths]), paths[0].name, str(paths[0]))
         unused = (one for one in names if one not in experiments and one not in taken)
         experiments[next(unused)] = members
     return experiments
@@ -250,20 +249,9 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
 def _seeds(learned: Sequence[Path]) -> Iterator[str]:
     """Yield which runs of `pipeline learn` were taken as seeds of one experiment."""
     groups = [members for members in _experiments(learned).values() if len(members) > 1]
-    lines = [", ".join(str(run) for run, _, _ in members) for members in groups]
+    lines = [", ".join(str(run) for run, _ in members.values()) for members in groups]
     if lines:
         yield "\n".join(["One experiment each, since only their seeds differ:", *lines])
-
-
-def _refuse_repetitions(members: Sequence[tuple[Path, int, str]]) -> None:
-    seen: dict[int, Path] = {}
-    for run, seed, _ in members:
-        if seed in seen:
-            raise SettingsError(
-                f"{run}: has the configuration and the seed, {seed}, of {seen[seed]}; a repetition "
-                "is no further seed: leave one out"
-            )
-        seen[seed] = run
 
 
 def _name_of(names: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +17,12 @@ from pipeline.settings.run_file import as_written, read_present, structure
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from pipeline.commands.parser import Parser
     from pipeline.settings import RunSettings, TrainerSettings
     from pipeline.settings.legacy.convert import Present
-    from pipeline.settings.legacy.formats import FormatChange, Kind
+    from pipeline.settings.legacy.formats import Kind
 
 _log = logging.getLogger(__name__)
 
@@ -142,12 +141,16 @@ def _body(present: Present, new: Path) -> str:
     """Return the new file's values, after a check that they mean what the old ones meant."""
     original = structure(present.document)
     # The values were read once already, with their warnings.
-    with _silence():
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
         portable = structure(present.portable)
         body = dump_yaml(as_written(present.portable, to_mapping(portable)))
         # Written, then read again: a converter that loses a setting would be noticed only after
         # a long training.
         again = structure(parse_yaml(body, source=str(new)))
+    finally:
+        logging.disable(before)
     # `default_settings` that cannot be said in today's format are left out, and the user is
     # told.
     expected = replace(original, default_settings=None) if present.left_out else original
@@ -159,33 +162,19 @@ def _body(present: Present, new: Path) -> str:
     return body
 
 
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Hold back warnings in the block; they have been given before."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
 def _header(olds: Sequence[Path], present: Present) -> str:
     names = ", ".join(path.name for path in olds)
     lines = [f"Written by `pipeline config upgrade` from {names}."]
     if present.family is not Family.PRESENT:
         lines.append(f"The format was that of {present.family.value}.")
-    warnings = [_near(change) for change in present.changes.entries if change.warns]
+    changes = [change for change in present.changes.entries if change.warns]
+    # Without the folders of the files, which are of this machine.
+    warnings = [str(replace(change, where=Path(change.where).name)) for change in changes]
     if present.left_out:
         warnings.append(f"default_settings: left out, since {present.left_out}.")
     if warnings:
         lines += ["Please read:", *(f"  {line}" for line in warnings)]
     return "".join(f"# {line}\n" for line in lines)
-
-
-def _near(change: FormatChange) -> str:
-    """Return a change as text, without the folder of its file."""
-    return str(replace(change, where=Path(change.where).name))
 
 
 def _told(olds: Sequence[Path], new: Path, present: Present) -> str:

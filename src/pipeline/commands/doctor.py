@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from pipeline.commands.engines import environment
 from pipeline.errors import NotReadyError, PipelineError, one_line
 from pipeline.settings.environments import PathSource, UnitySource
+from pipeline.settings.params import load_params
 from pipeline.tracking.run_metadata import git
 
 if TYPE_CHECKING:
@@ -149,8 +150,6 @@ def _project(root: Path) -> str:
 
 
 def _params(root: Path) -> Params | None:
-    from pipeline.settings.params import load_params
-
     return load_params(root / "params.yaml") if (root / "params.yaml").is_file() else None
 
 

@@ -32,7 +32,7 @@ from pipeline.tracking.run_metadata import git
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from pipeline.commands.parser import Parser
     from pipeline.protocol.specs import BehaviorSpec
@@ -248,10 +248,15 @@ def _ask(environment: EnvironmentParams, folder: Path) -> dict[str, Behavior]:
     from pipeline.api import make_env
 
     copies = getattr(environment, "copies", None)
-    with _working_in(folder):
-        env = make_env(source_of(environment), n_agents=copies)
-        found: dict[str, Behavior] = {}
-        try:
+    found: dict[str, Behavior] = {}
+    # Modules are found as the stages will find them: beside params.yaml.
+    here = str(folder.resolve())
+    sys.path.insert(0, here)
+    try:
+        with (
+            contextlib.chdir(here),
+            contextlib.closing(make_env(source_of(environment), n_agents=copies)) as env,
+        ):
             env.reset()
             for full, spec in env.behavior_specs.items():
                 steps = env.get_steps(full)[0]
@@ -263,21 +268,9 @@ def _ask(environment: EnvironmentParams, folder: Path) -> dict[str, Behavior]:
                     in_groups=before.in_groups or bool((steps.group_id > 0).any()),
                     n_teams=before.n_teams + 1,
                 )
-        finally:
-            env.close()
-    return found
-
-
-@contextlib.contextmanager
-def _working_in(folder: Path) -> Iterator[None]:
-    """Find modules as the stages will: beside params.yaml."""
-    here = str(folder.resolve())
-    sys.path.insert(0, here)
-    try:
-        with contextlib.chdir(here):
-            yield
     finally:
         sys.path.remove(here)
+    return found
 
 
 def trainer_of(behavior: Behavior) -> dict[str, Any]:

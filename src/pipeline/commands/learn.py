@@ -93,13 +93,13 @@ def _arguments(option: Option) -> dict[str, Any]:
     """Return what argparse is told; it leaves checking values to the settings."""
     # without defaults, only what was given wins over the configuration file
     common = {"dest": option.dest, "default": argparse.SUPPRESS, "help": option.help}
-    if option.kind == "switch":
+    if option.metavar is None:
         return {**common, "action": "store_true"}
-    if option.kind == "rest":
+    if option.metavar == "...":
         return {**common, "nargs": argparse.REMAINDER}
-    if option.kind == "list":
+    if option.flag == "--track":  # it alone may be given several times
         return {**common, "metavar": option.metavar, "action": "append"}
-    kind = _number if option.kind == "number" else str
+    kind = _number if option.metavar in ("N", "X", "S", "PORT") else str
     return {**common, "metavar": option.metavar, "type": kind}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.settings.experiments import SINKS
 
@@ -38,16 +38,6 @@ class Option:
     def dest(self) -> str:
         """The attribute of the parsed arguments."""
         return self.flag.removeprefix("--").replace("-", "_")
-
-    @property
-    def kind(self) -> Literal["switch", "number", "rest", "list", "text"]:
-        """What it takes, as its metavar says."""
-        # Its metavar says text; it alone may be given several times.
-        if self.flag == "--track":
-            return "list"
-        if self.metavar in (None, "..."):
-            return "switch" if self.metavar is None else "rest"
-        return "number" if self.metavar in ("N", "X", "S", "PORT") else "text"
 
 
 _SECTIONS = {

@@ -55,8 +55,7 @@ def learn(plan: Plan) -> str:
 def _run(plan: Plan, settings: RunSettings) -> str:
     checkpoint = settings.checkpoint_settings
     run_dir = folder_of(Path(checkpoint.results_dir), checkpoint.run_id)
-    seed = _seed(settings, run_dir)
-    settings = settings.with_seed(seed)
+    settings = settings.with_seed(_seed(settings, run_dir))
     weights = first_weights(settings)
     with (
         # First, so that SIGTERM, too, ends in the clean-up of `run_folder`.
@@ -71,13 +70,13 @@ def _run(plan: Plan, settings: RunSettings) -> str:
         timers = TimersSink(
             run_dir / LOGS / "timers.json", metadata=process_facts(trainer=_TRAINER)
         )
-        result = _train(plan, settings, seed, folder, weights, timers)
+        result = _train(plan, settings, folder, weights, timers)
         if not _is_read_only(settings):
             files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
             files.write_json(run_dir / LOGS / "machine.json", machine.facts())
             n_updates = sum(one.n_updates for one in result.behaviors.values())
             timers.finish(result.seconds, n_updates=n_updates)
-    return _told(settings, seed, run_dir, result)
+    return _told(settings, run_dir, result)
 
 
 def _is_read_only(settings: RunSettings) -> bool:
@@ -86,11 +85,11 @@ def _is_read_only(settings: RunSettings) -> bool:
     return checkpoints.inference and checkpoints.resume
 
 
-def _told(settings: RunSettings, seed: int, run_dir: Path, result: TrainResult) -> str:
+def _told(settings: RunSettings, run_dir: Path, result: TrainResult) -> str:
     """Tell the user where everything is, and what to do next."""
     inference = settings.checkpoint_settings.inference
     verb = "Played" if inference else "Trained"
-    lines = [f"{verb} with seed {seed}; everything is in {run_dir}."]
+    lines = [f"{verb} with seed {settings.env_settings.seed}; everything is in {run_dir}."]
     for name, one in result.behaviors.items():
         rating = "" if one.elo is None else f", ELO {one.elo:.1f}"
         lines.append(f"  {name}: {one.steps} steps, {_mean_of(one)}{rating}")
@@ -133,7 +132,6 @@ def _split(seconds: Mapping[str, float]) -> str:
 def _train(
     plan: Plan,
     settings: RunSettings,
-    seed: int,
     folder: RunFolder,
     weights: Mapping[str, Path],
     timers: TimersSink,
@@ -149,7 +147,7 @@ def _train(
     run_dir = folder.path
     # `--initialize-from` may name the run that `--force` has just moved aside.
     first = {name: folder.current_path(path) for name, path in weights.items()}
-    history = [provenance.of_learn(settings, seed, first, program)]
+    history = [provenance.of_learn(settings, env.seed, first, program)]
 
     def on_start() -> None:
         versions = process_facts(trainer=_TRAINER)
@@ -170,14 +168,14 @@ def _train(
         return trainer.train(
             program,
             settings,
-            seed=seed,
+            seed=env.seed,
             run_dir=run_dir,
             num_envs=env.num_envs,
             env_args=tuple(env.env_args or ()),
             resume=checkpoint.resume,
             init_from=first,
             device=settings.torch_settings.device,
-            sinks=_sinks(plan, settings, seed, program, run_dir, timers),
+            sinks=_sinks(plan, settings, program, run_dir, timers),
             base_port=plan.base_port,
             listen=plan.listen,
             log_folder=None if _is_read_only(settings) else run_dir / LOGS,
@@ -198,7 +196,6 @@ def _train(
 def _sinks(
     plan: Plan,
     settings: RunSettings,
-    seed: int,
     program: Path | None,
     run_dir: Path,
     timers: TimersSink,
@@ -213,7 +210,7 @@ def _sinks(
         env=settings.env_settings.env_path,
         build=program,
         folder=run_dir,
-        seed=seed,
+        seed=settings.env_settings.seed,
         source="pipeline learn",
         trainer=plan.config,
         device=settings.torch_settings.device or " or ".join(map(str, devices_here())),
@@ -279,43 +276,35 @@ def run_folder(
             f"results_dir: {there} is a file, and a run needs a folder; name another --results-dir "
             "or --run-id, or move the file"
         )
-    with (
-        contextlib.nullcontext() if read_only else files.sole_writer(folder),
-        _run_folder(folder, resume=resume, force=force) as run,
-    ):
-        yield run
-
-
-@contextlib.contextmanager
-def _run_folder(folder: Path, *, resume: bool, force: bool) -> Iterator[RunFolder]:
-    existed = folder.exists()
-    used = existed and any(folder.iterdir())
-    if used and not (resume or force):
-        raise SettingsError(
-            "Previous data from this run ID was found. Either specify a new run ID, use "
-            "--resume to resume this run, or use the --force parameter to overwrite existing data. "
-            f"({folder})"
-        )
-    if resume and not existed:
-        raise SettingsError(
-            "Previous data from this run ID was not found. Train a new run by removing the "
-            f"--resume flag. ({folder})"
-        )
-    # moved, never deleted: hours of training may lie there
-    aside = _free_name(folder) if used and force and not resume else None
-    if aside is not None:
-        folder.rename(aside)
-    run = RunFolder(folder, replaced=aside)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield run
-    finally:
-        if not run.started and not resume:
-            shutil.rmtree(folder, ignore_errors=True)
-            if aside is not None:
-                aside.rename(folder)
-            elif existed:  # empty
-                folder.mkdir()
+    with contextlib.nullcontext() if read_only else files.sole_writer(folder):
+        existed = folder.exists()
+        used = existed and any(folder.iterdir())
+        if used and not (resume or force):
+            raise SettingsError(
+                "Previous data from this run ID was found. Either specify a new run ID, use "
+                "--resume to resume this run, or use the --force parameter to overwrite existing "
+                f"data. ({folder})"
+            )
+        if resume and not existed:
+            raise SettingsError(
+                "Previous data from this run ID was not found. Train a new run by removing the "
+                f"--resume flag. ({folder})"
+            )
+        # moved, never deleted: hours of training may lie there
+        aside = _free_name(folder) if used and force and not resume else None
+        if aside is not None:
+            folder.rename(aside)
+        run = RunFolder(folder, replaced=aside)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            yield run
+        finally:
+            if not run.started and not resume:
+                shutil.rmtree(folder, ignore_errors=True)
+                if aside is not None:
+                    aside.rename(folder)
+                elif existed:  # empty
+                    folder.mkdir()
 
 
 def _free_name(folder: Path) -> Path:

@@ -92,9 +92,6 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     if "portable" in given and overrides.setdefault("torch_settings.device", "cpu") != "cpu":
         device = overrides["torch_settings.device"]
         raise SettingsError(f"--portable: {device!r} chooses kernels of its own; use the CPU")
-    older: dict[str, Any] = {
-        dest: _inside(given, given[dest]) for dest in ("curriculum", "sampler") if dest in given
-    }
     with flags_named(flags):
         numbers = _checked_numbers(given)
         track = _tracked(given)
@@ -102,7 +99,8 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
             _inside(given, arguments.config),
             overrides=overrides,
             overrides_from=SOURCE,
-            **older,
+            curriculum=_inside(given, given.get("curriculum")),
+            sampler=_inside(given, given.get("sampler")),
         )
         settings = _moved(_for_every_behavior(settings, given), given)
     refuse_missing_demonstrations(settings)
@@ -148,7 +146,7 @@ def _overrides(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]
             continue
         flags.setdefault(option.key or option.dest, option.flag)
         if option.key is not None:
-            value = option.value if option.kind == "switch" else given[option.dest]
+            value = option.value if option.metavar is None else given[option.dest]
             overrides.setdefault(option.key, value)
     return overrides, flags
 
@@ -221,7 +219,9 @@ def _decided(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
         else:
             source, winner, loser = None, "resume", "initialize_from"
         _log.warning("Both cannot be done: %s counts, %s is ignored.", winner, loser)
-    if checkpoints.inference and not (resume or source or _has_weights(settings)):
+    behaviors = [*settings.behaviors.values(), settings.default_settings]
+    has_weights = any(one is not None and one.init_path is not None for one in behaviors)
+    if checkpoints.inference and not (resume or source or has_weights):
         if force:
             raise SettingsError(
                 "checkpoint_settings: inference and force contradict each other: a new run has "
@@ -233,11 +233,6 @@ def _decided(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
         )
     changed = replace(checkpoints, resume=resume, force=force, initialize_from=source)
     return replace(settings, checkpoint_settings=changed)
-
-
-def _has_weights(settings: RunSettings) -> bool:
-    every = [*settings.behaviors.values(), settings.default_settings]
-    return any(one is not None and one.init_path is not None for one in every)
 
 
 def _fixed_port(settings: RunSettings, given: Mapping[str, Any], worker: int) -> int | None:

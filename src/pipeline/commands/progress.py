@@ -96,9 +96,9 @@ def graph_of(params: Params, root: Path) -> Graph:
         for key, entry in entries.items():
             job = Job(family.partition("_")[0], _instance(key, entry))
             names[f"{family}@{key}" if table else family] = job
-            read, written = _files(body, {**entry, "key": key})
-            reads[job] = read
-            for path in written:
+            values = {**entry, "key": key}
+            reads[job] = _paths(body, ("deps",), values)
+            for path in _paths(body, ("outs", "metrics", "plots"), values):
                 for place in (path, *map(str, PurePosixPath(path).parents)):
                     makers.setdefault(place, set()).add(job)
     needs = {
@@ -117,19 +117,16 @@ def _instance(key: str, entry: Mapping[str, Any]) -> str:
     return str(entry.get("trial", key))
 
 
-def _files(stage: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Files and folders that a stage of dvc.yaml reads, and those that it writes."""
-
-    def paths(*lists: str) -> list[str]:
-        entries = [entry for name in lists for entry in stage.get(name, ())]
-        # with options an entry is a map of one key
-        names = [next(iter(entry)) if isinstance(entry, dict) else entry for entry in entries]
-        return [
-            _FILLED_IN.sub(lambda found: str(values.get(found[1], found[0])), name)
-            for name in names
-        ]
-
-    return paths("deps"), paths("outs", "metrics", "plots")
+def _paths(
+    stage: Mapping[str, Any], lists: Collection[str], values: Mapping[str, Any]
+) -> list[str]:
+    """Files and folders in lists of a stage of dvc.yaml, with what DVC fills in."""
+    entries = [entry for name in lists for entry in stage.get(name, ())]
+    # with options an entry is a map of one key
+    names = [next(iter(entry)) if isinstance(entry, dict) else entry for entry in entries]
+    return [
+        _FILLED_IN.sub(lambda found: str(values.get(found[1], found[0])), name) for name in names
+    ]
 
 
 @dataclass(slots=True)

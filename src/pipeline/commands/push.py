@@ -64,20 +64,16 @@ def run(arguments: argparse.Namespace) -> str:
             found = card.find(source)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "card"
             card.write(found, folder, licence=arguments.license)
-        return _upload(folder, arguments)
-
-
-def _upload(folder: Path, arguments: argparse.Namespace) -> str:
-    with hub(arguments.repo_id) as api:
-        # None leaves the account's own default, as False would not.
-        api.create_repo(arguments.repo_id, private=arguments.private or None, exist_ok=True)
-        done = api.upload_folder(
-            repo_id=arguments.repo_id,
-            folder_path=folder,
-            commit_message=arguments.commit_message,
-            delete_patterns="*",  # what an earlier push has left would not be signed
-        )
-    names = sorted(path.name for path in folder.iterdir())
+        with hub(arguments.repo_id) as api:
+            # None leaves the account's own default, as False would not.
+            api.create_repo(arguments.repo_id, private=arguments.private or None, exist_ok=True)
+            done = api.upload_folder(
+                repo_id=arguments.repo_id,
+                folder_path=folder,
+                commit_message=arguments.commit_message,
+                delete_patterns="*",  # what an earlier push has left would not be signed
+            )
+        names = sorted(path.name for path in folder.iterdir())
     return f"Pushed {', '.join(names)} to {arguments.repo_id}: {done.commit_url}"
 
 

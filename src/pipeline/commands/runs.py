@@ -55,14 +55,11 @@ class Found:
         """The folder of a run that no stage has made, by which it is called."""
         return self.experiment if self.experiment.startswith(("./", "/")) else None
 
-    def folder(self, stage: str) -> str:
-        """Return the folder of a stage's results in the repository."""
-        return f"results/{stage}/{self.experiment}/seed{self.seed}"
-
     def made(self) -> list[tuple[str, str, str]]:
         """Return stage, path and digest of each output that the row knows."""
+        place = f"{self.experiment}/seed{self.seed}"
         return [
-            (stage, f"{self.folder(stage)}/{file}".rstrip("/"), self.tags[f"dvc.{stage}"])
+            (stage, f"results/{stage}/{place}/{file}".rstrip("/"), self.tags[f"dvc.{stage}"])
             for stage, file in _MADE.items()
             if f"dvc.{stage}" in self.tags
         ]

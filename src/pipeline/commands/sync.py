@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from pipeline.commands.parser import Parser
 
 _SHOWN = 8
+_STATES = {"dvc": engines.dvc_state, "snakemake": engines.snakemake_state}
+_BLESS = {"dvc": engines.bless_dvc, "snakemake": engines.bless_snakemake}
+_COMMANDS = {"dvc": "dvc repro", "snakemake": "snakemake --cores 1"}
 
 
 def add_options(parser: Parser) -> None:
@@ -43,32 +46,20 @@ def sync(root: Path, source: str | None) -> str:
     check_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
     # Before asking DVC, which reads no file that is cut off.
     engines.mend_lock(root)
-    if source is None:
-        dvc, snakemake = engines.dvc_state(root), engines.snakemake_state(root)
-        if dvc.up_to_date and snakemake.up_to_date:
-            return "DVC and Snakemake agree already."
-        if not dvc.up_to_date and not snakemake.up_to_date:
-            raise StageError(
-                f"neither engine is up to date: {_what('dvc', dvc)}; "
-                f"{_what('snakemake', snakemake)}. Run `dvc repro` or `snakemake --cores 1` first."
-            )
-        return _follow(root, "dvc" if dvc.up_to_date else "snakemake")
-    state = engines.dvc_state(root) if source == "dvc" else engines.snakemake_state(root)
-    if not state.up_to_date:
-        run = "dvc repro" if source == "dvc" else "snakemake --cores 1"
-        raise StageError(f"{_what(source, state)}. Run `{run}` first.")
-    return _follow(root, source)
-
-
-def _follow(root: Path, source: str) -> str:
-    if source == "dvc":
-        engines.bless_snakemake(root)
-        # Asked again afterwards: neither `--touch` nor `commit` says whether it did the whole.
-        left = engines.snakemake_state(root)
-    else:
-        engines.bless_dvc(root)
-        left = engines.dvc_state(root)
-    other = "snakemake" if source == "dvc" else "dvc"
+    states = {name: _STATES[name](root) for name in ([source] if source else _STATES)}
+    ready = [name for name, state in states.items() if state.up_to_date]
+    if len(ready) == len(_STATES):
+        return "DVC and Snakemake agree already."
+    if not ready:
+        neither = "" if source else "neither engine is up to date: "
+        what = "; ".join(_what(name, state) for name, state in states.items())
+        commands = " or ".join(f"`{_COMMANDS[name]}`" for name in states)
+        raise StageError(f"{neither}{what}. Run {commands} first.")
+    (source,) = ready
+    (other,) = _STATES.keys() - {source}
+    _BLESS[other](root)
+    # Asked again afterwards: neither `--touch` nor `commit` says whether it did the whole.
+    left = _STATES[other](root)
     if not left.up_to_date:
         raise StageError(f"after syncing, still: {_what(other, left)}. Run that engine.")
     return f"{other} now agrees with {source}."

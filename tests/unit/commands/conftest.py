@@ -1,4 +1,4 @@
-"""`pipeline learn` in this process, with the fake environment as its executable."""
+"""Commands in this process, and `pipeline learn` with the fake environment as its executable."""
 
 from __future__ import annotations
 
@@ -25,5 +25,19 @@ def learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]
 
     def run(*arguments: str | Path) -> int:
         return cli.main(["learn", "config.yaml", "--seed", "1", *map(str, arguments)])
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must fail; gives the only line that it prints, without `error: `."""
+
+    def run(*words: object) -> str:
+        capsys.readouterr()
+        assert cli.main([*map(str, words)]) == 2
+        out, error = capsys.readouterr()
+        assert (out, error[:7], error.count("\n")) == ("", "error: ", 1), error
+        return error[7:-1]
 
     return run

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from free_ports import free_ports
 
 from pipeline import cli
 from pipeline.envs import forward as forward_module
@@ -25,9 +25,7 @@ TOKEN = b"the players' own token"
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        number: int = free.getsockname()[1]
-    return number
+    return free_ports(1)
 
 
 @pytest.fixture

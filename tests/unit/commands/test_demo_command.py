@@ -26,12 +26,6 @@ def run(*words: object) -> int:
     return cli.main(["demo", *map(str, words)])
 
 
-def refused(capsys, *words: object) -> str:
-    assert run(*words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line.removeprefix("error: ")
-
-
 @pytest.mark.parametrize("spec", ["expert.demo", "expert.yaml", "grid_world"])
 def test_an_exported_expert_is_imported_to_the_same_bytes(tmp_path, expert, spec, capsys):
     table, target = tmp_path / "play.csv", tmp_path / "again.demo"
@@ -57,18 +51,18 @@ def test_columns_of_the_command_line_replace_those_of_the_file(tmp_path, capsys)
     assert "behavior C" in told
 
 
-def test_mistakes_on_the_command_line_are_one_line_with_a_remedy(tmp_path, expert, capsys):
+def test_mistakes_on_the_command_line_are_one_line_with_a_remedy(tmp_path, expert, refused):
     table = tmp_path / "a.csv"
     table.write_text("obs0,terminated\n1,1\n")
     target = ("-o", tmp_path / "b.demo")
-    assert "--spec gymnasium:CartPole-v1" in refused(capsys, "import", table, *target)
+    assert "--spec gymnasium:CartPole-v1" in refused("demo", "import", table, *target)
     words = ("import", table, *target, "--spec", expert, "--column", "reward")
-    assert "--column reward: needs the form FIELD=COLUMN" in refused(capsys, *words)
+    assert "--column reward: needs the form FIELD=COLUMN" in refused("demo", *words)
     words = ("import", table, *target, "--spec", "tag")
-    assert "name one of them with --behavior" in refused(capsys, *words)
+    assert "name one of them with --behavior" in refused("demo", *words)
     words = ("import", tmp_path / "no.csv", *target, "--spec", expert)
-    assert "no.csv: No such file" in refused(capsys, *words)
-    assert "--min-return" in refused(capsys, "trim", expert, *target)
+    assert "no.csv: No such file" in refused("demo", *words)
+    assert "--min-return" in refused("demo", "trim", expert, *target)
     with pytest.raises(SystemExit) as ended:
         run("trim", expert, *target, "--episodes", "first")
     assert ended.value.code == 2
@@ -101,12 +95,12 @@ def test_trim_and_merge_give_back_what_was_taken_apart(tmp_path, expert):
     assert whole.read_bytes() == expert.read_bytes()
 
 
-def test_a_minari_dataset_is_written_and_imported(tmp_path, expert, monkeypatch, capsys):
+def test_a_minari_dataset_is_written_and_imported(tmp_path, expert, monkeypatch, capsys, refused):
     pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
     target = tmp_path / "again.demo"
     assert run("export", expert, "-o", "minari:grid/expert-v0") == 0
-    told = refused(capsys, "export", expert, "-o", tmp_path / "a.csv", "--env", "gymnasium:X-v0")
+    told = refused("demo", "export", expert, "-o", tmp_path / "a.csv", "--env", "gymnasium:X-v0")
     assert "belongs to minari:DATASET" in told
     assert run("import", "minari:grid/expert-v0", "--spec", expert, "-o", target) == 0
     assert "3 terminated" in capsys.readouterr().out
@@ -121,5 +115,8 @@ def test_a_minari_dataset_is_written_and_imported(tmp_path, expert, monkeypatch,
 def test_info_draws_the_returns(tmp_path, expert, capsys):
     picture = tmp_path / "returns.png"
     assert run("info", expert, "--plot", picture) == 0
-    assert f"Wrote {picture}" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "3 ended" in told
+    assert "GridWorld" in told
+    assert f"Wrote {picture}" in told
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -56,38 +56,19 @@ def test_one_mistake_is_told_once(told, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "prepare", "said"),
+    ("line", "file", "text", "said"),
     [
-        ("project", lambda root: (root / "params.yaml").write_text("x: 1\n"), "unknown key 'x'"),
-        (
-            "MLflow",
-            lambda root: (root / "mlflow.db").write_text("none" * 99),
-            "cannot be read (file is not a database); move it away",
-        ),
-        (
-            "builds",
-            lambda root: (root / "params.yaml").write_text(
-                PARAMS.format(source="path", key="path")
-            ),
-            "nowhere",
-        ),
-        (
-            "Unity",
-            lambda root: (root / "params.yaml").write_text(
-                PARAMS.format(source="unity", key="project")
-            ),
-            "nowhere",
-        ),
-        (
-            "snakemake",
-            lambda root: (root / ".snakemake/locks/a").mkdir(parents=True),
-            "snakemake --unlock",
-        ),
-        ("dvc", lambda root: (root / ".dvc").mkdir() or (root / ".dvc/config").touch(), "git init"),
+        ("project", "params.yaml", "x: 1\n", "unknown key 'x'"),
+        ("MLflow", "mlflow.db", "none" * 99, "cannot be read (file is not a database); move it"),
+        ("builds", "params.yaml", PARAMS.format(source="path", key="path"), "nowhere"),
+        ("Unity", "params.yaml", PARAMS.format(source="unity", key="project"), "nowhere"),
+        ("snakemake", ".snakemake/locks/a", "", "snakemake --unlock"),
+        ("dvc", ".dvc/config", "", "git init"),
     ],
 )
-def test_what_is_to_be_done_is_said(line: str, prepare, said: str, told, tmp_path: Path):
-    prepare(tmp_path)
+def test_what_is_to_be_done_is_said(line, file, text, said, told, tmp_path: Path):
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(text)
     code, lines = told()
     assert code == 1
     assert lines[line].startswith("TO DO")

@@ -10,14 +10,15 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
 from fake_player import SCRIPT
+from free_ports import free_ports
 
 from pipeline import files
 from pipeline.envs.unity import UnityEnvironment
@@ -30,8 +31,7 @@ from pipeline.trainer.stopping import StopRequest
 @pytest.fixture
 def editor_port(monkeypatch: pytest.MonkeyPatch) -> int:
     """A free port in the place of the Editor's own."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
+    port = free_ports(1)
     monkeypatch.setattr(UnityEnvironment, "DEFAULT_EDITOR_PORT", port)
     return port
 
@@ -78,21 +78,13 @@ def test_options_reach_every_environment(learn, fake, tmp_path):
 @contextlib.contextmanager
 def written_by_another(folder: Path) -> Iterator[None]:
     """While the block runs, a thread is the folder's writer."""
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with files.sole_writer(folder):
-            held.set()
-            done.wait()
-
-    other = threading.Thread(target=hold)
-    other.start()
-    held.wait()
-    try:
-        yield
-    finally:
-        done.set()
-        other.join()
+    with ThreadPoolExecutor(1) as other:
+        writer = files.sole_writer(folder)
+        other.submit(writer.__enter__).result()
+        try:
+            yield
+        finally:
+            other.submit(writer.__exit__, None, None, None).result()
 
 
 @pytest.mark.parametrize("option", ["--force", "--resume", None])

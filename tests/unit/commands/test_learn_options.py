@@ -145,10 +145,6 @@ def test_a_retired_option_still_works_and_one_line_names_the_present_way(
 def test_learners_are_asked_for_by_an_option_of_our_own(config, monkeypatch):
     assert plan(config).learners == 1
     assert plan(config, "--learners", "3").learners == 3
-    with pytest.raises(SettingsError, match=r"^--learners: must be at least 1, got 0"):
-        plan(config, "--learners", "0")
-    with pytest.raises(SettingsError, match=r"^--num-runs: 2 runs cannot share learners"):
-        plan(config, "--learners", "2", "--num-runs", "2")
     launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
@@ -169,20 +165,23 @@ def test_sinks_are_named_with_commas_or_by_repeating_the_option(config):
     assert list(SINKS.ours) == ["jsonl", "mlflow", "stats_writers", "tensorboard", "wandb"]
 
 
-@pytest.mark.parametrize("flag", ["--keep-checkpoints", "--save-freq", "--deterministic"])
-def test_settings_of_all_behaviors_reach_those_that_are_not_listed(flag, config):
-    key = {
-        "--keep-checkpoints": "keep_checkpoints",
-        "--save-freq": "checkpoint_interval",
-        "--deterministic": "network_settings.deterministic",
-    }[flag]
-    values = [] if flag == "--deterministic" else ["33"]
-    expected = 33 if values else True
-    settings = plan(config, flag, *values).settings
+@pytest.mark.parametrize(
+    ("option", "key", "expected"),
+    [
+        (["--keep-checkpoints", "33"], "keep_checkpoints", 33),
+        (["--save-freq", "33"], "checkpoint_interval", 33),
+        (["--deterministic"], "network_settings.deterministic", True),
+    ],
+)
+def test_settings_of_all_behaviors_reach_those_that_are_not_listed(option, key, expected, config):
+    settings = plan(config, *option).settings
     for name in ("Rover", "Drone", "Unlisted"):
         assert at(settings.for_behavior(name), key) == expected
     assert settings.for_behavior("Drone").max_steps == 2000
-    assert at(plan(flag, *values).settings.for_behavior("Any"), key) == expected
+    built_in = plan(*option).settings
+    assert not built_in.behaviors
+    assert built_in.for_behavior("Any").trainer_type == "ppo"
+    assert at(built_in.for_behavior("Any"), key) == expected
 
 
 def test_older_files_are_handed_on_under_the_docker_volume(config, monkeypatch):
@@ -202,21 +201,6 @@ def test_older_files_are_handed_on_under_the_docker_volume(config, monkeypatch):
         "sampler": Path("/abs/s.yaml"),
     }
     assert settings.checkpoint_settings.results_dir == "/vol/results"
-
-
-def test_curriculum_and_sampler_are_not_passed_unless_given(config, monkeypatch):
-    def load(path, *, overrides, overrides_from):
-        raise SettingsError("as expected")
-
-    monkeypatch.setattr(learn_settings, "load_run_settings", load)
-    with pytest.raises(SettingsError, match="as expected"):
-        plan(config)
-
-
-def test_without_a_configuration_every_behavior_gets_the_defaults():
-    settings = plan("--env", "Game").settings
-    assert not settings.behaviors
-    assert settings.for_behavior("Any").trainer_type == "ppo"
 
 
 def test_the_port_is_the_systems_choice_unless_somebody_chose_one(config, tmp_path):
@@ -326,6 +310,9 @@ def test_resume_or_force_as_an_option_wins_over_the_file(tmp_path, file, option,
         (["--save-freq", "0"], "--save-freq: must be at least 1, got 0"),
         (["--lesson", "-1"], "--lesson: must be at least 0, got -1"),
         (["--num-runs", "0"], "--num-runs: must be at least 1, got 0"),
+        (["--num-runs", "2", "--attach", "1"], "--num-runs: 2 runs need an executable"),
+        (["--num-runs", "2", "--learners", "2"], "--num-runs: 2 runs cannot share learners"),
+        (["--learners", "0"], "--learners: must be at least 1, got 0"),
         (["--worker-id", "x"], "--worker-id: needs a whole number, got 'x'"),
         (["--resume", "--force"], "--resume and --force contradict each other"),
         (["--load", "--force"], "--load and --force contradict each other"),
@@ -345,11 +332,6 @@ def test_a_bad_option_is_named_as_it_was_typed(config, options, message):
     with pytest.raises(SettingsError) as caught:
         plan(config, *options)
     assert str(caught.value).startswith(message)
-
-
-def test_several_runs_need_an_executable():
-    with pytest.raises(SettingsError, match=r"^--num-runs: 2 runs need an executable"):
-        plan("--num-runs", "2")
 
 
 def test_a_mistake_in_the_file_is_still_placed_there(tmp_path):
@@ -381,14 +363,6 @@ def test_an_ambiguous_abbreviation_is_one_line(capsys):
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ambiguous option: --re could match")
-    assert error.count("\n") == 1
-
-
-def test_an_unknown_option_is_one_line(capsys):
-    with pytest.raises(SystemExit):
-        parsed("--run_id", "x")
-    error = capsys.readouterr().err
-    assert error.startswith("error: unrecognized arguments: --run_id; did you mean --run-id? ")
     assert error.count("\n") == 1
 
 

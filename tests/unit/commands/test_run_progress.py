@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -133,13 +132,14 @@ def test_on_a_terminal_the_line_is_drawn_over_and_the_end_stays(tmp_path, monkey
     events, stream = tmp_path / "events", Terminal()
     events.touch()
     with Screen(watch(A), events, stream=stream, clock=lambda: 9.0) as screen:
-        for one in (told(A, 0.0, state="begun"), told(A, 5.0, step=5, of=9, reward=2.0)):
+        for one in (
+            told(A, 0.0, state="begun"),
+            told(A, 5.0, step=5, of=9, reward=2.0),
+            told(A, 8.0, state="done"),
+        ):
             with events.open("a") as file:
                 file.write(json.dumps(one) + "\n")
             screen.update()
-        with events.open("a") as file:
-            file.write(json.dumps(told(A, 8.0, state="done")) + "\n")
-        screen.update()
     drawn = stream.getvalue()
     assert "step 5 of 9, reward 2" in drawn
     assert "\x1b[2K" in drawn
@@ -228,7 +228,7 @@ except Interrupted as error:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_interrupts_the_engine_once_and_waits_for_it(tmp_path, name):
-    (tmp_path / "engine.py").write_text(textwrap.dedent(ENGINE))
+    (tmp_path / "engine.py").write_text(ENGINE)
     done = subprocess.run(  # noqa: S603  # this interpreter
         [sys.executable, "-c", PARENT.replace("SIG)", f"{name})")],
         cwd=tmp_path,

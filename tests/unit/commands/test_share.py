@@ -33,16 +33,7 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     return path
 
 
-def refused(capsys, *words: str | Path) -> str:
-    """The one line with which a command ends."""
-    code = cli.main(list(map(str, words)))
-    error = capsys.readouterr().err
-    assert code == 2
-    assert error.count("error: ") == 1
-    return error.rpartition("error: ")[2]
-
-
-def test_a_card_tells_the_run_s_story(trained: Path, tmp_path: Path):
+def test_a_card_tells_the_run_s_story_and_overwrites_nothing(trained, tmp_path: Path, refused):
     assert cli.main(["card", "results/first", "-o", "card", "--license", "cc-by-4.0"]) == 0
     text = (tmp_path / "card/README.md").read_text()
     _, front, body = text.split("---\n", 2)
@@ -59,12 +50,15 @@ def test_a_card_tells_the_run_s_story(trained: Path, tmp_path: Path):
     assert str(tmp_path) not in body
     assert cli.main(["card", "results/first", "--license", "cc-by-4.0"]) == 0
     assert (tmp_path / "cards/first/README.md").read_text() == text
+    error = refused("card", "results/first", "-o", "card")
+    assert "is there already and not empty" in error
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["card", "nothing", "-o", "x"], "nothing: is no run: name one as <experiment>-<seed>"),
+        (["card", "walk-1", "-o", "x"], "params.yaml has no such run; it has"),
         (["card", "results/none", "-o", "x"], "results/none: has no policy (*.onnx) yet"),
         (["card", "results/none", "-o", "card"], "has no policy"),
         (["push", "--repo-id", "me/x"], "name the run to push"),
@@ -82,7 +76,7 @@ def test_a_card_tells_the_run_s_story(trained: Path, tmp_path: Path):
         (["verify", "card", "--key", "params.yaml"], "card/model.sig: there is none"),
     ],
 )
-def test_what_cannot_be_is_one_line(words: list[str], said: str, folder, tmp_path, capsys):
+def test_what_cannot_be_is_one_line(words: list[str], said: str, folder, tmp_path, refused):
     (tmp_path / "results/none").mkdir(parents=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/README.md").write_text("# A checkout, with secrets\n")
@@ -90,29 +84,15 @@ def test_what_cannot_be_is_one_line(words: list[str], said: str, folder, tmp_pat
     (tmp_path / "params.yaml").write_text("experiments: {}\n")
     if words[:2] == ["card", "nothing"]:
         (tmp_path / "params.yaml").unlink()
-    assert said in refused(capsys, *words)
+    assert said in refused(*words)
     assert not (tmp_path / "x").exists()
 
 
-def test_a_run_that_params_yaml_does_not_have(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("params.yaml").write_text("experiments: {}\n")
-    assert "params.yaml has no such run; it has" in refused(capsys, "card", "walk-1", "-o", "x")
-
-
-def test_a_card_overwrites_nothing(trained, folder, capsys):
-    assert "is there already and not empty" in refused(
-        capsys, "card", "results/first", "-o", folder
-    )
-
-
 @pytest.mark.parametrize("change", ["other byte", "new file", "missing file", "other key"])
-def test_a_changed_byte_is_found(change: str, folder: Path, capsys):
+def test_a_changed_byte_is_found(change: str, folder: Path, refused):
     assert cli.main(["sign", str(folder), "--key", "me.pem", "--new-key"]) == 0
     assert Path("me.pem").stat().st_mode & 0o077 == 0
     assert cli.main(["verify", str(folder), "--key", "me.pem.pub"]) == 0
-    capsys.readouterr()
-    key = "me.pem.pub"
     content = bytearray((folder / POLICY).read_bytes())
     if change == "other byte":
         content[100] ^= 1
@@ -123,8 +103,7 @@ def test_a_changed_byte_is_found(change: str, folder: Path, capsys):
         (folder / POLICY).unlink()
     else:
         assert cli.main(["sign", str(folder), "--key", "you.pem", "--new-key"]) == 0
-        capsys.readouterr()
-    error = refused(capsys, "verify", folder, "--key", key)
+    error = refused("verify", folder, "--key", "me.pem.pub")
     assert "is not what me.pem.pub has signed" in error
     assert change in ("other key", "new file") or POLICY in error
 

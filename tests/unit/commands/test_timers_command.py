@@ -126,12 +126,10 @@ def test_two_files_side_by_side(file, tmp_path, capsys):
         ('{"children": {"TrainerController.start_learning": {"total": "long"}}}', "no timers"),
     ],
 )
-def test_what_is_no_file_of_timers_is_refused_on_one_line(tmp_path, capsys, text, said):
+def test_what_is_no_file_of_timers_is_refused_on_one_line(tmp_path, refused, text, said):
     path = tmp_path / "timers.json"
     if text is not None:
         path.write_text(text)
-    assert main(["timers", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {path}: ")
+    error = refused("timers", path)
+    assert error.startswith(f"{path}: ")
     assert said in error
-    assert error.count("\n") == 1
