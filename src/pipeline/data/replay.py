@@ -114,7 +114,10 @@ class Replay:
         for name, stored in self._rows.items():
             stored[at] = (done if name == "done" else rollout.fields[name])[kept]
         self._place[at] = row_places[kept]
-        self._remember(rollout)
+        if self.remembers and rollout.memory is not None:
+            new = cut(rollout.lengths, self.sequence_length)
+            memory = rollout.memory[new.trajectory, new.number]
+            self._note_sequences(new.starts, new.lengths, memory, n_rows)
         self.n_added += n_rows
         self._n_places += n_rows + n_ends
         # Before observations are written, since their ring may have to grow.
@@ -157,21 +160,13 @@ class Replay:
             memory=memory,
         )
 
-    def _remember(self, rollout: Rollout) -> None:
-        """Note the sequences of a rollout, and forget those that it takes the room of."""
-        if self._memory is None or rollout.memory is None:
-            return
-        new = cut(rollout.lengths, self.sequence_length)
-        memory = rollout.memory[new.trajectory, new.number]
-        self._note_sequences(new.starts, new.lengths, memory, rollout.n_rows)
-
     def _note_sequences(
         self, starts: AnyArray, lengths: AnyArray, memory: AnyArray, n_rows: int
     ) -> None:
-        """Note sequences of rows that are about to be counted; starts are from the first of these.
+        """Note sequences of rows that are about to be counted; forget those that these overwrite.
 
         Args:
-            starts: [S] first row of each.
+            starts: [S] first row of each, counted from the first of these rows.
             lengths: [S] rows of each.
             memory: [S, M] what was remembered at its first row.
             n_rows: how many rows come.
