@@ -345,5 +345,5 @@ class Trajectories:
             self._open[name][slots[kept], number[kept]] = values[kept]
 
     def _block(self, spec: Field, n_slots: int) -> AnyArray:
-        n_rows = -(-self.horizon // spec.every) if spec.every else self.horizon
+        n_rows = -(-self.horizon // (spec.every or 1))
         return np.zeros((n_slots, n_rows, *spec.shape), dtype=spec.dtype)

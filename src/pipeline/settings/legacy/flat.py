@@ -166,9 +166,7 @@ def _over_default(full: Node, default: Node, path: str, *, is_own: Callable[[Nod
     """
     target = to_map(read(TrainerSettings, full, path))
     kind = {"trainer_type": full.value["trainer_type"]}
-    inherited = behavior_over(
-        replace(full, value=kind), path, expanded(default, "default_settings")
-    )
+    inherited = behavior_over(replace(full, value=kind), path, expanded(default))
     given = to_map(read(TrainerSettings, inherited, path))
     return replace(full, value=_difference(full, target, given, is_own))
 
