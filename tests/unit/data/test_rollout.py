@@ -144,19 +144,6 @@ def test_a_field_without_rows_is_refused_and_rows_without_a_field_are_not_kept()
     assert set(storage.rollout().fields) == {"obs_0", "reward"}
 
 
-def test_dropping_open_trajectories_leaves_closed_ones():
-    storage, slots = _storage(), np.array([0, 1])
-    storage.reserve(2)
-    obs = np.zeros((2, 2), np.float32)
-    storage.begin_transition(slots, {"obs_0": obs, "no field": obs})
-    storage.complete_transition(
-        slots[:1], np.ones(1, np.float32), [obs[:1]], ended=True, interrupted=np.array([True])
-    )
-    storage.drop_open()
-    assert storage.complete_transition(slots, np.ones(2, np.float32), [obs], ended=False) is None
-    assert storage.n_closed == 1
-
-
 def test_field_of_every_third_row_is_kept_at_rows_0_3_6_of_each_trajectory():
     fields = {"obs_0": Field(shape=(1,)), "memory": Field(shape=(2,), every=3)}
     storage = Trajectories(fields, n_obs=1, horizon=8, capacity=4)
@@ -175,10 +162,6 @@ def test_field_of_every_third_row_is_kept_at_rows_0_3_6_of_each_trajectory():
     short, full = rollout.memory
     assert full.tolist() == [[0, 0], [0, 3], [0, 6]]
     assert short[:2].tolist() == [[1, 0], [1, 3]]
-
-
-def test_storage_without_such_a_field_has_no_memory():
-    assert _storage().rollout().memory is None
 
 
 def test_sequences_that_are_not_full_count_as_full_ones_towards_an_update():
@@ -372,20 +355,3 @@ def test_an_episode_after_one_that_was_dropped_begins_anew():
     assert rollout.begins.tolist() == [True]
     assert rollout.terminated.tolist() == [False]
     assert rollout.lengths.tolist() == [1]
-
-
-def test_of_agents_that_end_those_without_a_decision_are_passed_over():
-    storage, obs = _storage(), np.arange(6, dtype=np.float32).reshape(3, 2)
-    storage.reserve(3)
-    storage.begin_transition(np.array([0, 2]), {"obs_0": obs[[0, 2]]})
-    closed = storage.complete_transition(
-        np.array([0, 1, 2]),
-        np.array([1.0, 2.0, 3.0], np.float32),
-        [obs],
-        ended=True,
-        interrupted=np.array([False, False, True]),
-    )
-    assert closed.episode_returns == [1.0, 3.0]
-    rollout = storage.rollout()
-    assert rollout.terminated.tolist() == [True, False]
-    assert rollout.next_obs[0].tolist() == obs[[0, 2]].tolist()

@@ -9,8 +9,7 @@ import pytest
 from refusals import refusal
 
 from pipeline.errors import SettingsError
-from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mapping
-from pipeline.settings.run_file import structure
+from pipeline.settings import load_run_settings
 from pipeline.settings.schema import (
     BehavioralCloningSettings,
     CuriositySettings,
@@ -18,7 +17,6 @@ from pipeline.settings.schema import (
     DemoSource,
     ExtrinsicSettings,
     GAILSettings,
-    MemorySettings,
     NetworkSettings,
     PPOSettings,
     SACSettings,
@@ -100,19 +98,6 @@ def test_a_section_takes_what_it_does_not_say_from_the_default_section(loaded):
     assert behavior.max_steps == 50000
 
 
-def test_reward_signals_of_a_section_replace_those_of_the_default_section(loaded):
-    text = PPO + "Agent:\n  reward_signals:\n    curiosity: {strength: 0.1, encoding_size: 16}\n"
-    expected = {
-        "curiosity": CuriositySettings(
-            strength=0.1, network_settings=NetworkSettings(hidden_units=16)
-        )
-    }
-    settings = loaded(text)
-    assert settings.behaviors["Agent"].reward_signals == expected
-    again = structure(parse_yaml(dump_yaml(to_mapping(settings)), source="again"))
-    assert again == settings
-
-
 def test_a_replaced_signal_does_not_keep_the_default_sections_numbers(loaded):
     text = PPO + "Agent:\n  reward_signals:\n    extrinsic: {gamma: 0.5}\n"
     signals = loaded(text).behaviors["Agent"].reward_signals
@@ -124,20 +109,6 @@ def test_cloning_of_a_section_replaces_that_of_the_default_section(loaded):
     text = default + "Agent:\n  behavioral_cloning: {demo_path: b.demo}\n"
     expected = BehavioralCloningSettings(demo_path=DemoPath((DemoSource(path="b.demo"),)))
     assert loaded(text).behaviors["Agent"].behavioral_cloning == expected
-
-
-def test_recurrence_is_turned_on_and_off_by_section(loaded):
-    on = PPO.replace("use_recurrent: false", "use_recurrent: true")
-    memory = MemorySettings(sequence_length=32, memory_size=256)
-    settings = loaded(on + "Plain: {use_recurrent: false}\nSmall: {memory_size: 16}\n")
-    assert settings.default_settings.network_settings.memory == memory
-    assert settings.behaviors["Plain"].network_settings.memory is None
-    assert settings.behaviors["Small"].network_settings.memory == MemorySettings(
-        sequence_length=32, memory_size=16
-    )
-    settings = loaded(PPO + "Wise: {use_recurrent: true}\n")
-    assert settings.behaviors["Wise"].network_settings.memory == memory
-    assert settings.default_settings.network_settings.memory is None
 
 
 def test_a_name_stands_for_another_section(loaded):
