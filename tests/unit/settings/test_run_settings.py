@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
@@ -235,11 +234,6 @@ def test_the_table_of_the_format_covers_every_class_of_the_schema() -> None:
     } == {"RunSettings", "EnvironmentParameter", "DemoPath", "DemoSource"}
 
 
-def test_an_empty_behavior_is_ppo_with_its_defaults() -> None:
-    assert behavior("{}") == TrainerSettings()
-    assert behavior("{}").hyperparameters == PPOSettings()
-
-
 def test_schedules_follow_the_learning_rates_when_only_that_is_given() -> None:
     for kind in ("ppo", "poca"):
         settings = behavior(
@@ -323,10 +317,6 @@ def test_keys_of_the_past_are_read_with_a_warning(
 def test_encoding_size_is_ignored_beside_network_settings() -> None:
     text = "{reward_signals: {gail: {encoding_size: 32, demo_path: d, network_settings: {}}}}"
     assert behavior(text).reward_signals["gail"].network_settings.hidden_units == 128
-
-
-def test_given_reward_signals_replace_the_default_one() -> None:
-    assert list(behavior("{reward_signals: {rnd: {}}}").reward_signals) == ["rnd"]
 
 
 def test_numbers_are_accepted_where_text_is_expected_as_they_were_written() -> None:
@@ -705,12 +695,6 @@ behaviors: {A: {hyperparameters: {max_grad_norm: null}}, B: {}}
     again = load(dump_yaml(to_mapping(settings)))
     assert again.behaviors["A"].hyperparameters.max_grad_norm is None
     assert again.behaviors["B"].hyperparameters.max_grad_norm == 0.5
-
-
-def test_no_warning_without_a_reason(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        load(EXAMPLE)
-    assert caplog.records == []
 
 
 def test_reading_does_not_change_the_document() -> None:
