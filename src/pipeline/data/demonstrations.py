@@ -245,8 +245,8 @@ def _kept(
     return keep
 
 
-def _check_fits(file: Path, demonstration: Demonstration, spec: BehaviorSpec) -> None:
-    theirs, ours = demonstration.spec, spec
+def _check_fits(file: Path, demonstration: Demonstration, ours: BehaviorSpec) -> None:
+    theirs = demonstration.spec
     if theirs.action_spec != ours.action_spec:
         raise DemonstrationError(
             f"{file}: its actions are {theirs.action_spec}, the behavior's are "

@@ -136,17 +136,16 @@ class Replay:
             rng: the stream they are drawn from.
             n_rows: rows, or with memory rows of full sequences.
         """
+        memory = None
         if self._memory is None:
             # Counted back from the newest, so a replay that is not full yet is no special case.
             rows = self.n_added - 1 - rng.integers(0, len(self), n_rows)
-            return self._read(rows, np.ones(n_rows, np.int64), None)
-        n = max(n_rows // self.sequence_length, 1)
-        chosen = rng.integers(self._first_sequence, self._n_sequences, n) % self.capacity
-        lengths = self._length[chosen]
-        rows = rows_of(self._start[chosen], lengths)
-        return self._read(rows, lengths, self._memory[chosen])
-
-    def _read(self, rows: AnyArray, lengths: AnyArray, memory: AnyArray | None) -> Sampled:
+            lengths: AnyArray = np.ones(n_rows, np.int64)
+        else:
+            n = max(n_rows // self.sequence_length, 1)
+            chosen = rng.integers(self._first_sequence, self._n_sequences, n) % self.capacity
+            lengths, memory = self._length[chosen], self._memory[chosen]
+            rows = rows_of(self._start[chosen], lengths)
         at = rows % self.capacity
         size = len(self._obs["obs_0"])
         place = self._place[at]
