@@ -34,11 +34,6 @@ MISTAKES = {
         "behavioral_cloning.demo_path: needs a path, or a list of paths",
     ),
     "text in a flat section": (FLAT + "batch_size: many\n", 5, "needs a whole number"),
-    "nothing but imitation of a player": (
-        "Echo:\n  trainer: online_bc\n",
-        2,
-        "there is no demonstration to learn from",
-    ),
     "one threshold too few": (
         CURRICULUM
         + "measure: reward\n    thresholds: [1]\n    parameters:\n      gap: [1, 2, 3]\n",
@@ -74,26 +69,6 @@ def test_a_mistake_is_one_line_with_its_place(place, monkeypatch, capsys, caplog
     error = one_line(capsys, caplog, *COMMANDS[command])
     assert error.startswith(f"config.yaml:{line}: "), error
     assert words in error
-    assert place.files() == before
-
-
-@pytest.mark.parametrize(
-    ("mistake", "command"),
-    [
-        ("a misspelt hyperparameter", "learn"),
-        ("one threshold too few", "check"),
-        ("a bracket that stays open", "upgrade"),
-    ],
-)
-def test_a_mistake_is_one_line_of_a_process_of_its_own(place, mistake, command):
-    text, line, words = MISTAKES[mistake]
-    place.config(text)
-    before = place.files()
-    done = place.pipeline(*COMMANDS[command])
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith(f"error: config.yaml:{line}: ")
-    assert words in done.err
-    assert done.err.count("\n") == 1
     assert place.files() == before
 
 

@@ -50,9 +50,7 @@ class GrowableRows:
             # Doubled, so that appending costs the same on average however many rows there are.
             self.capacity = max(2 * self.capacity, self.used + n)
             for name, old in self.arrays.items():
-                new = np.zeros((self.capacity, *old.shape[1:]), dtype=old.dtype)
-                new[: self.used] = old[: self.used]
-                self.arrays[name] = new
+                self.arrays[name] = enlarged(old[: self.used], self.capacity)
         for name, values in rows.items():
             self.arrays[name][self.used : self.used + n] = values
         self.used += n
@@ -60,6 +58,22 @@ class GrowableRows:
     def filled(self) -> dict[str, AnyArray]:
         """Views of the rows that were added."""
         return {name: array[: self.used] for name, array in self.arrays.items()}
+
+    def copies(self) -> dict[str, AnyArray]:
+        """Copies of the rows that were added."""
+        return {name: values.copy() for name, values in self.filled().items()}
+
+    def replace(self, rows: Mapping[str, AnyArray]) -> None:
+        """Have these rows of every field, in place of the present ones."""
+        self.used = 0
+        self.append(len(next(iter(rows.values()))), rows)
+
+
+def enlarged(values: AnyArray, n: int) -> AnyArray:
+    """Return an array [n, ...] that begins with `values` [at most n, ...], zeros behind them."""
+    larger: AnyArray = np.zeros((n, *values.shape[1:]), dtype=values.dtype)
+    larger[: len(values)] = values
+    return larger
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -79,6 +79,7 @@ def import_table(
     masks = _masks(table, spec.action_spec, columns)
     reward, told_rewards = _rewards(table, columns, idle)
     episodes = _episodes(table, columns, idle)
+    returns = np.add.reduceat(reward, episodes.first)
     row, done, interrupted = _pairs(idle, episodes)
     # In a file, what an action gained stands beside the next observation.
     gained = np.append(np.float32(0), np.where(done, np.float32(0), reward[row])[:-1])
@@ -97,16 +98,11 @@ def import_table(
         *table.notes,
         *(summary for _, summary in described),
         f"actions       {told_actions}",
-        f"rewards       {told_rewards}; {_returns(reward, episodes)}",
+        f"rewards       {told_rewards}; returns {_span(returns)}, mean {returns.mean():.6g}",
         f"ended by      {episodes.summary}",
         f"last obs      {int(idle.sum())} in the table, {len(row) - len(table)} repeated",
         f"wrote         {target}: {len(row)} pairs, behavior {behavior.partition('?')[0]}",
     ]
-
-
-def _returns(reward: FloatArray, episodes: _Episodes) -> str:
-    sums = np.add.reduceat(reward, episodes.first)
-    return f"returns {_span(sums)}, mean {sums.mean():.6g}"
 
 
 def _pairs(idle: BoolArray, episodes: _Episodes) -> tuple[AnyArray, BoolArray, BoolArray]:

@@ -298,8 +298,7 @@ def _native_obs(space: Any, values: AnyArray) -> AnyArray:
         return np.asarray(values.argmax(axis=1) + space.start)
     if isinstance(space, spaces.MultiDiscrete):
         parts = np.split(values, np.cumsum(np.ravel(space.nvec))[:-1], axis=1)
-        chosen = np.stack([part.argmax(axis=1) for part in parts], axis=1) + np.ravel(space.start)
-        values = chosen
+        values = np.stack([part.argmax(axis=1) for part in parts], axis=1) + np.ravel(space.start)
     if isinstance(space, spaces.Box) and values.ndim == 4:
         values = values * np.float32(255 if space.dtype == np.uint8 else 1)
         if image_layout(space) == "channels last":

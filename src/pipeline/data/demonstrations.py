@@ -78,16 +78,19 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
     Raises:
         DemonstrationError: A file cannot be read, is empty, or has other shapes than `spec`.
     """
+    weighted = [
+        one if isinstance(one, DemoSource) else DemoSource(path=str(one)) for one in sources
+    ]
     parts, weights = [], []
-    for source in sources:
-        path, weight = _path_and_weight(source)
-        for file in demonstration_files(path):
+    for source in weighted:
+        for file in demonstration_files(source.path):
             demonstration = read_demo(file)
             _check_fits(file, demonstration, spec)
             # A pair that closes an episode has the last observation, and no action to learn.
             keep = ~demonstration.done
             parts.append((demonstration, keep))
-            weights.append(np.full(int(keep.sum()), weight, dtype=np.float32))
+            weights.append(np.full(int(keep.sum()), source.weight, dtype=np.float32))
+    every_weight = np.concatenate(weights)
     rows = ExpertRows(
         obs=[
             np.concatenate([d.obs[i][keep] for d, keep in parts])
@@ -97,22 +100,12 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
         discrete=np.concatenate([d.discrete[keep] for d, keep in parts]),
         lengths=np.concatenate([_episode_lengths(d.done) for d, _ in parts]),
         done=np.concatenate([_ending_rows(d)[keep] for d, keep in parts]),
-        weights=_unless_equal(np.concatenate(weights)),
+        weights=every_weight if np.unique(every_weight).size > 1 else None,
     )
     if len(rows) == 0:
-        named = ", ".join(str(_path_and_weight(one)[0]) for one in sources)
+        named = ", ".join(source.path for source in weighted)
         raise DemonstrationError(f"{named}: no step holds an action to learn from")
     return rows
-
-
-def _path_and_weight(source: DemoSource | Path | str) -> tuple[Path | str, float]:
-    if isinstance(source, DemoSource):
-        return source.path, source.weight
-    return source, 1.0
-
-
-def _unless_equal(weights: FloatArray) -> FloatArray | None:
-    return weights if np.unique(weights).size > 1 else None
 
 
 def _ending_rows(demonstration: Demonstration) -> BoolArray:
@@ -252,8 +245,8 @@ def _kept(
     return keep
 
 
-def _check_fits(file: Path, demonstration: Demonstration, spec: BehaviorSpec) -> None:
-    theirs, ours = demonstration.spec, spec
+def _check_fits(file: Path, demonstration: Demonstration, ours: BehaviorSpec) -> None:
+    theirs = demonstration.spec
     if theirs.action_spec != ours.action_spec:
         raise DemonstrationError(
             f"{file}: its actions are {theirs.action_spec}, the behavior's are "

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.data.columns import Field, GrowableRows, rows_of
+from pipeline.data.columns import Field, GrowableRows, enlarged, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -219,12 +219,9 @@ class Groups:
 
     def _reserve(self, n_slots: int) -> None:
         n_old = len(self.by_slot["present"])
-        if n_slots <= n_old:
-            return
-        for name, old in self.by_slot.items():
-            new = np.zeros(max(n_slots, 2 * n_old), dtype=old.dtype)
-            new[:n_old] = old
-            self.by_slot[name] = new
+        if n_slots > n_old:
+            for name, values in self.by_slot.items():
+                self.by_slot[name] = enlarged(values, max(n_slots, 2 * n_old))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -301,36 +298,25 @@ class GroupSnapshots:
         moments = np.unique(moments)
         members, counts = self._members_of(moments)
         at = self._places(np.union1d(members, entities))
-        kept = {name: values[at] for name, values in self._entities.arrays.items()}
-        for grown, n, rows in (
-            (self._entities, len(at), kept),
-            (self._moments, len(moments), {"id": moments, "count": counts}),
-            (self._members, len(members), {"entity": members}),
-        ):
-            grown.used = 0
-            grown.append(n, rows)
+        self._entities.replace({name: values[at] for name, values in self._entities.arrays.items()})
+        self._moments.replace({"id": moments, "count": counts})
+        self._members.replace({"entity": members})
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of everything."""
-        grown = {"entities": self._entities, "moments": self._moments, "members": self._members}
         return {
             "next": [self._next_entity, self._next_moment],
-            **{
-                name: {key: values.copy() for key, values in one.filled().items()}
-                for name, one in grown.items()
-            },
+            "entities": self._entities.copies(),
+            "moments": self._moments.copies(),
+            "members": self._members.copies(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self._next_entity, self._next_moment = state["next"]
-        for name, key, grown in (
-            ("entities", "id", self._entities),
-            ("moments", "id", self._moments),
-            ("members", "entity", self._members),
-        ):
-            grown.used = 0
-            grown.append(len(state[name][key]), state[name])
+        self._entities.replace(state["entities"])
+        self._moments.replace(state["moments"])
+        self._members.replace(state["members"])
 
     def _places(self, ids: AnyArray) -> AnyArray:
         # Numbers only rise and keep their order when others are forgotten, so they are sorted.

@@ -114,7 +114,10 @@ class Replay:
         for name, stored in self._rows.items():
             stored[at] = (done if name == "done" else rollout.fields[name])[kept]
         self._place[at] = row_places[kept]
-        self._remember(rollout)
+        if self.remembers and rollout.memory is not None:
+            new = cut(rollout.lengths, self.sequence_length)
+            memory = rollout.memory[new.trajectory, new.number]
+            self._note_sequences(new.starts, new.lengths, memory, n_rows)
         self.n_added += n_rows
         self._n_places += n_rows + n_ends
         # Before observations are written, since their ring may have to grow.
@@ -133,17 +136,16 @@ class Replay:
             rng: the stream they are drawn from.
             n_rows: rows, or with memory rows of full sequences.
         """
+        memory = None
         if self._memory is None:
             # Counted back from the newest, so a replay that is not full yet is no special case.
             rows = self.n_added - 1 - rng.integers(0, len(self), n_rows)
-            return self._read(rows, np.ones(n_rows, np.int64), None)
-        n = max(n_rows // self.sequence_length, 1)
-        chosen = rng.integers(self._first_sequence, self._n_sequences, n) % self.capacity
-        lengths = self._length[chosen]
-        rows = rows_of(self._start[chosen], lengths)
-        return self._read(rows, lengths, self._memory[chosen])
-
-    def _read(self, rows: AnyArray, lengths: AnyArray, memory: AnyArray | None) -> Sampled:
+            lengths: AnyArray = np.ones(n_rows, np.int64)
+        else:
+            n = max(n_rows // self.sequence_length, 1)
+            chosen = rng.integers(self._first_sequence, self._n_sequences, n) % self.capacity
+            lengths, memory = self._length[chosen], self._memory[chosen]
+            rows = rows_of(self._start[chosen], lengths)
         at = rows % self.capacity
         size = len(self._obs["obs_0"])
         place = self._place[at]
@@ -157,21 +159,13 @@ class Replay:
             memory=memory,
         )
 
-    def _remember(self, rollout: Rollout) -> None:
-        """Note the sequences of a rollout, and forget those that it takes the room of."""
-        if self._memory is None or rollout.memory is None:
-            return
-        new = cut(rollout.lengths, self.sequence_length)
-        memory = rollout.memory[new.trajectory, new.number]
-        self._note_sequences(new.starts, new.lengths, memory, rollout.n_rows)
-
     def _note_sequences(
         self, starts: AnyArray, lengths: AnyArray, memory: AnyArray, n_rows: int
     ) -> None:
-        """Note sequences of rows that are about to be counted; starts are from the first of these.
+        """Note sequences of rows that are about to be counted; forget those that these overwrite.
 
         Args:
-            starts: [S] first row of each.
+            starts: [S] first row of each, counted from the first of these rows.
             lengths: [S] rows of each.
             memory: [S, M] what was remembered at its first row.
             n_rows: how many rows come.

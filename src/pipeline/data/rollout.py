@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.data.columns import Field, GrowableRows
+from pipeline.data.columns import Field, GrowableRows, enlarged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -146,12 +146,10 @@ class Trajectories:
             used = -(-longest // self._every(name))  # untouched rows take no memory
             block[:n_old, :used] = self._open[name][:, :used]
             self._open[name] = block
-        self._cursor = np.concatenate((self._cursor, np.zeros(n - n_old, dtype=np.intp)))
-        self._waiting = np.concatenate((self._waiting, np.zeros(n - n_old, dtype=np.bool_)))
-        self._episode_return = np.concatenate((self._episode_return, np.zeros(n - n_old)))
-        self._episode_length = np.concatenate(
-            (self._episode_length, np.zeros(n - n_old, dtype=np.int64))
-        )
+        self._cursor = enlarged(self._cursor, n)
+        self._waiting = enlarged(self._waiting, n)
+        self._episode_return = enlarged(self._episode_return, n)
+        self._episode_length = enlarged(self._episode_length, n)
 
     def begin_transition(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> None:
         """Write what agents in `slots` saw and did; the reward follows with `complete_transition`.
@@ -265,20 +263,18 @@ class Trajectories:
 
     def closed_state(self) -> dict[str, Any]:
         """Copies of the closed rows, and of where their trajectories end."""
-        return {"rows": _copies(self._rows.filled()), "ends": _copies(self._ends.filled())}
+        return {"rows": self._rows.copies(), "ends": self._ends.copies()}
 
     def load_closed_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `closed_state` returned, in place of the present closed rows."""
-        self.clear_closed()
-        for grown, name in ((self._rows, "rows"), (self._ends, "ends")):
-            saved = state[name]
-            grown.append(len(next(iter(saved.values()))), saved)
+        self._rows.replace(state["rows"])
+        self._ends.replace(state["ends"])
 
     def open_state(self, n_slots: int) -> dict[str, Any]:
         """Copies of the open trajectories of slots 0 to `n_slots` - 1."""
         return {
             "rows": {name: self._open_rows(name, n_slots) for name in self._open},
-            "slots": _copies({name: values[:n_slots] for name, values in self._slot_arrays()}),
+            "slots": {name: values[:n_slots].copy() for name, values in self._slot_arrays()},
         }
 
     def load_open_state(self, state: Mapping[str, Any]) -> None:
@@ -349,9 +345,5 @@ class Trajectories:
             self._open[name][slots[kept], number[kept]] = values[kept]
 
     def _block(self, spec: Field, n_slots: int) -> AnyArray:
-        n_rows = -(-self.horizon // spec.every) if spec.every else self.horizon
+        n_rows = -(-self.horizon // (spec.every or 1))
         return np.zeros((n_slots, n_rows, *spec.shape), dtype=spec.dtype)
-
-
-def _copies(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-    return {name: values.copy() for name, values in arrays.items()}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.data.columns import enlarged
 from pipeline.errors import UnityEnvironmentException
 
 if TYPE_CHECKING:
@@ -186,9 +187,7 @@ class Slots:
         taken += range(self.n_slots, self.n_slots + n - n_old)
         self.n_slots += n - n_old
         if self.n_slots > len(self._heard):
-            heard = np.zeros(2 * self.n_slots, dtype=np.int64)
-            heard[: len(self._heard)] = self._heard
-            self._heard = heard
+            self._heard = enlarged(self._heard, 2 * self.n_slots)
         return taken
 
 

@@ -22,9 +22,9 @@ class Defaults:
     """The same, completed by the schema's default of every key that is not written."""
 
 
-def expanded(default: Node, path: str) -> Defaults:
+def expanded(default: Node) -> Defaults:
     """Return `default_settings` as written, and completed by the schema's defaults."""
-    settings = read(TrainerSettings, default, path)
+    settings = read(TrainerSettings, default, "default_settings")
     # Laid over the plain values, the written ones keep their lines for errors about a behavior.
     filled = from_plain(to_map(settings), default.source, default.line)
     return Defaults(written=default, full=merge(filled, default))

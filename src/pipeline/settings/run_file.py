@@ -108,7 +108,7 @@ def structure(document: Node) -> RunSettings:
     if default is not None and default.value is not None:
         entries["default_settings"] = default = without_deprecated(default, "default_settings")
         # Typed once for all behaviors.
-        inherited = expanded(default, "default_settings")
+        inherited = expanded(default)
     if "behaviors" in entries:
         behaviors = entries["behaviors"]
         items = {

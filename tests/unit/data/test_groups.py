@@ -76,9 +76,6 @@ def test_agents_of_other_groups_other_workers_and_without_a_group_are_no_mates()
         [(3, False)],
         [(0, False), (4, False)],
     ]
-    same = np.array([1, 1])
-    one, other = (groups.key(name, same, np.arange(2)) for name in ("worker 0", "worker 1"))
-    assert not set(one) & set(other)
 
 
 def test_every_group_of_every_source_has_a_number_of_its_own():
@@ -95,22 +92,6 @@ def test_every_group_of_every_source_has_a_number_of_its_own():
         assert one[4:].tolist() == keys[0][4:].tolist()
         assert len(set(one[4:].tolist())) == 2
         assert (one[4:] < 0).all()
-
-
-def test_each_member_is_credited_with_its_own_its_mates_and_the_group_reward():
-    groups = Groups(FIELDS)
-    on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0), 2: (3, 9, 9)}, numbers={2: 0})
-    on_message(groups, {0: (1, 0.5, 2), 1: (2, -1, 2), 2: (3, 4, 1)}, numbers={2: 0})
-    assert groups.by_slot["gained"][:3] == pytest.approx([1.5, 1.5, 5.0])
-
-
-def test_rewards_before_an_agents_first_decision_are_not_its_own():
-    groups = Groups(FIELDS)
-    on_message(groups, {0: (1, 7, 7)})
-    on_message(groups, {0: (1, 2, 0), 1: (2, 5, 5)})
-    assert groups.by_slot["gained"][0] == pytest.approx(2)
-    on_message(groups, {0: (1, 1, 0), 1: (2, 1, 0)})
-    assert groups.by_slot["gained"][:2] == pytest.approx([2, 2])
 
 
 def test_an_agent_that_ends_early_is_followed_by_the_mates_that_go_on():

@@ -16,6 +16,22 @@ FIELDS = {
     "discrete": Field(shape=(2,), dtype=np.int64),
 }
 L = 3
+RECURRENT = {**FIELDS, "memory": Field(shape=(4,), every=L)}
+
+
+def twenty(*, memory: bool = False) -> Replay:
+    """An empty replay of 20 rows."""
+    if memory:
+        return Replay(RECURRENT, n_obs=2, capacity=20, sequence_length=L)
+    return Replay(FIELDS, n_obs=2, capacity=20)
+
+
+def assert_alike(one: Replay, two: Replay) -> None:
+    """Both hold the same rows and draw the same ones."""
+    drawn = [as_rows(each.sample(np.random.default_rng(5), 90)) for each in (one, two)]
+    assert [key(row) for row in drawn[0]] == [key(row) for row in drawn[1]]
+    for name, values in one.state_dict().items():
+        np.testing.assert_array_equal(values, two.state_dict()[name])
 
 
 def rollout(lengths, rng, *, memory=False) -> Rollout:
@@ -106,7 +122,7 @@ def test_an_observation_is_stored_once():
 
 
 def test_rows_are_drawn_evenly():
-    replay = Replay(FIELDS, n_obs=2, capacity=20)
+    replay = twenty()
     rng = np.random.default_rng(1)
     for _ in range(3):
         replay.add(rollout([9, 4], rng))
@@ -114,13 +130,6 @@ def test_rows_are_drawn_evenly():
     counts = np.unique(drawn, return_counts=True)[1]
     assert len(counts) == 20
     assert np.abs(counts - 1000).max() < 150  # five standard deviations
-
-
-def test_the_same_stream_draws_the_same_rows():
-    replay = Replay(FIELDS, n_obs=2, capacity=20)
-    replay.add(rollout([9, 4], np.random.default_rng(1)))
-    one, two = (as_rows(replay.sample(np.random.default_rng(4), 50)) for _ in range(2))
-    assert [key(row) for row in one] == [key(row) for row in two]
 
 
 def sequences_of(new: Rollout) -> dict[bytes, tuple[int, bytes]]:
@@ -135,8 +144,7 @@ def sequences_of(new: Rollout) -> dict[bytes, tuple[int, bytes]]:
 
 def test_whole_sequences_are_drawn_with_the_memory_that_they_began_with():
     rng = np.random.default_rng(1)
-    fields = {**FIELDS, "memory": Field(shape=(4,), every=L)}
-    replay = Replay(fields, n_obs=2, capacity=20, sequence_length=L)
+    replay = twenty(memory=True)
     known, order, sizes = {}, [], []
     for number in range(25):
         new = rollout([4, 7, 1, 2][: 1 + number % 4], rng, memory=True)
@@ -162,13 +170,8 @@ def test_whole_sequences_are_drawn_with_the_memory_that_they_began_with():
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("n_rounds", [1, 2, 9])
 def test_a_replay_taken_up_again_draws_and_grows_as_the_one_that_went_on(memory, n_rounds):
-    fields = {**FIELDS, "memory": Field(shape=(4,), every=L)} if memory else FIELDS
-
-    def made():
-        return Replay(fields, n_obs=2, capacity=20, sequence_length=L if memory else 1)
-
     rng = np.random.default_rng(2)
-    one, two = made(), made()
+    one, two = twenty(memory=memory), twenty(memory=memory)
     for _ in range(n_rounds):
         one.add(rollout([1, 3, 1, 5], rng, memory=memory))
     two.load_state_dict(one.state_dict())
@@ -176,33 +179,25 @@ def test_a_replay_taken_up_again_draws_and_grows_as_the_one_that_went_on(memory,
         new = rollout([2, 1, 1, 4], rng, memory=memory)
         for replay in (one, two):
             replay.add(new)
-        drawn = [as_rows(replay.sample(np.random.default_rng(5), 90)) for replay in (one, two)]
-        assert [key(row) for row in drawn[0]] == [key(row) for row in drawn[1]]
-    for name, values in one.state_dict().items():
-        np.testing.assert_array_equal(values, two.state_dict()[name])
+        assert_alike(one, two)
 
 
 @pytest.mark.parametrize("memory", [False, True])
 def test_files_of_new_rows_together_are_the_replay(memory):
     """Rows that are overwritten meanwhile, a part that is larger than the replay, and no rows."""
-    fields = {**FIELDS, "memory": Field(shape=(4,), every=L)} if memory else FIELDS
-    rng = np.random.default_rng(3)
-    one = Replay(fields, n_obs=2, capacity=20, sequence_length=L if memory else 1)
+    rng, one = np.random.default_rng(3), twenty(memory=memory)
     parts = {}
     for number, lengths in enumerate([[4], [1, 1, 1, 1, 1], [], [9], [7, 3], [30, 2], [5, 1], [6]]):
         one.add(rollout(lengths, rng, memory=memory)) if lengths else None
         if new := one.new_rows():
             parts[str(number)] = new
             one.note_kept(str(number), "digest", len(new["place"]))
-        two = Replay(fields, n_obs=2, capacity=20, sequence_length=L if memory else 1)
+        two = twenty(memory=memory)
         for name, _, n_rows in one.kept:
             assert len(parts[name]["place"]) == n_rows
             two.extend(parts[name])
         assert sum(n for _, _, n in one.kept[1:]) < 20, "what is overwritten needs no file"
-        for name, values in one.state_dict().items():
-            np.testing.assert_array_equal(values, two.state_dict()[name])
-        drawn = [as_rows(each.sample(np.random.default_rng(5), 90)) for each in (one, two)]
-        assert [key(row) for row in drawn[0]] == [key(row) for row in drawn[1]]
+        assert_alike(one, two)
 
 
 def test_a_saved_replay_with_more_rows_than_there_is_room_for_is_refused():
@@ -213,9 +208,7 @@ def test_a_saved_replay_with_more_rows_than_there_is_room_for_is_refused():
 
 
 def test_at_least_one_sequence_is_drawn():
-    fields = {**FIELDS, "memory": Field(shape=(4,), every=L)}
-    replay = Replay(fields, n_obs=2, capacity=20, sequence_length=L)
-    rng = np.random.default_rng(1)
+    replay, rng = twenty(memory=True), np.random.default_rng(1)
     replay.add(rollout([7, 5], rng, memory=True))
     for n_rows, n_sequences in ((1, 1), (L, 1), (2 * L - 1, 1), (2 * L, 2)):
         assert len(replay.sample(rng, n_rows).lengths) == n_sequences

@@ -20,6 +20,32 @@ def _storage() -> Trajectories:
     return Trajectories({"obs_0": Field(shape=(2,))}, n_obs=1, horizon=HORIZON, capacity=8)
 
 
+def complete(storage, slots, reward, obs, *, ended, interrupted=None, at_end=None) -> list:
+    """Complete rows [N], first of episodes that have `ended`; what closes, at most twice."""
+    closed = []
+    for over in (True, False):
+        some = np.asarray(ended) == over
+        cut = np.zeros(len(slots), np.bool_) if interrupted is None else interrupted
+        closed.append(
+            storage.complete_transition(
+                slots[some],
+                reward[some],
+                [obs[some]],
+                ended=over,
+                interrupted=cut[some] if over else None,
+                at_end={name: values[some] for name, values in (at_end or {}).items()},
+            )
+        )
+    return [one for one in closed if one is not None]
+
+
+def assert_equal_contents(*storages) -> None:
+    """All hold the same closed trajectories."""
+    for first, *others in zip(*map(everything, storages), strict=True):
+        for other in others:
+            np.testing.assert_array_equal(first, other)
+
+
 def _obs(agent: int, time: int) -> list[float]:
     return [float(agent), float(time)]
 
@@ -98,13 +124,8 @@ def test_rows_after_clearing_are_new_and_open_trajectories_go_on():
             assert storage.n_closed == HORIZON
             storage.clear_closed()
         storage.begin_transition(slots, {"obs_0": obs})
-    storage.complete_transition(
-        slots,
-        np.array([5.0], np.float32),
-        [np.zeros((1, 2), np.float32)],
-        ended=True,
-        interrupted=np.array([False]),
-    )
+    last = np.zeros((1, 2), np.float32)
+    complete(storage, slots, np.array([5.0], np.float32), last, ended=[True])
     rollout = storage.rollout()
     assert rollout.lengths.tolist() == [2]
     assert rollout.fields["reward"].tolist() == [1.0, 5.0]
@@ -123,19 +144,6 @@ def test_a_field_without_rows_is_refused_and_rows_without_a_field_are_not_kept()
     assert set(storage.rollout().fields) == {"obs_0", "reward"}
 
 
-def test_dropping_open_trajectories_leaves_closed_ones():
-    storage, slots = _storage(), np.array([0, 1])
-    storage.reserve(2)
-    obs = np.zeros((2, 2), np.float32)
-    storage.begin_transition(slots, {"obs_0": obs, "no field": obs})
-    storage.complete_transition(
-        slots[:1], np.ones(1, np.float32), [obs[:1]], ended=True, interrupted=np.array([True])
-    )
-    storage.drop_open()
-    assert storage.complete_transition(slots, np.ones(2, np.float32), [obs], ended=False) is None
-    assert storage.n_closed == 1
-
-
 def test_field_of_every_third_row_is_kept_at_rows_0_3_6_of_each_trajectory():
     fields = {"obs_0": Field(shape=(1,)), "memory": Field(shape=(2,), every=3)}
     storage = Trajectories(fields, n_obs=1, horizon=8, capacity=4)
@@ -146,24 +154,14 @@ def test_field_of_every_third_row_is_kept_at_rows_0_3_6_of_each_trajectory():
         obs = np.full((len(slots), 1), time, np.float32)
         memory = np.stack([[slot, time] for slot in slots]).astype(np.float32)
         storage.begin_transition(slots, {"obs_0": obs, "memory": memory})
-        ended = np.array([lengths[slot] == time + 1 and slot == 1 for slot in slots])
-        for over in (True, False):
-            some = ended == over
-            interrupted = np.zeros(int(some.sum()), np.bool_) if over else None
-            zeros = np.zeros(int(some.sum()), np.float32)
-            storage.complete_transition(
-                slots[some], zeros, [obs[some]], ended=over, interrupted=interrupted
-            )
+        ended = [lengths[slot] == time + 1 and slot == 1 for slot in slots]
+        complete(storage, slots, np.zeros(len(slots), np.float32), obs, ended=ended)
     rollout = storage.rollout()
     assert rollout.lengths.tolist() == [5, 8]
     assert "memory" not in rollout.fields
     short, full = rollout.memory
     assert full.tolist() == [[0, 0], [0, 3], [0, 6]]
     assert short[:2].tolist() == [[1, 0], [1, 3]]
-
-
-def test_storage_without_such_a_field_has_no_memory():
-    assert _storage().rollout().memory is None
 
 
 def test_sequences_that_are_not_full_count_as_full_ones_towards_an_update():
@@ -175,10 +173,7 @@ def test_sequences_that_are_not_full_count_as_full_ones_towards_an_update():
     for n_decisions, waiting in ((3, 4), (4, 8), (1, 10)):
         for left in reversed(range(n_decisions)):
             storage.begin_transition(slots, {"obs_0": obs, "memory": memory})
-            interrupted = np.array([False]) if left == 0 else None
-            storage.complete_transition(
-                slots, reward, [obs], ended=left == 0, interrupted=interrupted
-            )
+            complete(storage, slots, reward, obs, ended=[left == 0])
         assert storage.n_closed == waiting
     storage.clear_closed()
     assert storage.n_closed == 0
@@ -206,21 +201,16 @@ def play(storage: Trajectories, n_steps: int, *, seed: int, n_slots: int = 3) ->
                 "memory": rng.random((n, 3)),
             },
         )
-        ends = rng.random(n) < 0.2
-        for over in (True, False):
-            some = ends == over
-            k = int(some.sum())
-            closed.append(
-                storage.complete_transition(
-                    slots[some],
-                    rng.random(k).astype(np.float32),
-                    [rng.random((k, 2)).astype(np.float32)],
-                    ended=over,
-                    interrupted=rng.random(k) < 0.5 if over else None,
-                    at_end={"next": rng.integers(1000, size=k)},
-                )
-            )
-    return [one for one in closed if one is not None]
+        closed += complete(
+            storage,
+            slots,
+            rng.random(n).astype(np.float32),
+            rng.random((n, 2)).astype(np.float32),
+            ended=rng.random(n) < 0.2,
+            interrupted=rng.random(n) < 0.5,
+            at_end={"next": rng.integers(1000, size=n)},
+        )
+    return closed
 
 
 def everything(storage: Trajectories) -> list:
@@ -284,9 +274,7 @@ def test_storage_taken_up_again_goes_on_as_it_would_have():
         for storage in (went_on, fresh, dirty)
     ]
     assert returns[0] == returns[1] == returns[2]
-    for a, b, c in zip(everything(went_on), everything(fresh), everything(dirty), strict=True):
-        np.testing.assert_array_equal(a, b)
-        np.testing.assert_array_equal(a, c)
+    assert_equal_contents(went_on, fresh, dirty)
 
 
 def test_storage_that_had_room_from_the_start_keeps_the_same_rows():
@@ -301,9 +289,7 @@ def test_storage_that_had_room_from_the_start_keeps_the_same_rows():
     late.reserve(3)
     late.reserve(1)
     play(late, 60, seed=4)
-    for a, b, c in zip(everything(grown), everything(roomy), everything(late), strict=True):
-        np.testing.assert_array_equal(a, b)
-        np.testing.assert_array_equal(a, c)
+    assert_equal_contents(grown, roomy, late)
 
 
 def test_what_closes_says_how_long_episodes_were_and_what_they_gained():
@@ -315,16 +301,8 @@ def test_what_closes_says_how_long_episodes_were_and_what_they_gained():
         obs = np.full((len(slots), 2), time, np.float32)
         storage.begin_transition(slots, {"obs_0": obs})
         ended = slots == 1 if time == 2 else np.full(len(slots), time == 5)
-        for over in (True, False):
-            some = ended == over
-            reward = (slots[some] + 1.0).astype(np.float32)
-            interrupted = np.zeros(int(some.sum()), np.bool_) if over else None
-            closed.append(
-                storage.complete_transition(
-                    slots[some], reward, [obs[some]], ended=over, interrupted=interrupted
-                )
-            )
-    first, full, last = (one for one in closed if one is not None)
+        closed += complete(storage, slots, (slots + 1.0).astype(np.float32), obs, ended=ended)
+    first, full, last = closed
     assert (first.n_rows, first.episode_returns, first.episode_lengths) == (3, [6.0], [3])
     assert (full.n_rows, full.episode_returns, full.episode_lengths) == (HORIZON, [], [])
     assert (last.n_rows, last.episode_returns, last.episode_lengths) == (2, [6.0], [6])
@@ -377,20 +355,3 @@ def test_an_episode_after_one_that_was_dropped_begins_anew():
     assert rollout.begins.tolist() == [True]
     assert rollout.terminated.tolist() == [False]
     assert rollout.lengths.tolist() == [1]
-
-
-def test_of_agents_that_end_those_without_a_decision_are_passed_over():
-    storage, obs = _storage(), np.arange(6, dtype=np.float32).reshape(3, 2)
-    storage.reserve(3)
-    storage.begin_transition(np.array([0, 2]), {"obs_0": obs[[0, 2]]})
-    closed = storage.complete_transition(
-        np.array([0, 1, 2]),
-        np.array([1.0, 2.0, 3.0], np.float32),
-        [obs],
-        ended=True,
-        interrupted=np.array([False, False, True]),
-    )
-    assert closed.episode_returns == [1.0, 3.0]
-    rollout = storage.rollout()
-    assert rollout.terminated.tolist() == [True, False]
-    assert rollout.next_obs[0].tolist() == obs[[0, 2]].tolist()

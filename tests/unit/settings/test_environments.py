@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+from refusals import refusal
 
 from pipeline.errors import SettingsError
 from pipeline.settings.environments import (
@@ -178,10 +179,9 @@ def test_a_bridge_is_told_what_was_written_and_no_defaults() -> None:
     ],
 )
 def test_a_mistake_is_named_with_its_place(text: str, said: str) -> None:
-    with pytest.raises(SettingsError) as refused:
-        read(text)
-    assert said in str(refused.value)
-    assert str(refused.value).startswith("params.yaml:1: environments.cart")
+    told = refusal(SettingsError, read, text)
+    assert said in told
+    assert told.startswith("params.yaml:1: environments.cart")
 
 
 # --- environments from outside ---------------------------------------------------------------

@@ -158,10 +158,10 @@ def at(path: str, mapping: Any) -> Any:
     return mapping
 
 
-def mapping_of(document: dict[str, Any], folder: Path, **paths: Path) -> dict[str, Any]:
+def mapping_of(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
     path.write_text(dump_yaml(document))
-    return to_mapping(load_run_settings(path, **paths))
+    return to_mapping(load_run_settings(path))
 
 
 def holds(got: Any, stated: Any) -> bool:
@@ -195,35 +195,6 @@ def test_a_key_of_a_flat_section_arrives(
 
 def test_the_table_of_flat_keys_is_complete() -> None:
     assert {key for key, *_ in FLAT} | {"curriculum"} == FLAT_KEYS
-
-
-def test_every_field_of_an_old_curriculum_arrives(tmp_path: Path) -> None:
-    fields = {
-        "measure": "progress",
-        "thresholds": [0.25],
-        "min_lesson_length": 9,
-        "signal_smoothing": True,
-        "parameters": {"p": [0.5, 0.75]},
-    }
-    curriculum = tmp_path / "curriculum.yaml"
-    curriculum.write_text(dump_yaml({"B": fields}))
-    mapping = mapping_of({"behaviors": {"B": {}}}, tmp_path, curriculum=curriculum)
-    first, last = mapping["environment_parameters"]["p"]["curriculum"]
-    assert first["completion_criteria"] == CRITERIA | {"signal_smoothing": True}
-    assert at("value.sampler_parameters.value", first) == 0.5
-    assert at("value.sampler_parameters.value", last) == 0.75
-
-
-@pytest.mark.parametrize("kind", ["uniform", "gaussian", "multirange_uniform"])
-def test_every_key_of_an_old_sampler_arrives(tmp_path: Path, kind: str) -> None:
-    today = kind.replace("multirange_uniform", "multirangeuniform")
-    sampler = tmp_path / "sampler.yaml"
-    entry = {"sampler-type": kind, **SAMPLERS[today]}
-    sampler.write_text(dump_yaml({"resampling-interval": 5000, "p": entry}))
-    mapping = mapping_of({"behaviors": {"B": {}}}, tmp_path, sampler=sampler)
-    value = mapping["environment_parameters"]["p"]["curriculum"][0]["value"]
-    assert value["sampler_type"] == today
-    assert holds(value["sampler_parameters"], SAMPLERS[today])
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)

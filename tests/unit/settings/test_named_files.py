@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from refusals import refusal
 
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
@@ -68,9 +69,7 @@ CLONED = "behavioral_cloning: {demo_path: no.demo}"
 def test_a_demonstration_that_is_not_there_is_told_with_its_place_and_a_remedy(text, expected):
     Path("here.demo").touch()
     Path("empty").mkdir()
-    with pytest.raises(SettingsError) as caught:
-        refuse_missing_demonstrations(run(text))
-    assert str(caught.value).startswith(expected)
+    assert refusal(SettingsError, refuse_missing_demonstrations, run(text)).startswith(expected)
 
 
 def test_demonstrations_that_are_there_are_no_mistake():
@@ -103,9 +102,7 @@ def test_one_behavior_that_can_be_trained_is_enough(caplog):
 def test_what_params_yaml_names_is_looked_for(trainer, change, expected):
     run(f"behaviors:\n  {trainer}\n")
     Path("params.yaml").write_text(PARAMS.replace(*change) if change[0] else PARAMS)
-    with pytest.raises(SettingsError) as caught:
-        check_files(load_params())
-    assert str(caught.value).startswith(expected)
+    assert refusal(SettingsError, check_files, load_params()).startswith(expected)
 
 
 @pytest.mark.parametrize(

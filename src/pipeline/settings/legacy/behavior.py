@@ -13,10 +13,9 @@ from pipeline.settings.legacy.formats import (
     REQUIRED,
     SIGNAL_KEYS,
 )
-from pipeline.settings.nodes import Node, fail, from_plain, join
+from pipeline.settings.nodes import Node, from_plain, join
 from pipeline.settings.reader import (
     Positive,
-    choice,
     entries_of,
     read,
     setting_hints,
@@ -122,27 +121,8 @@ def truth(node: Node) -> Node:
     return node if said is None else replace(node, value=said)
 
 
-def trainer_of(entries: dict[str, Node], node: Node, path: str) -> str:
-    """Return the trainer that a section names; refuse a trainer that never existed."""
-    if "trainer" not in entries:
-        text = "the 'trainer' key must be set here or in the default section."
-        raise fail(node, path, f"{text} Add one of: {', '.join(HYPERPARAMETERS)}")
-    return choice(
-        entries["trainer"], join(path, "trainer"), (*HYPERPARAMETERS, *IMITATING_TRAINERS)
-    )
-
-
-def demonstration_of(entries: dict[str, Node]) -> Node | None:
-    """Return the demonstration from which an imitating section could learn, if it has any."""
-    for key in ("behavioral_cloning", "pretraining"):
-        if key in entries and isinstance(entries[key].value, dict):
-            given: dict[str, Node] = entries[key].value
-            return given.get("demo_path")
-    return entries.get("demo_path")
-
-
 def convert_section(section: Section) -> Node:
-    """Return the behavior that a section describes."""
+    """Return the behavior that a section describes, whose `trainer` is known to be one."""
     # What is left over after all conversions is unknown to every one of them.
     section.left = dict(section.entries)
     _put_trainer(section)
@@ -170,8 +150,8 @@ def _as_node(value: Any, place: Node) -> Node:
 
 
 def _put_trainer(section: Section) -> None:
-    named = trainer_of(section.entries, section.node, section.old)
     node = section.left.pop("trainer")
+    named = node.value
     if named not in IMITATING_TRAINERS:
         section.kind = named
         section.put(node, "trainer_type", old="trainer")

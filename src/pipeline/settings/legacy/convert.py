@@ -17,7 +17,7 @@ from pipeline.settings.legacy.formats import (
     has_present_keys,
     is_flat,
     read_curricula,
-    read_samplers,
+    read_part,
 )
 from pipeline.settings.nodes import Node, fail, from_plain, join
 from pipeline.settings.reader import (
@@ -89,7 +89,7 @@ def to_present(
     if node is not None and node.value is not None:
         parts.append(_convert_samplers(node, "parameter_randomization", changes))
     if sampler is not None:
-        parts.append(_convert_samplers(read_samplers(sampler, changes), "", changes))
+        parts.append(_convert_samplers(read_part(sampler, "sampler", changes), "", changes))
     parameters = _merged(document, entries.get(_PARAMETERS), parts, changes)
     present.document = _with_parameters(present.document, parameters)
     present.portable = _with_parameters(present.portable, parameters)

@@ -7,16 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import SettingsError
 from pipeline.settings.inheritance import behavior_over, expanded
-from pipeline.settings.legacy.behavior import (
-    Section,
-    convert_section,
-    demonstration_of,
-    trainer_of,
-)
+from pipeline.settings.legacy.behavior import Section, convert_section
 from pipeline.settings.legacy.formats import IMITATING_TRAINERS
 from pipeline.settings.nodes import Node, fail, from_plain, join
-from pipeline.settings.reader import display, read, suggestion, to_map
-from pipeline.settings.schema import TrainerSettings
+from pipeline.settings.reader import choice, display, read, suggestion, to_map
+from pipeline.settings.schema import HYPERPARAMETERS, TrainerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -139,21 +134,37 @@ class FlatFile:
         return node
 
     def _cannot_imitate(self, name: str, entries: dict[str, Node]) -> bool:
-        """Whether a section imitates without a demonstration; if so, record it."""
+        """Whether a section imitates without a demonstration; if so, record it.
+
+        A section that names no trainer, or one that never existed, is refused.
+        """
         old = join(self.below, name)
-        named = trainer_of(entries, self.sections[name], old)
-        if named not in IMITATING_TRAINERS or demonstration_of(entries) is not None:
+        if "trainer" not in entries:
+            text = "the 'trainer' key must be set here or in the default section."
+            listed = ", ".join(HYPERPARAMETERS)
+            raise fail(self.sections[name], old, f"{text} Add one of: {listed}")
+        at = entries["trainer"]
+        named = choice(at, join(old, "trainer"), (*HYPERPARAMETERS, *IMITATING_TRAINERS))
+        if named not in IMITATING_TRAINERS or _demonstration_of(entries) is not None:
             return False
         text = (
             f"the trainer {named!r} is no more, and there is no demonstration to learn from. "
             "Record one, and write trainer: ppo with behavioral_cloning: {demo_path: ...}; or "
             "remove this section"
         )
-        at = entries["trainer"]
         if name != _DEFAULT:
             self.refused[name] = f"{at.where}: {old}.trainer: {text}."
             self.changes.gone(at, f"{old}.trainer", f"{text}. It is left out")
         return True
+
+
+def _demonstration_of(entries: dict[str, Node]) -> Node | None:
+    """Return the demonstration from which an imitating section could learn, if it has any."""
+    for key in ("behavioral_cloning", "pretraining"):
+        if key in entries and isinstance(entries[key].value, dict):
+            given: dict[str, Node] = entries[key].value
+            return given.get("demo_path")
+    return entries.get("demo_path")
 
 
 def _over_default(full: Node, default: Node, path: str, *, is_own: Callable[[Node], bool]) -> Node:
@@ -166,9 +177,7 @@ def _over_default(full: Node, default: Node, path: str, *, is_own: Callable[[Nod
     """
     target = to_map(read(TrainerSettings, full, path))
     kind = {"trainer_type": full.value["trainer_type"]}
-    inherited = behavior_over(
-        replace(full, value=kind), path, expanded(default, "default_settings")
-    )
+    inherited = behavior_over(replace(full, value=kind), path, expanded(default))
     given = to_map(read(TrainerSettings, inherited, path))
     return replace(full, value=_difference(full, target, given, is_own))
 

@@ -229,9 +229,7 @@ def _refuse_constant(constant: str) -> Any:
 def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[str, Node]:
     """Return curricula by name, of a file or of a folder with a JSON file for each behavior."""
     if not path.is_dir():
-        document = read_document(path, what="Curriculum file", changes=changes)
-        _refuse_other(document, path, "curriculum")
-        return _by_behavior(document, behaviors, path.stem)
+        return _by_behavior(read_part(path, "curriculum", changes), behaviors, path.stem)
     curricula = {}
     for file in sorted(path.iterdir()):
         if file.name.startswith(".") or file.suffix == ".meta":  # Unity lays one beside every file
@@ -246,19 +244,15 @@ def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[s
     return curricula
 
 
-def read_samplers(path: Path, changes: Changes) -> Node:
-    """Return the content of a sampler file; `changes` gets what a user should know."""
-    document = read_document(path, what="Sampler file", changes=changes)
-    _refuse_other(document, path, "sampler")
-    return document
+def read_part(path: Path, expected: Kind, changes: Changes) -> Node:
+    """Return the content of a curriculum or sampler file; `changes` gets what a user should know.
 
-
-def _refuse_other(document: Node, path: Path, expected: Kind) -> None:
-    """Refuse a file of another kind, where its keys leave no doubt."""
+    A file of another kind is refused where its keys leave no doubt.
+    """
+    document = read_document(path, what=f"{expected.capitalize()} file", changes=changes)
     kind = kind_of(document)
-    if kind == expected or not isinstance(document.value, dict):
-        return
-    if kind != "trainer" or "behaviors" in document.value:
+    # A trainer configuration is what it is called in doubt, too.
+    if kind not in (expected, "trainer") or "behaviors" in _map(document):
         called, option = {
             "trainer": ("a trainer configuration", "the trainer configuration"),
             "curriculum": ("a curriculum", "--curriculum"),
@@ -267,6 +261,7 @@ def _refuse_other(document: Node, path: Path, expected: Kind) -> None:
         raise SettingsError(
             f"{path}: this is {called}, and not a {expected} file. Give it as {option}."
         )
+    return document
 
 
 def _by_behavior(document: Node, behaviors: list[str], stem: str) -> dict[str, Node]:

@@ -181,9 +181,9 @@ class EnvironmentParameter:
     @classmethod
     def from_node(cls, node: Node, path: str) -> Self:
         """Read a number, a sampler, or a map with `curriculum`."""
+        name = path.removeprefix("environment_parameters.")
         if not (isinstance(node.value, dict) and "curriculum" in node.value):
             # ML-Agents names such a lesson after its parameter.
-            name = path.removeprefix("environment_parameters.")
             return cls(curriculum=(Lesson(name=name, value=SamplerSettings.from_node(node, path)),))
         parameter: Self = read_dataclass(cls, node, path)
         lessons, at = node.value["curriculum"], join(path, "curriculum")
@@ -191,11 +191,8 @@ class EnvironmentParameter:
             raise fail(lessons, at, "needs at least one lesson")
         for index, lesson in enumerate(parameter.curriculum[:-1]):
             if lesson.completion_criteria is None:
-                text = "A non-terminal lesson does not have a completion_criteria for"
-                name = path.removeprefix("environment_parameters.")
-                raise fail(
-                    lessons.value[index], join(at, index), f"{text} {name}. Say when it is over"
-                )
+                text = f"A non-terminal lesson does not have a completion_criteria for {name}."
+                raise fail(lessons.value[index], join(at, index), f"{text} Say when it is over")
         # A warning and no error: ML-Agents takes such files.
         if parameter.curriculum[-1].completion_criteria is not None:
             _log.warning(

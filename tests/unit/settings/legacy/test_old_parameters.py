@@ -6,6 +6,7 @@ import json
 import logging
 
 import pytest
+from refusals import refusal
 
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
@@ -120,26 +121,23 @@ def test_missing_fields_have_the_values_of_their_time(loaded, written):
 )
 def test_a_mistake_in_a_curriculum_is_placed(loaded, written, change, message):
     path = written(json.dumps(CURRICULUM | change, indent=1), "Walker.json")
-    with pytest.raises(SettingsError) as caught:
-        loaded(TRAINER, curriculum=path)
-    assert str(caught.value).startswith(f"{path}:")
-    assert message in str(caught.value)
+    told = refusal(SettingsError, loaded, TRAINER, curriculum=path)
+    assert told.startswith(f"{path}:")
+    assert message in told
 
 
 @pytest.mark.parametrize("field", ["measure", "thresholds", "parameters"])
 def test_a_missing_field_is_named_with_what_stands_there_instead(loaded, written, field):
     broken = {key + "x" * (key == field): value for key, value in CURRICULUM.items()}
     path = written(json.dumps(broken), "Walker.json")
-    with pytest.raises(SettingsError) as caught:
-        loaded(TRAINER, curriculum=path)
-    assert f"needs the key {field!r} (there is '{field}x')" in str(caught.value)
+    told = refusal(SettingsError, loaded, TRAINER, curriculum=path)
+    assert f"needs the key {field!r} (there is '{field}x')" in told
 
 
 def test_broken_json_is_placed(loaded, written):
     path = written('{\n "measure": "reward"\n "thresholds": []}', "Walker.json")
-    with pytest.raises(SettingsError) as caught:
-        loaded(TRAINER, curriculum=path)
-    assert str(caught.value).startswith(f"{path}:3: cannot be read as JSON: ")
+    told = refusal(SettingsError, loaded, TRAINER, curriculum=path)
+    assert told.startswith(f"{path}:3: cannot be read as JSON: ")
     with pytest.raises(SettingsError, match="NaN is not a number"):
         loaded(TRAINER, curriculum=written('{"measure": NaN}', "Walker.json"))
 
@@ -235,10 +233,9 @@ def test_a_sampler_wins_over_a_curriculum_and_both_over_the_file(loaded, written
 def test_a_mistake_in_a_sampler_file_is_placed(loaded, written, old, new, message):
     assert old in SAMPLERS
     path = written(SAMPLERS.replace(old, new, 1), "s.yaml")
-    with pytest.raises(SettingsError) as caught:
-        loaded(TRAINER, sampler=path)
-    assert str(caught.value).startswith(f"{path}:")
-    assert message in str(caught.value)
+    told = refusal(SettingsError, loaded, TRAINER, sampler=path)
+    assert told.startswith(f"{path}:")
+    assert message in told
 
 
 def test_a_file_of_another_kind_is_sent_to_its_own_option(loaded, written, single):
