@@ -150,6 +150,17 @@ def test_who_vanished_is_no_mate_any_more():
     assert seen(groups, rows["moment"][0]) == [(3, False)]
 
 
+def test_who_vanished_and_comes_back_is_owed_nothing_of_the_time_before():
+    groups = Groups(FIELDS)
+    on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
+    # Nothing is heard of slot 0, which would get 5 with its next message.
+    on_message(groups, {1: (2, 5, 0)})
+    groups.drop(np.array([0]))
+    on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
+    on_message(groups, {0: (1, 0, 0), 1: (2, 3, 0)})
+    assert groups.by_slot["gained"][:2].tolist() == [3, 3]
+
+
 def test_what_no_row_needs_is_forgotten_and_the_rest_stays_as_it_was():
     groups = Groups(FIELDS)
     moments = [
