@@ -113,6 +113,7 @@ def test_rnd_applies_the_mean_over_steps_of_summed_squared_errors():
         obs = step(some, i)[0]
         pairs = zip(one.predictor(obs)[0], one.target(obs)[0].detach(), strict=True)
         errors.append(sum((a - b) ** 2 for a, b in pairs))
+    assert one.rewards(some).tolist() == pytest.approx([error.item() for error in errors], rel=1e-4)
     loss, told = mean(errors), {}
     assert_gradients_are_of(loss, one.predictor.parameters(), lambda: told.update(one.update(some)))
     assert told["Losses/RND Loss"].item() == pytest.approx(loss.item(), rel=1e-4)
