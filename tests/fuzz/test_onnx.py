@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import runpy
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import reference
 from hypothesis import strategies as st
 from steps import decision_steps
 
@@ -18,7 +18,6 @@ from pipeline.export.publish import build_model
 from .frame import command, fuzz
 from .mutations import mutated
 
-_REFERENCE = Path(__file__).resolve().parents[1] / "unit/export/reference.py"
 _KINDS: tuple[dict[str, Any], ...] = (
     {"continuous": 2},
     {"branches": (2, 3), "normalize": False},
@@ -43,9 +42,8 @@ _SIZES = st.sampled_from((0, 1, 2, 3, -1, 1 << 31, 1 << 40, (1 << 63) - 1))
 
 @cache
 def _graph(kind: int) -> tuple[Any, Any, onnx.ModelProto]:
-    reference = runpy.run_path(str(_REFERENCE))
-    graph = reference["policy"](**_KINDS[kind])
-    return graph, reference["observations"](graph, 3), build_model(graph)
+    graph = reference.policy(**_KINDS[kind])
+    return graph, reference.observations(graph, 3), build_model(graph)
 
 
 def _spoil_node(draw: Any, model: onnx.ModelProto) -> None:

@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hpack import Encoder
 
@@ -14,6 +15,9 @@ from pipeline.protocol.calls import METHOD
 from pipeline.protocol.frames import DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, frame
 from pipeline.protocol.generated.messages import UnityMessageProto
 from pipeline.protocol.http2 import PREFACE
+
+if TYPE_CHECKING:
+    from servers import AnyServer
 
 FIELDS = (
     (":method", "POST"),
@@ -145,3 +149,10 @@ class RawClient:
     def close(self) -> None:
         self._file.close()
         self.socket.close()
+
+
+def served(server: AnyServer, client: RawClient, stream: int, size: int = 0) -> None:
+    """The call on `stream`, whose message has `size` bytes, arrives whole and is answered."""
+    assert server.receive(20, no_check).unity_output.rl_output.side_channel == bytes(size)
+    server.reply(message(7))
+    assert client.answer(stream) == message(7)

@@ -49,30 +49,21 @@ class CuriosityNetwork(nn.Module):
         self.forward_model = DenseSwish(H + n_actions, MODEL_UNITS, 1)
         self.next_features = linear(MODEL_UNITS, H)
 
-    def errors(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """[B] error of the forward model, and [B] of the inverse one."""
-        now, later = self._features(rows)
-        return self._forward_error(rows, now, later), self._inverse_error(rows, now, later)
-
-    def forward_error(self, rows: Rows) -> Tensor:
-        """[B] half the squared error of the predicted next features (equation 6)."""
-        now, later = self._features(rows)
-        return self._forward_error(rows, now, later)
-
-    def _features(self, rows: Rows) -> tuple[Tensor, Tensor]:
+    def features(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """[B, H] of what was seen, and of what the step led to."""
         now: Tensor = self.body(self.normalizers(rows.obs))
         later: Tensor = self.body(self.normalizers(rows.next_obs))
         return now, later
 
-    def _forward_error(self, rows: Rows, now: Tensor, later: Tensor) -> Tensor:
+    def forward_error(self, rows: Rows, now: Tensor, later: Tensor) -> Tensor:
+        """[B] half the squared error of the predicted next features (equation 6)."""
         action = flat_actions(rows.continuous, rows.discrete, self.actions.discrete_branches)
         hidden = self.forward_model(torch.cat((now, action), dim=1))
         error: Tensor = 0.5 * (later - self.next_features(hidden)).square().sum(1)
         return error
 
-    def _inverse_error(self, rows: Rows, now: Tensor, later: Tensor) -> Tensor:
-        """Squared error of continuous actions plus cross-entropy of each branch."""
+    def inverse_error(self, rows: Rows, now: Tensor, later: Tensor) -> Tensor:
+        """[B] squared error of continuous actions plus cross-entropy of each branch."""
         guess = self.action(self.inverse(torch.cat((now, later), dim=1)))
         sizes = [self.actions.continuous_size, *self.actions.discrete_branches]
         continuous, *branches = torch.split(guess, sizes, dim=1)
@@ -117,12 +108,15 @@ class Curiosity(RewardSignal):
         # The error of random networks says nothing about what is new.
         if not self.has_learned:
             return torch.zeros_like(rows.reward)
-        return self.network.forward_error(rows).clamp_max(self.most)
+        network = self.network
+        return network.forward_error(rows, *network.features(rows)).clamp_max(self.most)
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
         """One step of features and both models."""
         self.optimizer.zero_gradients()
-        forward, inverse = (error.mean() for error in self.network.errors(rows))
+        network, features = self.network, self.network.features(rows)
+        errors = network.forward_error(rows, *features), network.inverse_error(rows, *features)
+        forward, inverse = (error.mean() for error in errors)
         loss = LOSS_WEIGHT * (FORWARD_WEIGHT * forward + INVERSE_WEIGHT * inverse)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step()

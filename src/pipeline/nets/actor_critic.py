@@ -21,7 +21,7 @@ from pipeline.nets.distributions import (
     to_environment,
 )
 from pipeline.nets.encoder import ObservationEncoder, dense_pairs
-from pipeline.nets.layers import DensePair, linear, xavier
+from pipeline.nets.layers import DensePair, linear, signal_heads
 from pipeline.nets.memory import memory_for
 from pipeline.nets.onnx_graph import FLOAT, INT64
 
@@ -295,11 +295,7 @@ class Critic(nn.Module):
             self.body = ObservationEncoder(spec.observation_specs, settings)
             self.memory = memory_for(settings, self.body.output_size)
             width = (self.memory or self.body).output_size
-        self.heads = xavier(width, len(self.signals))
-        # Each signal by itself: Xavier's bound depends on the number of outputs, and ML-Agents
-        # has a layer with one output for each signal.
-        for row in range(len(self.signals)):
-            nn.init.xavier_uniform_(self.heads.weight.data[row : row + 1])
+        self.heads = signal_heads(width, len(self.signals))
 
     def forward(
         self, obs: Sequence[Tensor], hidden: Tensor, sequences: SequenceState | None = None

@@ -24,7 +24,7 @@ from pipeline.nets.attention import (
     normal_linear,
 )
 from pipeline.nets.encoder import ObservationEncoder
-from pipeline.nets.layers import DenseSwish, dense, xavier
+from pipeline.nets.layers import DenseSwish, dense, signal_heads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -159,10 +159,7 @@ class GroupCritic(nn.Module):
         gain = math.sqrt(WEIGHT_VARIANCE / H)
         self.dense = DenseSwish(H, H, settings.num_layers, gain=gain)
         # One more input for the number of members, which the mean over members does not tell.
-        self.heads = xavier(H + 1, len(self.signals))
-        # As in `Critic`: Xavier's bound depends on the number of outputs.
-        for row in range(len(self.signals)):
-            nn.init.xavier_uniform_(self.heads.weight.data[row : row + 1])
+        self.heads = signal_heads(H + 1, len(self.signals))
         # A buffer, so that checkpoints have it: every value depends on it.
         self.register_buffer("largest", torch.ones(()))
 

@@ -82,6 +82,16 @@ def xavier(n_in: int, n_out: int) -> nn.Linear:
     return layer
 
 
+def signal_heads(n_in: int, n_signals: int, n_outputs: int = 1) -> nn.Linear:
+    """A dense layer with `n_outputs` values of each reward signal, side by side."""
+    layer = xavier(n_in, n_signals * n_outputs)
+    # Each signal by itself: Xavier's bound depends on the number of outputs, and ML-Agents has a
+    # layer for each signal.
+    for rows in torch.split(layer.weight.data, n_outputs):
+        nn.init.xavier_uniform_(rows)
+    return layer
+
+
 class DenseSwish(nn.Module):
     """`num_layers` dense layers of `hidden_units`, each followed by Swish (x times its sigmoid)."""
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipeline.nets.actor_critic import apply_memory
 from pipeline.nets.encoder import ObservationEncoder, dense_pairs
-from pipeline.nets.layers import DensePair, paired_linear, xavier
+from pipeline.nets.layers import DensePair, paired_linear, signal_heads
 from pipeline.nets.memory import SequenceState, memory_for
 
 if TYPE_CHECKING:
@@ -34,10 +34,7 @@ class QNetwork(nn.Module):
         self.memory = memory_for(settings, self.body.output_size)
         width = (self.memory or self.body).output_size
         self.n_outputs = sum(actions.discrete_branches) or 1
-        self.heads = xavier(width, n_signals * self.n_outputs)
-        # Each signal by itself, since Xavier's bound depends on the number of outputs.
-        for rows in torch.split(self.heads.weight.data, self.n_outputs):
-            nn.init.xavier_uniform_(rows)
+        self.heads = signal_heads(width, n_signals, self.n_outputs)
 
     def forward(
         self,

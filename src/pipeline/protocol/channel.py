@@ -103,7 +103,7 @@ class Channel:
             connection.request(self._stream, self._headers, message)
         except UnityCommunicationException as error:
             raise ConnectionError(str(error)) from error
-        self._spin_wait.poll(self._something_there)
+        self._spin_wait.poll(self._selector)
         while not connection.messages:
             # The answer may have come together with the server's farewell.
             if not connection.read() and not connection.messages:
@@ -117,6 +117,3 @@ class Channel:
         """End the connection."""
         self._selector.close()
         self._connection.farewell(0.0)
-
-    def _something_there(self) -> bool:
-        return bool(self._selector.select(0))

@@ -85,14 +85,13 @@ def parse_demo(path: Path) -> DemoMessages:
         )
     # Not from `stop` on: what the metadata leave of the reserved bytes is padding.
     start, stop = _record(data, BRAIN_OFFSET) or (0, 0)
-    brain_data = data[start:stop]
-    if not brain_data or not _parses(brain, brain_data):
+    if start == stop or not _parses(brain, data[start:stop]):
         raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
     records = _records(path, data, stop, meta)
     # A record without content is one byte of the file, but a whole message in memory.
     refuse_excess(len(records) * AGENT_BYTES, len(data), f"a recording of {len(records)} steps")
     if records and _is_old(records[0]):
-        return _old_steps(path, meta, brain, brain_data, records, len(data))
+        return _old_steps(path, meta, brain, records, len(data))
     pairs = [AgentInfoActionPairProto() for _ in records]
     for index, (pair, record) in enumerate(zip(pairs, records, strict=True)):
         if not _parses(pair, record):
@@ -203,7 +202,6 @@ def _old_steps(
     path: Path,
     meta: DemonstrationMetaProto,
     brain: BrainParametersProto,
-    brain_data: bytes,
     records: list[bytes],
     n_bytes: int,
 ) -> DemoMessages:
@@ -213,7 +211,8 @@ def _old_steps(
     the last step has none.
     """
     old_brain = OldBrainParametersProto()
-    if not _parses(old_brain, brain_data):
+    # Fields that today's announcement does not have come through it as unknown ones.
+    if not _parses(old_brain, brain.SerializeToString()):
         raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
     infos, actions = [], []
     for index, record in enumerate(records):

@@ -246,7 +246,7 @@ class Server(CalledEnd):
     def _wait(self, seconds: float) -> bool:
         """Handle what arrives within `seconds`, and return whether anything did."""
         if seconds > 0:
-            self._spin_wait.poll(self._something_there)
+            self._spin_wait.poll(self._selector)
         events = self._selector.select(seconds)
         for key, _ in events:
             connection: IncomingConnection | None = key.data
@@ -258,9 +258,6 @@ class Server(CalledEnd):
             elif connection in self._others and not (connection.is_open and connection.read()):
                 self._drop(connection)
         return bool(events)
-
-    def _something_there(self) -> bool:
-        return bool(self._selector.select(0))
 
     def _accept(self, listener: socket.socket) -> None:
         """Accept waiting connections; at the limit the others stay in the system's backlog."""

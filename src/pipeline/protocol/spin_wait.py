@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from selectors import BaseSelector
 
 VARIABLE = "PIPELINE_SPIN_US"
 _DEFAULT_US = 1000.0
@@ -38,14 +38,14 @@ class SpinWait:
         self._left_out = 0
         self._pause = 1
 
-    def poll(self, arrived: Callable[[], bool]) -> None:
-        """Ask `arrived` again and again until it is true or the limit is over."""
+    def poll(self, selector: BaseSelector) -> None:
+        """Ask `selector` again and again until something is there or the limit is over."""
         if self._left_out > 0:
             self._left_out -= 1
             return
         end = time.perf_counter() + self.limit_s
         while time.perf_counter() < end:
-            if arrived():
+            if selector.select(0):
                 self._pause = 1
                 return
         self._left_out = self._pause

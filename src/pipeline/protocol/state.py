@@ -8,6 +8,7 @@ JSON (`encode`), and read nothing else (`decode`). docs/explanation/resume.md ha
 from __future__ import annotations
 
 import json
+import math
 import struct
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -128,10 +129,7 @@ class _Arrays:
         if kind.kind not in _KINDS or len(sizes) > _MAX_DIMENSIONS or min(sizes, default=0) < 0:
             raise ValueError(f"an array of type {kind} and shape {sizes}")
         # In Python's integers, which the sizes of a damaged state cannot make overflow.
-        n_bytes = kind.itemsize
-        for size in sizes:
-            n_bytes *= size
-        end = self.position + n_bytes
+        end = self.position + kind.itemsize * math.prod(sizes)
         if end > len(self._data):
             raise ValueError("it is cut off")
         taken = np.frombuffer(self._data[self.position : end], dtype=kind).reshape(sizes)

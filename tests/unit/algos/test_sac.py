@@ -10,9 +10,8 @@ import pytest
 import torch
 from test_ppo import rollout
 
-from pipeline.algos.sac import SAC, Fresh, value_targets
+from pipeline.algos.sac import SAC, value_targets
 from pipeline.errors import TrainingError
-from pipeline.nets.q_networks import taken_value
 from pipeline.nets.squashed import squashed_action
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
@@ -58,23 +57,6 @@ def test_target_looks_beyond_the_end_only_for_signals_that_ignore_it():
         ignores_done=torch.tensor([False, True]),
     )
     assert target.tolist() == [[10.0, 52.0], [1.0, 52.0]]
-
-
-def test_value_of_choices_taken_is_the_mean_over_branches():
-    values = torch.tensor([[[1.0, 2.0, 3.0, 10.0, 20.0]]])  # branches of 3 and 2
-    assert float(taken_value(values, torch.tensor([[2, 0]]), [3, 2])) == (3.0 + 10.0) / 2
-
-
-def test_expected_value_of_choices_is_exact():
-    fresh = Fresh(
-        continuous=torch.zeros(1, 0),
-        log_prob=torch.zeros(1, 2),
-        entropy_cost=torch.zeros(1),
-        probability=torch.tensor([[0.5, 0.5, 0.0, 0.25, 0.75]]),
-        n_branches=2,
-    )
-    values = torch.tensor([[[[1.0, 2.0, 99.0, 10.0, 20.0]]]])
-    assert float(fresh.expected(values)) == pytest.approx(((0.5 + 1.0) + (2.5 + 15.0)) / 2)
 
 
 def test_squashed_density_is_that_of_torchs_transformed_normal():
@@ -237,17 +219,6 @@ def test_target_moves_by_tau():
     now = algorithm.value.state_dict()
     for name, values in algorithm.target.state_dict().items():
         torch.testing.assert_close(values, 0.9 * before[name] + 0.1 * now[name])
-
-
-def test_temperature_falls_while_the_policy_is_more_random_than_wanted_and_rises_otherwise():
-    for entropy, sign in ((5.0, -1.0), (-5.0, 1.0)):
-        algorithm = made("continuous")
-        algorithm.target_entropy = torch.tensor([-entropy])  # wanted; a new policy's is in between
-        algorithm.replay.add(experience("continuous"))
-        before = float(algorithm.log_alpha.detach())
-        (batch,) = algorithm.sampler.minibatches(1)
-        algorithm._learn(batch)
-        assert np.sign(float(algorithm.log_alpha.detach()) - before) == sign
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import reference
 from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.commands.onnx import check
@@ -12,8 +13,6 @@ from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import build_model
 from pipeline.export.rules import model_findings, publishing_findings
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-
-from . import reference
 
 SPEC = BehaviorSpec(
     [ObservationSpec.vector(4), ObservationSpec.visual(3, 20, 30), ObservationSpec.entities(6, 2)],
@@ -381,6 +380,22 @@ def shorten_its_data(candidate):
     weight.raw_data = weight.raw_data[:-4]
 
 
+def lengthen_a_single_value(candidate):
+    one(candidate.graph.initializer, name="memory_size").raw_data += b"\0"
+
+
+def store_nothing(candidate):
+    candidate.graph.initializer[0].ClearField("raw_data")
+
+
+def forget_its_sizes(candidate):
+    del candidate.graph.initializer[0].dims[:]
+
+
+def use_an_unknown_type(candidate):
+    one(candidate.graph.initializer, name="memory_size").data_type = 99
+
+
 def claim_a_huge_size(candidate):
     candidate.graph.initializer[0].dims.insert(0, 1 << 40)
 
@@ -408,6 +423,10 @@ def name_it_in_two_lines(candidate):
         ("publish-operators", operator("Multinomial", sample_size=2)),
         ("publish-size", compute_too_much),
         ("publish-data", shorten_its_data),
+        ("publish-data", lengthen_a_single_value),
+        ("publish-data", store_nothing),
+        ("publish-data", forget_its_sizes),
+        ("publish-data", use_an_unknown_type),
         ("publish-data", claim_a_huge_size),
         ("publish-data", name_it_in_two_lines),
     ],

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+import reference
 from interpreter import python
 from onnx import helper, numpy_helper
 from steps import decision_steps
@@ -10,8 +11,6 @@ from steps import decision_steps
 from pipeline.errors import ExportError
 from pipeline.export.policy import OnnxPolicy, create_session
 from pipeline.export.publish import build_model, model_bytes
-
-from . import reference
 
 
 def steps(graph, n_agents, *, masks=None, agent_ids=None, seed=1):

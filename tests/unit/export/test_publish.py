@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import onnx
 import pytest
+import reference
 
 from pipeline import files
 from pipeline.errors import ExportError
@@ -14,8 +15,6 @@ from pipeline.export.layout import TensorInfo
 from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import publish
 from pipeline.export.recording import Recording, record
-
-from . import reference
 
 CONTINUOUS, DISCRETE = "deterministic_continuous_actions", "deterministic_discrete_actions"
 

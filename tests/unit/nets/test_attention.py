@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import reference
 import torch
 
 from pipeline.errors import SettingsError
@@ -43,48 +44,11 @@ def crowd(counts, most, size, seed=1):
 
 def slowly(made, own, observations):
     """The same from the formulas: float64, one agent and one entity at a time, no padding rows."""
-    weights = {name: p.detach().double().numpy() for name, p in made.named_parameters()}
-
-    def dense(name, x):
-        return weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]
-
-    rows = []
-    for agent in range(len(observations[0])):
-        code = np.zeros(0)
-        if own is not None:
-            code = swish(dense("own", own[agent].double().numpy()))
-        entities = [
-            norm(swish(dense(f"embeddings.{number}", np.concatenate((code, entity)))))
-            for number, values in enumerate(observations)
-            for entity in values[agent].double().numpy()
-            if (entity**2).sum() >= 0.01
-        ]
-        total = np.zeros(128)
-        for x in entities:
-            total += norm(dense("attention.out", seen_by(x, entities, dense)) + x)
-        rows.append(total / (len(entities) + 1e-7))
-    return np.array(rows)
-
-
-def seen_by(x, entities, dense):
-    """What the four heads of entity x take from all entities, side by side [128]."""
-    seen = np.zeros(128)
-    for head in range(4):
-        part = slice(32 * head, 32 * head + 32)
-        query = dense("attention.query", x)[part]
-        keys = [dense("attention.key", other)[part] for other in entities]
-        p = np.exp([query @ key / math.sqrt(128) for key in keys])
-        for share, other in zip(p / p.sum(), entities, strict=True):
-            seen[part] += share * dense("attention.value", other)[part]
-    return seen
-
-
-def swish(x):
-    return x / (1 + np.exp(-x))
-
-
-def norm(x):
-    return (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+    lists = [values.double().numpy() for values in observations]
+    fixed = [None] * len(lists[0]) if own is None else own.double().numpy()
+    return np.array(
+        [reference.attention(made, fixed[k], [one[k] for one in lists]) for k in range(len(fixed))]
+    )
 
 
 CASES = {

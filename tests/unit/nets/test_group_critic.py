@@ -144,25 +144,6 @@ def test_values_alone_are_those_that_come_with_baselines(present):
     torch.testing.assert_close(alone, both, rtol=1e-4, atol=1e-6)
 
 
-def test_the_order_of_members_does_not_matter():
-    critic, obs, actions = critic_and_members("vector")
-    backward = [one.flip(0) for one in obs]
-    found = critic(obs, None, actions, groups_of([[1] * 6], [0, 2]))
-    turned = critic(backward, None, actions.flip(0), groups_of([[1] * 6], [0, 5]))
-    torch.testing.assert_close(found, turned, rtol=1e-4, atol=1e-6)
-
-
-def test_a_baseline_sees_what_mates_do_and_not_what_the_agent_itself_does():
-    critic, obs, actions = critic_and_members("vector")
-    groups = groups_of([[1] * 6], [1])
-    before = critic(obs, None, actions, groups)
-    own, mates = actions.clone(), actions.clone()
-    own[0] += 1.0
-    mates[2] += 1.0
-    assert torch.equal(critic(obs, None, own, groups), before)
-    assert not torch.allclose(critic(obs, None, mates, groups), before, atol=1e-3)
-
-
 def test_the_number_of_members_enters_relative_to_the_largest_group_seen():
     critic, _, _ = critic_and_members("vector")
     critic.notice(2)

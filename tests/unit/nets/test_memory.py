@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import reference
 import torch
 
 from pipeline.nets.actor_critic import Actor, Critic
@@ -19,22 +20,6 @@ SPEC = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec(2, ()))
 def made(n_in=5, size=8, seed=0):
     torch.manual_seed(seed)
     return Memory(n_in, size)
-
-
-def slow_step(memory, x, state):
-    """One step of one agent: gates in torch's order, memory as hidden state, then cell state."""
-    weights = [p.detach().double().numpy() for p in memory.lstm.parameters()]
-    H = len(state) // 2
-    h, c = state[:H], state[H:]
-    sums = weights[0] @ x + weights[2] + weights[1] @ h + weights[3]
-    enter, keep, value, leave = np.split(sums, 4)
-
-    def sigmoid(v):
-        return 1 / (1 + np.exp(-v))
-
-    c = sigmoid(keep) * c + sigmoid(enter) * np.tanh(value)
-    h = sigmoid(leave) * np.tanh(c)
-    return h, np.concatenate((h, c))
 
 
 def test_each_gate_is_xavier_uniform_and_only_forget_gates_have_a_bias_of_one_twice():
@@ -56,7 +41,7 @@ def test_step_equals_a_slow_version_agent_by_agent():
     with torch.no_grad():
         hidden, new = memory.step(torch.from_numpy(x).float(), torch.from_numpy(state).float())
     for agent in range(6):
-        slow_hidden, slow_new = slow_step(memory, x[agent], state[agent])
+        slow_hidden, slow_new = reference.lstm(memory.lstm, x[agent], state[agent])
         np.testing.assert_allclose(hidden[agent], slow_hidden, atol=1e-6)
         np.testing.assert_allclose(new[agent], slow_new, atol=1e-6)
 

@@ -20,12 +20,11 @@ from pipeline.nets.distributions import (
     gumbel_scores,
     masked_log_softmax,
 )
-from pipeline.nets.encoder import HyperLayer, ObservationEncoder
+from pipeline.nets.encoder import HyperLayer
 from pipeline.nets.layers import RunningNormalizer, linear, paired_linear
 from pipeline.nets.optimizer import FlatAdam, FusedAdam
 from pipeline.nets.vision import ConvolutionEncoder, visual_encoder
-from pipeline.protocol.specs import ObservationSpec, ObservationType
-from pipeline.settings.schema import ENCODERS, NetworkSettings
+from pipeline.settings.schema import ENCODERS
 
 
 def test_dense_weights_have_kaiming_deviation_times_gain_and_no_bias():
@@ -125,21 +124,6 @@ def test_derivatives_reach_every_goal_also_equal_ones():
         torch.testing.assert_close(found[row], wanted[0])
 
 
-def test_goal_signal_conditions_the_last_layer_unless_told_otherwise():
-    specs = [
-        ObservationSpec.vector(3),
-        ObservationSpec.vector(2, "goal", ObservationType.GOAL_SIGNAL),
-    ]
-    conditioned = ObservationEncoder(specs, NetworkSettings(hidden_units=16))
-    plain = ObservationEncoder(
-        specs, NetworkSettings(hidden_units=16, goal_conditioning_type="none")
-    )
-    assert conditioned.hyper is not None
-    assert plain.hyper is None
-    obs = [torch.randn(4, 3), torch.eye(2)[[0, 1, 0, 1]]]
-    assert conditioned(obs).shape == plain(obs).shape == (4, 16)
-
-
 def test_fused_adam_takes_up_the_state_of_torch_s_and_gives_it_back():
     torch.manual_seed(0)
 
@@ -201,26 +185,6 @@ print("torch._dynamo" in sys.modules)
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300
     )
     assert found.stdout.split() == ["False"]
-
-
-def test_flat_adam_steps_as_adam_over_separate_parameters():
-    torch.manual_seed(0)
-    one = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
-    two = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
-    two.load_state_dict(one.state_dict())
-    plain = torch.optim.Adam(one.parameters(), lr=0.01)
-    flat = FlatAdam(two.parameters(), learning_rate=0.01)
-    for _ in range(5):
-        x = torch.randn(4, 3)
-        plain.zero_grad()
-        one(x).square().sum().backward()
-        plain.step()
-        two(x).sum().backward()  # what another optimizer left behind must not count
-        flat.zero_gradients()
-        two(x).square().sum().backward()
-        flat.step()
-    for a, b in zip(one.parameters(), two.parameters(), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
 def _steps(optimizer, layers, n):

@@ -17,9 +17,9 @@ from http2_peer import (
     call,
     cancel,
     message,
-    no_check,
     opening,
     prefixed,
+    served,
     settings,
     update,
 )
@@ -217,12 +217,10 @@ def cut_off(server: Server, client: RawClient, act: Callable[[], int | None]) ->
     """What `act` gives while the server reads, and another client's greeting is then served."""
     other = RawClient(server.port)
     with ThreadPoolExecutor(1) as pool:
-        received = pool.submit(server.receive, 20, no_check)
+        done = pool.submit(served, server, other, 1, 4)
         result = act()
         other.send(call(1, message(4)))
-        assert received.result(20).unity_output.rl_output.side_channel == bytes(4)
-    server.reply(message(7))
-    assert other.answer(1) == message(7)
+        done.result()
     other.close()
     return result
 
@@ -251,7 +249,5 @@ def test_connection_that_begins_otherwise_is_cut_off_and_no_other(server, sent, 
 def test_call_after_what_is_tolerated_is_served(server, sent):
     client = RawClient(server.port)
     client.send(sent, call(3, message(5)))
-    assert server.receive(20, no_check).unity_output.rl_output.side_channel == bytes(5)
-    server.reply(message(7))
-    assert client.answer(3) == message(7)
+    served(server, client, 3, 5)
     client.close()

@@ -231,19 +231,24 @@ def test_values_of_many_that_are_not_finite_are_refused(field, monkeypatch):
         decode_list(message, spec, "b")
 
 
-@pytest.mark.parametrize("properties", [[1, 2, 2], [2, 2, 1]])
-def test_images_of_many_come_out_channels_first(properties, monkeypatch):
-    infos = m.UnityRLOutputProto.ListAgentInfoProto()
-    for agent in range(3):
-        obs = infos.value.add(id=agent).observations.add(
-            shape=[2, 3, 4], dimension_properties=properties
-        )
-        obs.float_data.data.extend(range(agent, agent + 24))
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 2, 2)])
+@pytest.mark.parametrize(("properties", "axes"), [([1, 2, 2], (0, 1, 2)), ([2, 2, 1], (2, 0, 1))])
+def test_images_come_out_channels_first(shape, properties, axes, monkeypatch):
+    sent = np.arange(3 * np.prod(shape), dtype=np.float32).reshape(3, *shape)
+    infos = m.UnityRLOutputProto.ListAgentInfoProto(
+        value=[visual_info(shape, properties, image) for image in sent]
+    )
+    images = np.stack([image.transpose(axes) for image in sent])
     spec = behavior_spec_from(BRAIN, infos.value[0])
+    spatial = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
+    assert spec.observation_specs[0].shape == images.shape[1:]
+    assert spec.observation_specs[0].dimension_property == (
+        DimensionProperty.NONE, spatial, spatial,
+    )  # fmt: skip
     expected = decode_steps(infos.value, spec)
+    np.testing.assert_array_equal(expected[0].obs[0], images)
     assert in_turn(monkeypatch) == []
     assert_same_steps(decode_list(infos, spec), expected)
-    assert expected[0].obs[0].shape == (3, *spec.observation_specs[0].shape)
 
 
 @settings(max_examples=60)
@@ -311,19 +316,6 @@ def visual_info(shape, properties, values) -> m.AgentInfoProto:
     return info
 
 
-def test_channels_last_images_come_out_channels_first():
-    image = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
-    info = visual_info((2, 4, 3), [2, 2, 1], image)
-    spec = behavior_spec_from(BRAIN, info)
-    spatial = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
-    assert spec.observation_specs[0].shape == (3, 2, 4)
-    assert spec.observation_specs[0].dimension_property == (
-        DimensionProperty.NONE, spatial, spatial,
-    )  # fmt: skip
-    decision, _ = decode_steps([info, info], spec)
-    np.testing.assert_array_equal(decision.obs[0][1], image.transpose(2, 0, 1))
-
-
 @pytest.mark.parametrize("properties", [[1, 2, 2], [], [0, 0, 0]])
 @pytest.mark.parametrize("shape", [(3, 2, 4), (2, 4, 3), (3, 3, 3)])
 def test_channels_first_images_stay_as_they_are(shape, properties, monkeypatch):
@@ -383,13 +375,6 @@ def test_values_that_are_not_finite_are_refused(value, kind):
         info = m.AgentInfoProto(**{field: value})
         with pytest.raises(RuntimeError, match=f"The {what} provided had {kind} values"):
             decode_steps([info], BehaviorSpec([], ActionSpec(1, ())))
-
-
-def test_large_finite_values_pass():
-    spec = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec(1, ()))
-    info = m.AgentInfoProto()
-    info.observations.add(shape=[3]).float_data.data.extend([3e38, 3e38, 3e38])
-    assert decode_steps([info], spec)[0].obs[0].max() > 1e38
 
 
 def test_mask_of_the_wrong_length_allows_everything():

@@ -199,6 +199,21 @@ def header(**fields) -> bytes:
     return (bytes([len(data)]) + data).ljust(33, b"\0")
 
 
+def recording(path, brain, records, n_steps=None):
+    """A demonstration file of these messages."""
+    n = len(records) if n_steps is None else n_steps
+    body = b"".join(map(delimited_message, [brain, *records]))
+    path.write_bytes(header(api_version=1, number_steps=n) + body)
+    return path
+
+
+OLD = m.BrainParametersProto(
+    brain_name="Old",
+    vector_action_size_deprecated=[2],
+    vector_action_space_type_deprecated=m.continuous,
+)
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [
@@ -230,21 +245,12 @@ def test_wrong_paths_are_refused(tmp_path):
 
 
 def test_old_recording_takes_each_action_from_the_step_after(tmp_path):
-    brain = m.BrainParametersProto(
-        brain_name="Old",
-        vector_action_size_deprecated=[2],
-        vector_action_space_type_deprecated=m.continuous,
-    )
     steps = [
         m.OldAgentInfoProto(
             stacked_vector_observation=[k, k + 0.5], stored_vector_actions=[10.0 * k, 1.0], id=1
         )
         for k in range(3)
     ]
-    path = tmp_path / "old.demo"
-    path.write_bytes(
-        header(api_version=1, number_steps=3) + b"".join(map(delimited_message, [brain, *steps]))
-    )
-    demo = read_demo(path)
+    demo = read_demo(recording(tmp_path / "old.demo", OLD, steps))
     assert demo.obs[0].tolist() == [[0, 0.5], [1, 1.5], [2, 2.5]]
     assert demo.continuous.tolist() == [[10, 1], [20, 1], [0, 0]]

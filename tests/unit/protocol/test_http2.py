@@ -17,6 +17,7 @@ from http2_peer import (
     no_check,
     opening,
     prefixed,
+    served,
     settings,
     update,
 )
@@ -42,13 +43,6 @@ def client(server):
     one = RawClient(server.port)
     yield one
     one.close()
-
-
-def served(server: Server, client: RawClient, stream: int, size: int) -> None:
-    """The call on `stream` arrives whole and is answered."""
-    assert server.receive(10, no_check).unity_output.rl_output.side_channel == bytes(size)
-    server.reply(message(7))
-    assert client.answer(stream) == message(7)
 
 
 def halves(data: bytes) -> tuple[bytes, bytes]:

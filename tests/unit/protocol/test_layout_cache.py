@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_codec import BRAIN, SPECS, assert_same_steps, other_name, sample, unknown_field
+from test_codec import SPECS, assert_same_steps, other_name, sample, unknown_field
 from wire_messages import decode_steps
 
 from pipeline.protocol import layout_cache
-from pipeline.protocol.decoding import NonFiniteError, behavior_spec_from
+from pipeline.protocol.decoding import NonFiniteError
 from pipeline.protocol.encoding import encode_steps
-from pipeline.protocol.generated import messages as m
 from pipeline.protocol.layout_cache import Decoder
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
@@ -158,17 +157,6 @@ def test_what_is_given_out_may_be_changed():
     for mask in first.action_mask:
         mask[:] = ~mask
     assert_read_as_in_full(decoder, message)
-
-
-def test_images_with_channels_last_are_read_in_full():
-    infos = m.UnityRLOutputProto.ListAgentInfoProto()
-    obs = infos.value.add(id=1).observations.add(shape=[2, 2, 2], dimension_properties=[2, 2, 1])
-    obs.float_data.data.extend(range(8))
-    spec = behavior_spec_from(BRAIN, infos.value[0])
-    decoder = Decoder(spec, "b")
-    for _ in range(4):
-        assert_read_as_in_full(decoder, infos, spec)
-    assert decoder.n_cached == 0
 
 
 @pytest.fixture

@@ -72,15 +72,16 @@ def test_steps_without_agents_have_arrays_in_the_shapes_of_the_specification(kin
 
 
 @pytest.mark.parametrize(
-    ("spec", "continuous", "discrete"),
+    ("spec", "sizes", "continuous", "discrete"),
     [
-        (ActionSpec.create_continuous(1), True, False),
-        (ActionSpec.create_continuous(3), True, False),
-        (ActionSpec.create_discrete([2, 3]), False, True),
-        (ActionSpec.create_hybrid(1, [2]), False, False),
+        (ActionSpec.create_continuous(1), (1, ()), True, False),
+        (ActionSpec.create_continuous(3), (3, ()), True, False),
+        (ActionSpec.create_discrete([2, 3]), (0, (2, 3)), False, True),
+        (ActionSpec.create_hybrid(1, [2]), (1, (2,)), False, False),
     ],
 )
-def test_kinds_of_action_specifications(spec, continuous, discrete):
+def test_kinds_of_action_specifications(spec, sizes, continuous, discrete):
+    assert spec == sizes
     assert (spec.is_continuous(), spec.is_discrete()) == (continuous, discrete)
     assert spec.discrete_size == len(spec.discrete_branches)
     assert isinstance(spec.discrete_branches, tuple)
@@ -89,12 +90,6 @@ def test_kinds_of_action_specifications(spec, continuous, discrete):
         assert action.discrete.shape == (4, spec.discrete_size)
         assert (action.continuous.dtype, action.discrete.dtype) == (np.float32, np.int32)
     assert not spec.empty_action(4).continuous.any()
-
-
-def test_sizes_of_action_specifications():
-    assert ActionSpec.create_continuous(3) == (3, ())
-    assert ActionSpec.create_discrete([2, 3]) == (0, (2, 3))
-    assert ActionSpec.create_hybrid(1, [2, 3]) == (1, (2, 3))
 
 
 def test_random_actions_are_those_of_their_branches_and_of_the_given_stream():

@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from test_codec import assert_same_steps, sample
-from test_demo import header
+from test_demo import OLD, recording
 from wire_messages import decode_actions, decode_list, decode_steps, encode_actions
 
-from pipeline.protocol import actions, decoding, layout_cache, vectorized, wire
+from pipeline.protocol import actions, decoding, layout_cache, vectorized
 from pipeline.protocol.demo import read_demo, writing_demo
-from pipeline.protocol.demo_file import delimited_message
 from pipeline.protocol.encoding import compressed_steps_bytes, encode_steps
-from pipeline.protocol.frames import DATA, PADDED, FrameError, without_padding
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.png import encode_png
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -83,29 +81,9 @@ def test_images_of_up_to_the_stated_channels_are_sent_as_pngs():
         np.testing.assert_allclose(got.obs[1], sent.obs[1].clip(0, 1), atol=0.5 / 255 + 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("payload", "data"),
-    [(b"\x00", b""), (b"\x00ab", b"ab"), (b"\x01ab", b"a"), (b"\x02ab", b"")],
-)
-def test_padding_may_take_all_of_a_frame(payload, data):
-    assert without_padding(DATA, PADDED, payload) == data
-    assert without_padding(DATA, 0, payload) == payload
-
-
-@pytest.mark.parametrize("payload", [b"", b"\x01", b"\x03ab", b"\xffab"])
-def test_padding_may_not_take_more_than_its_frame(payload):
-    with pytest.raises(FrameError, match="more padding than it holds"):
-        without_padding(DATA, PADDED, payload)
-
-
 def test_cameras_of_the_first_packages_are_read_in_colour_and_in_grey(tmp_path):
     rng = np.random.default_rng(0)
     colour, grey = rng.random((3, 3, 4, 5)), rng.random((3, 1, 6, 2))
-    brain = m.BrainParametersProto(
-        brain_name="Old",
-        vector_action_size_deprecated=[2],
-        vector_action_space_type_deprecated=m.continuous,
-    )
     cameras = m.OldBrainParametersProto()
     cameras.camera_resolutions.add(width=5, height=4, gray_scale=False)
     cameras.camera_resolutions.add(width=2, height=6, gray_scale=True)
@@ -119,12 +97,8 @@ def test_cameras_of_the_first_packages_are_read_in_colour_and_in_grey(tmp_path):
         )
         for k, images in enumerate(zip(colour, grey, strict=True))
     ]
-    path = tmp_path / "old.demo"
-    announced = brain.SerializeToString() + cameras.SerializeToString()
-    announced = wire.varint(len(announced)) + announced
-    records = announced + b"".join(map(delimited_message, infos))
-    path.write_bytes(header(api_version=1, number_steps=3) + records)
-    demo = read_demo(path)
+    brain = m.BrainParametersProto.FromString(OLD.SerializeToString() + cameras.SerializeToString())
+    demo = read_demo(recording(tmp_path / "old.demo", brain, infos))
     assert [one.shape for one in demo.spec.observation_specs] == [(3, 4, 5), (1, 6, 2)]
     for found, images in zip(demo.obs, (colour, grey), strict=True):
         np.testing.assert_allclose(found, images, atol=0.5 / 255 + 1e-6)

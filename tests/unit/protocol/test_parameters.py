@@ -38,11 +38,6 @@ def test_a_sampler_that_nothing_can_be_drawn_from_is_refused(kind, values):
         sampler(kind, values)
 
 
-@pytest.mark.parametrize("kind", [UNIFORM, GAUSSIAN, MULTI_RANGE])
-def test_a_sampler_with_pairs_of_values_is_taken(kind):
-    assert sampler(kind, UNEVEN).values == UNEVEN
-
-
 def test_a_uniform_sampler_draws_evenly_between_its_ends():
     found = draws(UNIFORM, (2.0, 6.0))
     assert found.min() >= 2.0

@@ -30,6 +30,20 @@ def first(images: np.ndarray, count: int) -> np.ndarray:
     return channels.astype(np.float32) / np.float32(255)
 
 
+def agent_with(
+    data: bytes, shape: tuple[int, ...], mapping=(), *, properties=(1, 2, 2)
+) -> m.AgentInfoProto:
+    info = m.AgentInfoProto(id=9)
+    info.observations.add(
+        shape=shape,
+        dimension_properties=properties,
+        compression_type=m.PNG,
+        compressed_data=data,
+        compressed_channel_mapping=mapping,
+    )
+    return info
+
+
 def test_one_image_becomes_three_channels_in_0_to_1(images):
     np.testing.assert_array_equal(decode_png(png(images[0]), (3, 4, 5)), first(images, 3))
 
@@ -76,14 +90,8 @@ def test_damaged_images_are_refused(images):
 
 @pytest.mark.parametrize("properties", [[1, 2, 2], [2, 2, 1]])
 def test_compressed_observations_are_decoded_in_both_orders(images, properties):
-    info = m.AgentInfoProto(id=1)
     shape = (3, 4, 5) if properties[0] == 1 else (4, 5, 3)
-    info.observations.add(
-        shape=shape,
-        dimension_properties=properties,
-        compression_type=m.PNG,
-        compressed_data=png(images[0]),
-    )
+    info = agent_with(png(images[0]), shape, properties=properties)
     spec = behavior_spec_from(BRAIN, info)
     decision, _ = decode_steps([info], spec)
     np.testing.assert_array_equal(decision.obs[0][0], first(images, 3))
@@ -100,8 +108,7 @@ def test_compressed_observations_are_decoded_in_both_orders(images, properties):
 )
 def test_size_of_an_image_without_properties_tells_where_its_channels_are(shape, pixels, expected):
     image = np.random.default_rng(0).integers(0, 256, (*pixels, 3)).astype(np.uint8)
-    info = m.AgentInfoProto(id=1)
-    info.observations.add(shape=shape, compression_type=m.PNG, compressed_data=png(image))
+    info = agent_with(png(image), shape, properties=())
     spec = behavior_spec_from(BRAIN, info)
     assert spec.observation_specs[0].shape == expected
     decision, _ = decode_steps([info, info], spec)
@@ -112,8 +119,7 @@ def test_size_of_an_image_without_properties_tells_where_its_channels_are(shape,
     "data", [b"", b"\x89PNG\r\n\x1a\n", b"\x89PNG\r\n\x1a\nxxxxIDAT" + b"x" * 20]
 )
 def test_image_without_properties_and_size_is_refused(data):
-    info = m.AgentInfoProto(id=1)
-    info.observations.add(shape=(4, 5, 3), compression_type=m.PNG, compressed_data=data)
+    info = agent_with(data, (4, 5, 3), properties=())
     spec = behavior_spec_from(BRAIN, info)
     with pytest.raises(UnityObservationException, match=r"no PNG image|not a readable PNG"):
         decode_steps([info], spec)
@@ -132,18 +138,6 @@ def test_what_a_png_cannot_hold_is_rounded_and_clipped():
     values = np.array([[[-1.0, 0.3, 2.0]]], np.float32)
     expected = np.array([[[0.0, 76 / 255, 1.0]]], np.float32)
     np.testing.assert_allclose(decode_png(encode_png(values), (1, 1, 3)), expected, rtol=1e-6)
-
-
-def agent_with(data: bytes, shape: tuple[int, ...], mapping: list[int]) -> m.AgentInfoProto:
-    info = m.AgentInfoProto(id=9)
-    info.observations.add(
-        shape=shape,
-        dimension_properties=[1, 2, 2],
-        compression_type=m.PNG,
-        compressed_data=data,
-        compressed_channel_mapping=mapping,
-    )
-    return info
 
 
 @pytest.mark.parametrize("n_stacked", [2, 3])

@@ -104,16 +104,6 @@ def test_a_stranger_is_read_16_kilobytes_at_a_look_and_the_environment_256(pair)
     assert connection.socket.looks == [1 << 14, 1 << 18]
 
 
-def test_a_peer_that_leaves_is_seen(pair):
-    peer, connection = pair
-    sent(peer, connection, PREFACE + settings())
-    assert connection.read() is True
-    peer.close()
-    assert select.select([connection.socket], [], [], 20)[0]
-    assert connection.read() is False
-    assert not connection.is_open
-
-
 @pytest.mark.parametrize("most", [None, 1000, 20_001])
 def test_an_answer_arrives_whole_however_little_is_taken_at_a_time(pair, most):
     peer, connection = pair

@@ -93,16 +93,6 @@ def test_messages_of_every_size_arrive_whole_both_ways(kind, client, size):
             assert answer.result(20) == message(size + 2 * k)
 
 
-@both_servers
-def test_many_exchanges_do_not_exhaust_the_flow_control_windows(kind):
-    with conversation(kind) as (server, _, call_later):
-        for _ in range(60):
-            answer = call_later(message(500_000))
-            server.receive(20, no_check)
-            server.reply(message(100_000))
-            answer.result(20)
-
-
 def test_channel_speaks_to_the_general_grpc_server():
     handler = grpc.unary_unary_rpc_method_handler(lambda data, _: data[::-1])
     service, method = METHOD.strip("/").split("/")
@@ -152,19 +142,6 @@ def test_environment_that_breaks_the_connection_is_reported(monkeypatch):
         end.close()
         with pytest.raises(UnityCommunicatorStoppedException, match="closed its connection"):
             server.receive(20, no_check)
-
-
-@both_servers
-def test_strangers_do_not_disturb(kind):
-    with kind() as server, ThreadPoolExecutor(1) as pool:
-        with socket.create_connection(("127.0.0.1", server.port)) as stranger:
-            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            end = Channel(server.port, METHOD)
-            answer = pool.submit(end.call, message(5))
-            assert server.receive(20, no_check).header.status == 200
-            server.reply(message(6))
-            assert answer.result(20) == message(6)
-        end.close()
 
 
 @both_servers

@@ -12,13 +12,14 @@ from pipeline.protocol.spin_wait import VARIABLE, SpinWait
 
 
 class Other:
-    """The other end: counts how often it is asked."""
+    """A selector of what the other end sends: counts how often it is asked."""
 
     def __init__(self) -> None:
         self.asked = 0
         self.there = False
 
-    def __call__(self) -> bool:
+    def select(self, timeout: float) -> bool:
+        assert timeout == 0
         self.asked += 1
         return self.there
 

@@ -42,14 +42,14 @@ def _evaluate_row(policy, obs, mask, memory):
     features = [_observation(policy, i, x) for i, x in enumerate(obs)]
     x = np.concatenate([*(f for f in features if f.ndim == 1), np.zeros(0)])
     if body.attention is not None:
-        x = np.concatenate((x, _attention(body.attention, x, [f for f in features if f.ndim > 1])))
+        x = np.concatenate((x, attention(body.attention, x, [f for f in features if f.ndim > 1])))
     for layer in body.dense.layers:
         x = _swish(_dense(layer, x))
     if body.hyper is not None:
         x = _hyper(body.hyper, x, np.concatenate([features[i] for i in body.goals]))
     result = {}
     if policy.actor.memory is not None:
-        x, result["memory"] = _lstm(policy.actor.memory.lstm, x, memory)
+        x, result["memory"] = lstm(policy.actor.memory.lstm, x, memory)
     if heads.mu is not None:
         result |= _continuous(heads, x)
     start = 0
@@ -92,7 +92,7 @@ def _dense(layer, x):
     return _array(layer.weight) @ x + _array(layer.bias)
 
 
-def _lstm(layer, x, memory):
+def lstm(layer, x, memory):
     """Output and new memory, one unit at a time."""
     n = len(memory) // 2
     h, c = memory[:n], memory[n:]
@@ -111,7 +111,7 @@ def _lstm(layer, x, memory):
     return new_h, np.concatenate((new_h, new_c))
 
 
-def _attention(encoder, own, lists):
+def attention(encoder, own, lists):
     """One entity at a time, those that are padding left out."""
     attention = encoder.attention
     size = len(attention.out.weight)
