@@ -260,6 +260,14 @@ def test_constants_are_read_in_every_form():
     }
 
 
+def test_a_constant_of_which_one_number_is_not_finite_is_refused():
+    tensor = numpy_helper.from_array(np.array([1.0, np.inf], np.float32), "memory_size")
+    output = helper.make_tensor_value_info("memory_size", TensorProto.FLOAT, [2])
+    model = helper.make_model(helper.make_graph([], "g", [], [output], [tensor]))
+    with pytest.raises(ExportError, match="memory_size of the model holds no finite numbers"):
+        read_constants(model)
+
+
 def published():
     graph = reference.policy(continuous=2, branches=(3,))
     return build_model(graph), graph.spec

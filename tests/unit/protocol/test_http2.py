@@ -23,6 +23,7 @@ from http2_peer import (
 )
 
 from pipeline.protocol import frames as f
+from pipeline.protocol import http2
 from pipeline.protocol.frames import frame
 from pipeline.protocol.http2 import PREFACE
 from pipeline.protocol.server import Server
@@ -174,6 +175,23 @@ def test_window_credit_before_the_answer_counts_and_is_forgotten_after_it(server
     client.send(update(1, 1000), call(3, message(1)), update(3, 60_000))
     served(server, client, 3, 1)
     assert server._owner._streams == {}
+
+
+def test_the_window_of_the_connection_is_renewed_by_what_came_since_the_last_time(
+    server, client, monkeypatch
+):
+    monkeypatch.setattr(http2, "_RENEW_BYTES", 10_000)
+    credits = []
+    for stream in (1, 3, 5, 7):
+        client.send(call(stream, message(6000)))
+        server.receive(10, no_check)
+        server.reply(message())
+        for answer in client.frames():
+            if answer.kind == f.WINDOW_UPDATE and stream > 1:  # before that it is the greeting's
+                credits.append(f.increment(answer.payload, 0))
+            if answer.flags & f.END_STREAM and answer.kind == f.HEADERS:
+                break
+    assert credits == [2 * len(prefixed(message(6000)))] * 2
 
 
 def test_cancelled_call_takes_no_answer_and_the_next_is_served(server, client):
