@@ -10,6 +10,7 @@ from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.settings import load_run_settings
 from pipeline.tracking.base import Sink, Tracker
 from pipeline.trainer.environment import JobSpec
+from pipeline.trainer.learner import Learner
 from pipeline.trainer.loop import TrainingLoop
 
 QUICK = {
@@ -53,6 +54,17 @@ def quick():
         behaviors = dict.fromkeys(names or ("Toy",), QUICK | changes)
         overrides = {"behaviors": behaviors, "environment_parameters": parameters}
         return load_run_settings(None, overrides=overrides)
+
+    return make
+
+
+@pytest.fixture
+def make_learner(quick):
+    """A learner of one behavior on the CPU; keywords replace keys of its settings."""
+
+    def make(spec, **changes):
+        settings = quick(**changes).behaviors["Toy"]
+        return Learner("Toy", spec, settings, seed=1, device=torch.device("cpu"))
 
     return make
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import numpy as np
@@ -11,7 +12,6 @@ from toys import Toy
 import pipeline
 from pipeline.envs.workers import WorkerSet
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.stopping import StopRequest
 
@@ -253,28 +253,10 @@ class Twin(Reporting):
         return dict.fromkeys(("Toy?team=0", self.other), self.spec)
 
     def _double(self, steps):
-        decisions, terminals = steps["Toy?team=0"]
-        ids = [decisions.agent_id + 100, terminals.agent_id + 100]
-        return steps | {
-            self.other: (
-                DecisionSteps(
-                    decisions.obs,
-                    decisions.reward,
-                    ids[0],
-                    decisions.action_mask,
-                    decisions.group_id,
-                    decisions.group_reward,
-                ),
-                TerminalSteps(
-                    terminals.obs,
-                    terminals.reward,
-                    terminals.interrupted,
-                    ids[1],
-                    terminals.group_id,
-                    terminals.group_reward,
-                ),
-            )
-        }
+        again = tuple(copy.copy(part) for part in steps["Toy?team=0"])
+        for part in again:
+            part.agent_id = part.agent_id + 100
+        return steps | {self.other: again}
 
     def reset(self):
         return self._double(super().reset())

@@ -9,6 +9,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from steps import decision_steps, take_turn, terminal_steps
 from stops_after import StopsAfter
 from threadpoolctl import threadpool_info, threadpool_limits
 from toys import CHOICE, Chase, Corridor, Crowd
@@ -19,10 +20,7 @@ from pipeline.errors import CheckpointError, Interrupted, UnityException
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
-from pipeline.trainer.learner import Learner
 from pipeline.trainer.stopping import StopRequest
-
-CPU = torch.device("cpu")
 
 
 def test_numpy_has_as_many_threads_as_torch_while_agents_act(quick, train_in):
@@ -300,16 +298,11 @@ class Undecided(Corridor):
 
     def reset(self):
         steps = super().reset()
-        return {name: (DecisionSteps.empty(self.spec), self._gone()) for name in steps}
+        nobody = DecisionSteps.empty(self.spec)
+        return {name: (nobody, terminal_steps(self.observe())) for name in steps}
 
     def step(self, _actions):
         return self.reset()
-
-    def _gone(self):
-        n = self.n
-        zeros, ids = np.zeros(n, np.float32), np.arange(n, dtype=np.int32)
-        obs = [np.zeros((n, *one.shape), np.float32) for one in self.spec.observation_specs]
-        return TerminalSteps(obs, zeros, np.zeros(n, np.bool_), ids, ids * 0, zeros)
 
 
 def test_request_to_stop_before_any_agent_has_decided_is_no_failure(
@@ -362,63 +355,39 @@ def test_nothing_is_left_after_training_here(quick, train_in):
     assert set(process.children(recursive=True)) <= children
 
 
-def choice_steps(ids, mask):
-    n = len(ids)
-    nothing = np.zeros(n, dtype=np.float32)
-    return (
-        DecisionSteps(
-            [np.ones((n, 2), dtype=np.float32)],
-            nothing,
-            np.array(ids, dtype=np.int32),
-            mask,
-            np.zeros(n, dtype=np.int32),
-            nothing,
-        ),
-        TerminalSteps.empty(CHOICE),
-    )
+def choice_steps(n, masks=None):
+    return decision_steps([np.ones((n, 2))], masks=masks), TerminalSteps.empty(CHOICE)
 
 
-def test_masks_of_one_worker_hold_when_another_worker_has_none(quick):
-    learner = Learner("Toy", CHOICE, quick().behaviors["Toy"], seed=1, device=CPU)
+def test_masks_of_one_worker_hold_when_another_worker_has_none(make_learner):
     only_two = [np.tile([True, True, False], (200, 1))]
-    steps = [choice_steps(range(200), None), choice_steps(range(200), only_two)]
-    free, masked = learner.decide(steps).actions
+    steps = [choice_steps(200), choice_steps(200, only_two)]
+    free, masked = make_learner(CHOICE).decide(steps).actions
     assert set(masked.discrete[:, 0]) == {2}
     assert set(free.discrete[:, 0]) == {0, 1, 2}
 
 
-def test_choices_that_nobody_masks_can_be_remembered(quick):
-    learner = Learner("Toy", CHOICE, quick().behaviors["Toy"], seed=1, device=CPU)
-    steps = [choice_steps(range(3), None)]
-    decided = learner.decide(steps)
-    slots = learner.absorb(steps)
-    learner.remember(slots, decided)
+def test_choices_that_nobody_masks_can_be_remembered(make_learner):
+    learner = make_learner(CHOICE)
+    take_turn(learner, [choice_steps(3)])
     assert learner.recorded["allowed"] is None
     assert len(learner.recorded["obs"][0]) == 3
 
 
-def test_zero_agents_get_zero_actions(quick):
-    learner = Learner("Toy", CHOICE, quick().behaviors["Toy"], seed=1, device=CPU)
-    steps = [choice_steps([], None), choice_steps([], None)]
-    decided = learner.decide(steps)
-    slots = learner.absorb(steps)
-    learner.remember(slots, decided)
+def test_zero_agents_get_zero_actions(make_learner):
+    decided = take_turn(make_learner(CHOICE), [choice_steps(0), choice_steps(0)])
     assert [len(action.discrete) for action in decided.actions] == [0, 0]
 
 
-def test_normaliser_stands_still_once_a_behavior_has_finished(quick):
-    settings = quick(
-        max_steps=64, network_settings={"hidden_units": 8, "num_layers": 1, "normalize": True}
-    ).behaviors["Toy"]
+def test_normaliser_stands_still_once_a_behavior_has_finished(make_learner):
+    network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
+    learner = make_learner(Chase.spec, max_steps=64, network_settings=network)
     toy = Chase(n_agents=8)
-    learner = Learner("Toy", Chase.spec, settings, seed=1, device=CPU)
     counts = []
     steps = list(toy.reset().values())
     normalizer = learner.algorithm.policy.normalizers.by_observation["0"]
     for _ in range(40):
-        decided = learner.decide(steps)
-        slots = learner.absorb(steps)
-        learner.remember(slots, decided)
+        decided = take_turn(learner, steps)
         counts.append((learner.step, float(normalizer.count)))
         steps = list(toy.step({"Toy?team=0": decided.actions[0]}).values())
     finished = [count for step, count in counts if step >= 64]

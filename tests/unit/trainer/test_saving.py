@@ -17,7 +17,6 @@ from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.checkpoints.manager import EPISODES_FOR_BEST, CheckpointManager
 from pipeline.trainer.checkpoints.restore import load_policy
-from pipeline.trainer.learner import Learner
 
 
 class StopsAt(Corridor):
@@ -199,9 +198,8 @@ def test_best_policy_is_that_of_the_best_summary(quick, tmp_path, recorder, trai
 
 
 @pytest.mark.parametrize(("n_episodes", "best"), [(19, []), (20, ["Toy"])])
-def test_twenty_episodes_are_enough_for_a_best(n_episodes, best, quick, tmp_path):
-    settings, device = quick(), torch.device("cpu")
-    learner = Learner("Toy", Corridor().spec, settings.behaviors["Toy"], seed=1, device=device)
+def test_twenty_episodes_are_enough_for_a_best(n_episodes, best, quick, make_learner, tmp_path):
+    settings, learner = quick(), make_learner(Corridor.spec)
     learner.statistics.add_episodes([1.0] * n_episodes, [5] * n_episodes)
     manager = CheckpointManager(tmp_path, settings)
     manager.consider(learner)
@@ -211,9 +209,10 @@ def test_twenty_episodes_are_enough_for_a_best(n_episodes, best, quick, tmp_path
 @pytest.mark.parametrize(
     ("saved", "reward", "kept"), [({"reward": 2.0, "step": 7}, 1.0, 2.0), (None, -3.0, -3.0)]
 )
-def test_resumed_run_has_to_beat_the_best_that_it_knows(saved, reward, kept, quick, tmp_path):
-    settings, device = quick(), torch.device("cpu")
-    learner = Learner("Toy", Corridor().spec, settings.behaviors["Toy"], seed=1, device=device)
+def test_resumed_run_has_to_beat_the_best_that_it_knows(
+    saved, reward, kept, quick, make_learner, tmp_path
+):
+    settings, learner = quick(), make_learner(Corridor.spec)
     learner.statistics.add_episodes([reward] * 20, [5] * 20)
     manager = CheckpointManager(tmp_path, settings, exporter=lambda *_, **__: None)
     manager.restore("Toy", {"best": saved, "learner": {"step": 0}}, exact=True)
@@ -267,9 +266,8 @@ def test_a_stopped_run_that_goes_on_has_the_checkpoints_of_one_that_was_not(
     assert not set(listed["stopped", True][1]) < set(listed["whole", False][1])
 
 
-def test_a_checkpoint_of_this_step_is_known_by_who_wrote_it(quick, tmp_path):
-    settings, device = quick(), torch.device("cpu")
-    learner = Learner("Toy", Corridor().spec, settings.behaviors["Toy"], seed=1, device=device)
+def test_a_checkpoint_of_this_step_is_known_by_who_wrote_it(quick, make_learner, tmp_path):
+    settings, learner = quick(), make_learner(Corridor.spec)
     CheckpointManager(tmp_path, settings).milestone(learner, {})
     manager = CheckpointManager(tmp_path, settings)
     assert not manager.has_numbered(learner), "it may be of a run that went another way"

@@ -19,7 +19,6 @@ from pipeline.tracking.base import Tracker
 from pipeline.trainer.distributed.group import DistributedGroup
 from pipeline.trainer.distributed.sync import _LATE, LearnerSync
 from pipeline.trainer.environment import JobSpec
-from pipeline.trainer.learner import Learner
 from pipeline.trainer.loop import TrainingLoop
 from pipeline.trainer.stopping import StopRequest
 
@@ -157,11 +156,10 @@ def test_a_lone_learner_that_is_resumed_goes_on_from_the_saved_weights_and_steps
 
 
 @pytest.fixture
-def member(quick, ranks):
+def member(make_learner, ranks):
     """A learner of a group, with the rows that it holds as a test says."""
     spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
-    settings = quick(max_steps=10_000).for_behavior("Toy")
-    learner = Learner("Toy", spec, settings, seed=1, device=CPU)
+    learner = make_learner(spec, max_steps=10_000)
     learner.sync = LearnerSync(learner, ranks, seed=1)
     learner.trajectories = SimpleNamespace(n_held=0, n_closed=0)
     return learner
