@@ -87,12 +87,6 @@ def told(toy):
     return events
 
 
-def test_all_parameters_come_before_the_first_reset(configured, train_in):
-    toy = Told(n_agents=4)
-    train_in(toy, configured(pay=0.5, wind=2.0))
-    assert told(toy) == [(0, "pay", 0.5), (0, "wind", 2.0), (0, "reset")]
-
-
 def test_a_lesson_tells_its_parameter_at_once_and_a_reset_tells_all(configured, train_in):
     toy = Told(n_agents=4)
     settings = configured(pay=[1.0, SHORT, 2.0, LATER, 3.0], wind=5.0)

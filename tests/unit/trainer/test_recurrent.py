@@ -99,38 +99,6 @@ def test_memory_is_gone_when_the_episode_ends(learner_of, interrupted, pause):
     np.testing.assert_allclose(memory_of(learner, 2), kept, atol=1e-6)
 
 
-def test_next_agent_in_a_freed_slot_remembers_nothing(learner_of):
-    learner = learner_of()
-    for time in range(3):
-        take_turn(learner, [steps_of([1], time=time)])
-    slot = slot_of(learner, 1)
-    take_turn(learner, [steps_of([], ended=[1], time=3)])
-    assert not learner.memories[slot].any()
-    take_turn(learner, [steps_of([9], time=4)])
-    assert slot_of(learner, 9) == slot
-    np.testing.assert_allclose(memory_of(learner, 9), alone(learner_of, 9, [4]), atol=1e-6)
-
-
-def test_reset_of_the_environment_drops_all_memories(learner_of):
-    learner = learner_of()
-    take_turn(learner, [steps_of([1, 2], time=0)])
-    assert learner.memories.any()
-    learner.drop_unfinished()
-    assert not learner.memories.any()
-
-
-def test_memories_go_on_from_a_saved_experience(learner_of):
-    one, two = learner_of(), learner_of()
-    for time in range(4):
-        take_turn(one, [steps_of([4, 2], time=time)])
-    two.load_state_dict(copy.deepcopy(one.state_dict()))
-    two.load_experience(one.experience(with_open=True), with_open=True)
-    for learner in (one, two):
-        decided = take_turn(learner, [steps_of([2, 4], time=4)])
-        assert decided.decision.rows["memory"].any(axis=1).all()
-    np.testing.assert_array_equal(memory_of(one, 4), memory_of(two, 4))
-
-
 def test_a_mate_that_has_ended_is_valued_with_what_it_remembered(learner_of):
     learner = learner_of(trainer_type="poca")
     messages = [[steps_of([1, 2], time=0)], [steps_of([2], ended=[1], time=1, interrupted=True)]]
@@ -234,18 +202,6 @@ def distance(one, other):
     if len(one) != len(other):
         return np.inf
     return np.nanmax(np.abs(np.subtract(one, other)))
-
-
-def test_act_and_update_disagree_when_the_memory_is_not_the_stored_one(learner_of):
-    learner, _ = collected(learner_of)
-    algorithm, rollout = learner.algorithm, learner.trajectories.rollout()
-    rollout.memory[:] = 0.0
-    with torch.no_grad():
-        batch = algorithm._rows(rollout)
-        hidden = algorithm.policy.actor(batch.obs, algorithm._sequence_states(batch.sequences)[0])
-        heads = algorithm.policy.actor.heads
-        log_prob, _ = heads.evaluate(hidden, batch.continuous, batch.discrete, batch.allowed)
-    assert float((log_prob - batch.log_prob).abs().max()) > 1e-4
 
 
 def test_what_stands_in_the_padding_does_not_change_what_is_learned(learner_of, monkeypatch):

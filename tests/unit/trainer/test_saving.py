@@ -10,12 +10,11 @@ import pytest
 import torch
 from toys import Chase, Corridor, Crowd
 
-import pipeline
 from pipeline.errors import Interrupted, SettingsError
 from pipeline.export.policy import OnnxPolicy
 from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import load_checkpoint
-from pipeline.trainer.checkpoints.manager import EPISODES_FOR_BEST, CheckpointManager
+from pipeline.trainer.checkpoints.manager import CheckpointManager
 from pipeline.trainer.checkpoints.restore import load_policy
 
 
@@ -66,7 +65,7 @@ def test_every_numbered_checkpoint_has_its_onnx_and_the_list_names_both(quick, t
 
 
 def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_of_it_for_ever(
-    quick, tmp_path, in_process, monkeypatch
+    quick, tmp_path, train_in, monkeypatch
 ):
     settings = quick(keep_checkpoints=2, checkpoint_interval=150, max_steps=700)
     unlink, deleted = Path.unlink, []
@@ -79,9 +78,7 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_of_it_for_ever(
             raise KeyboardInterrupt
 
     def train(*, resume=False):
-        simulator = in_process(Corridor(n_agents=4))
-        how = {"seed": 1, "run_dir": tmp_path, "exporter": publish, "resume": resume}
-        pipeline.train(simulator, settings, **how)
+        train_in(Corridor(n_agents=4), settings, exporter=publish, resume=resume)
 
     monkeypatch.setattr(Path, "unlink", killed_after_the_first)
     with pytest.raises(KeyboardInterrupt):
@@ -92,19 +89,6 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_of_it_for_ever(
     assert names(tmp_path / "Toy", "Toy-[0-9]*.onnx") == [
         name.replace(".pt", ".onnx") for name in weights
     ]
-
-
-def test_list_goes_on_when_the_run_is_resumed(quick, tmp_path, train_in):
-    steps = []
-    for max_steps in (300, 600):
-        result = train_in(
-            Corridor(n_agents=4),
-            quick(checkpoint_interval=10_000, max_steps=max_steps),
-            exporter=publish,
-            resume=max_steps > 300,
-        )
-        steps.append(result.behaviors["Toy"].steps)
-    assert [one["steps"] for one in status_of(tmp_path)["Toy"]["checkpoints"]] == steps
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
@@ -124,7 +108,7 @@ def test_a_finished_run_that_is_resumed_keeps_its_checkpoints(trainer, quick, tm
 
 def test_a_finished_run_that_is_resumed_gets_the_policies_that_it_lacks(quick, tmp_path, train_in):
     train_in(Corridor(n_agents=4), quick())
-    assert names(tmp_path, "*.onnx") == []
+    assert names(tmp_path, "**/*.onnx") == names(tmp_path, "**/*.json") == []
     train_in(Corridor(n_agents=4), quick(), resume=True, exporter=publish)
     assert names(tmp_path, "*.onnx") == ["Toy.onnx"]
 
@@ -165,12 +149,6 @@ def test_damaged_list_is_written_anew(quick, tmp_path, caplog, train_in):
     train_in(Corridor(n_agents=4), quick(max_steps=50), exporter=publish)
     assert "training_status.json cannot be read" in caplog.text
     assert len(status_of(tmp_path)["Toy"]["checkpoints"]) == 1
-
-
-def test_without_export_there_is_no_onnx_and_no_list(quick, tmp_path, train_in):
-    train_in(Corridor(n_agents=4), quick())
-    assert names(tmp_path, "**/*.onnx") == []
-    assert names(tmp_path, "**/*.json") == []
 
 
 def test_best_policy_is_that_of_the_best_summary(quick, tmp_path, recorder, train_in):
@@ -221,25 +199,6 @@ def test_resumed_run_has_to_beat_the_best_that_it_knows(
     manager.milestone(learner, {})
     (entry,) = manager.status.read()["Toy"]["checkpoints"]
     assert entry["reward"] == reward, "the list has the mean of recent episodes, best or not"
-
-
-def test_few_episodes_make_no_best(quick, tmp_path, train_in):
-    class Long(Chase):
-        length = 100
-
-    result = train_in(Long(n_agents=4), quick())
-    assert 0 < result.behaviors["Toy"].n_episodes < EPISODES_FOR_BEST
-    assert not (tmp_path / "Toy" / "best.pt").exists()
-
-
-def test_interrupted_run_is_saved_and_exported(quick, tmp_path, train_in):
-    with pytest.raises(Interrupted):
-        train_in(StopsAt(100, n_agents=4), quick(max_steps=10_000), exporter=publish)
-    state = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
-    assert state["experience"]["closed"]["rows"]["reward"].shape[0] > 0
-    (listed,) = status_of(tmp_path)["Toy"]["checkpoints"][-1:]
-    assert listed["steps"] == state["learner"]["step"]
-    assert (tmp_path / "Toy.onnx").is_file()
 
 
 def test_a_stopped_run_that_goes_on_has_the_checkpoints_of_one_that_was_not(

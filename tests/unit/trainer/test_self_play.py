@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -96,12 +95,8 @@ def test_two_behaviors_learn_in_turn_and_each_counts_its_own_steps(play, turns):
 
 
 def test_a_behavior_that_has_finished_leaves_the_turn_to_the_other(quick, play, turns, tmp_path):
-    run = quick(self_play=SELF_PLAY)
-    behaviors = {
-        name: replace(run.behaviors["Toy"], max_steps=max_steps)
-        for name, max_steps in (("Pick", 200), ("Aim", 900))
-    }
-    result, _ = play([Uneven(n_areas=2)], settings=replace(run, behaviors=behaviors))
+    settings = quick(limits={"Pick": 200, "Aim": 900}, self_play=SELF_PLAY)
+    result, _ = play([Uneven(n_areas=2)], settings=settings)
     assert 200 <= result.behaviors["Pick"].steps < 200 + 16
     assert 900 <= result.behaviors["Aim"].steps < 900 + 16
     assert [team for team, _ in turns] == [1, 0, 1]
@@ -157,7 +152,7 @@ def test_rating_stands_in_summaries_result_and_list_of_checkpoints(
     assert rating != 1200.0
     assert abs(rating - 1200.0) < 40
     assert result.behaviors["Duel"].numbers()["elo"] == rating
-    ratings = [values["Self-play/ELO"] for _, _, values in recorder.rows]
+    ratings = recorder.values("Self-play/ELO")
     assert len(ratings) == 5
     assert len(set(ratings)) > 2
     status = json.loads((tmp_path / "run_logs" / "training_status.json").read_text())
