@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
+from test_resume import assert_equal_states, leaves
 
 from pipeline.trainer.api import train
 from pipeline.trainer.checkpoints.file import load_checkpoint
@@ -35,18 +35,7 @@ def test_run_with_compressed_images_equals_the_run_with_numbers(packed, tmp_path
         )
         one = result.behaviors["GridWorld"]
         assert one.n_updates >= 5
-        weights.append(load_checkpoint(one.checkpoint)["learner"]["algorithm"])
+        weights.append(dict(leaves(load_checkpoint(one.checkpoint)["learner"]["algorithm"])))
         assert "Ignored" not in (tmp_path / "logs" / "Player-0.log").read_text()
-    left, right = (dict(arrays(one)) for one in weights)
-    assert len(left) > 10
-    assert left.keys() == right.keys()
-    assert [key for key in left if not np.array_equal(left[key], right[key])] == []
-
-
-def arrays(value, path=""):
-    """Every array of a state, by its place."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from arrays(item, f"{path}/{key}")
-    elif isinstance(value, torch.Tensor):
-        yield path, value.numpy()
+    assert len([value for value in weights[0].values() if isinstance(value, np.ndarray)]) > 10
+    assert_equal_states(*weights)

@@ -7,7 +7,6 @@ import signal
 
 import numpy as np
 import pytest
-import torch
 from duels import Duel, Recall, Uneven
 from test_resume import assert_equal_files, assert_equal_states, leaves, python
 
@@ -147,9 +146,3 @@ def test_self_play_killed_halfway_and_resumed_equals_the_uninterrupted_run(toy, 
         assert any(not np.array_equal(complete[key], halfway[key]) for key in snapshots)
         assert_equal_states(complete, states(killed))
         assert_equal_files(whole, killed)
-
-
-def test_snapshots_in_a_checkpoint_are_plain_tensors(tmp_path):
-    train("Duel", tmp_path, max_steps=200)
-    state = load_checkpoint(tmp_path / "Duel" / "checkpoint.pt")["learner"]["self_play"]
-    assert all(isinstance(v, torch.Tensor) for one in state["snapshots"] for v in one.values())

@@ -1,4 +1,4 @@
-"""Steps of agents of which a test says only what it is about: the rest is zeros."""
+"""Steps of agents of which a test says only what it is about, and what a learner does on them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 
 def decision_steps(obs, ids=None, *, masks=None, **values) -> DecisionSteps:
-    """N agents that ask, with the ids 0 to N - 1 where none are given.
+    """N agents that ask, with the ids 0 to N - 1 where none are given, and zeros for the rest.
 
     `reward`, `group_id` and `group_reward` are [N] or one value for all.
     """
@@ -20,6 +20,14 @@ def terminal_steps(obs, ids=None, *, interrupted=False, **values) -> TerminalSte
     columns = _columns(obs, ids, **values)
     cut = _column(interrupted, len(columns["agent_id"]), np.bool_)
     return TerminalSteps(interrupted=cut, **columns)
+
+
+def take_turn(learner, steps, *, team=""):
+    """Let a learner decide on what its workers sent, and keep that; returns what was decided."""
+    decided = learner.decide(steps, team=team)
+    slots = learner.absorb(steps, team=team)
+    learner.remember(slots, decided, team=team)
+    return decided
 
 
 def _columns(obs, ids, *, reward=0.0, group_id=0, group_reward=0.0):

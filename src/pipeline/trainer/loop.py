@@ -139,7 +139,9 @@ class TrainingLoop:
         except _STATE_IS_BAD:
             raise
         except Interrupted:
-            self._save_stopped()
+            learners = list(self.learners.values())
+            self.resume_points.stop(learners, self._shared_state())
+            self._export(learners)
             raise
         except PipelineError as error:
             request = self.synchronizer.request
@@ -355,11 +357,6 @@ class TrainingLoop:
         self.tracker.metrics(learner.name, values, at)
         for tag, behind in distributions.items():
             self.tracker.distribution(learner.name, tag, behind, at)
-
-    def _save_stopped(self) -> None:
-        """Save a run that was told to stop, and export what it has learned."""
-        self.resume_points.stop(list(self.learners.values()), self._shared_state())
-        self._export(list(self.learners.values()))
 
     def _save_learned(self, *, is_stopping: bool = False) -> None:
         """After a failure, save those that have learned something since they began."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.trainer.opponents import expected_score, results
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pipeline.protocol.steps import Steps, TerminalSteps
     from pipeline.trainer.learner import Learner
@@ -179,7 +179,7 @@ class SelfPlay:
             "there are no opponents. A game needs agents with another ?team= whose behavior has "
             "self_play too.",
             self._n_steps,
-            ", ".join(_qualified(self._members.values())),
+            ", ".join(name for members in self._members.values() for name in members),
         )
 
 
@@ -191,10 +191,6 @@ def team_of(qualified: str) -> int:
         if key == "team" and value.lstrip("-").isdigit():
             return int(value)
     return 0
-
-
-def _qualified(members: Iterable[Mapping[str, Learner]]) -> list[str]:
-    return [qualified for one in members for qualified in one]
 
 
 def _past(learner: Learner) -> SnapshotPool:

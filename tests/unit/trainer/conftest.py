@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import fields
 
 import pytest
@@ -10,6 +11,7 @@ from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.settings import load_run_settings
 from pipeline.tracking.base import Sink, Tracker
 from pipeline.trainer.environment import JobSpec
+from pipeline.trainer.learner import Learner
 from pipeline.trainer.loop import TrainingLoop
 
 QUICK = {
@@ -28,16 +30,25 @@ class Recorder(Sink):
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, int, dict]] = []
+        self.spreads: dict[str, list[list[float]]] = defaultdict(list)
+        """Of each tag, what stood behind its number at each summary."""
         self.n_closed = 0
 
     def metrics(self, behavior, values, step):
         self.rows.append((behavior, step, dict(values)))
+
+    def distribution(self, _behavior, tag, values, _step):
+        self.spreads[tag].append(list(values))
 
     def close(self):
         self.n_closed += 1
 
     def steps(self, behavior):
         return [step for name, step, _ in self.rows if name == behavior]
+
+    def values(self, tag):
+        """Those of a tag, in the rows that have it."""
+        return [values[tag] for _, _, values in self.rows if tag in values]
 
 
 @pytest.fixture
@@ -47,12 +58,28 @@ def recorder():
 
 @pytest.fixture
 def quick():
-    """Settings of a behavior that takes no time; keywords replace top-level keys."""
+    """Settings of behaviors that take no time; keywords replace top-level keys.
 
-    def make(*names, parameters=None, **changes):
-        behaviors = dict.fromkeys(names or ("Toy",), QUICK | changes)
+    `limits` are the `max_steps` of each behavior where they differ.
+    """
+
+    def make(*names, parameters=None, limits=None, **changes):
+        behaviors = dict.fromkeys(names or limits or ("Toy",), QUICK | changes)
+        for name, max_steps in (limits or {}).items():
+            behaviors[name] = behaviors[name] | {"max_steps": max_steps}
         overrides = {"behaviors": behaviors, "environment_parameters": parameters}
         return load_run_settings(None, overrides=overrides)
+
+    return make
+
+
+@pytest.fixture
+def make_learner(quick):
+    """A learner of one behavior on the CPU; keywords replace keys of its settings."""
+
+    def make(spec, **changes):
+        settings = quick(**changes).behaviors["Toy"]
+        return Learner("Toy", spec, settings, seed=1, device=torch.device("cpu"))
 
     return make
 

@@ -4,44 +4,38 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
+from steps import decision_steps, take_turn, terminal_steps
 
 from pipeline.data.slots import STALE_AFTER_MESSAGES
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import UnityObservationException
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.steps import TerminalSteps
 from pipeline.simulators import registry
 from pipeline.trainer.api import train
-from pipeline.trainer.learner import Learner
+
+SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
+LONG = {"max_steps": 100_000}
 
 
 @pytest.mark.parametrize(
     ("name", "behavior", "n_agents"),
     [("couriers", "Couriers", 5), ("push_together", "PushTogether", 6)],
 )
-def test_every_decision_becomes_one_row_and_no_slot_is_lost(name, behavior, n_agents, quick):
-    settings = quick(behavior, max_steps=100_000, time_horizon=16).for_behavior(behavior)
+def test_every_decision_becomes_one_row_and_no_slot_is_lost(name, behavior, n_agents, make_learner):
     qualified = f"{behavior}?team=0"
     with WorkerSet(
         [InProcessEnvironment(registry.make(name, seed=2, n_agents=n_agents))]
     ) as workers:
         workers.reset()
-        learner = Learner(
-            behavior,
-            workers.behavior_specs[qualified],
-            settings,
-            seed=1,
-            device=torch.device("cpu"),
-        )
+        spec = workers.behavior_specs[qualified]
+        learner = make_learner(spec, max_steps=100_000, time_horizon=16)
         n_decisions, ids = 0, set()
         for _ in range(600):
             steps = workers.get_steps(qualified)
-            decided = learner.decide(steps)
+            decided = take_turn(learner, steps, team=qualified)
             workers.set_actions(qualified, decided.actions)
-            slots = learner.absorb(steps, team=qualified)
-            learner.remember(slots, decided, team=qualified)
             ids |= set(steps[0][0].agent_id.tolist())
             n_decisions += len(steps[0][0])
             workers.step()
@@ -58,33 +52,20 @@ def test_every_decision_becomes_one_row_and_no_slot_is_lost(name, behavior, n_ag
 def steps_of(agents, ended=(), reward=1.0):
     """One message of a worker: who asks, and who has ended."""
 
-    def of(ids):
-        n = len(ids)
-        numbers = np.full(n, reward, np.float32), np.array(ids, np.int32)
-        return [np.full((n, 2), 0.5, np.float32)], *numbers, np.zeros(n, np.int32)
-
-    obs, rewards, ids, group = of(agents)
-    decision = DecisionSteps(obs, rewards, ids, None, group, np.zeros(len(ids), np.float32))
-    obs, rewards, ids, group = of(ended)
-    none = np.zeros(len(ids), np.float32)
-    return decision, TerminalSteps(obs, rewards, np.zeros(len(ids), np.bool_), ids, group, none)
-
-
-def learner_of(quick, **changes):
-    settings = quick("Toy", **({"max_steps": 100_000} | changes)).for_behavior("Toy")
-    spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
-    return Learner("Toy", spec, settings, seed=1, device=torch.device("cpu"))
+    decision, terminal = (
+        kind([np.full((len(ids), 2), 0.5)], ids, reward=reward)
+        for kind, ids in ((decision_steps, agents), (terminal_steps, ended))
+    )
+    return decision, terminal
 
 
 def play(learner, *workers):
-    decided = learner.decide(workers)
-    slots = learner.absorb(workers)
-    learner.remember(slots, decided)
+    take_turn(learner, workers)
     learner.trajectories.clear_closed()
 
 
-def test_agents_that_vanish_without_an_end_leave_room_for_others(quick, caplog):
-    learner = learner_of(quick, time_horizon=64)
+def test_agents_that_vanish_without_an_end_leave_room_for_others(make_learner, caplog):
+    learner = make_learner(SPEC, **LONG, time_horizon=64)
     vanishing = []
     for message in range(5000):
         play(learner, steps_of([0, *range(10 + 4 * message, 14 + 4 * message)]))
@@ -99,9 +80,11 @@ def test_agents_that_vanish_without_an_end_leave_room_for_others(quick, caplog):
     assert learner.step == 5000 // 64 * 64  # of the agent that stays; it lost nothing
 
 
-def test_an_agent_that_comes_back_after_long_begins_a_new_trajectory(quick):
+def test_an_agent_that_comes_back_after_long_begins_a_new_trajectory(make_learner):
     memory = {"memory": {"sequence_length": 4, "memory_size": 8}}
-    learner = learner_of(quick, network_settings=memory | {"hidden_units": 8, "num_layers": 1})
+    learner = make_learner(
+        SPEC, **LONG, network_settings=memory | {"hidden_units": 8, "num_layers": 1}
+    )
     play(learner, steps_of([0]))
     play(learner, steps_of([0]))
     remembered = learner.memories[0].copy()
@@ -112,13 +95,15 @@ def test_an_agent_that_comes_back_after_long_begins_a_new_trajectory(quick):
     play(learner, steps_of([0], ended=[0]))
     assert learner.step == before
     (slot,) = learner.slots.ended(("", 0), np.array([0], np.int32))
-    fresh = learner_of(quick, network_settings=memory | {"hidden_units": 8, "num_layers": 1})
+    fresh = make_learner(
+        SPEC, **LONG, network_settings=memory | {"hidden_units": 8, "num_layers": 1}
+    )
     play(fresh, steps_of([0]))
     np.testing.assert_allclose(learner.memories[slot], fresh.memories[0], rtol=1e-5)
 
 
-def test_messages_without_any_agent_change_nothing(quick):
-    with_pauses, without = learner_of(quick), learner_of(quick)
+def test_messages_without_any_agent_change_nothing(make_learner):
+    with_pauses, without = make_learner(SPEC, **LONG), make_learner(SPEC, **LONG)
     nobody = steps_of([])
     for _ in range(40):
         for learner in (with_pauses, without):
@@ -133,8 +118,8 @@ def test_messages_without_any_agent_change_nothing(quick):
         np.testing.assert_array_equal(left, right)
 
 
-def test_the_second_end_of_an_agent_in_one_message_counts_for_nothing(quick):
-    learner = learner_of(quick)
+def test_the_second_end_of_an_agent_in_one_message_counts_for_nothing(make_learner):
+    learner = make_learner(SPEC, **LONG)
     play(learner, steps_of([1, 2]))
     learner.absorb([steps_of([1], ended=[1, 1], reward=3.0)])
     assert learner.step == 1
@@ -154,11 +139,8 @@ class Teams:
     def reset(self):
         steps = {}
         for agent, (name, spec) in enumerate(self.behavior_specs.items()):
-            obs = np.zeros((1, *spec.observation_specs[0].shape), np.float32)
-            none, group = np.zeros(1, np.float32), np.zeros(1, np.int32)
-            ids = np.full(1, agent, np.int32)
-            decision = DecisionSteps([obs], none, ids, None, group, none)
-            steps[name] = decision, TerminalSteps.empty(spec)
+            obs = [np.zeros((1, *spec.observation_specs[0].shape))]
+            steps[name] = decision_steps(obs, [agent]), TerminalSteps.empty(spec)
         return steps
 
     def step(self, _actions):

@@ -57,8 +57,7 @@ def settings_of(**changes):
 def test_faster_device_is_taken_and_named(slower, wanted, two_devices, slow, caplog):
     slow(slower)
     caplog.set_level(logging.INFO)
-    spec = next(iter(Chase(n_agents=4).behavior_specs.values()))
-    found = fastest_device("Toy", spec, settings_of(trainer_type="ppo"), n_agents=4)
+    found = fastest_device("Toy", Chase.spec, settings_of(trainer_type="ppo"), n_agents=4)
     assert found == wanted
     (line,) = [one.getMessage() for one in caplog.records if "learns on" in one.getMessage()]
     assert line.startswith(f"Toy learns on {wanted}, where a step takes ")
@@ -69,28 +68,25 @@ def test_faster_device_is_taken_and_named(slower, wanted, two_devices, slow, cap
 def test_one_device_alone_is_not_timed(monkeypatch):
     monkeypatch.setattr(device_choice, "devices_here", lambda: [CPU])
     monkeypatch.setattr(device_choice, "step_seconds", None)
-    spec = next(iter(Chase(n_agents=1).behavior_specs.values()))
-    assert fastest_device("Toy", spec, settings_of(trainer_type="sac"), n_agents=1) == CPU
+    assert fastest_device("Toy", Chase.spec, settings_of(trainer_type="sac"), n_agents=1) == CPU
 
 
 def test_kept_device_that_is_not_here_is_refused():
-    spec = next(iter(Chase(n_agents=1).behavior_specs.values()))
     settings = settings_of(trainer_type="ppo")
     with pytest.raises(SettingsError, match="'cuda:99' cannot be used here"):
-        fastest_device("Toy", spec, settings, n_agents=1, kept="cuda:99")
+        fastest_device("Toy", Chase.spec, settings, n_agents=1, kept="cuda:99")
 
 
 @pytest.mark.parametrize("trainer_type", ["ppo", "sac", "poca"])
 @pytest.mark.parametrize("memory", [None, {"sequence_length": 6, "memory_size": 8}])
 def test_measuring_draws_nothing_from_the_global_stream(trainer_type, memory):
-    spec = next(iter(Corridor(n_agents=2).behavior_specs.values()))
     settings = settings_of(
         trainer_type=trainer_type,
         hyperparameters={"batch_size": 16},
         network_settings={"hidden_units": 8, "num_layers": 1, "memory": memory},
     )
     before = torch.random.get_rng_state()
-    assert step_seconds(spec, settings, CPU, n_agents=2) > 0
+    assert step_seconds(Corridor.spec, settings, CPU, n_agents=2) > 0
     assert torch.equal(before, torch.random.get_rng_state())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import ranked
 import torch
+from interpreter import variables
 
 from pipeline.data.rollout import Rollout
 from pipeline.errors import SettingsError, TrainingError
@@ -33,7 +33,7 @@ def found(tmp_path_factory) -> list[dict]:
         subprocess.Popen(  # noqa: S603  # our own module
             [sys.executable, ranked.__file__, str(rank), str(store)],
             stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            env=variables(),
         )
         for rank in range(2)
     ]

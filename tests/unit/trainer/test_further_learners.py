@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from interpreter import python
 from torch.distributed import HashStore, PrefixStore
 
 from pipeline import __version__
@@ -391,9 +392,7 @@ except LearnerLostError as error:
 
 
 def test_a_process_that_ends_before_it_has_its_place_is_missed_at_once():
-    done = subprocess.run(  # noqa: S603  # our own module
-        [sys.executable, "-c", LOST], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = python("-c", LOST, check=False)
     assert (done.returncode, done.stdout) == (
         7,
         "the learner of rank 1 (of 2) was ended by SIGKILL\n",
@@ -427,7 +426,5 @@ except KeyboardInterrupt:
 
 
 def test_a_process_that_is_stopped_before_it_has_its_place_says_so_and_ends():
-    done = subprocess.run(  # noqa: S603  # our own module
-        [sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = python("-c", STOPPED, check=False)
     assert (done.returncode, done.stdout) == (7, "KeyboardInterrupt\n"), done.stderr

@@ -99,7 +99,6 @@ def test_environments_that_are_objects_stay_where_they_are():
     [
         ({}, True, False, "--inference plays in one process, and 3 learners"),
         ({"env": None}, False, True, "3 learners need environments of their own"),
-        ({"env": ["object"]}, False, False, "3 learners need an executable that each can start"),
         (
             {"settings": settings(self_play={"save_steps": 10})},
             False,

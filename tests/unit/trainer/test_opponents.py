@@ -26,6 +26,14 @@ def set_weight(policy, value):
         policy.weight.fill_(value)
 
 
+def fill(past, policy, n):
+    """Take `n` snapshots, of weights and ratings that tell their number."""
+    for number in range(n):
+        set_weight(policy, float(number))
+        past.ratings[LATEST] = 1000.0 + number
+        past.save_due(2 * number)
+
+
 def stored(past):
     return [one["weight"].item() for one in past.snapshots]
 
@@ -42,49 +50,17 @@ def test_first_snapshot_is_taken_at_the_start_and_the_next_after_more_than_save_
 
 
 def test_ring_keeps_the_newest_and_each_with_the_rating_it_had():
-    past, policy = made(save_steps=1, window=3, initial_elo=1000.0)
-    for number in range(5):
-        set_weight(policy, float(number))
-        past.ratings[LATEST] = 1000.0 + number
-        past.save_due(2 * number)
+    past, policy = made(save_steps=1, window=3)
+    fill(past, policy, 5)
     assert stored(past) == [3.0, 4.0, 2.0]
     assert past.ratings == [1003.0, 1004.0, 1002.0, 1004.0]
     assert past.rating == 1004.0
 
 
-def test_snapshots_do_not_change_with_the_policy():
-    past, policy = made()
-    past.save_due(0)
-    set_weight(policy, 5.0)
-    assert stored(past) == [0.0]
-
-
-def test_opponents_are_swapped_after_more_than_swap_steps_of_theirs():
-    past, _ = made(swap_steps=10)
-    past.save_due(0)
-    past.ghost_steps = 10
-    assert not past.swap_due
-    past.ghost_steps = 11
-    assert past.swap_due
-    past.swap([TEAM])
-    assert not past.swap_due
-    past.ghost_steps = 21
-    assert not past.swap_due
-
-
-def test_team_changes_after_more_than_team_change_steps():
-    past, _ = made(team_change=10)
-    assert [past.change_due(step) for step in (10, 11)] == [False, True]
-    past.last_change = 11
-    assert [past.change_due(step) for step in (21, 22)] == [False, True]
-
-
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
 def test_latest_is_drawn_with_its_ratio_and_else_each_snapshot_alike(ratio):
     past, policy = made(save_steps=1, window=4, play_against_latest_model_ratio=ratio)
-    for number in range(4):
-        set_weight(policy, float(number))
-        past.save_due(2 * number)
+    fill(past, policy, 4)
     set_weight(policy, 9.0)
     drawn = Counter()
     for _ in range(2000):
@@ -98,21 +74,10 @@ def test_latest_is_drawn_with_its_ratio_and_else_each_snapshot_alike(ratio):
         assert drawn[place] / 2000 == pytest.approx((1 - ratio) / 4, abs=0.04)
 
 
-def test_opponent_keeps_the_weights_that_it_was_drawn_with():
-    past, policy = made(play_against_latest_model_ratio=1.0)
-    past.save_due(0)
-    past.swap([TEAM])
-    set_weight(policy, 3.0)
-    assert past.opponents[TEAM].policy.weight.item() == 0.0
-    assert not past.opponents[TEAM].policy.weight.requires_grad
-    assert policy.weight.requires_grad
-
-
 def test_draws_depend_on_the_seed_only():
     def draws(seed):
-        past, _ = made(seed=seed, save_steps=1, window=9)
-        for number in range(9):
-            past.save_due(2 * number)
+        past, policy = made(seed=seed, save_steps=1, window=9)
+        fill(past, policy, 9)
         found = []
         for _ in range(20):
             past.swap([TEAM])
@@ -125,10 +90,7 @@ def test_draws_depend_on_the_seed_only():
 
 def played(window=3, n=5):
     past, policy = made(save_steps=1, window=window, play_against_latest_model_ratio=0.0)
-    for number in range(n):
-        set_weight(policy, float(number))
-        past.ratings[LATEST] = 1000.0 + number
-        past.save_due(2 * number)
+    fill(past, policy, n)
     past.swap([TEAM, "Duel?team=2"])
     past.swap([TEAM])
     past.ghost_steps = 17

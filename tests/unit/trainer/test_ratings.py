@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+from steps import decision_steps, terminal_steps
 
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.trainer.opponents import UnfinishedGames, expected_score, results
-
-
-def ended(ids, *, reward=None, groups=None, group_reward=None):
-    n = len(ids)
-    return TerminalSteps(
-        [],
-        np.array(reward or [0.0] * n, dtype=np.float32),
-        np.zeros(n, dtype=np.bool_),
-        np.array(ids, dtype=np.int32),
-        np.array(groups or [0] * n, dtype=np.int32),
-        np.array(group_reward or [0.0] * n, dtype=np.float32),
-    )
-
-
-def asking(ids, groups=None):
-    n = len(ids)
-    zeros = np.zeros(n, dtype=np.float32)
-    groups = np.array(groups or [0] * n, dtype=np.int32)
-    return DecisionSteps([], zeros, np.array(ids, dtype=np.int32), None, groups, zeros)
 
 
 @pytest.mark.parametrize(
@@ -40,46 +20,52 @@ def test_expected_score_is_the_one_of_elo(rating, opponent, expected):
 
 
 def test_result_is_the_sign_of_the_last_reward_with_that_of_the_group():
-    terminal = ended([1, 2, 3, 4, 5], reward=[0.3, -2, 0, 1, 1], group_reward=[0, 0, 0, -1, -3])
+    terminal = terminal_steps(
+        [], range(5), reward=[0.3, -2, 0, 1, 1], group_reward=[0, 0, 0, -1, -3]
+    )
     assert results(terminal).tolist() == [1.0, 0.0, 0.5, 0.5, 0.0]
 
 
 def test_agents_without_a_group_have_games_of_their_own():
     groups = UnfinishedGames()
-    groups.plays("left", asking([1, 2]))
-    assert groups.whole("left", ended([1])).tolist() == [True]
+    groups.plays("left", decision_steps([], [1, 2]))
+    assert groups.whole("left", terminal_steps([], [1])).tolist() == [True]
 
 
 def test_a_group_has_ended_with_its_last_agent():
     groups = UnfinishedGames()
-    groups.plays("left", asking([1, 2, 3, 4], [7, 7, 8, 8]))
-    assert groups.whole("left", ended([1, 3, 4], groups=[7, 8, 8])).tolist() == [False, True, True]
-    groups.plays("left", asking([2], [7]))
-    assert groups.whole("left", ended([2], groups=[7])).tolist() == [True]
+    groups.plays("left", decision_steps([], [1, 2, 3, 4], group_id=[7, 7, 8, 8]))
+    assert groups.whole("left", terminal_steps([], [1, 3, 4], group_id=[7, 8, 8])).tolist() == [
+        False,
+        True,
+        True,
+    ]
+    groups.plays("left", decision_steps([], [2], group_id=[7]))
+    assert groups.whole("left", terminal_steps([], [2], group_id=[7])).tolist() == [True]
 
 
 def test_a_mate_that_does_not_ask_in_a_message_still_plays():
     groups = UnfinishedGames()
-    groups.plays("left", asking([1, 2], [7, 7]))
-    groups.plays("left", asking([1], [7]))
-    groups.plays("left", asking([5], [9]))
-    assert groups.whole("left", ended([1], groups=[7])).tolist() == [False]
-    assert groups.whole("right", ended([1], groups=[7])).tolist() == [True]
+    groups.plays("left", decision_steps([], [1, 2], group_id=[7, 7]))
+    groups.plays("left", decision_steps([], [1], group_id=[7]))
+    groups.plays("left", decision_steps([], [5], group_id=[9]))
+    assert groups.whole("left", terminal_steps([], [1], group_id=[7])).tolist() == [False]
+    assert groups.whole("right", terminal_steps([], [1], group_id=[7])).tolist() == [True]
 
 
 def test_groups_that_are_taken_up_know_who_plays():
     groups, again = UnfinishedGames(), UnfinishedGames()
-    groups.plays(("Team", 0), asking([1, 2], [7, 7]))
+    groups.plays(("Team", 0), decision_steps([], [1, 2], group_id=[7, 7]))
     again.load_state_dict(groups.state_dict())
-    assert again.whole(("Team", 0), ended([1], groups=[7])).tolist() == [False]
+    assert again.whole(("Team", 0), terminal_steps([], [1], group_id=[7])).tolist() == [False]
     groups.forget(lambda source: source[1] == 0)
-    assert groups.whole(("Team", 0), ended([1], groups=[7])).tolist() == [True]
+    assert groups.whole(("Team", 0), terminal_steps([], [1], group_id=[7])).tolist() == [True]
 
 
 @pytest.mark.parametrize(("later", "over"), [([7, 7], [False, True]), ([7, 8], [True, True])])
 def test_agents_that_ask_again_play_for_the_group_that_they_are_in_now(later, over):
     groups = UnfinishedGames()
     for now in ([7, 7], later):
-        groups.plays("left", asking([1, 2], now))
-    assert groups.whole("left", ended([1], groups=later[:1])).tolist() == over[:1]
-    assert groups.whole("left", ended([2], groups=later[1:])).tolist() == over[1:]
+        groups.plays("left", decision_steps([], [1, 2], group_id=now))
+    assert groups.whole("left", terminal_steps([], [1], group_id=later[:1])).tolist() == over[:1]
+    assert groups.whole("left", terminal_steps([], [2], group_id=later[1:])).tolist() == over[1:]

@@ -9,24 +9,26 @@ import numpy as np
 import pytest
 import torch
 from remembering import Cue, Level
+from steps import decision_steps, take_turn, terminal_steps
 
 from pipeline.algos.rows import stored_sequences, values_in_sequence
 from pipeline.nets.memory import SequenceState
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
-from pipeline.trainer.learner import Learner
 
 CPU = torch.device("cpu")
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, (3,)))
 MEMORY = {"hidden_units": 8, "num_layers": 1, "memory": {"sequence_length": 3, "memory_size": 6}}
 
 
-def learner_of(quick, spec=SPEC, *, shared=False, network=MEMORY, **changes):
-    numbers = {"batch_size": 32, "buffer_size": 4096, "num_epoch": 1}
-    if shared:  # which POCA does not have
-        numbers["shared_critic"] = True
-    settings = quick(network_settings=network, hyperparameters=numbers, **changes)
-    return Learner("Toy", spec, settings.behaviors["Toy"], seed=1, device=CPU)
+@pytest.fixture
+def learner_of(make_learner):
+    def make(spec=SPEC, *, shared=False, network=MEMORY, **changes):
+        numbers = {"batch_size": 32, "buffer_size": 4096, "num_epoch": 1}
+        if shared:  # which POCA does not have
+            numbers["shared_critic"] = True
+        return make_learner(spec, network_settings=network, hyperparameters=numbers, **changes)
+
+    return make
 
 
 def steps_of(ids, ended=(), *, time=0, interrupted=False):
@@ -35,29 +37,8 @@ def steps_of(ids, ended=(), *, time=0, interrupted=False):
     def seen(agents):
         return [np.array([[a, np.sin(time + a)] for a in agents], np.float32).reshape(-1, 2)]
 
-    def zeros(n):
-        return np.zeros(n, np.float32), np.zeros(n, np.int32)
-
-    reward, group = zeros(len(ids))
-    last, last_group = zeros(len(ended))
-    return (
-        DecisionSteps(seen(ids), reward, np.array(ids, np.int32), None, group, reward),
-        TerminalSteps(
-            seen(ended),
-            last,
-            np.full(len(ended), interrupted),
-            np.array(ended, np.int32),
-            last_group,
-            last,
-        ),
-    )
-
-
-def play(learner, steps, *, team=""):
-    decided = learner.decide(steps, team=team)
-    slots = learner.absorb(steps, team=team)
-    learner.remember(slots, decided, team=team)
-    return decided
+    ends = terminal_steps(seen(ended), ended, interrupted=interrupted)
+    return decision_steps(seen(ids), ids), ends
 
 
 def slot_of(learner, agent, *, worker=0, team=""):
@@ -69,98 +50,63 @@ def memory_of(learner, agent, *, worker=0, team=""):
     return learner.memories[slot_of(learner, agent, worker=worker, team=team)].copy()
 
 
-def alone(quick, agent, times):
+def alone(learner_of, agent, times):
     """Memory of an agent that acts at `times` with nobody else there."""
-    learner = learner_of(quick)
+    learner = learner_of()
     for time in times:
-        play(learner, [steps_of([agent], time=time)])
+        take_turn(learner, [steps_of([agent], time=time)])
     return memory_of(learner, agent)
 
 
-def test_agents_that_come_and_go_remember_what_each_would_alone(quick):
-    learner = learner_of(quick)
-    play(learner, [steps_of([1, 2], time=0)])
-    play(learner, [steps_of([2], time=1)])
-    play(learner, [steps_of([3, 1, 2], time=2)])
+def test_agents_that_come_and_go_remember_what_each_would_alone(learner_of):
+    learner = learner_of()
+    take_turn(learner, [steps_of([1, 2], time=0)])
+    take_turn(learner, [steps_of([2], time=1)])
+    take_turn(learner, [steps_of([3, 1, 2], time=2)])
     times = {1: (0, 2), 2: (0, 1, 2), 3: (2,)}
     found = {agent: memory_of(learner, agent) for agent in times}
     for agent, when in times.items():
-        np.testing.assert_allclose(found[agent], alone(quick, agent, when), atol=1e-6)
+        np.testing.assert_allclose(found[agent], alone(learner_of, agent, when), atol=1e-6)
     assert np.abs(found[1] - found[2]).max() > 1e-3
 
 
-def test_same_ids_in_other_workers_and_teams_have_memories_of_their_own(quick):
-    learner = learner_of(quick)
-    play(learner, [steps_of([1], time=0), steps_of([1], time=5)], team="a")
-    play(learner, [steps_of([1], time=7), steps_of([], time=0)], team="b")
-    play(learner, [steps_of([1], time=1), steps_of([1], time=6)], team="a")
+def test_same_ids_in_other_workers_and_teams_have_memories_of_their_own(learner_of):
+    learner = learner_of()
+    take_turn(learner, [steps_of([1], time=0), steps_of([1], time=5)], team="a")
+    take_turn(learner, [steps_of([1], time=7), steps_of([], time=0)], team="b")
+    take_turn(learner, [steps_of([1], time=1), steps_of([1], time=6)], team="a")
     places = {("a", 0): (0, 1), ("a", 1): (5, 6), ("b", 0): (7,)}
     for (team, worker), times in places.items():
         found = memory_of(learner, 1, worker=worker, team=team)
-        np.testing.assert_allclose(found, alone(quick, 1, times), atol=1e-6)
+        np.testing.assert_allclose(found, alone(learner_of, 1, times), atol=1e-6)
 
 
 @pytest.mark.parametrize("interrupted", [True, False])
 @pytest.mark.parametrize("pause", [0, 2])
-def test_memory_is_gone_when_the_episode_ends(quick, interrupted, pause):
-    learner = learner_of(quick)
-    play(learner, [steps_of([1, 2], time=0)])
-    play(learner, [steps_of([1, 2], time=1)])
+def test_memory_is_gone_when_the_episode_ends(learner_of, interrupted, pause):
+    learner = learner_of()
+    take_turn(learner, [steps_of([1, 2], time=0)])
+    take_turn(learner, [steps_of([1, 2], time=1)])
     goes_on = [1] if pause == 0 else []
-    play(learner, [steps_of([*goes_on, 2], ended=[1], time=2, interrupted=interrupted)])
+    take_turn(learner, [steps_of([*goes_on, 2], ended=[1], time=2, interrupted=interrupted)])
     for time in range(3, 3 + pause):
-        play(learner, [steps_of([2], time=time)])
+        take_turn(learner, [steps_of([2], time=time)])
     if pause:
-        play(learner, [steps_of([1, 2], time=2 + pause)])
-    begun = alone(quick, 1, [2 + pause])
+        take_turn(learner, [steps_of([1, 2], time=2 + pause)])
+    begun = alone(learner_of, 1, [2 + pause])
     np.testing.assert_allclose(memory_of(learner, 1), begun, atol=1e-6)
-    kept = alone(quick, 2, [0, 1, 2, *range(3, 3 + pause), *([2 + pause] if pause else [])])
+    kept = alone(learner_of, 2, [0, 1, 2, *range(3, 3 + pause), *([2 + pause] if pause else [])])
     np.testing.assert_allclose(memory_of(learner, 2), kept, atol=1e-6)
 
 
-def test_next_agent_in_a_freed_slot_remembers_nothing(quick):
-    learner = learner_of(quick)
-    for time in range(3):
-        play(learner, [steps_of([1], time=time)])
-    slot = slot_of(learner, 1)
-    play(learner, [steps_of([], ended=[1], time=3)])
-    assert not learner.memories[slot].any()
-    play(learner, [steps_of([9], time=4)])
-    assert slot_of(learner, 9) == slot
-    np.testing.assert_allclose(memory_of(learner, 9), alone(quick, 9, [4]), atol=1e-6)
-
-
-def test_reset_of_the_environment_drops_all_memories(quick):
-    learner = learner_of(quick)
-    play(learner, [steps_of([1, 2], time=0)])
-    assert learner.memories.any()
-    learner.drop_unfinished()
-    assert not learner.memories.any()
-
-
-def test_memories_go_on_from_a_saved_experience(quick):
-    one, two = learner_of(quick), learner_of(quick)
-    for time in range(4):
-        play(one, [steps_of([4, 2], time=time)])
-    two.load_state_dict(copy.deepcopy(one.state_dict()))
-    two.load_experience(one.experience(with_open=True), with_open=True)
-    for learner in (one, two):
-        # as the loop does, without saying whose: there is one team
-        decided = learner.decide([steps_of([2, 4], time=4)])
-        assert decided.decision.rows["memory"].any(axis=1).all()
-        slots = learner.absorb([steps_of([2, 4], time=4)])
-        learner.remember(slots, decided)
-    np.testing.assert_array_equal(memory_of(one, 4), memory_of(two, 4))
-
-
-def test_a_mate_that_has_ended_is_valued_with_what_it_remembered(quick):
-    learner = learner_of(quick, trainer_type="poca")
+def test_a_mate_that_has_ended_is_valued_with_what_it_remembered(learner_of):
+    learner = learner_of(trainer_type="poca")
     messages = [[steps_of([1, 2], time=0)], [steps_of([2], ended=[1], time=1, interrupted=True)]]
     for ((decision, terminal),) in messages:
         decision.group_id[:] = terminal.group_id[:] = 1
-    play(learner, messages[0])
+    take_turn(learner, messages[0])
     remembered, slot = memory_of(learner, 1), slot_of(learner, 1)
-    play(learner, messages[1])
+    take_turn(learner, messages[1])
     groups = learner.grouping.groups
     after = groups.moments.members(groups.by_slot["end_moment"][[slot]])
     (own,) = np.flatnonzero(after.entities["obs_0"][:, 0] == 1)
@@ -168,18 +114,18 @@ def test_a_mate_that_has_ended_is_valued_with_what_it_remembered(quick):
     np.testing.assert_array_equal(after.entities["memory"][own], remembered)
 
 
-def test_policies_without_memory_store_none(quick):
-    learner = learner_of(quick, network={"hidden_units": 8, "num_layers": 1})
-    play(learner, [steps_of([1], time=0)])
+def test_policies_without_memory_store_none(learner_of):
+    learner = learner_of(network={"hidden_units": 8, "num_layers": 1})
+    take_turn(learner, [steps_of([1], time=0)])
     assert learner.memories is None
     assert learner.algorithm.memory_size == 0
     assert "memory" not in learner.algorithm.fields
     assert learner.experience(with_open=True)["memories"] is None
 
 
-def collected(quick, *, toy=Cue, shared=False, n_steps=40, horizon=8, agents=5):
+def collected(learner_of, *, toy=Cue, shared=False, n_steps=40, horizon=8, agents=5):
     """A learner that has played, each decision with what its critic said then, by trajectory."""
-    learner = learner_of(quick, toy.spec, shared=shared, time_horizon=horizon)
+    learner = learner_of(toy.spec, shared=shared, time_horizon=horizon)
     algorithm, game = learner.algorithm, toy(n_agents=agents, seed=2)
     steps, said = list(game.reset().values()), {agent: [] for agent in range(agents)}
     closed: list[list[float]] = []
@@ -195,8 +141,7 @@ def collected(quick, *, toy=Cue, shared=False, n_steps=40, horizon=8, agents=5):
                 closed.append([*said[agent], values[agent]])
                 said[agent] = []
             said[agent].append(values[agent])
-        slots = learner.absorb(steps)
-        learner.remember(slots, decided)
+        learner.remember(learner.absorb(steps), decided)
         steps = list(game.step({"Toy?team=0": decided.actions[0]}).values())
     return learner, closed
 
@@ -215,8 +160,8 @@ CASES = [(Cue, False), (Level, False), (Cue, True)]
 
 
 @pytest.mark.parametrize(("toy", "shared"), CASES)
-def test_update_sees_the_log_probs_and_values_of_acting(quick, toy, shared):
-    learner, closed = collected(quick, toy=toy, shared=shared, horizon=4)
+def test_update_sees_the_log_probs_and_values_of_acting(learner_of, toy, shared):
+    learner, closed = collected(learner_of, toy=toy, shared=shared, horizon=4)
     algorithm, rollout = learner.algorithm, learner.trajectories.rollout()
     lengths = rollout.lengths.tolist()
     assert len(lengths) == len(closed) > 20
@@ -259,20 +204,8 @@ def distance(one, other):
     return np.nanmax(np.abs(np.subtract(one, other)))
 
 
-def test_act_and_update_disagree_when_the_memory_is_not_the_stored_one(quick):
-    learner, _ = collected(quick)
-    algorithm, rollout = learner.algorithm, learner.trajectories.rollout()
-    rollout.memory[:] = 0.0
-    with torch.no_grad():
-        batch = algorithm._rows(rollout)
-        hidden = algorithm.policy.actor(batch.obs, algorithm._sequence_states(batch.sequences)[0])
-        heads = algorithm.policy.actor.heads
-        log_prob, _ = heads.evaluate(hidden, batch.continuous, batch.discrete, batch.allowed)
-    assert float((log_prob - batch.log_prob).abs().max()) > 1e-4
-
-
-def test_what_stands_in_the_padding_does_not_change_what_is_learned(quick, monkeypatch):
-    learner, _ = collected(quick)
+def test_what_stands_in_the_padding_does_not_change_what_is_learned(learner_of, monkeypatch):
+    learner, _ = collected(learner_of)
     state = copy.deepcopy(learner.algorithm.state_dict())
     zeros, results = torch.Tensor.new_zeros, []
     for fill in (0.0, 100.0):
@@ -288,8 +221,8 @@ def test_what_stands_in_the_padding_does_not_change_what_is_learned(quick, monke
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_minibatches_hold_whole_sequences_with_their_memories(quick):
-    learner, _ = collected(quick, n_steps=60)
+def test_minibatches_hold_whole_sequences_with_their_memories(learner_of):
+    learner, _ = collected(learner_of, n_steps=60)
     algorithm, rollout = learner.algorithm, learner.trajectories.rollout()
     batch = algorithm._rows(rollout)
     numbered = torch.arange(rollout.n_rows)[:, None]
@@ -317,8 +250,8 @@ def key(rows):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_update_changes_every_weight_of_both_recurrent_layers(quick, shared):
-    learner, _ = collected(quick, shared=shared, n_steps=60)
+def test_update_changes_every_weight_of_both_recurrent_layers(learner_of, shared):
+    learner, _ = collected(learner_of, shared=shared, n_steps=60)
     algorithm = learner.algorithm
     assert algorithm.memory_size == (6 if shared else 12)
     before = {name: p.detach().clone() for name, p in named(algorithm)}

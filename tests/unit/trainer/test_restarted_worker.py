@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
+from steps import take_turn
 from toys import Chase
 
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import UnityTimeOutException
-from pipeline.trainer.learner import Learner
 
 NAME = "Toy?team=0"
 
@@ -32,31 +31,23 @@ class FailsAt(InProcessEnvironment):
 
 
 @pytest.mark.parametrize("memory", [None, {"sequence_length": 4, "memory_size": 8}])
-def test_only_the_restarted_workers_open_trajectories_are_dropped(quick, memory):
-    settings = quick(
-        time_horizon=8,
-        max_steps=100_000,
-        network_settings={"hidden_units": 8, "num_layers": 1, "memory": memory},
-    ).for_behavior("Toy")
+def test_only_the_restarted_workers_open_trajectories_are_dropped(make_learner, memory):
+    network = {"hidden_units": 8, "num_layers": 1, "memory": memory}
     envs = [
         InProcessEnvironment(Long(seed=1, n_agents=2)),
         FailsAt(Long(seed=2, n_agents=3), at=6),
         InProcessEnvironment(Long(seed=3, n_agents=2)),
     ]
     again = Long(seed=9, n_agents=3)
-    with WorkerSet(
-        envs,
-        relaunch=lambda *_: InProcessEnvironment(again),
-    ) as workers:
+    with WorkerSet(envs, relaunch=lambda *_: InProcessEnvironment(again)) as workers:
         workers.reset()
-        spec = workers.behavior_specs[NAME]
-        learner = Learner("Toy", spec, settings, seed=1, device=torch.device("cpu"))
+        learner = make_learner(
+            Chase.spec, time_horizon=8, max_steps=100_000, network_settings=network
+        )
         for _ in range(14):
             steps = workers.get_steps(NAME)
-            decided = learner.decide(steps, team=NAME)
+            decided = take_turn(learner, steps, team=NAME)
             workers.set_actions(NAME, decided.actions)
-            slots = learner.absorb(steps, team=NAME)
-            learner.remember(slots, decided, team=NAME)
             workers.step()
             for worker in workers.take_restarted():
                 assert worker == 1

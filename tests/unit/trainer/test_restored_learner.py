@@ -7,13 +7,11 @@ import copy
 import numpy as np
 import pytest
 import torch
+from steps import decision_steps, take_turn, terminal_steps
 
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
-from pipeline.trainer.learner import Learner
 from pipeline.trainer.opponents import LATEST
 
-CPU = torch.device("cpu")
 SPEC = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec(1, (2, 3)))
 PLAIN = {"hidden_units": 8, "num_layers": 1, "normalize": True}
 MEMORY = PLAIN | {"memory": {"sequence_length": 3, "memory_size": 4}}
@@ -31,28 +29,29 @@ def messages(n, *, seed, grouped):
     rng = np.random.default_rng(seed)
     groups = np.array([1, 1, 2, 2] if grouped else [0] * N_AGENTS, np.int32)
 
-    def part(kind, ids, extra):
+    def part(kind, ids, **extra):
         obs = [rng.normal(size=(len(ids), 3)).astype(np.float32)]
         reward, shared = rng.normal(size=(2, len(ids))).astype(np.float32)
         shared = np.where(groups[ids] > 0, np.float32(0.5), np.float32(0.0)) * (shared > 0)
-        if kind is DecisionSteps:
-            masks = [rng.random((len(ids), size)) < 0.3 for size in (2, 3)]
-            for mask in masks:
+        values = {"reward": reward, "group_id": groups[ids], "group_reward": shared}
+        if kind is decision_steps:
+            extra["masks"] = [rng.random((len(ids), size)) < 0.3 for size in (2, 3)]
+            for mask in extra["masks"]:
                 mask[:, 0] = False
-            return DecisionSteps(obs, reward, ids, masks, groups[ids], shared)
-        return TerminalSteps(obs, reward, extra, ids, groups[ids], shared)
+        return kind(obs, ids, **values, **extra)
 
     def worker(begins):
         ended = np.flatnonzero(rng.random(N_AGENTS) < (0.0 if begins else 0.2)).astype(np.int32)
         deciding = rng.permutation(N_AGENTS).astype(np.int32)
         stopped = rng.random(len(ended)) < 0.5
-        return part(DecisionSteps, deciding, None), part(TerminalSteps, ended, stopped)
+        return part(decision_steps, deciding), part(terminal_steps, ended, interrupted=stopped)
 
     return [[worker(time == 0) for _ in range(2)] for time in range(n)]
 
 
-def learner_of(quick, trainer, network=PLAIN, **changes):
-    settings = quick(
+def learner_of(make_learner, trainer, network=PLAIN, **changes):
+    return make_learner(
+        SPEC,
         trainer_type=trainer,
         network_settings=network,
         hyperparameters=NUMBERS[trainer],
@@ -60,7 +59,6 @@ def learner_of(quick, trainer, network=PLAIN, **changes):
         max_steps=100_000,
         **changes,
     )
-    return Learner("Toy", SPEC, settings.behaviors["Toy"], seed=1, device=CPU)
 
 
 def play(learner, heard, teams=("",)):
@@ -68,9 +66,7 @@ def play(learner, heard, teams=("",)):
     done = []
     for steps in heard:
         for team in teams:
-            decided = learner.decide(steps, team=team)
-            slots = learner.absorb(steps, team=team)
-            learner.remember(slots, decided, team=team)
+            decided = take_turn(learner, steps, team=team)
             done += [(one.continuous.tolist(), one.discrete.tolist()) for one in decided.actions]
         while learner.learn():
             pass
@@ -78,9 +74,9 @@ def play(learner, heard, teams=("",)):
     return done
 
 
-def taken_up(quick, one, trainer, network, *, with_open=True, **changes):
+def taken_up(make_learner, one, trainer, network, *, with_open=True, **changes):
     state, experience = one.state_dict(), one.experience(with_open=with_open)
-    two = learner_of(quick, trainer, network, **changes)
+    two = learner_of(make_learner, trainer, network, **changes)
     two.load_state_dict(copy.deepcopy(state))
     two.load_experience(copy.deepcopy(experience), with_open=with_open)
     if one.algorithm.replay is not None:  # which is saved apart
@@ -103,23 +99,23 @@ def tensors(value):
 
 @pytest.mark.parametrize("network", [PLAIN, MEMORY], ids=["plain", "memory"])
 @pytest.mark.parametrize("trainer", NUMBERS)
-def test_a_learner_that_takes_up_another_goes_on_as_that_one(quick, trainer, network):
+def test_a_learner_that_takes_up_another_goes_on_as_that_one(make_learner, trainer, network):
     heard = messages(40, seed=3, grouped=True)
-    one = learner_of(quick, trainer, network)
+    one = learner_of(make_learner, trainer, network)
     play(one, heard[:23])
     assert one.n_updates > 0
-    two = taken_up(quick, one, trainer, network)
+    two = taken_up(make_learner, one, trainer, network)
     assert play(one, heard[23:]) == play(two, heard[23:])
     assert tensors(one.state_dict()) == tensors(two.state_dict())
     assert tensors(one.experience(with_open=True)) == tensors(two.experience(with_open=True))
 
 
 @pytest.mark.parametrize("trainer", NUMBERS)
-def test_without_its_agents_a_learner_keeps_what_has_ended_alone(quick, trainer):
+def test_without_its_agents_a_learner_keeps_what_has_ended_alone(make_learner, trainer):
     heard = messages(23, seed=3, grouped=True)
-    one = learner_of(quick, trainer, MEMORY)
+    one = learner_of(make_learner, trainer, MEMORY)
     play(one, heard)
-    two = taken_up(quick, one, trainer, MEMORY, with_open=False)
+    two = taken_up(make_learner, one, trainer, MEMORY, with_open=False)
     assert two.trajectories.n_closed == one.trajectories.n_closed
     assert two.slots.n_slots == 0
     assert not two.memories.any()
@@ -132,10 +128,10 @@ def test_without_its_agents_a_learner_keeps_what_has_ended_alone(quick, trainer)
     assert two.step > one.step
 
 
-def test_self_play_is_taken_up_with_its_opponents_and_their_games(quick):
+def test_self_play_is_taken_up_with_its_opponents_and_their_games(make_learner):
     games = {"window": 2, "save_steps": 10, "play_against_latest_model_ratio": 0.5}
     heard = messages(30, seed=5, grouped=True)
-    one = learner_of(quick, "ppo", MEMORY, self_play=games)
+    one = learner_of(make_learner, "ppo", MEMORY, self_play=games)
     for number in range(3):
         play(one, heard[4 * number : 4 * number + 4], TEAMS[:1])
         one.past.save_due(one.step)
@@ -143,7 +139,7 @@ def test_self_play_is_taken_up_with_its_opponents_and_their_games(quick):
     one.past.ghost_steps, one.past.last_change = 17, 5
     one.past.games.plays((TEAMS[0], 1), heard[0][1][0])
     play(one, heard[12:15], TEAMS)
-    two = taken_up(quick, one, "ppo", MEMORY, self_play=games)
+    two = taken_up(make_learner, one, "ppo", MEMORY, self_play=games)
     for learner in (one, two):
         learner.past.swap([TEAMS[1]])
     assert play(one, heard[15:], TEAMS) == play(two, heard[15:], TEAMS)
@@ -151,39 +147,29 @@ def test_self_play_is_taken_up_with_its_opponents_and_their_games(quick):
     assert tensors(one.experience(with_open=True)) == tensors(two.experience(with_open=True))
 
 
-def test_a_reward_that_a_group_shares_is_warned_of_once(quick, caplog):
+def test_a_reward_that_a_group_shares_is_warned_of_once(make_learner, caplog):
     heard = messages(8, seed=3, grouped=True)
     for trainer, n_warnings in (("poca", 0), ("ppo", 1)):
-        play(learner_of(quick, trainer), heard)
+        play(learner_of(make_learner, trainer), heard)
         assert len([one for one in caplog.records if "Group Reward" in one.message]) == n_warnings
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
-def test_games_of_a_worker_that_is_begun_anew_are_forgotten(quick, is_reset):
-    learner = learner_of(quick, "ppo", self_play={"save_steps": 10})
+def test_games_of_a_worker_that_is_begun_anew_are_forgotten(make_learner, is_reset):
+    learner = learner_of(make_learner, "ppo", self_play={"save_steps": 10})
     (steps,) = messages(1, seed=1, grouped=True)
-    ended = TerminalSteps(
-        [np.zeros((1, 3), np.float32)],
-        np.zeros(1, np.float32),
-        np.zeros(1, np.bool_),
-        np.array([0], np.int32),
-        np.array([1], np.int32),
-        np.zeros(1, np.float32),
-    )
+    ended = terminal_steps([np.zeros((1, 3))], group_id=1)
     for worker in (0, 1):
         learner.past.games.plays((TEAMS[0], worker), steps[worker][0])
-    if is_reset:
-        learner.drop_unfinished()
-    else:
-        learner.drop_unfinished(1)
+    learner.drop_unfinished(None if is_reset else 1)
     over = [learner.past.games.whole((TEAMS[0], worker), ended).item() for worker in (0, 1)]
     assert over == [is_reset, True]
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_an_opponent_plays_weights_of_its_own(quick, ratio):
+def test_an_opponent_plays_weights_of_its_own(make_learner, ratio):
     games = {"save_steps": 10, "play_against_latest_model_ratio": ratio}
-    learner = learner_of(quick, "ppo", MEMORY, self_play=games)
+    learner = learner_of(make_learner, "ppo", MEMORY, self_play=games)
     learner.past.save_due(0)
     learner.past.swap([TEAMS[1]])
     (opponent,) = learner.past.opponents.values()

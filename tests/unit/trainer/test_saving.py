@@ -10,14 +10,12 @@ import pytest
 import torch
 from toys import Chase, Corridor, Crowd
 
-import pipeline
 from pipeline.errors import Interrupted, SettingsError
 from pipeline.export.policy import OnnxPolicy
 from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import load_checkpoint
-from pipeline.trainer.checkpoints.manager import EPISODES_FOR_BEST, CheckpointManager
+from pipeline.trainer.checkpoints.manager import CheckpointManager
 from pipeline.trainer.checkpoints.restore import load_policy
-from pipeline.trainer.learner import Learner
 
 
 class StopsAt(Corridor):
@@ -67,7 +65,7 @@ def test_every_numbered_checkpoint_has_its_onnx_and_the_list_names_both(quick, t
 
 
 def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_of_it_for_ever(
-    quick, tmp_path, in_process, monkeypatch
+    quick, tmp_path, train_in, monkeypatch
 ):
     settings = quick(keep_checkpoints=2, checkpoint_interval=150, max_steps=700)
     unlink, deleted = Path.unlink, []
@@ -80,9 +78,7 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_of_it_for_ever(
             raise KeyboardInterrupt
 
     def train(*, resume=False):
-        simulator = in_process(Corridor(n_agents=4))
-        how = {"seed": 1, "run_dir": tmp_path, "exporter": publish, "resume": resume}
-        pipeline.train(simulator, settings, **how)
+        train_in(Corridor(n_agents=4), settings, exporter=publish, resume=resume)
 
     monkeypatch.setattr(Path, "unlink", killed_after_the_first)
     with pytest.raises(KeyboardInterrupt):
@@ -93,19 +89,6 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_of_it_for_ever(
     assert names(tmp_path / "Toy", "Toy-[0-9]*.onnx") == [
         name.replace(".pt", ".onnx") for name in weights
     ]
-
-
-def test_list_goes_on_when_the_run_is_resumed(quick, tmp_path, train_in):
-    steps = []
-    for max_steps in (300, 600):
-        result = train_in(
-            Corridor(n_agents=4),
-            quick(checkpoint_interval=10_000, max_steps=max_steps),
-            exporter=publish,
-            resume=max_steps > 300,
-        )
-        steps.append(result.behaviors["Toy"].steps)
-    assert [one["steps"] for one in status_of(tmp_path)["Toy"]["checkpoints"]] == steps
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
@@ -125,7 +108,7 @@ def test_a_finished_run_that_is_resumed_keeps_its_checkpoints(trainer, quick, tm
 
 def test_a_finished_run_that_is_resumed_gets_the_policies_that_it_lacks(quick, tmp_path, train_in):
     train_in(Corridor(n_agents=4), quick())
-    assert names(tmp_path, "*.onnx") == []
+    assert names(tmp_path, "**/*.onnx") == names(tmp_path, "**/*.json") == []
     train_in(Corridor(n_agents=4), quick(), resume=True, exporter=publish)
     assert names(tmp_path, "*.onnx") == ["Toy.onnx"]
 
@@ -168,12 +151,6 @@ def test_damaged_list_is_written_anew(quick, tmp_path, caplog, train_in):
     assert len(status_of(tmp_path)["Toy"]["checkpoints"]) == 1
 
 
-def test_without_export_there_is_no_onnx_and_no_list(quick, tmp_path, train_in):
-    train_in(Corridor(n_agents=4), quick())
-    assert names(tmp_path, "**/*.onnx") == []
-    assert names(tmp_path, "**/*.json") == []
-
-
 def test_best_policy_is_that_of_the_best_summary(quick, tmp_path, recorder, train_in):
     """Corridor's reward is turned round late in the run, so that the end is not the best."""
 
@@ -199,9 +176,8 @@ def test_best_policy_is_that_of_the_best_summary(quick, tmp_path, recorder, trai
 
 
 @pytest.mark.parametrize(("n_episodes", "best"), [(19, []), (20, ["Toy"])])
-def test_twenty_episodes_are_enough_for_a_best(n_episodes, best, quick, tmp_path):
-    settings, device = quick(), torch.device("cpu")
-    learner = Learner("Toy", Corridor().spec, settings.behaviors["Toy"], seed=1, device=device)
+def test_twenty_episodes_are_enough_for_a_best(n_episodes, best, quick, make_learner, tmp_path):
+    settings, learner = quick(), make_learner(Corridor.spec)
     learner.statistics.add_episodes([1.0] * n_episodes, [5] * n_episodes)
     manager = CheckpointManager(tmp_path, settings)
     manager.consider(learner)
@@ -211,9 +187,10 @@ def test_twenty_episodes_are_enough_for_a_best(n_episodes, best, quick, tmp_path
 @pytest.mark.parametrize(
     ("saved", "reward", "kept"), [({"reward": 2.0, "step": 7}, 1.0, 2.0), (None, -3.0, -3.0)]
 )
-def test_resumed_run_has_to_beat_the_best_that_it_knows(saved, reward, kept, quick, tmp_path):
-    settings, device = quick(), torch.device("cpu")
-    learner = Learner("Toy", Corridor().spec, settings.behaviors["Toy"], seed=1, device=device)
+def test_resumed_run_has_to_beat_the_best_that_it_knows(
+    saved, reward, kept, quick, make_learner, tmp_path
+):
+    settings, learner = quick(), make_learner(Corridor.spec)
     learner.statistics.add_episodes([reward] * 20, [5] * 20)
     manager = CheckpointManager(tmp_path, settings, exporter=lambda *_, **__: None)
     manager.restore("Toy", {"best": saved, "learner": {"step": 0}}, exact=True)
@@ -222,25 +199,6 @@ def test_resumed_run_has_to_beat_the_best_that_it_knows(saved, reward, kept, qui
     manager.milestone(learner, {})
     (entry,) = manager.status.read()["Toy"]["checkpoints"]
     assert entry["reward"] == reward, "the list has the mean of recent episodes, best or not"
-
-
-def test_few_episodes_make_no_best(quick, tmp_path, train_in):
-    class Long(Chase):
-        length = 100
-
-    result = train_in(Long(n_agents=4), quick())
-    assert 0 < result.behaviors["Toy"].n_episodes < EPISODES_FOR_BEST
-    assert not (tmp_path / "Toy" / "best.pt").exists()
-
-
-def test_interrupted_run_is_saved_and_exported(quick, tmp_path, train_in):
-    with pytest.raises(Interrupted):
-        train_in(StopsAt(100, n_agents=4), quick(max_steps=10_000), exporter=publish)
-    state = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
-    assert state["experience"]["closed"]["rows"]["reward"].shape[0] > 0
-    (listed,) = status_of(tmp_path)["Toy"]["checkpoints"][-1:]
-    assert listed["steps"] == state["learner"]["step"]
-    assert (tmp_path / "Toy.onnx").is_file()
 
 
 def test_a_stopped_run_that_goes_on_has_the_checkpoints_of_one_that_was_not(
@@ -267,9 +225,8 @@ def test_a_stopped_run_that_goes_on_has_the_checkpoints_of_one_that_was_not(
     assert not set(listed["stopped", True][1]) < set(listed["whole", False][1])
 
 
-def test_a_checkpoint_of_this_step_is_known_by_who_wrote_it(quick, tmp_path):
-    settings, device = quick(), torch.device("cpu")
-    learner = Learner("Toy", Corridor().spec, settings.behaviors["Toy"], seed=1, device=device)
+def test_a_checkpoint_of_this_step_is_known_by_who_wrote_it(quick, make_learner, tmp_path):
+    settings, learner = quick(), make_learner(Corridor.spec)
     CheckpointManager(tmp_path, settings).milestone(learner, {})
     manager = CheckpointManager(tmp_path, settings)
     assert not manager.has_numbered(learner), "it may be of a run that went another way"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from interpreter import python
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "scale.py"
-WAIT_S = 300
 MB = 4
 """What a process may grow by: more is a leak at these sizes."""
 ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
@@ -29,14 +26,7 @@ ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
 )
 def test_memory_of_trainer_and_environment_is_flat(case, steps, sizes):
     words = [f"--case={case}", "--mode=training", f"--steps={steps}", "--json", *sizes]
-    done = subprocess.run(  # noqa: S603  # the benchmark
-        [sys.executable, str(SCRIPT), *words],
-        env=os.environ | ALLOCATOR,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
+    done = python(SCRIPT, *words, **ALLOCATOR)
     found = json.loads(done.stdout)
     for process in ("trainer_mb", "environment_mb"):
         early, late = found[process]

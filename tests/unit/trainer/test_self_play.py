@@ -11,17 +11,15 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from duels import Duel, Recall, Uneven
+from duels import PICK, Duel, Recall, Uneven
+from steps import decision_steps, terminal_steps
 from stops_after import StopsAfter
 
-import pipeline
 from pipeline.envs.workers import WorkerSet
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.settings import to_mapping
 from pipeline.settings.schema.trainer import SelfPlaySettings
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.curriculum import Curriculum
-from pipeline.trainer.learner import Learner
 from pipeline.trainer.opponents import SnapshotPool, expected_score
 from pipeline.trainer.self_play import SelfPlay, team_of
 from pipeline.trainer.stopping import StopRequest
@@ -97,22 +95,7 @@ def test_two_behaviors_learn_in_turn_and_each_counts_its_own_steps(play, turns):
 
 
 def test_a_behavior_that_has_finished_leaves_the_turn_to_the_other(quick, play, turns, tmp_path):
-    settings = pipeline.settings.load_run_settings(
-        None,
-        overrides={
-            "behaviors": {
-                name: {
-                    "hyperparameters": {"batch_size": 32, "buffer_size": 128, "num_epoch": 1},
-                    "trainer_type": "ppo",
-                    "network_settings": {"hidden_units": 8, "num_layers": 1},
-                    "time_horizon": 8,
-                    "max_steps": max_steps,
-                    "self_play": SELF_PLAY,
-                }
-                for name, max_steps in (("Pick", 200), ("Aim", 900))
-            }
-        },
-    )
+    settings = quick(limits={"Pick": 200, "Aim": 900}, self_play=SELF_PLAY)
     result, _ = play([Uneven(n_areas=2)], settings=settings)
     assert 200 <= result.behaviors["Pick"].steps < 200 + 16
     assert 900 <= result.behaviors["Aim"].steps < 900 + 16
@@ -169,26 +152,11 @@ def test_rating_stands_in_summaries_result_and_list_of_checkpoints(
     assert rating != 1200.0
     assert abs(rating - 1200.0) < 40
     assert result.behaviors["Duel"].numbers()["elo"] == rating
-    ratings = [values["Self-play/ELO"] for _, _, values in recorder.rows]
+    ratings = recorder.values("Self-play/ELO")
     assert len(ratings) == 5
     assert len(set(ratings)) > 2
     status = json.loads((tmp_path / "run_logs" / "training_status.json").read_text())
     assert status["Duel"]["elo"] == rating
-
-
-def test_rating_and_snapshots_go_on_when_a_run_is_resumed(quick, train_in):
-    def trained(max_steps):
-        settings = quick("Duel", self_play=SELF_PLAY, max_steps=max_steps)
-        result = train_in(Duel(n_areas=2), settings, resume=max_steps > 500)
-        saved = load_checkpoint(result.behaviors["Duel"].checkpoint)["learner"]["self_play"]
-        return result.behaviors["Duel"].elo, saved
-
-    rating, saved = trained(500)
-    assert rating == saved["ratings"][-1]
-    again, later = trained(501)
-    assert abs(again - rating) < 3
-    assert later["ratings"][:3] == pytest.approx(saved["ratings"][:3], abs=3)
-    assert len(later["snapshots"]) == len(saved["snapshots"]) == 3
 
 
 def test_a_lesson_ends_at_its_rating_and_a_resumed_run_goes_on_in_its_lessons(
@@ -318,33 +286,27 @@ def learner(name, **settings):
     )
 
 
-def games(rewards, *, interrupted=None, groups=None):
-    n = len(rewards)
-    return TerminalSteps(
-        [],
-        np.array(rewards, dtype=np.float32),
-        np.array(interrupted or [False] * n, dtype=np.bool_),
-        np.arange(n, dtype=np.int32),
-        np.array(groups or [0] * n, dtype=np.int32),
-        np.zeros(n, dtype=np.float32),
-    )
+def joined(*, teams=(0, 1), **settings):
+    """Self-play of these teams of the behavior `A`, and its learner."""
+    self_play, one = SelfPlay(), learner("A", **settings)
+    for team in teams:
+        self_play.join(f"A?team={team}", one)
+    return self_play, one
 
 
-def nobody():
-    zeros = np.zeros(0, dtype=np.float32)
-    none = np.zeros(0, dtype=np.int32)
-    return DecisionSteps([], zeros, none, None, none, zeros)
+def end_games(self_play, qualified, one, *rewards, interrupted=False):
+    """Tell of games that have ended, each with its reward."""
+    ended = terminal_steps([], range(len(rewards)), reward=rewards, interrupted=interrupted)
+    self_play.on_step(qualified, one, [(decision_steps([], []), ended)])
 
 
 def test_every_agent_of_the_learning_team_that_ends_moves_both_ratings():
-    self_play, one = SelfPlay(), learner("A", play_against_latest_model_ratio=0.0, window=2)
-    self_play.join("A?team=0", one)
-    self_play.join("A?team=1", one)
+    self_play, one = joined(play_against_latest_model_ratio=0.0, window=2)
     assert self_play.learning == 0
     past = one.past
     assert past.opponents["A?team=1"].drawn == 0
     past.ratings[:] = [1300.0, 1100.0, 1200.0]
-    self_play.on_step("A?team=0", one, [(nobody(), games([2.0, -1.0, 0.0]))])
+    end_games(self_play, "A?team=0", one, 2.0, -1.0, 0.0)
     rating, other = 1200.0, 1300.0
     for result in (1.0, 0.0, 0.5):
         change = result - expected_score(rating, other)
@@ -353,22 +315,18 @@ def test_every_agent_of_the_learning_team_that_ends_moves_both_ratings():
 
 
 def test_games_that_are_cut_short_or_of_the_opponent_are_not_rated():
-    self_play, one = SelfPlay(), learner("A", play_against_latest_model_ratio=0.0)
-    self_play.join("A?team=0", one)
-    self_play.join("A?team=1", one)
+    self_play, one = joined(play_against_latest_model_ratio=0.0)
     before = list(one.past.ratings)
-    self_play.on_step("A?team=0", one, [(nobody(), games([1.0], interrupted=[True]))])
-    self_play.on_step("A?team=1", one, [(nobody(), games([1.0]))])
+    end_games(self_play, "A?team=0", one, 1.0, interrupted=True)
+    end_games(self_play, "A?team=1", one, 1.0)
     assert one.past.ratings == before
-    self_play.on_step("A?team=0", one, [(nobody(), games([1.0]))])
+    end_games(self_play, "A?team=0", one, 1.0)
     assert one.past.ratings != before
 
 
 def test_a_game_against_the_latest_policy_of_the_same_behavior_leaves_its_rating():
-    self_play, one = SelfPlay(), learner("A", play_against_latest_model_ratio=1.0)
-    self_play.join("A?team=0", one)
-    self_play.join("A?team=1", one)
-    self_play.on_step("A?team=0", one, [(nobody(), games([1.0]))])
+    self_play, one = joined(play_against_latest_model_ratio=1.0)
+    end_games(self_play, "A?team=0", one, 1.0)
     assert one.past.ratings == pytest.approx([1200.0] * 11)
 
 
@@ -378,7 +336,7 @@ def test_ratings_of_two_behaviors_move_against_each_other():
     two = learner("B", play_against_latest_model_ratio=0.0, initial_elo=1000.0)
     self_play.join("A?team=0", one)
     self_play.join("B?team=1", two)
-    self_play.on_step("A?team=0", one, [(nobody(), games([-1.0]))])
+    end_games(self_play, "A?team=0", one, -1.0)
     change = 0.0 - expected_score(1200.0, 1000.0)
     assert one.past.rating == pytest.approx(1200.0 + change)
     assert two.past.ratings[0] == pytest.approx(1000.0 - change)
@@ -386,12 +344,10 @@ def test_ratings_of_two_behaviors_move_against_each_other():
 
 
 def test_three_teams_take_turns_and_share_what_the_learner_gains():
-    self_play, one = SelfPlay(), learner("A", play_against_latest_model_ratio=0.0, team_change=10)
-    for team in (2, 0, 1):
-        self_play.join(f"A?team={team}", one)
+    self_play, one = joined(teams=(2, 0, 1), play_against_latest_model_ratio=0.0, team_change=10)
     assert self_play.learning == 2
     assert set(one.past.opponents) == {"A?team=0", "A?team=1"}
-    self_play.on_step("A?team=2", one, [(nobody(), games([1.0]))])
+    end_games(self_play, "A?team=2", one, 1.0)
     assert one.past.rating == pytest.approx(1200.5)
     assert one.past.ratings[0] == pytest.approx(1199.5)
     learning = []
@@ -408,9 +364,7 @@ def test_three_teams_take_turns_and_share_what_the_learner_gains():
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_teams_that_join_a_resumed_run_leave_its_opponents_as_they_were(learning, order):
     changing = {"team_change": 10, "window": 4, "save_steps": 5}
-    self_play, one = SelfPlay(), learner("A", **changing)
-    for team in (0, 1, 2):
-        self_play.join(f"A?team={team}", one)
+    self_play, one = joined(teams=(0, 1, 2), **changing)
     while self_play.learning != learning or one.step < 40:
         one.step += 7
         self_play.advance()
@@ -432,9 +386,7 @@ def test_teams_that_join_a_resumed_run_leave_its_opponents_as_they_were(learning
 
 def test_an_opponent_whose_team_learns_by_now_is_drawn_anew():
     """Of two resume files the older one may say that the other team learned."""
-    self_play, one = SelfPlay(), learner("A")
-    self_play.join("A?team=0", one)
-    self_play.join("A?team=1", one)
+    _, one = joined()
     again = learner("A")
     again.past.load_state_dict(one.past.state_dict())
     resumed = SelfPlay()
@@ -469,49 +421,20 @@ def test_all_behaviors_of_a_team_learn_together():
 
 
 def test_opponents_are_drawn_when_teams_change_and_when_ghosts_have_made_swap_steps():
-    self_play, one = SelfPlay(), learner("A", team_change=100, swap_steps=20)
-    self_play.join("A?team=0", one)
-    self_play.join("A?team=1", one)
-    asking = DecisionSteps(
-        [],
-        np.zeros(7, np.float32),
-        np.arange(7, dtype=np.int32),
-        None,
-        np.zeros(7, np.int32),
-        np.zeros(7, np.float32),
-    )
+    self_play, one = joined(team_change=100, swap_steps=14)
+    asking = decision_steps([], range(7)), terminal_steps([], [])
     swaps = []
     for _ in range(6):
-        self_play.on_step("A?team=1", one, [(asking, games([]))])
+        self_play.on_step("A?team=1", one, [asking])
         self_play.advance()
         swaps.append(one.past.last_swap)
     assert one.past.ghost_steps == 42
     assert swaps == [0, 0, 21, 21, 21, 42]
     one.step = 101
-    self_play.on_step("A?team=1", one, [(asking, games([]))])
+    self_play.on_step("A?team=1", one, [asking])
     assert self_play.advance()
     assert one.past.last_swap == 49
 
 
-def test_turn_is_taken_up_where_it_was():
-    self_play, one = SelfPlay(), learner("A", team_change=10)
-    for team in (0, 1):
-        self_play.join(f"A?team={team}", one)
-    one.step = 11
-    assert self_play.advance()
-    again, other = SelfPlay(), learner("A", team_change=10)
-    again.restore({"self_play": self_play.state_dict()})
-    other.past.load_state_dict(one.past.state_dict())
-    other.step = 11
-    for team in (0, 1):
-        again.join(f"A?team={team}", other)
-    assert again.learning == 1
-    assert list(other.past.opponents) == ["A?team=0"]
-    assert not again.advance()
-
-
-def test_learner_without_self_play_saves_what_it_saved_before(quick, in_process):
-    toy = Duel(n_areas=2)
-    spec = toy.behavior_specs["Duel?team=0"]
-    learner = Learner("Duel", spec, quick("Duel").for_behavior("Duel"), seed=1, device=CPU)
-    assert "self_play" not in learner.state_dict()
+def test_learner_without_self_play_saves_what_it_saved_before(make_learner):
+    assert "self_play" not in make_learner(PICK).state_dict()

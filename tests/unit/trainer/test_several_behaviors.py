@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,31 +17,28 @@ from pipeline.envs.side_channels import StatsAggregationMethod
 from pipeline.errors import SettingsError
 from pipeline.export.policy import OnnxPolicy
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
-from pipeline.settings import load_run_settings
 from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
-QUICK = {
-    "trainer_type": "ppo",
-    "hyperparameters": {"batch_size": 32, "buffer_size": 128, "num_epoch": 1},
-    "network_settings": {"hidden_units": 8, "num_layers": 1},
-    "time_horizon": 8,
-    "summary_freq": 100,
-}
 
+@pytest.fixture
+def everything(quick):
+    """Settings that behaviors of any name take."""
 
-def settings(one, two, **more):
-    behaviors = {"One": QUICK | {"max_steps": one}, "Two": QUICK | {"max_steps": two}}
-    return load_run_settings(None, overrides={"behaviors": behaviors, **more})
+    def make(**changes):
+        run = quick(**changes)
+        return replace(run, behaviors={}, default_settings=run.behaviors["Toy"])
+
+    return make
 
 
 def saved(result, name):
     return load_checkpoint(result.behaviors[name].checkpoint)["learner"]["algorithm"]
 
 
-def test_equal_behaviors_have_different_weights_actions_and_minibatches(train_in):
+def test_equal_behaviors_have_different_weights_actions_and_minibatches(quick, train_in):
     toys = Chase(seed=3, n_agents=4), Chase(seed=3, n_agents=4)  # the same situations
-    result = train_in(Pair(*toys), settings(100, 100))
+    result = train_in(Pair(*toys), quick("One", "Two", max_steps=100))
     one, two = saved(result, "One"), saved(result, "Two")
     assert result.behaviors["One"].n_updates == 0  # these are the first weights
     matrices = [key for key, value in one["policy"].items() if value.ndim == 2 and value.any()]
@@ -60,11 +59,11 @@ def test_only_behavior_of_a_configuration_has_the_seed_of_the_run():
 
 @pytest.mark.parametrize(("one", "two"), [(300, 900), (900, 300)])
 def test_finished_behavior_goes_on_acting_until_the_other_has_finished(
-    one, two, tmp_path, recorder, train_in
+    one, two, quick, tmp_path, recorder, train_in
 ):
     result = train_in(
         Pair(Corridor(n_agents=4), Chase(n_agents=4)),
-        settings(one, two),
+        quick(limits={"One": one, "Two": two}),
         sinks=[recorder],
         exporter=publish,
     )
@@ -84,16 +83,15 @@ def test_finished_behavior_goes_on_acting_until_the_other_has_finished(
         assert (tmp_path / name / "checkpoint.pt").is_file()
 
 
-def test_lessons_follow_the_behavior_that_they_name(train_in):
+def test_lessons_follow_the_behavior_that_they_name(quick, train_in):
     def lesson(number, **criteria):
         ends = {"completion_criteria": {"measure": "progress", "behavior": "Two"} | criteria}
         return {"name": f"l{number}", "value": number} | (ends if criteria else {})
 
     lessons = [lesson(1, threshold=0.25), lesson(2, threshold=0.5), lesson(3)]
     pair = Pair(Corridor(n_agents=2), Chase(n_agents=4))
-    result = train_in(
-        pair, settings(200, 2000, environment_parameters={"lesson": {"curriculum": lessons}})
-    )
+    parameters = {"lesson": {"curriculum": lessons}}
+    result = train_in(pair, quick(limits={"One": 200, "Two": 2000}, parameters=parameters))
     changes = [
         value
         for value, before in zip(pair.lessons, [0, *pair.lessons], strict=False)
@@ -129,24 +127,22 @@ HOSTILE = ["../../../evil", "/evil", "a/b", "..", ".", "", "a\\b", "a\0b", "\n",
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("team", ["", "?team=0"])
 def test_a_behavior_whose_name_would_lead_elsewhere_is_refused_before_anything_is_written(
-    name, team, tmp_path, train_in
+    name, team, everything, tmp_path, train_in
 ):
     run_dir = tmp_path / "a" / "b" / "c" / "run"
-    everything = load_run_settings(None, overrides={"default_settings": QUICK})
     toy = Called(f"{name}{team}")
     with pytest.raises(SettingsError, match=r"^behavior '.*cannot name a folder, because"):
-        train_in(toy, everything, run_dir=run_dir)
+        train_in(toy, everything(), run_dir=run_dir)
     assert list(tmp_path.rglob("*")) == []
 
 
 @pytest.mark.parametrize("name", ["My Behavior", "Ähre", "[ab]*", ".hidden", "a.b-1", "CON"])
 def test_other_names_are_those_of_the_folder_and_its_files_and_are_resumed(
-    name, tmp_path, caplog, train_in
+    name, everything, tmp_path, caplog, train_in
 ):
     def train(max_steps, *, resume):
-        changes = {"checkpoint_interval": 50, "keep_checkpoints": 2, "max_steps": max_steps}
-        everything = load_run_settings(None, overrides={"default_settings": QUICK | changes})
-        train_in(Called(f"{name}?team=0"), everything, exporter=publish, resume=resume)
+        settings = everything(checkpoint_interval=50, keep_checkpoints=2, max_steps=max_steps)
+        train_in(Called(f"{name}?team=0"), settings, exporter=publish, resume=resume)
 
     train(300, resume=False)
     folder = tmp_path / name
@@ -178,7 +174,7 @@ class EverySecondStep(Pair):
 
 
 def test_what_an_environment_reports_counts_for_behaviors_with_agents_in_that_step(
-    tmp_path, recorder
+    quick, tmp_path, recorder
 ):
     pair = EverySecondStep()
 
@@ -188,7 +184,13 @@ def test_what_an_environment_reports_counts_for_behaviors_with_agents_in_that_st
                 return {}
             return {"Game/Score": [(2.0, StatsAggregationMethod.AVERAGE)]}
 
-    pipeline.train(Reports(pair), settings(400, 400), seed=1, run_dir=tmp_path, sinks=[recorder])
+    pipeline.train(
+        Reports(pair),
+        quick("One", "Two", max_steps=400),
+        seed=1,
+        run_dir=tmp_path,
+        sinks=[recorder],
+    )
     told = {
         name: [row.get("Game/Score") for who, _, row in recorder.rows if who == name]
         for name in ("One", "Two")

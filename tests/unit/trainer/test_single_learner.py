@@ -14,13 +14,8 @@ from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import Interrupted
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.settings import load_run_settings
-from pipeline.tracking.base import Tracker
 from pipeline.trainer.distributed.group import DistributedGroup
 from pipeline.trainer.distributed.sync import _LATE, LearnerSync
-from pipeline.trainer.environment import JobSpec
-from pipeline.trainer.learner import Learner
-from pipeline.trainer.loop import TrainingLoop
 from pipeline.trainer.stopping import StopRequest
 
 CPU = torch.device("cpu")
@@ -36,24 +31,21 @@ def ranks(tmp_path, monkeypatch):
     group.close()
 
 
-def loop(in_process, recorder, folder, ranks, *, trainer="ppo", resume=False, max_steps=300):
-    behavior = {
-        "trainer_type": trainer,
-        "hyperparameters": OFF_POLICY if trainer == "sac" else ON_POLICY,
-        "network_settings": {"hidden_units": 8, "num_layers": 1, "normalize": True},
-        "max_steps": max_steps,
-        "time_horizon": 8,
-        "summary_freq": 100,
-        "checkpoint_interval": 200,
-    }
-    settings = load_run_settings(None, overrides={"behaviors": {"Toy": behavior}}).with_seed(3)
-    return TrainingLoop(
-        WorkerSet([in_process(Corridor())]),
-        JobSpec(settings=settings, seed=3, run_dir=folder, resume=resume),
-        device=CPU,
-        tracker=Tracker([recorder]),
-        group=ranks,
-    )
+@pytest.fixture
+def loop(quick, make_loop, in_process, recorder, ranks):
+    def make(trainer="ppo", *, max_steps=300, **options):
+        settings = quick(
+            trainer_type=trainer,
+            hyperparameters=OFF_POLICY if trainer == "sac" else ON_POLICY,
+            network_settings={"hidden_units": 8, "num_layers": 1, "normalize": True},
+            max_steps=max_steps,
+        )
+        workers = WorkerSet([in_process(Corridor())])
+        return make_loop(
+            workers, settings, sinks=[recorder], **{"group": ranks, "seed": 3} | options
+        )
+
+    return make
 
 
 def tensors(algorithm):
@@ -67,11 +59,11 @@ def tensors(algorithm):
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
 def test_a_lone_learner_learns_what_one_without_others_learns(
-    trainer, tmp_path, in_process, recorder, ranks
+    trainer, tmp_path, loop, recorder, ranks
 ):
     results, learned, steps = [], [], []
     for name, group in (("alone", SINGLE_PROCESS), ("group", ranks)):
-        one = loop(in_process, recorder, tmp_path / name, group, trainer=trainer)
+        one = loop(trainer, run_dir=tmp_path / name, group=group)
         with one.workers:
             result = one.run(StopRequest()).behaviors["Toy"]
         results.append((result.steps, result.n_updates, result.n_episodes))
@@ -86,9 +78,7 @@ def test_a_lone_learner_learns_what_one_without_others_learns(
         torch.testing.assert_close(learned[1][name], value, atol=1e-5, rtol=1e-5, msg=name)
 
 
-def test_statistics_of_an_update_are_means_over_the_learners(
-    tmp_path, in_process, recorder, ranks, monkeypatch
-):
+def test_statistics_of_an_update_are_means_over_the_learners(loop, recorder, ranks, monkeypatch):
     mean, means = LearnerSync.mean, []
 
     def asked(self, stats):
@@ -99,7 +89,7 @@ def test_statistics_of_an_update_are_means_over_the_learners(
         return {"Losses/Policy Loss": 7.0}
 
     monkeypatch.setattr(LearnerSync, "mean", asked)
-    one = loop(in_process, recorder, tmp_path, ranks, max_steps=200)
+    one = loop(max_steps=200)
     with one.workers:
         one.run(StopRequest())
     stats, both = means[0]
@@ -122,10 +112,10 @@ class Others:
 
 @pytest.mark.parametrize("asked_by", ["its own signal", "the first process"])
 def test_a_learner_that_is_asked_to_stop_agrees_with_the_others_and_passes_it_on(
-    asked_by, tmp_path, in_process, recorder, ranks
+    asked_by, loop, ranks
 ):
     ranks.others = Others()
-    one = loop(in_process, recorder, tmp_path, ranks, max_steps=100_000)
+    one = loop(max_steps=100_000)
     request = StopRequest(15 if asked_by == "its own signal" else None)
     if not request():
         ranks.stop.signal_number = 15
@@ -136,20 +126,18 @@ def test_a_learner_that_is_asked_to_stop_agrees_with_the_others_and_passes_it_on
     assert one.learners["Toy"].step < 100
 
 
-def test_a_lone_learner_that_is_resumed_goes_on_from_the_saved_weights_and_steps(
-    tmp_path, in_process, recorder, ranks
-):
-    first = loop(in_process, recorder, tmp_path, ranks, max_steps=300)
+def test_a_lone_learner_that_is_resumed_goes_on_from_the_saved_weights_and_steps(loop):
+    first = loop(max_steps=300)
     with first.workers:
         before = first.run(StopRequest()).behaviors["Toy"]
     learned = tensors(first.learners["Toy"].algorithm)
-    again = loop(in_process, recorder, tmp_path, ranks, max_steps=300, resume=True)
+    again = loop(max_steps=300, resume=True)
     with again.workers:
         after = again.run(StopRequest()).behaviors["Toy"]
     assert (after.steps, after.n_updates) == (before.steps, before.n_updates)
     for name, value in tensors(again.learners["Toy"].algorithm).items():
         assert torch.equal(learned[name], value), name
-    longer = loop(in_process, recorder, tmp_path, ranks, max_steps=600, resume=True)
+    longer = loop(max_steps=600, resume=True)
     with longer.workers:
         result = longer.run(StopRequest()).behaviors["Toy"]
     assert result.steps >= 600
@@ -157,11 +145,10 @@ def test_a_lone_learner_that_is_resumed_goes_on_from_the_saved_weights_and_steps
 
 
 @pytest.fixture
-def member(quick, ranks):
+def member(make_learner, ranks):
     """A learner of a group, with the rows that it holds as a test says."""
     spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
-    settings = quick(max_steps=10_000).for_behavior("Toy")
-    learner = Learner("Toy", spec, settings, seed=1, device=CPU)
+    learner = make_learner(spec, max_steps=10_000)
     learner.sync = LearnerSync(learner, ranks, seed=1)
     learner.trajectories = SimpleNamespace(n_held=0, n_closed=0)
     return learner

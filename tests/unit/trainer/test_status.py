@@ -15,25 +15,13 @@ def status(tmp_path):
     return StatusFile(tmp_path)
 
 
-def entered(status, *steps, exist=True, **more):
+def entered(status, *steps):
     for step in steps:
         path = status.run_dir / "Toy" / f"Toy-{step}.pt"
         path.parent.mkdir(exist_ok=True)
-        if exist:
-            path.touch()
-        status.add("Toy", path, step=step, reward=step / 100, **more)
+        path.touch()
+        status.add("Toy", path, step=step, reward=step / 100)
     return status.read()["Toy"]
-
-
-def test_checkpoints_are_listed_with_the_last_as_the_final_one(status):
-    toy = entered(status, 100, 200, elo=1300.0)
-    assert [(one["steps"], one["reward"]) for one in toy["checkpoints"]] == [(100, 1), (200, 2)]
-    first, last = toy["checkpoints"]
-    folder = status.run_dir / "Toy"
-    assert first["file_path"] == str(folder / "Toy-100.onnx")
-    assert first["auxillary_file_paths"] == [str(folder / "Toy-100.pt")]
-    assert toy["final_checkpoint"] == last | {"file_path": str(status.run_dir / "Toy.onnx")}
-    assert toy["elo"] == 1300.0
 
 
 def test_a_checkpoint_that_is_written_again_or_gone_is_listed_once_or_not_at_all(status):

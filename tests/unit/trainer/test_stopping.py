@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -11,6 +10,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+from interpreter import variables
 
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.stopping import StopRequest, stop_on_signal
@@ -56,7 +56,7 @@ def training(folder):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        env=variables(OMP_NUM_THREADS="1"),
     )
     try:
         assert process.stdout.readline() == "in a step\n"

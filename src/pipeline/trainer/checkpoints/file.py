@@ -9,9 +9,10 @@ import zipfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 
 from pipeline import files
 from pipeline.errors import CheckpointError, SettingsError, TrainingError
@@ -20,11 +21,13 @@ from pipeline.settings import RunSettings, to_mapping
 from pipeline.settings.reader import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pipeline.protocol.specs import BehaviorSpec
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Parts of a resume file with which only as many processes as there were can go on.
 _OF_EACH_PROCESS = ("experience", "environments", "replay", "ranks")
@@ -46,8 +49,6 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
         CheckpointError: The file cannot be written; what was there before is untouched.
         TrainingError: A tensor of what was learned is not finite; the file is untouched, too.
     """
-    import torch
-
     for place in _not_finite(state):
         raise TrainingError(
             f"behavior {state.get('behavior')}, step {state['learner'].get('step')}: {place} is "
@@ -86,8 +87,6 @@ def _without_identity(value: Any, texts: dict[Any, Any]) -> Any:
 
 def digest(value: Any) -> str:
     """Return the SHA-256 of a nested value with tensors or arrays, as hexadecimal digits."""
-    import torch
-
     sha = hashlib.sha256()
 
     def add(item: Any) -> None:
@@ -110,7 +109,6 @@ def digest(value: Any) -> str:
 
 def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
     """The places of tensors that are not finite, in what was learned and what is learned from."""
-    import torch
 
     def places(value: Any, place: str) -> Iterator[str]:
         if isinstance(value, dict | list | tuple):
@@ -137,8 +135,6 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
     Raises:
         CheckpointError: The file is missing, damaged, changed, or of another format.
     """
-    import torch
-
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
@@ -182,30 +178,25 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
     return dict(state)
 
 
+def mapped(value: Any, kind: type[T], change: Callable[[T], Any]) -> Any:
+    """`value` with `change` made to everything of a kind in it, at any depth."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: mapped(item, kind, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(item, kind, change) for item in value)
+    return value
+
+
 def to_saved(value: Any) -> Any:
     """`value` with tensors in place of NumPy arrays, at any depth."""
-    import torch
-
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(value))
-    if isinstance(value, dict):
-        return {key: to_saved(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [to_saved(item) for item in value]
-    return value
+    return mapped(value, np.ndarray, lambda item: torch.from_numpy(np.ascontiguousarray(item)))
 
 
 def from_saved(value: Any) -> Any:
     """What `to_saved` was given; arrays are new and may be written to."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.cpu().numpy().copy()
-    if isinstance(value, dict):
-        return {key: from_saved(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [from_saved(item) for item in value]
-    return value
+    return mapped(value, torch.Tensor, lambda item: item.cpu().numpy().copy())
 
 
 def reason_of(error: Exception) -> str:

@@ -240,7 +240,10 @@ class CheckpointManager:
                     self.exporter(resumed, resumed.parent, label=f"-{learner.step}")
                 files.write_whole(target, newest.read_bytes())
             _log.info("Copied %s to %s.", newest, target)
-            self._export_best(learner.name)
+            best = self._file(learner.name, BEST_FILE)
+            if best.is_file():
+                with _written(best.with_name(f"{learner.name}-best.onnx"), "the best policy"):
+                    self.exporter(best, best.parent, label="-best")
 
     def _save_together(self, states: Mapping[str, dict[str, Any]]) -> None:
         """Write all behaviors' resume files; a kill leaves all of one moment, or of the other.
@@ -274,12 +277,6 @@ class CheckpointManager:
         for name, state in self._unsaved_best.items():
             save_checkpoint(self._file(name, BEST_FILE), state)
         self._unsaved_best.clear()
-
-    def _export_best(self, name: str) -> None:
-        if self.exporter is not None and self._file(name, BEST_FILE).is_file():
-            target = self._file(name, f"{name}-best.onnx")
-            with _written(target, "the best policy"):
-                self.exporter(self._file(name, BEST_FILE), target.parent, label="-best")
 
 
 class NullCheckpointManager(CheckpointManager):

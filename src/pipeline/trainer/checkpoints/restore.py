@@ -20,7 +20,9 @@ from pipeline.trainer.checkpoints.file import (
     reason_of,
     refuse_missing,
 )
+from pipeline.trainer.checkpoints.manager import CheckpointManager
 from pipeline.trainer.checkpoints.replay_files import load_replay
+from pipeline.trainer.supported import algorithm_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -135,8 +137,6 @@ def resumes_exactly(run_dir: Path, settings: RunSettings, *, n_learners: int = 1
     Raises:
         CheckpointError: A resume file cannot be read.
     """
-    from pipeline.trainer.checkpoints.manager import CheckpointManager
-
     states = CheckpointManager(run_dir, settings).saved()
     runs = [state.get("run") or {} for state in states.values()]
     if any(run != runs[0] or run.get("interrupted") for run in runs):
@@ -182,8 +182,6 @@ def load_policy(path: Path) -> SavedPolicy:
     Raises:
         CheckpointError: The file cannot be read or used.
     """
-    from pipeline.trainer.supported import algorithm_of
-
     state = load_checkpoint(path)
     try:
         name = str(state["behavior"])

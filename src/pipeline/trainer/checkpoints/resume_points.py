@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from pipeline.errors import PipelineError, one_line
-from pipeline.trainer.checkpoints.file import to_saved
+from pipeline.trainer.checkpoints.file import mapped, to_saved
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -129,7 +129,8 @@ class ResumePoints:
         self.is_pending = True
         if self._workers.is_split:
             # Copied, because the next step changes tensors in place before the states are here.
-            self._states = {name: _copied(state) for name, state in states.items()}
+            copied = mapped(states, torch.Tensor, lambda tensor: tensor.detach().clone())
+            self._states = mapped(copied, np.ndarray, np.ndarray.copy)
         else:
             self._states = states
             self.complete()
@@ -260,16 +261,3 @@ def resume_points(
     if synchronizer.group is None:
         return ResumePoints(keeper, workers, interval_s)
     return JointResumePoints(keeper, workers, interval_s, synchronizer)
-
-
-def _copied(value: Any) -> Any:
-    """`value` with tensors and arrays of its own."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_copied(item) for item in value)
-    return value
