@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from types import SimpleNamespace
 
+import gymnasium
 import pytest
 from stops_after import StopsAfter
 from toys import Corridor
 
+import pipeline
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import Interrupted
+from pipeline.settings import load_run_settings
 from pipeline.stages import train
 from pipeline.stages.export import publish
 from pipeline.stages.shared import provenance
 from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 from pipeline.trainer.checkpoints.manager import CheckpointManager
-from pipeline.trainer.checkpoints.restore import resumes_exactly
+from pipeline.trainer.checkpoints.restore import load_policy, resumes_exactly
 from pipeline.trainer.stopping import StopRequest
 
 
@@ -128,6 +133,48 @@ def test_exact_required_empties_what_cannot_go_on_exactly(
     train._begin_anew_if_not_exact(stage, attempt, quick())
     assert attempt.resumed is not begins_anew
     assert (not any(tmp_path.iterdir())) is begins_anew
+
+
+class Coin(gymnasium.Env):
+    """Of Gymnasium, without a state; ends the process's training at a step if asked to."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, stop_at=0):
+        self.n_left = stop_at
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002  # as Gymnasium calls it
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.n_left -= 1
+        if self.n_left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return self.observation_space.sample(), float(action), self.n_left % 7 == 0, False, {}
+
+
+def test_a_gymnasium_environment_without_state_says_so_and_its_policy_too(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    numbers = {"batch_size": 16, "buffer_size": 64}
+    behavior = {"trainer_type": "ppo", "hyperparameters": numbers, "max_steps": 400}
+    settings = {"default_settings": behavior}
+    with pytest.raises(Interrupted):
+        pipeline.train(Coin(stop_at=200), settings, seed=1, run_dir=tmp_path)
+    assert "can be resumed but not exactly: the environments then begin new" in caplog.text
+    read = load_run_settings(None, overrides=settings)
+    assert not resumes_exactly(tmp_path, read)
+    result = pipeline.train(Coin(), settings, seed=1, run_dir=tmp_path, resume=True)
+    (policy,) = (one.checkpoint for one in result.behaviors.values())
+    assert load_policy(policy).interrupted == list(result.interrupted) == [200]
+    attempt = SimpleNamespace(run=tmp_path, resumed=True)
+    stage = SimpleNamespace(
+        experiment=SimpleNamespace(exact="required", learners=1), instance="first/seed1"
+    )
+    longer = load_run_settings(None, overrides={"default_settings": behavior | {"max_steps": 800}})
+    train._begin_anew_if_not_exact(stage, attempt, longer)
+    assert not attempt.resumed
 
 
 def test_numbered_checkpoints_of_later_moments_go_where_a_run_goes_on_exactly(run, tmp_path):
