@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from project import commit, run
+from project import commit, run, set_params
 
 pytestmark = pytest.mark.slow
 
 
 def test_an_environment_of_gymnasium_is_trained_in_and_evaluated(project: Path):
-    shutil.copy(Path(__file__).with_name("bridged.yaml"), project / "params.yaml")
-    run(project, "python", "-m", "pipeline.cli", "plan")
+    set_params(project, Path(__file__).with_name("bridged.yaml").read_text())
     commit(project, "bridged")
     run(project, "dvc", "repro")
     described = json.loads((project / "build/env/cart/environment.json").read_text())

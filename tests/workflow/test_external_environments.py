@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from made_archives import digest
-from project import run
+from project import run, set_params
 
 pytestmark = pytest.mark.usefixtures("private_cache")
 
@@ -76,8 +76,7 @@ def train(project: Path) -> dict:
 
 def set_up(project: Path, name: str, source: str) -> None:
     text = f"environments:\n  {name}:\n{source}{EXPERIMENT.format(environment=name)}"
-    (project / "params.yaml").write_text(text)
-    run(project, sys.executable, "-m", "pipeline.cli", "plan")
+    set_params(project, text)
 
 
 @pytest.mark.slow
@@ -124,11 +123,11 @@ def test_what_has_changed_is_taken_again_and_what_has_not_is_not(project, engine
     (build / "Game.x86_64").write_text("#!/bin/sh\n")
     (build / "data/level").write_text("one")
     shutil.copy(ROOMS, module)
-    (project / "params.yaml").write_text(
+    set_params(
+        project,
         "environments:\n  mine:\n    source: path\n    path: builds/mine\n"
-        "  own: rooms:Rooms\nexperiments: {}\n"
+        "  own: rooms:Rooms\nexperiments: {}\n",
     )
-    run(project, sys.executable, "-m", "pipeline.cli", "plan")
     if engine == "dvc":
         command = ["dvc", "repro", "env_path@mine", "env_path@own"]
     else:

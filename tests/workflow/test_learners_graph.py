@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from project import commit, run
-
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import write_plan
+from project import commit, run, set_params
 
 HERE = Path(__file__).parent
 
@@ -22,8 +19,7 @@ def test_the_stage_trains_with_two_learners(project: Path):
     plain = content["experiments"]["plain"]
     plain |= {"learners": 2, "resources": {"memory_mb": 700, "gpus": 1}}
     content["experiments"] = {"plain": plain}
-    (project / "params.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-    write_plan(load_params(project / "params.yaml"), project / "workflow/runs.yaml")
+    set_params(project, yaml.safe_dump(content, sort_keys=False))
     commit(project, "with two learners")
     snakemake = ("snakemake", "--cores", "2", "--quiet", "all")
     made = project / "results/train/plain/seed1"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.tracking import names
-from pipeline.tracking.base import Tracker, Update
+from pipeline.tracking.base import Update
 from pipeline.tracking.timers import TimersSink, process_facts
 
 
@@ -113,12 +113,3 @@ def test_metadata_is_text_with_the_keys_that_readers_know(sink, clock):
     }
     assert told["communication_protocol_version"] == "1.5.0"
     assert all(isinstance(value, str) and value != "unknown" for value in told.values())
-
-
-def test_the_tracker_brings_summaries_and_updates(sink):
-    with Tracker([sink]) as tracker:
-        tracker.metrics("B", {names.REWARD: 1.0}, 10)
-        tracker.updated("B", Update(step=10, update_s=1.0, n_episodes=1, recent_returns=[1.0]))
-    tree = json.loads(sink.path.read_text())
-    learning = tree["children"]["TrainerController.start_learning"]
-    assert learning["children"]["_update_policy"]["count"] == 1

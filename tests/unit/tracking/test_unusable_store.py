@@ -8,16 +8,17 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from interpreter import python
+from mlflow_runs import key
 
 from pipeline import cli
 from pipeline.errors import PipelineError
 from pipeline.tracking.mlflow_run import MlflowRun
 from pipeline.tracking.mlflow_store import Store
-from pipeline.tracking.run_metadata import RunKey
 
 LIMIT_S = 15.0
 """MLflow itself would try for 100 s."""
@@ -63,10 +64,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def stage(root: Path) -> MlflowRun:
-    record = root.parent / "record.json"
-    run = MlflowRun(
-        RunKey(experiment="walk", seed=1, stage="train", fingerprint="a", root=root, record=record)
-    )
+    run = MlflowRun(replace(key(root, "train"), record=root.parent / "record.json"))
     run.results({"mean_reward": 1.0})
     run.end()
     return run
