@@ -77,11 +77,6 @@ def test_intervals_over_three_seeds_cover_less_than_they_say_and_over_ten_nearly
     assert coverage(10) == pytest.approx(0.94, abs=0.05)
 
 
-def test_no_scores_have_no_interval():
-    with pytest.raises(ValueError, match="at least one score"):
-        statistics.iqm_interval(np.zeros(0), np.random.default_rng(0))
-
-
 def test_a_detectable_difference_is_detected_in_four_of_five_repetitions():
     rng = np.random.default_rng(5)
     # the pooled variance of these is exactly 4
