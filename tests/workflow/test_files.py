@@ -6,12 +6,11 @@ import re
 from pathlib import Path
 
 import yaml
-from project import run
+from project import ROOT, run
 
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import plan
 
-ROOT = Path(__file__).resolve().parents[2]
 CONDA = "Specify a conda environment or container for each rule."
 
 

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 from dags import CHECK, Node, differences, dvc_before, dvc_nodes, snakemake_nodes
-from project import copy_project
-
-ROOT = Path(__file__).resolve().parents[2]
+from project import ROOT, copy_project
 
 
 def test_both_engines_describe_the_same_dag():
