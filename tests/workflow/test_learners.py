@@ -9,7 +9,6 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 from learn_command import PPO, Learning, checkpoint, gone, write
 
 if TYPE_CHECKING:
@@ -20,12 +19,12 @@ SUFFIXES = (".pt", ".onnx", ".npz")
 
 @pytest.fixture
 def learn(started, packed, tmp_path):
-    """Starts `pipeline learn` with two learners in `tmp_path`."""
+    """Starts `pipeline learn` with two learners in `tmp_path`, with these settings beside PPO's."""
     build = packed("balance_ball", tmp_path / "balance_ball")
-    write(tmp_path, PPO)
 
-    def start(*more: str, launcher: tuple[str, ...] = (), seed: int = 3) -> Learning:
-        options = ["learn", "config.yaml", "--env", str(build), "--seed", str(seed), *more]
+    def start(*more: str, launcher: tuple[str, ...] = (), **settings: object) -> Learning:
+        write(tmp_path, PPO | settings)
+        options = ["learn", "config.yaml", "--env", str(build), "--seed", "3", *more]
         options += [] if launcher or "--learners" in more else ["--learners", "2"]
         return started(*launcher, "pipeline.cli", *options)
 
@@ -61,10 +60,10 @@ def test_two_learners_give_the_same_bytes_again_and_under_torchrun(learn, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["first", "second"])
 def test_two_killed_learners_leave_nothing_and_go_on_exactly_when_resumed(learn, tmp_path, victim):
-    write(tmp_path, PPO | {"max_steps": 20_000, "checkpoint_interval": 1000})
-    whole = learn("--run-id", "b")
+    settings = {"max_steps": 20_000, "checkpoint_interval": 1000}
+    whole = learn("--run-id", "b", **settings)
     assert whole.end() == 0, whole.told
-    one = learn("--run-id", "a")
+    one = learn("--run-id", "a", **settings)
     one.until(r"Exported .*3DBall-2\d\d\d\.onnx")
     processes = one.processes()
     assert len(processes) == 4  # two learners, an environment each
@@ -73,7 +72,7 @@ def test_two_killed_learners_leave_nothing_and_go_on_exactly_when_resumed(learn,
     one.end()
     before = checkpoint(tmp_path, "a")
     assert len(before["ranks"]) == 1
-    again = learn("--run-id", "a", "--resume")
+    again = learn("--run-id", "a", "--resume", **settings)
     assert again.end() == 0, again.told
     assert f"Resuming training of 3DBall from step {before['learner']['step']}." in again.told
     assert results(tmp_path, "a") == results(tmp_path, "b")
@@ -81,14 +80,12 @@ def test_two_killed_learners_leave_nothing_and_go_on_exactly_when_resumed(learn,
 
 @pytest.mark.slow
 def test_another_number_of_learners_goes_on_but_not_exactly(learn, tmp_path):
-    write(tmp_path, PPO | {"max_steps": 1_000_000, "checkpoint_interval": 1000})
-    one = learn("--run-id", "a")
+    one = learn("--run-id", "a", max_steps=1_000_000, checkpoint_interval=1000)
     one.until(r"Exported .*3DBall-2\d\d\d\.onnx")
     one.process.kill()
     one.end()
     step = checkpoint(tmp_path, "a")["learner"]["step"]
-    write(tmp_path, PPO | {"max_steps": step + 1000})
-    again = learn("--run-id", "a", "--resume", "--learners", "1")
+    again = learn("--run-id", "a", "--resume", "--learners", "1", max_steps=step + 1000)
     assert again.end() == 0, again.told
     assert checkpoint(tmp_path, "a")["run"]["interrupted"] == [step]
 
@@ -115,10 +112,7 @@ def results(folder: Path, run: str) -> dict[str, str]:
 def test_the_end_of_another_learner_is_told_in_one_line_and_leaves_no_orphans(
     learn, tmp_path, victim, said
 ):
-    restarts = {"env_settings": {"max_lifetime_restarts": 0}}
-    behaviors = {"behaviors": {"3DBall": PPO | {"max_steps": 1_000_000}}}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(behaviors | restarts))
-    one = learn("--run-id", "a")
+    one = learn("--run-id", "a", "--max-lifetime-restarts", "0", max_steps=1_000_000)
     one.until(r"Step: 1000\.")
     processes = one.processes()
     (environment,) = one.follower.children()
@@ -130,8 +124,7 @@ def test_the_end_of_another_learner_is_told_in_one_line_and_leaves_no_orphans(
 
 @pytest.mark.slow
 def test_a_signal_saves_once_and_ends_all_learners(learn, tmp_path):
-    write(tmp_path, PPO | {"max_steps": 1_000_000})
-    one = learn("--run-id", "a")
+    one = learn("--run-id", "a", max_steps=1_000_000)
     one.until(r"Step: 1000\.")
     processes = one.processes()
     one.process.send_signal(signal.SIGUSR1)
@@ -150,8 +143,7 @@ def test_other_algorithms_learn_with_two_learners_too(learn, tmp_path, algorithm
     rows = {"batch_size": 64, "buffer_size": 512}
     if algorithm == "sac":
         rows = {"batch_size": 32, "buffer_size": 4000, "steps_per_update": 10}
-    write(tmp_path, PPO | {"trainer_type": algorithm, "hyperparameters": rows, "max_steps": 2000})
-    one = learn("--run-id", "a")
+    one = learn("--run-id", "a", trainer_type=algorithm, hyperparameters=rows, max_steps=2000)
     assert one.end() == 0, one.told
     state = checkpoint(tmp_path, "a")["learner"]
     assert state["step"] >= 2000
@@ -161,8 +153,7 @@ def test_other_algorithms_learn_with_two_learners_too(learn, tmp_path, algorithm
 
 def test_what_several_learners_cannot_do_is_one_line_and_leaves_nothing(learn, tmp_path):
     rows = {"batch_size": 65, "buffer_size": 520}
-    write(tmp_path, PPO | {"trainer_type": "sac", "hyperparameters": rows})
-    one = learn("--run-id", "a")
+    one = learn("--run-id", "a", trainer_type="sac", hyperparameters=rows)
     assert one.end() == 2
     assert "3DBall.hyperparameters.batch_size: 65 cannot be shared equally" in one.error()
     assert not (tmp_path / "results").exists()

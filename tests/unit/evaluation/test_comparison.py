@@ -64,15 +64,11 @@ def test_what_is_no_curve_is_refused(steps, returns):
 
 
 def experiments():
+    slow, fast = ("slow", 4.0, [0, 1, 2, 10], 8.0), ("fast", 9.0, [0, 9, 9, 10], 6.0)
     return [
-        *(
-            outcome("slow", k, evaluated=4.0 + k, returns=[0, 1, 2, 10], seconds=8.0)
-            for k in range(5)
-        ),
-        *(
-            outcome("fast", k, evaluated=9.0 + k, returns=[0, 9, 9, 10], seconds=6.0)
-            for k in range(5)
-        ),
+        outcome(name, k, evaluated=score + k, returns=returns, seconds=seconds)
+        for name, score, returns, seconds in (slow, fast)
+        for k in range(5)
     ]
 
 

@@ -56,7 +56,9 @@ def params(tmp_path: Path) -> Params:
     return load_params(tmp_path / "params.yaml")
 
 
-def test_trials_are_listed_best_first_with_what_they_changed(tmp_path: Path, params: Params):
+def test_trials_are_listed_best_first_and_the_best_is_told_with_its_score_on_fresh_seeds(
+    tmp_path: Path, params: Params
+):
     [found] = report.searches(tmp_path, params)
     assert found.header == ("Trial", "Rank", "mean_return", "learning_rate", "hidden_units")
     assert found.rows == [
@@ -64,10 +66,6 @@ def test_trials_are_listed_best_first_with_what_they_changed(tmp_path: Path, par
         ("rates/003", "2", "3", "-", "64"),
         ("rates/001", "3", "1.5", "0.1", "-"),
     ]
-
-
-def test_the_best_is_told_with_its_score_on_fresh_seeds(tmp_path: Path, params: Params):
-    [found] = report.searches(tmp_path, params)
     assert (
         "The best, rates/002, came to 4.5 on the fresh seeds 11, 12 (4, 5), after 6 in the sweep."
     ) in found.notes[1]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,22 +11,15 @@ from pipeline.tracking.base import Update
 from pipeline.tracking.timers import TimersSink, process_facts
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> SimpleNamespace:
+    return SimpleNamespace(now=100.0)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def sink(tmp_path: Path, clock: Clock) -> TimersSink:
-    return TimersSink(tmp_path / "run_logs/timers.json", metadata={"trainer": "us"}, clock=clock)
+def sink(tmp_path: Path, clock: SimpleNamespace) -> TimersSink:
+    path = tmp_path / "run_logs/timers.json"
+    return TimersSink(path, metadata={"trainer": "us"}, clock=lambda: clock.now)
 
 
 SECONDS = {"environment": 3.0, "wire": 1.0, "inference": 2.0, "storage": 0.5, "update": 1.5}
