@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+import mlflow_runs
 import pytest
 from project import ROOT, commit, copy_project, environment, git, run, set_params
 
@@ -166,11 +167,8 @@ def test_a_second_run_does_nothing_and_sync_works_both_ways(by_dvc: Path, by_sna
 
 
 def test_one_mlflow_run_holds_an_experiment_and_seed(by_dvc: Path):
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{by_dvc / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("pipeline")
-    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    client = mlflow_runs.client(by_dvc)
+    runs = {run.info.run_name: run for run in client.search_runs(["1"])}
     assert set(runs) == {"plain-seed1", "cloned-seed1"}
     for found in runs.values():
         assert found.info.status == "FINISHED"
@@ -183,29 +181,24 @@ def test_one_mlflow_run_holds_an_experiment_and_seed(by_dvc: Path):
         name = "Environment/Cumulative Reward"
         history = client.get_metric_history(found.info.run_id, name)
         assert [point.step for point in history] == [1000, 2000, 3000, 4000]
-        assert json.loads((by_dvc / f"results/evaluate/{name_of(found)}/metrics.json").read_text())[
-            "3DBall"
-        ]["mean_return"] == pytest.approx(found.data.metrics["evaluate/mean_return"])
+        place = found.info.run_name.replace("-seed", "/seed")
+        played = json.loads((by_dvc / f"results/evaluate/{place}/metrics.json").read_text())
+        mean = pytest.approx(found.data.metrics["evaluate/mean_return"])
+        assert played["3DBall"]["mean_return"] == mean
         paths = {one.path for one in client.list_artifacts(found.info.run_id, "evaluate")}
         assert "evaluate/returns.png" in paths
         assert ("evaluate/median.gif" in paths) == (found.info.run_name == "cloned-seed1")
     assert "pretrain/loss" in runs["cloned-seed1"].data.metrics
     data = {one.dataset.name for one in runs["cloned-seed1"].inputs.dataset_inputs}
     assert data == {"balance_ball", "balance_ball_expert"}
-    models = client.search_logged_models([experiment.experiment_id])
+    models = client.search_logged_models(["1"])
     assert {model.source_run_id for model in models} == {r.info.run_id for r in runs.values()}
-
-
-def name_of(found) -> str:
-    return found.info.run_name.replace("-seed", "/seed")
 
 
 def test_the_best_policy_has_the_alias_and_its_row_leads_to_the_revision_and_back(
     by_dvc: Path, copied: Path
 ):
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{by_dvc / 'mlflow.db'}")
+    client = mlflow_runs.client(by_dvc)
     (model,) = client.search_registered_models()
     assert model.name == "balance_ball.3DBall"
     versions = client.search_model_versions(f"name = '{model.name}'")
@@ -228,10 +221,7 @@ def test_the_best_policy_has_the_alias_and_its_row_leads_to_the_revision_and_bac
 
 def rows_of(root: Path) -> dict[str, dict]:
     """Everything that MLflow says of each run, by the run's name."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{root / 'mlflow.db'}")
-    found = client.search_runs(["1"], "tags.`pipeline.current` = 'yes'")
+    found = mlflow_runs.client(root).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
     assert len({run.info.run_name for run in found}) == len(found)
     return {run.info.run_name: run.to_dictionary() for run in found}
 

@@ -314,10 +314,8 @@ def test_points_that_a_killed_attempt_took_along_are_filled_in_from_the_curve(tm
     made = finished(run)
     assert client(tmp_path).get_run(made).data.metrics.get("train/training_s") is None
     for name, wanted in ((names.REWARD, [1.0, 2.0, 3.0]), ("Losses/Q1 Loss", [0.5, 0.5, 0.5])):
-        history = client(tmp_path).get_metric_history(made, f"Walker/{name}")
-        assert sorted((p.step, p.value) for p in history) == list(
-            zip((1000, 2000, 3000), wanted, strict=True)
-        )
+        history = steps_of(made, tmp_path, f"Walker/{name}")
+        assert sorted(history) == [*zip((1000, 2000, 3000), wanted, strict=True)]
 
 
 def played(root: Path, seed: int, score: float, build: str = "first", **tags: str) -> str:
