@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from made_archives import digest
-from project import run, set_params
+from project import commit, run, set_params
 
 pytestmark = pytest.mark.usefixtures("private_cache")
 
@@ -149,3 +150,21 @@ def test_what_has_changed_is_taken_again_and_what_has_not_is_not(project, engine
 def _stamps(project: Path) -> list[tuple[str, int]]:
     found = (project / "results/.work/env").rglob("stage.json")
     return [(str(path), path.stat().st_mtime_ns) for path in found]
+
+
+@pytest.mark.slow
+def test_an_environment_of_gymnasium_is_trained_in_and_evaluated(project: Path):
+    set_params(project, Path(__file__).with_name("bridged.yaml").read_text())
+    commit(project, "bridged")
+    run(project, "dvc", "repro")
+    cart = described(project, "cart")
+    assert (cart["source"], cart["simulator"]) == ("gymnasium", None)
+    place = project / "results"
+    trained = json.loads((place / "train/cart_ppo/seed1/metrics.json").read_text())
+    assert trained["CartPole-v1"]["steps"] >= 2000
+    with (place / "evaluate/cart_ppo/seed1/episodes.csv").open(newline="") as file:
+        episodes = list(csv.DictReader(file))
+    assert len(episodes) == 4
+    for episode in episodes:
+        # sutton_barto_reward: nothing for each step, -1 for falling
+        assert float(episode["episode_return"]) == (0 if episode["interrupted"] == "True" else -1)

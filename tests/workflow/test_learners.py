@@ -6,13 +6,12 @@ import hashlib
 import json
 import re
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+import yaml
 from learn_command import PPO, Learning, checkpoint, gone, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from project import commit, run, set_params
 
 SUFFIXES = (".pt", ".onnx", ".npz")
 
@@ -34,8 +33,8 @@ def learn(started, packed, tmp_path):
 @pytest.mark.slow
 def test_two_learners_give_the_same_bytes_again_and_under_torchrun(learn, tmp_path):
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
-    for run, how in (("a", ()), ("b", launcher)):
-        one = learn("--run-id", run, launcher=how)
+    for run_id, how in (("a", ()), ("b", launcher)):
+        one = learn("--run-id", run_id, launcher=how)
         assert one.end() == 0, one.told
         assert "Trained with seed 3" in one.told
     a, b = tmp_path / "results" / "a", tmp_path / "results" / "b"
@@ -157,3 +156,27 @@ def test_what_several_learners_cannot_do_is_one_line_and_leaves_nothing(learn, t
     assert one.end() == 2
     assert "3DBall.hyperparameters.batch_size: 65 cannot be shared equally" in one.error()
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.slow
+def test_the_stage_trains_with_two_learners(project: Path):
+    """`learners: 2` of an experiment in params.yaml, through the same rule of both engines."""
+    content = yaml.safe_load(Path(__file__).with_name("tiny.yaml").read_text())
+    plain = content["experiments"]["plain"]
+    plain |= {"learners": 2, "resources": {"memory_mb": 700, "gpus": 1}}
+    content["experiments"] = {"plain": plain}
+    set_params(project, yaml.safe_dump(content, sort_keys=False))
+    commit(project, "with two learners")
+    snakemake = ("snakemake", "--cores", "2", "--quiet", "all")
+    made = project / "results/train/plain/seed1"
+    run(project, *snakemake, "--", "results/train/plain/seed1/policy.pt")
+    metrics = json.loads((made / "metrics.json").read_text())["3DBall"]
+    assert metrics["steps"] >= 4000
+    work = project / "results/.work/train/plain/seed1"
+    facts = json.loads((work / "stage.json").read_text())
+    assert facts["params"]["learners"] == 2
+    assert (work / "run/logs/learner-1.log").is_file()
+    run(project, "dvc", "init", "--force", "--quiet")
+    run(project, "dvc", "repro", "check")  # a dry run needs the files that the others depend on
+    status = run(project, "dvc", "repro", "--dry", "train@plain-1").stdout
+    assert "python workflow/scripts/train.py plain --seed 1" in status
