@@ -52,6 +52,16 @@ def test_few_seeds_are_said_to_be_few():
     assert statistics.caution(5) == ""
 
 
+def test_intervals_over_three_seeds_cover_less_than_they_say_and_over_ten_nearly_that():
+    def coverage(n_seeds: int) -> float:
+        rng = np.random.default_rng(1)
+        found = [statistics.iqm_interval(rng.normal(0.0, 1.0, n_seeds), rng) for _ in range(300)]
+        return float(np.mean([low <= 0.0 <= high for low, high in found]))
+
+    assert coverage(3) == pytest.approx(0.74, abs=0.08)
+    assert coverage(10) == pytest.approx(0.94, abs=0.05)
+
+
 def test_a_detectable_difference_is_detected_in_four_of_five_repetitions():
     rng = np.random.default_rng(5)
     # the pooled variance of these is exactly 4
@@ -71,6 +81,30 @@ def test_a_detectable_difference_needs_two_groups_that_spread():
     many = statistics.detectable_difference([np.arange(20.0), np.arange(20.0)])
     few = statistics.detectable_difference([np.arange(0.0, 20, 5), np.arange(0.0, 20, 5)])
     assert many < few
+
+
+def held(n_seeds: int, draw) -> float:
+    """Share of repetitions in which the interval of n seeds holds one more."""
+    rng = np.random.default_rng(7)
+    found = []
+    for _ in range(2000):
+        low, high = statistics.tolerance_interval(draw(rng, n_seeds))
+        found.append(low <= draw(rng, 1)[0] <= high)
+    return float(np.mean(found))
+
+
+def test_a_tolerance_interval_holds_a_new_seed_in_nine_of_ten_cases():
+    def normal(rng, n):
+        return rng.normal(3.0, 2.0, n)
+
+    def skewed(rng, n):
+        return rng.exponential(1.0, n) ** 2
+
+    assert held(5, normal) == pytest.approx(0.9, abs=0.02)
+    assert held(10, normal) == pytest.approx(0.9, abs=0.02)
+    # of any distribution once the scores themselves are the ends
+    assert held(19, skewed) == pytest.approx(0.9, abs=0.02)
+    assert held(39, skewed) == pytest.approx(0.9, abs=0.02)
 
 
 def test_a_tolerance_interval_is_that_of_the_tables():
