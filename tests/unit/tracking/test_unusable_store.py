@@ -24,14 +24,6 @@ LIMIT_S = 15.0
 """MLflow itself would try for 100 s."""
 
 
-def a_folder(path: Path) -> None:
-    path.mkdir()
-
-
-def no_database(path: Path) -> None:
-    path.write_bytes(b"no database" * 1000)
-
-
 def cut_off(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE t (x)")
@@ -44,9 +36,9 @@ def in_a_file(path: Path) -> None:
     path.parent.write_text("in the place of the checkout")
 
 
-BROKEN: dict[str, Callable[[Path], None]] = {
-    "a folder in its place": a_folder,
-    "no database": no_database,
+BROKEN: dict[str, Callable[[Path], object]] = {
+    "a folder in its place": Path.mkdir,
+    "no database": lambda path: path.write_bytes(b"no database" * 1000),
     "a damaged database": cut_off,
     "a file in the checkout's place": in_a_file,
 }
