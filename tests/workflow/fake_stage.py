@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 stage, arguments = Path(__file__).stem, sys.argv[1:]
-name = arguments[0] if arguments else "all"
+name = arguments[0] if arguments else ""
 run = f"{name}/seed{arguments[2]}" if len(arguments) == 3 else name
 params = yaml.safe_load(Path("params.yaml").read_text())
 tables = yaml.safe_load(Path("workflow/runs.yaml").read_text())["runs"]
@@ -32,31 +32,20 @@ FOLDERS = {
     "sweep": [f"results/evaluate/{name}"],
     "report": ["results/evaluate"],
 }
+LEARNED = ("policy.pt", "metrics.json", "progress.csv")
+TABLES = ("comparison.csv", "improvement.csv", "learning.csv")
+FILES = {
+    "pretrain": LEARNED,
+    "train": LEARNED,
+    "export": ("model.onnx",),
+    "evaluate": ("returns.png", "episodes.csv", "metrics.json"),
+    "sweep": ("best.json", "metrics.json", "trials.csv"),
+    "report": ("report.html", "report.md", "figures/a.png", *TABLES, "summary.json"),
+}
 OUTPUTS = {
     "env": [f"build/env/{name}/program"],
     "demos": [f"data/demos/{name}.demo", f"results/demos/{name}.json"],
-    "pretrain": [
-        f"results/pretrain/{run}/{n}" for n in ("policy.pt", "metrics.json", "progress.csv")
-    ],
-    "train": [f"results/train/{run}/{n}" for n in ("policy.pt", "metrics.json", "progress.csv")],
-    "export": [f"results/export/{run}/model.onnx"],
-    "evaluate": [
-        f"results/evaluate/{run}/{n}" for n in ("returns.png", "episodes.csv", "metrics.json")
-    ],
-    "sweep": [f"results/sweep/{name}/{n}" for n in ("best.json", "metrics.json", "trials.csv")],
-    "report": [
-        f"results/report/{n}"
-        for n in (
-            "report.html",
-            "report.md",
-            "figures/a.png",
-            "comparison.csv",
-            "improvement.csv",
-            "learning.csv",
-            "summary.json",
-        )
-    ],
-}
+} | {stage: [f"results/{stage}/{run}/{file}" for file in files] for stage, files in FILES.items()}
 digest = hashlib.sha256(json.dumps([stage, arguments]).encode())
 if stage == "train":
     digest.update(json.dumps(experiment["overrides"]).encode())

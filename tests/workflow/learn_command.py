@@ -56,6 +56,12 @@ class Learning:
         self.process.stdout.close()
         return code
 
+    def error(self) -> str:
+        """The only line that tells an error."""
+        assert "Traceback" not in self.told
+        (line,) = [line for line in self.told.splitlines() if line.startswith("error")]
+        return line
+
     @property
     def follower(self) -> psutil.Process:
         """The process of rank 1."""

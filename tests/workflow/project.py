@@ -12,6 +12,9 @@ import pytest
 from forked import forking
 from repositories import commit, git
 
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import write_plan
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ("Snakefile", "dvc.yaml", "params.yaml", "constraints.txt", ".dvcignore", ".gitignore")
 STAGES = ("env", "demos", "pretrain", "train", "export", "evaluate", "sweep", "report")
@@ -36,6 +39,13 @@ def copy_project(target: Path) -> Path:
     git(target, "init", "-q")
     commit(target, "start")
     return target
+
+
+def set_params(root: Path, text: str) -> None:
+    """Let a copy's params.yaml be this text, and plan its runs."""
+    path = root / "params.yaml"
+    path.write_text(text)
+    write_plan(load_params(path), root / "workflow/runs.yaml")
 
 
 def init_dvc(root: Path) -> None:

@@ -6,16 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from project import REPRO, copy_project, fast_stages, init_dvc, ran, run
+from project import REPRO, commit, copy_project, fast_stages, git, init_dvc, ran, run, set_params
 
 from pipeline.commands import engines
 from pipeline.commands.sync import sync
 from pipeline.errors import StageError
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import plan
-
-HERE = Path(__file__).parent
-COMMAND = ("python", "-m", "pipeline.cli")
 
 pytestmark = pytest.mark.slow
 
@@ -36,8 +33,7 @@ def built(request, tmp_path_factory) -> tuple[Path, str, list[str]]:
     text = (root / "params.yaml").read_text()
     five, three = ("".join(f"      - {seed}\n" for seed in range(1, n + 1)) for n in (5, 3))
     fewer = text.replace(five, "      - 1\n").replace(three, "      - 1\n      - 2\n")
-    (root / "params.yaml").write_text(fewer)
-    run(root, "python", "-m", "pipeline.cli", "plan")
+    set_params(root, fewer)
     init_dvc(root)
     fast_stages(root)
     return root, request.param, repro(root, request.param)
@@ -206,7 +202,7 @@ def test_a_run_that_fails_shows_the_end_of_the_failed_stages_log(toy):
         "with reporting('demos', 'collector_expert', Path.cwd()):\n"
         "    raise SystemExit('no luck')\n"
     )
-    done = run(root, *COMMAND, "run", "--engine", engine, check=False)
+    done = run(root, "pipeline", "run", "--engine", engine, check=False)
     assert done.returncode == 2
     log = "logs/demos/collector_expert.log"
     said = f"demos collector_expert failed; the end of {log}:\n  no luck\n"
@@ -215,3 +211,23 @@ def test_a_run_that_fails_shows_the_end_of_the_failed_stages_log(toy):
     # the build is there, and of the learning that needs the demonstrations not all is known to run
     assert done.stderr.startswith("stage 1 of ")
     assert done.stdout == ""
+
+
+def test_a_second_clone_pulls_from_dvcs_remote_and_only_evaluates(tmp_path: Path):
+    root, clone = copy_project(tmp_path / "project"), tmp_path / "clone"
+    text = Path(__file__).with_name("swept.yaml").read_text()
+    set_params(root, text[: text.index("sweeps:")])
+    init_dvc(fast_stages(root))
+    run(root, "dvc", "remote", "add", "--default", "store", str(tmp_path / "store"))
+    run(root, "dvc", "repro")
+    commit(root, "built")
+    run(root, "dvc", "push")
+    git(root, "clone", "-q", str(root), str(clone))
+    assert not (clone / "build").exists()
+    run(clone, "dvc", "pull")
+    run(clone, "dvc", "repro")
+    assert not (clone / "ran.log").exists()
+    path = clone / "params.yaml"
+    path.write_text(path.read_text().replace("episodes: 8", "episodes: 9"))
+    run(clone, "dvc", "repro")
+    assert (clone / "ran.log").read_text().splitlines() == ["evaluate ball --seed 1", "report"]

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 from dags import CHECK, Node, counted_before, differences, dvc_before, dvc_nodes, snakemake_nodes
-from project import ROOT, copy_project
-
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import write_plan
+from project import ROOT, copy_project, set_params
 
 HERE = Path(__file__).parent
 
@@ -28,7 +25,6 @@ class Described:
 @pytest.fixture(scope="module")
 def described(tmp_path_factory: pytest.TempPathFactory) -> Described:
     root = copy_project(tmp_path_factory.mktemp("every") / "project")
-    shutil.copy(HERE / "every_stage.yaml", root / "params.yaml")
     for name in ("Assets", "Packages", "ProjectSettings", "Library"):
         (root / "game" / name).mkdir(parents=True)
         (root / "game" / name / "some.asset").write_text(name)
@@ -41,7 +37,7 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Described:
     (root / "my_env.py").write_text("def make(seed, n_agents): pass\n")
     (root / "data/people").mkdir(parents=True)
     (root / "data/people/ball.demo").write_bytes(b"1")
-    write_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
+    set_params(root, (HERE / "every_stage.yaml").read_text())
     by_name = ({node.name: node for node in nodes(root)} for nodes in (dvc_nodes, snakemake_nodes))
     return Described(root, *by_name)
 

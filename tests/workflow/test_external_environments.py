@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from made_archives import digest
-from project import run
+from project import commit, run, set_params
 
 pytestmark = pytest.mark.usefixtures("private_cache")
 
@@ -76,8 +77,7 @@ def train(project: Path) -> dict:
 
 def set_up(project: Path, name: str, source: str) -> None:
     text = f"environments:\n  {name}:\n{source}{EXPERIMENT.format(environment=name)}"
-    (project / "params.yaml").write_text(text)
-    run(project, sys.executable, "-m", "pipeline.cli", "plan")
+    set_params(project, text)
 
 
 @pytest.mark.slow
@@ -124,11 +124,11 @@ def test_what_has_changed_is_taken_again_and_what_has_not_is_not(project, engine
     (build / "Game.x86_64").write_text("#!/bin/sh\n")
     (build / "data/level").write_text("one")
     shutil.copy(ROOMS, module)
-    (project / "params.yaml").write_text(
+    set_params(
+        project,
         "environments:\n  mine:\n    source: path\n    path: builds/mine\n"
-        "  own: rooms:Rooms\nexperiments: {}\n"
+        "  own: rooms:Rooms\nexperiments: {}\n",
     )
-    run(project, sys.executable, "-m", "pipeline.cli", "plan")
     if engine == "dvc":
         command = ["dvc", "repro", "env_path@mine", "env_path@own"]
     else:
@@ -150,3 +150,21 @@ def test_what_has_changed_is_taken_again_and_what_has_not_is_not(project, engine
 def _stamps(project: Path) -> list[tuple[str, int]]:
     found = (project / "results/.work/env").rglob("stage.json")
     return [(str(path), path.stat().st_mtime_ns) for path in found]
+
+
+@pytest.mark.slow
+def test_an_environment_of_gymnasium_is_trained_in_and_evaluated(project: Path):
+    set_params(project, Path(__file__).with_name("bridged.yaml").read_text())
+    commit(project, "bridged")
+    run(project, "dvc", "repro")
+    cart = described(project, "cart")
+    assert (cart["source"], cart["simulator"]) == ("gymnasium", None)
+    place = project / "results"
+    trained = json.loads((place / "train/cart_ppo/seed1/metrics.json").read_text())
+    assert trained["CartPole-v1"]["steps"] >= 2000
+    with (place / "evaluate/cart_ppo/seed1/episodes.csv").open(newline="") as file:
+        episodes = list(csv.DictReader(file))
+    assert len(episodes) == 4
+    for episode in episodes:
+        # sutton_barto_reward: nothing for each step, -1 for falling
+        assert float(episode["episode_return"]) == (0 if episode["interrupted"] == "True" else -1)

@@ -6,12 +6,11 @@ import re
 from pathlib import Path
 
 import yaml
-from project import run
+from project import ROOT, run
 
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import plan
 
-ROOT = Path(__file__).resolve().parents[2]
 CONDA = "Specify a conda environment or container for each rule."
 
 
@@ -56,21 +55,19 @@ def test_snakemake_and_stages_refuse_a_plan_that_is_out_of_date(project: Path):
         assert "run `pipeline plan`" in " ".join((done.stdout + done.stderr).split()), command
 
 
-def test_a_stage_names_what_params_do_not_have(project: Path):
-    done = run(project, "python", "workflow/scripts/env.py", "nowhere", check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: params.yaml has no environments.nowhere")
-    command = ("python", "workflow/scripts/train.py", "grid_world_ppo", "--seed", "77")
-    done = run(project, *command, check=False)
-    assert done.returncode == 2
-    assert "experiments.grid_world_ppo.seeds" in done.stderr
-
-
-def test_a_stage_names_the_input_that_is_missing(project: Path):
-    command = ("python", "workflow/scripts/export.py", "grid_world_ppo", "--seed", "1")
-    done = run(project, *command, check=False)
-    assert done.returncode == 2
-    assert "results/train/grid_world_ppo/seed1/policy.pt does not exist" in done.stderr
+def test_a_stage_names_what_params_do_not_have_and_the_input_that_is_missing(project: Path):
+    for command, said in (
+        ("env.py nowhere", "error: params.yaml has no environments.nowhere"),
+        ("train.py grid_world_ppo --seed 77", "experiments.grid_world_ppo.seeds"),
+        (
+            "export.py grid_world_ppo --seed 1",
+            "results/train/grid_world_ppo/seed1/policy.pt does not exist",
+        ),
+    ):
+        done = run(project, "python", *f"workflow/scripts/{command}".split(), check=False)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert said in done.stderr
 
 
 def test_dvc_neither_phones_home_nor_sees_snakemakes_marks():
@@ -110,7 +107,9 @@ def test_training_is_retried_by_the_engine_and_not_inside_a_schedulers_job():
 
 
 def test_the_metrics_and_curves_are_committed_and_the_models_are_not():
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    for name in ("train", "pretrain", "evaluate"):
+        metrics = stages[name]["do"]["metrics"]
+        assert all(entry[path]["cache"] is False for entry in metrics for path in entry)
     for name in ("train", "pretrain"):
-        stage = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"][name]["do"]
-        assert all(entry[path]["cache"] is False for entry in stage["metrics"] for path in entry)
-        assert all(isinstance(entry, str) for entry in stage["outs"])
+        assert all(isinstance(entry, str) for entry in stages[name]["do"]["outs"])

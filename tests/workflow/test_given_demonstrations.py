@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from project import set_params
 
 from pipeline.commands.demo import record
 from pipeline.errors import PipelineError
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import write_plan
 from pipeline.stages.demos import record_named
 
 RECORDED = """\
@@ -25,10 +24,9 @@ GIVEN = "    file: data/people/food.demo\n"
 @pytest.fixture
 def given(project: Path) -> Path:
     """A copy of the project whose demonstrations are a file."""
-    path = project / "params.yaml"
-    assert RECORDED in path.read_text()
-    path.write_text(path.read_text().replace(RECORDED, GIVEN))
-    write_plan(load_params(path), project / "workflow/runs.yaml")
+    text = (project / "params.yaml").read_text()
+    assert RECORDED in text
+    set_params(project, text.replace(RECORDED, GIVEN))
     (project / "data/people").mkdir(parents=True)
     return project
 

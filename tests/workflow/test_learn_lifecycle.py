@@ -7,9 +7,7 @@ import signal
 
 import psutil
 import pytest
-from learn_command import PPO, write
-
-from pipeline.trainer.checkpoints.file import load_checkpoint
+from learn_command import PPO, checkpoint, write
 
 
 @pytest.fixture
@@ -29,8 +27,8 @@ def learn(started, packed, tmp_path):
     return run
 
 
-def step_of(folder) -> int:
-    return int(load_checkpoint(folder / "3DBall" / "checkpoint.pt")["learner"]["step"])
+def step_of(run) -> int:
+    return checkpoint(run.parents[1], run.name)["learner"]["step"]
 
 
 @pytest.mark.slow

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml
 from learn_command import PPO, Learning, checkpoint, gone, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from project import commit, run, set_params
 
 SUFFIXES = (".pt", ".onnx", ".npz")
 
 
 @pytest.fixture
 def learn(started, packed, tmp_path):
-    """Starts `pipeline learn` with two learners in `tmp_path`."""
+    """Starts `pipeline learn` with two learners in `tmp_path`, with these settings beside PPO's."""
     build = packed("balance_ball", tmp_path / "balance_ball")
-    write(tmp_path, PPO)
 
-    def start(*more: str, launcher: tuple[str, ...] = (), seed: int = 3) -> Learning:
-        options = ["learn", "config.yaml", "--env", str(build), "--seed", str(seed), *more]
+    def start(*more: str, launcher: tuple[str, ...] = (), **settings: object) -> Learning:
+        write(tmp_path, PPO | settings)
+        options = ["learn", "config.yaml", "--env", str(build), "--seed", "3", *more]
         options += [] if launcher or "--learners" in more else ["--learners", "2"]
         return started(*launcher, "pipeline.cli", *options)
 
@@ -34,8 +33,8 @@ def learn(started, packed, tmp_path):
 @pytest.mark.slow
 def test_two_learners_give_the_same_bytes_again_and_under_torchrun(learn, tmp_path):
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
-    for run, how in (("a", ()), ("b", launcher)):
-        one = learn("--run-id", run, launcher=how)
+    for run_id, how in (("a", ()), ("b", launcher)):
+        one = learn("--run-id", run_id, launcher=how)
         assert one.end() == 0, one.told
         assert "Trained with seed 3" in one.told
     a, b = tmp_path / "results" / "a", tmp_path / "results" / "b"
@@ -60,10 +59,10 @@ def test_two_learners_give_the_same_bytes_again_and_under_torchrun(learn, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["first", "second"])
 def test_two_killed_learners_leave_nothing_and_go_on_exactly_when_resumed(learn, tmp_path, victim):
-    write(tmp_path, PPO | {"max_steps": 20_000, "checkpoint_interval": 1000})
-    whole = learn("--run-id", "b")
+    settings = {"max_steps": 20_000, "checkpoint_interval": 1000}
+    whole = learn("--run-id", "b", **settings)
     assert whole.end() == 0, whole.told
-    one = learn("--run-id", "a")
+    one = learn("--run-id", "a", **settings)
     one.until(r"Exported .*3DBall-2\d\d\d\.onnx")
     processes = one.processes()
     assert len(processes) == 4  # two learners, an environment each
@@ -72,7 +71,7 @@ def test_two_killed_learners_leave_nothing_and_go_on_exactly_when_resumed(learn,
     one.end()
     before = checkpoint(tmp_path, "a")
     assert len(before["ranks"]) == 1
-    again = learn("--run-id", "a", "--resume")
+    again = learn("--run-id", "a", "--resume", **settings)
     assert again.end() == 0, again.told
     assert f"Resuming training of 3DBall from step {before['learner']['step']}." in again.told
     assert results(tmp_path, "a") == results(tmp_path, "b")
@@ -80,14 +79,12 @@ def test_two_killed_learners_leave_nothing_and_go_on_exactly_when_resumed(learn,
 
 @pytest.mark.slow
 def test_another_number_of_learners_goes_on_but_not_exactly(learn, tmp_path):
-    write(tmp_path, PPO | {"max_steps": 1_000_000, "checkpoint_interval": 1000})
-    one = learn("--run-id", "a")
+    one = learn("--run-id", "a", max_steps=1_000_000, checkpoint_interval=1000)
     one.until(r"Exported .*3DBall-2\d\d\d\.onnx")
     one.process.kill()
     one.end()
     step = checkpoint(tmp_path, "a")["learner"]["step"]
-    write(tmp_path, PPO | {"max_steps": step + 1000})
-    again = learn("--run-id", "a", "--resume", "--learners", "1")
+    again = learn("--run-id", "a", "--resume", "--learners", "1", max_steps=step + 1000)
     assert again.end() == 0, again.told
     assert checkpoint(tmp_path, "a")["run"]["interrupted"] == [step]
 
@@ -104,42 +101,29 @@ def results(folder: Path, run: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_dead_learner_ends_the_run_with_one_line_and_no_orphans(learn, tmp_path):
-    write(tmp_path, PPO | {"max_steps": 1_000_000})
-    one = learn("--run-id", "a")
-    one.until(r"Step: 1000\.")
-    processes = one.processes()
-    one.follower.kill()
-    assert one.end() == 2, one.told
-    errors = [line for line in one.told.splitlines() if line.startswith("error")]
-    assert len(errors) == 1, one.told
-    assert "the learner of rank 1 (of 2) was ended by SIGKILL" in errors[0]
-    assert "learner-1.log" in errors[0]
-    assert "Traceback" not in one.told
-    assert gone(processes)
-
-
-@pytest.mark.slow
-def test_the_failure_of_another_learners_environment_is_told(learn, tmp_path):
-    restarts = {"env_settings": {"max_lifetime_restarts": 0}}
-    behaviors = {"behaviors": {"3DBall": PPO | {"max_steps": 1_000_000}}}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(behaviors | restarts))
-    one = learn("--run-id", "a")
+@pytest.mark.parametrize(
+    ("victim", "said"),
+    [
+        ("learner", r"the learner of rank 1 \(of 2\) was ended by SIGKILL.*learner-1\.log"),
+        ("environment", r"the learner of rank 1 \(of 2\) has failed: Worker 0 exceeded"),
+    ],
+)
+def test_the_end_of_another_learner_is_told_in_one_line_and_leaves_no_orphans(
+    learn, tmp_path, victim, said
+):
+    one = learn("--run-id", "a", "--max-lifetime-restarts", "0", max_steps=1_000_000)
     one.until(r"Step: 1000\.")
     processes = one.processes()
     (environment,) = one.follower.children()
-    environment.kill()
+    (one.follower if victim == "learner" else environment).kill()
     assert one.end() == 2, one.told
-    errors = [line for line in one.told.splitlines() if line.startswith("error")]
-    assert len(errors) == 1, one.told
-    assert "the learner of rank 1 (of 2) has failed: Worker 0 exceeded" in errors[0]
+    assert re.search(said, one.error())
     assert gone(processes)
 
 
 @pytest.mark.slow
 def test_a_signal_saves_once_and_ends_all_learners(learn, tmp_path):
-    write(tmp_path, PPO | {"max_steps": 1_000_000})
-    one = learn("--run-id", "a")
+    one = learn("--run-id", "a", max_steps=1_000_000)
     one.until(r"Step: 1000\.")
     processes = one.processes()
     one.process.send_signal(signal.SIGUSR1)
@@ -158,8 +142,7 @@ def test_other_algorithms_learn_with_two_learners_too(learn, tmp_path, algorithm
     rows = {"batch_size": 64, "buffer_size": 512}
     if algorithm == "sac":
         rows = {"batch_size": 32, "buffer_size": 4000, "steps_per_update": 10}
-    write(tmp_path, PPO | {"trainer_type": algorithm, "hyperparameters": rows, "max_steps": 2000})
-    one = learn("--run-id", "a")
+    one = learn("--run-id", "a", trainer_type=algorithm, hyperparameters=rows, max_steps=2000)
     assert one.end() == 0, one.told
     state = checkpoint(tmp_path, "a")["learner"]
     assert state["step"] >= 2000
@@ -169,9 +152,31 @@ def test_other_algorithms_learn_with_two_learners_too(learn, tmp_path, algorithm
 
 def test_what_several_learners_cannot_do_is_one_line_and_leaves_nothing(learn, tmp_path):
     rows = {"batch_size": 65, "buffer_size": 520}
-    write(tmp_path, PPO | {"trainer_type": "sac", "hyperparameters": rows})
-    one = learn("--run-id", "a")
+    one = learn("--run-id", "a", trainer_type="sac", hyperparameters=rows)
     assert one.end() == 2
-    (line,) = [line for line in one.told.splitlines() if line.startswith("error")]
-    assert "behaviors.3DBall.hyperparameters.batch_size: 65 cannot be shared equally" in line
+    assert "3DBall.hyperparameters.batch_size: 65 cannot be shared equally" in one.error()
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.slow
+def test_the_stage_trains_with_two_learners(project: Path):
+    """`learners: 2` of an experiment in params.yaml, through the same rule of both engines."""
+    content = yaml.safe_load(Path(__file__).with_name("tiny.yaml").read_text())
+    plain = content["experiments"]["plain"]
+    plain |= {"learners": 2, "resources": {"memory_mb": 700, "gpus": 1}}
+    content["experiments"] = {"plain": plain}
+    set_params(project, yaml.safe_dump(content, sort_keys=False))
+    commit(project, "with two learners")
+    snakemake = ("snakemake", "--cores", "2", "--quiet", "all")
+    made = project / "results/train/plain/seed1"
+    run(project, *snakemake, "--", "results/train/plain/seed1/policy.pt")
+    metrics = json.loads((made / "metrics.json").read_text())["3DBall"]
+    assert metrics["steps"] >= 4000
+    work = project / "results/.work/train/plain/seed1"
+    facts = json.loads((work / "stage.json").read_text())
+    assert facts["params"]["learners"] == 2
+    assert (work / "run/logs/learner-1.log").is_file()
+    run(project, "dvc", "init", "--force", "--quiet")
+    run(project, "dvc", "repro", "check")  # a dry run needs the files that the others depend on
+    status = run(project, "dvc", "repro", "--dry", "train@plain-1").stdout
+    assert "python workflow/scripts/train.py plain --seed 1" in status

@@ -4,18 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from dags import (
-    CHECK,
-    Node,
-    differences,
-    dvc_before,
-    dvc_nodes,
-    plain_command,
-    snakemake_nodes,
-)
-from project import copy_project
-
-ROOT = Path(__file__).resolve().parents[2]
+from dags import CHECK, Node, differences, dvc_before, dvc_nodes, snakemake_nodes
+from project import ROOT, copy_project
 
 
 def test_both_engines_describe_the_same_dag():
@@ -40,11 +30,6 @@ def test_a_folder_dependency_stands_for_what_others_write_into_it(tmp_path: Path
     fewer = Node("sum", {"total"}, {"results/a/x.json"})
     assert differences([make, folder], [make, files], tmp_path) == []
     assert len(differences([make, folder], [make, fewer], tmp_path)) == 1
-
-
-def test_the_log_redirection_is_not_part_of_the_command():
-    assert plain_command("python a.py 1  > logs/a.log 2>&1") == "python a.py 1"
-    assert plain_command("python a.py --out=x") == "python a.py --out=x"
 
 
 DVC_TRAIN = r"(  train:\n(?:.*\n)*?)"

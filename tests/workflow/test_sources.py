@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from project import ROOT
 
 from pipeline.simulators import pack
 from pipeline.stages.shared import sources
 from pipeline.stages.shared.sources import closure
 
-ROOT = Path(__file__).resolve().parents[2]
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 
 

@@ -8,10 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from project import REPRO, commit, copy_project, fast_stages, init_dvc, ran, run
-
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import write_plan
+from project import REPRO, commit, copy_project, fast_stages, init_dvc, ran, run, set_params
 
 HERE = Path(__file__).parent
 RATE = "behaviors.3DBall.hyperparameters.learning_rate"
@@ -23,8 +20,7 @@ pytestmark = pytest.mark.slow
 def prepared(tmp_path_factory) -> Path:
     """A copy of the project with a sweep of two trials, nothing built."""
     root = copy_project(tmp_path_factory.mktemp("swept") / "project")
-    shutil.copy(HERE / "swept.yaml", root / "params.yaml")
-    write_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
+    set_params(root, (HERE / "swept.yaml").read_text())
     init_dvc(root)
     commit(root, "with a sweep")
     return root
@@ -70,9 +66,7 @@ def test_the_best_is_run_after_the_ranking_and_again_when_that_changes(engine, f
     assert first[1] == sorted(["env balance_ball", *everything, "report"])
     toy = shutil.copytree(first[0], tmp_path / "project", symlinks=True)
     assert ran(toy, *engine) == []
-    path = toy / "params.yaml"
-    path.write_text(path.read_text().replace("- 3e-3", "- 2e-3"))
-    write_plan(load_params(path), toy / "workflow/runs.yaml")
+    set_params(toy, (toy / "params.yaml").read_text().replace("- 3e-3", "- 2e-3"))
     second = runs(*ALL_OF, of="rates/002", seed=1)
     assert ran(toy, *engine) == sorted([*second, "sweep rates", *BEST, "report"])
 
@@ -84,8 +78,7 @@ def test_resources_rerun_no_learning_and_threads_do(first, tmp_path):
     text = path.read_text()
     path.write_text(text.replace("minutes: 30", "minutes: 40").replace("1500", "1600"))
     assert ran(toy, *SNAKEMAKE) == ["report"]  # which depends on all of `experiments`
-    path.write_text(text.replace("threads: 2", "threads: 1"))
-    write_plan(load_params(path), toy / "workflow/runs.yaml")
+    set_params(toy, text.replace("threads: 2", "threads: 1"))
     assert "train rates/001 --seed 1" in ran(toy, *SNAKEMAKE)
 
 
@@ -117,13 +110,13 @@ def test_dvc_takes_a_stage_of_an_experiment_and_the_command_a_subset(toy: Path):
 @pytest.fixture
 def adaptive(swept: Path) -> Path:
     """The same with Optuna, of which the last two trials are proposed one after the other."""
-    path = swept / "params.yaml"
-    text = path.read_text().replace("method: grid", "method: optuna\n    runs: 3\n    seed: 0")
+    text = (swept / "params.yaml").read_text()
+    text = text.replace("method: grid", "method: optuna\n    runs: 3\n    seed: 0")
     text = text.replace(
         "        - 1e-6\n        - 3e-3\n", "        min: 1e-5\n        max: 1e-2\n"
     )
-    path.write_text(text.replace("1e-2\n", "1e-2\n    startup: 2\n    prune_after: 1000\n"))
-    write_plan(load_params(path), swept / "workflow/runs.yaml")
+    text = text.replace("1e-2\n", "1e-2\n    startup: 2\n    prune_after: 1000\n")
+    set_params(swept, text)
     commit(swept, "with Optuna")
     return swept
 

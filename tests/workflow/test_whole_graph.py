@@ -14,22 +14,23 @@ import threading
 import time
 from pathlib import Path
 
+import mlflow_runs
 import pytest
-from project import ROOT, commit, copy_project, environment, git, run
+from project import ROOT, commit, copy_project, environment, git, run, set_params
 
 from pipeline.commands.progress import graph_of
 from pipeline.commands.sync import sync
 from pipeline.settings.params import load_params
 
 TINY = Path(__file__).with_name("tiny.yaml")
+TRAIN = ("python", "workflow/scripts/train.py", "plain", "--seed", "1")
 
 pytestmark = pytest.mark.slow
 
 
 def tiny_project(root: Path) -> Path:
     copy_project(root)
-    shutil.copy(TINY, root / "params.yaml")
-    run(root, "python", "-m", "pipeline.cli", "plan")
+    set_params(root, TINY.read_text())
     commit(root, "tiny")
     return root
 
@@ -69,9 +70,8 @@ def test_both_engines_make_the_same_bytes(by_dvc: Path, by_snakemake: Path):
 
 
 def test_every_artifact_is_there_and_says_what_it_should(by_dvc: Path):
-    assert (
-        json.loads((by_dvc / "results/demos/balance_ball_expert.json").read_text())["episodes"] == 2
-    )
+    shown = json.loads((by_dvc / "results/demos/balance_ball_expert.json").read_text())
+    assert shown["episodes"] == 2
     for name in ("plain", "cloned"):
         trained = json.loads((by_dvc / f"results/train/{name}/seed1/metrics.json").read_text())
         assert trained["3DBall"]["steps"] >= 4000
@@ -79,10 +79,8 @@ def test_every_artifact_is_there_and_says_what_it_should(by_dvc: Path):
             steps = [int(row["step"]) for row in csv.DictReader(file)]
         assert steps == [1000, 2000, 3000, 4000]
         model = by_dvc / f"results/export/{name}/seed1/3DBall.onnx"
-        assert (
-            "keeps the contract"
-            in run(by_dvc, "python", "-m", "pipeline.cli", "onnx", "check", str(model)).stdout
-        )
+        told = run(by_dvc, "pipeline", "onnx", "check", str(model)).stdout
+        assert "keeps the contract" in told
         played = json.loads((by_dvc / f"results/evaluate/{name}/seed1/metrics.json").read_text())
         assert played["3DBall"]["episodes"] == 4
     filmed = by_dvc / "results/evaluate/cloned/seed1"
@@ -101,10 +99,8 @@ def test_every_artifact_is_there_and_says_what_it_should(by_dvc: Path):
         ("plain", "1", ""),
         ("cloned", "1", ""),
     ]
-    assert set(json.loads((by_dvc / "results/report/summary.json").read_text())) == {
-        "plain",
-        "cloned",
-    }
+    summary = json.loads((by_dvc / "results/report/summary.json").read_text())
+    assert set(summary) == {"plain", "cloned"}
 
 
 def provenance_of(root: Path, name: str) -> dict:
@@ -113,19 +109,23 @@ def provenance_of(root: Path, name: str) -> dict:
     return json.loads(done.stdout)
 
 
-def test_a_model_says_what_made_it_and_whether_the_tree_would_again(by_dvc: Path, tmp_path: Path):
+@pytest.fixture
+def copied(by_dvc: Path, tmp_path: Path) -> Path:
+    """A copy of what DVC has built, to change at will."""
+    return shutil.copytree(by_dvc, tmp_path / "project", symlinks=True)
+
+
+def test_a_model_says_what_made_it_and_whether_the_tree_would_again(by_dvc: Path, copied: Path):
     told = provenance_of(by_dvc, "cloned")
     assert [stage["stage"] for stage in told["stages"]] == ["pretrain", "train", "export"]
     assert [stage["run"] for stage in told["stages"]] == ["cloned/seed1"] * 3
     assert {check["verdict"] for check in told["checks"]} == {"same"}
     assert told["commit"]["commit"] in git(by_dvc, "log", "--format=%H").split()
-    root = tmp_path / "project"
-    shutil.copytree(by_dvc, root, symlinks=True)
-    params = root / "params.yaml"
+    params = copied / "params.yaml"
     params.write_text(params.read_text().replace("max_steps: 4000", "max_steps: 5000"))
-    source = root / "src/pipeline/trainer/loop.py"
+    source = copied / "src/pipeline/trainer/loop.py"
     source.write_text(source.read_text() + "# edited\n")
-    told = provenance_of(root, "plain")
+    told = provenance_of(copied, "plain")
     found = {check["what"]: check["details"] for check in told["checks"] if check["details"]}
     assert told["verdict"] == "differs"
     assert found == {
@@ -167,11 +167,8 @@ def test_a_second_run_does_nothing_and_sync_works_both_ways(by_dvc: Path, by_sna
 
 
 def test_one_mlflow_run_holds_an_experiment_and_seed(by_dvc: Path):
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{by_dvc / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("pipeline")
-    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    client = mlflow_runs.client(by_dvc)
+    runs = {run.info.run_name: run for run in client.search_runs(["1"])}
     assert set(runs) == {"plain-seed1", "cloned-seed1"}
     for found in runs.values():
         assert found.info.status == "FINISHED"
@@ -184,29 +181,24 @@ def test_one_mlflow_run_holds_an_experiment_and_seed(by_dvc: Path):
         name = "Environment/Cumulative Reward"
         history = client.get_metric_history(found.info.run_id, name)
         assert [point.step for point in history] == [1000, 2000, 3000, 4000]
-        assert json.loads((by_dvc / f"results/evaluate/{name_of(found)}/metrics.json").read_text())[
-            "3DBall"
-        ]["mean_return"] == pytest.approx(found.data.metrics["evaluate/mean_return"])
+        place = found.info.run_name.replace("-seed", "/seed")
+        played = json.loads((by_dvc / f"results/evaluate/{place}/metrics.json").read_text())
+        mean = pytest.approx(found.data.metrics["evaluate/mean_return"])
+        assert played["3DBall"]["mean_return"] == mean
         paths = {one.path for one in client.list_artifacts(found.info.run_id, "evaluate")}
         assert "evaluate/returns.png" in paths
         assert ("evaluate/median.gif" in paths) == (found.info.run_name == "cloned-seed1")
     assert "pretrain/loss" in runs["cloned-seed1"].data.metrics
     data = {one.dataset.name for one in runs["cloned-seed1"].inputs.dataset_inputs}
     assert data == {"balance_ball", "balance_ball_expert"}
-    models = client.search_logged_models([experiment.experiment_id])
+    models = client.search_logged_models(["1"])
     assert {model.source_run_id for model in models} == {r.info.run_id for r in runs.values()}
 
 
-def name_of(found) -> str:
-    return found.info.run_name.replace("-seed", "/seed")
-
-
 def test_the_best_policy_has_the_alias_and_its_row_leads_to_the_revision_and_back(
-    by_dvc: Path, tmp_path: Path
+    by_dvc: Path, copied: Path
 ):
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{by_dvc / 'mlflow.db'}")
+    client = mlflow_runs.client(by_dvc)
     (model,) = client.search_registered_models()
     assert model.name == "balance_ball.3DBall"
     versions = client.search_model_versions(f"name = '{model.name}'")
@@ -217,31 +209,25 @@ def test_the_best_policy_has_the_alias_and_its_row_leads_to_the_revision_and_bac
         alias = one.tags["experiment"]
         assert client.get_model_version_by_alias(model.name, alias).version == one.version
 
-    root = tmp_path / "project"
-    shutil.copytree(by_dvc, root, symlinks=True)
-    commit(root, "results")
-    told = run(root, "python", "-m", "pipeline.cli", "runs", "plain-1").stdout
+    commit(copied, "results")
+    told = run(copied, "pipeline", "runs", "plain-1").stdout
     assert told.count("as in results/") == 3
-    head = git(root, "rev-parse", "HEAD").strip()
+    head = git(copied, "rev-parse", "HEAD").strip()
     assert f"git checkout {head[:12]} && dvc checkout" in told
-    back = run(root, "python", "-m", "pipeline.cli", "runs", "--at", "HEAD").stdout
+    back = run(copied, "pipeline", "runs", "--at", "HEAD").stdout
     rows = {one.tags["run"].replace("-seed", "-"): one.run_id for one in versions}
     assert {line.split()[0]: line.split()[1] for line in back.splitlines()[1:]} == rows
 
 
 def rows_of(root: Path) -> dict[str, dict]:
     """Everything that MLflow says of each run, by the run's name."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{root / 'mlflow.db'}")
-    found = client.search_runs(["1"], "tags.`pipeline.current` = 'yes'")
+    found = mlflow_runs.client(root).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
     assert len({run.info.run_name for run in found}) == len(found)
     return {run.info.run_name: run.to_dictionary() for run in found}
 
 
-def test_experiments_of_dvc_have_rows_of_their_own(by_dvc: Path, tmp_path: Path):
-    root = tmp_path / "project"
-    shutil.copytree(by_dvc, root, symlinks=True)
+def test_experiments_of_dvc_have_rows_of_their_own(copied: Path):
+    root = copied
     for name, value in (("user.name", "test"), ("user.email", "test@example.org")):
         git(root, "config", name, value)
     commit(root, "results")
@@ -286,9 +272,8 @@ def test_experiments_of_dvc_have_rows_of_their_own(by_dvc: Path, tmp_path: Path)
 
 def start_training(root: Path, *engine: str) -> subprocess.Popen:
     """The train stage of `plain`, by itself or by an engine, until it has shown a summary."""
-    own = [sys.executable, "workflow/scripts/train.py", "plain", "--seed", "1"]
     child = subprocess.Popen(  # noqa: S603  # the stage's own command, or an engine
-        engine or own,
+        engine or (sys.executable, *TRAIN[1:]),
         cwd=root,
         env=environment(root),
         stderr=subprocess.PIPE,
@@ -307,13 +292,11 @@ def until(child: subprocess.Popen, text: str) -> None:
 
 
 @pytest.fixture
-def trainable(by_dvc: Path, tmp_path: Path) -> Path:
+def trainable(copied: Path) -> Path:
     """A copy in which `plain` is to be trained longer."""
-    root = tmp_path / "project"
-    shutil.copytree(by_dvc, root, symlinks=True)
-    params = root / "params.yaml"
+    params = copied / "params.yaml"
     params.write_text(params.read_text().replace("max_steps: 4000", "max_steps: 40000", 1))
-    return root
+    return copied
 
 
 def test_a_stopped_training_publishes_nothing_and_resumes(trainable: Path):
@@ -324,7 +307,7 @@ def test_a_stopped_training_publishes_nothing_and_resumes(trainable: Path):
         child.communicate(timeout=300)
     assert child.returncode == 143
     assert published.read_bytes() == before
-    again = run(trainable, "python", "workflow/scripts/train.py", "plain", "--seed", "1")
+    again = run(trainable, *TRAIN)
     assert "resuming the attempt that did not finish" in again.stderr
     assert "Resuming training of 3DBall from step" in again.stderr
     assert json.loads(published.read_text())["3DBall"]["steps"] >= 40000
@@ -348,16 +331,6 @@ def test_a_training_whose_parameters_change_is_not_taken_for_one_of_the_new_ones
     assert "resuming the attempt that did not finish" in again.stderr
     metrics = json.loads((trainable / "results/train/plain/seed1/metrics.json").read_text())
     assert 40000 <= metrics["3DBall"]["steps"] < 50000
-
-
-def test_two_processes_do_not_train_the_same_run(trainable: Path):
-    with start_training(trainable) as child:
-        command = ("python", "workflow/scripts/train.py", "plain", "--seed", "1")
-        second = run(trainable, *command, check=False)
-        child.send_signal(signal.SIGTERM)
-        child.communicate(timeout=300)
-    assert second.returncode == 2
-    assert f"another process (pid {child.pid})" in second.stderr
 
 
 @pytest.mark.parametrize(
@@ -402,8 +375,7 @@ def test_what_finished_without_its_killed_snakemake_is_not_trained_again(trainab
     made = trainable / "results/train/plain/seed1/policy.pt"
     attempt = trainable / "results/.work/train/plain/seed1/attempt.json"
     log = trainable / "logs/train/plain/seed1.log"
-    command = ("python", "workflow/scripts/train.py", "plain", "--seed", "1")
-    run(trainable, *command, PIPELINE_CALL="killed")
+    run(trainable, *TRAIN, PIPELINE_CALL="killed")
     before = made.read_bytes()
     made.unlink()
     engine = ("snakemake", "--cores", "1", str(made.relative_to(trainable)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,22 +39,15 @@ def record_named(name: str, root: Path) -> None:
     if demonstration.file is not None:
         take(name, Path(demonstration.file), root)
         return
-    episodes, seed = demonstration.episodes, demonstration.seed
-    if demonstration.environment is None or episodes is None or seed is None:
-        raise StageError(f"params.yaml: demonstrations.{name} names neither a file nor episodes")
-    built = executable.folder_of(demonstration.environment)
-    facts = {
-        "environment": demonstration.environment,
-        "policy": demonstration.policy,
-        "episodes": episodes,
-        "seed": seed,
-    }
+    facts = asdict(demonstration)
+    del facts["file"]
+    built = executable.folder_of(facts["environment"])
     with attempt_at(_job(name, built, facts), root) as attempt:
         metrics = record(
             executable.load(root / built),
             attempt.out(f"{name}.demo"),
-            episodes=episodes,
-            seed=seed,
+            episodes=facts["episodes"],
+            seed=facts["seed"],
             log_folder=attempt.run,
         )
         files.write_json(attempt.out(f"{name}.json"), metrics)

@@ -35,21 +35,6 @@ def test_ties_count_half():
     assert statistics.probability_of_improvement(np.array([3.0, 2.0]), same) == 3.5 / 4
 
 
-def test_equal_streams_give_equal_intervals():
-    streams = [np.random.default_rng(seed) for seed in (1, 1, 2)]
-    first, second, other = (statistics.iqm_interval(ONE, rng) for rng in streams)
-    assert first == second != other
-
-
-def test_interval_sees_the_spread_between_seeds():
-    rng = np.random.default_rng(1)
-    noise = rng.normal(0.0, 0.1, 5)
-    alike = statistics.iqm_interval(noise, rng)
-    apart = statistics.iqm_interval(noise + 5 * np.arange(5), rng)
-    assert alike[1] - alike[0] < 0.3
-    assert apart[1] - apart[0] > 4.0
-
-
 def test_band_of_curves_is_the_interval_at_each_point():
     rng = np.random.default_rng(0)
     curves = rng.normal(0.0, 1.0, (6, 3)) + np.array([0.0, 10.0, 20.0])
@@ -75,11 +60,6 @@ def test_intervals_over_three_seeds_cover_less_than_they_say_and_over_ten_nearly
 
     assert coverage(3) == pytest.approx(0.74, abs=0.08)
     assert coverage(10) == pytest.approx(0.94, abs=0.05)
-
-
-def test_no_scores_have_no_interval():
-    with pytest.raises(ValueError, match="at least one score"):
-        statistics.iqm_interval(np.zeros(0), np.random.default_rng(0))
 
 
 def test_a_detectable_difference_is_detected_in_four_of_five_repetitions():

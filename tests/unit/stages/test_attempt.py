@@ -43,6 +43,13 @@ def make(attempt: Attempt) -> None:
     (attempt.out("curves") / "a.png").write_text("picture")
 
 
+def finish(root: Path, **changes) -> Attempt:
+    """An attempt that makes everything."""
+    with attempt_at(job(**changes), root) as attempt:
+        make(attempt)
+    return attempt
+
+
 def stop(root: Path, **changes) -> None:
     """An attempt that is killed after it has saved something."""
 
@@ -72,11 +79,9 @@ def test_outputs_appear_only_when_the_stage_succeeds(root: Path):
 
 
 def test_a_new_result_replaces_the_old_folder_whole(root: Path):
-    with attempt_at(job(), root) as attempt:
-        make(attempt)
+    finish(root)
     (root / "results/a/curves/left-over.png").touch()
-    with attempt_at(job(), root) as attempt:
-        make(attempt)
+    finish(root)
     assert [p.name for p in (root / "results/a/curves").iterdir()] == ["a.png"]
     assert sorted(p.name for p in (root / "results/a").iterdir()) == ["curves", "model.bin"]
 
@@ -84,8 +89,7 @@ def test_a_new_result_replaces_the_old_folder_whole(root: Path):
 def test_what_a_killed_attempt_has_not_put_away_is_gone_after_the_next(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with attempt_at(job(), root) as attempt:
-        make(attempt)
+    finish(root)
 
     def killed(path: Path, **_: object) -> None:
         raise process.Stopped(str(path))
@@ -100,9 +104,7 @@ def test_what_a_killed_attempt_has_not_put_away_is_gone_after_the_next(
         replaced()
     monkeypatch.undo()
     shutil.rmtree(root / "results/a")  # as an engine does before it runs the stage again
-    with attempt_at(job(params={}), root) as attempt:
-        make(attempt)
-        assert not list(attempt.run.iterdir())
+    assert not list(finish(root, params={}).run.iterdir())
     left = [p.name for p in (root / "results").rglob("*") if p.name.startswith(".")]
     assert left == [".work"]
     assert not (root / "results/.work/report/walk/seed1/old").exists()
@@ -125,12 +127,9 @@ def test_temporary_files_that_a_library_of_a_killed_attempt_has_left_are_gone_af
 
 
 def test_a_missing_output_publishes_nothing(root: Path):
-    def half() -> None:
-        with attempt_at(job(), root) as attempt:
-            attempt.out("model.bin").touch()
-
-    with pytest.raises(StageError, match="did not make results/a/curves"):
-        half()
+    unmade = pytest.raises(StageError, match="did not make results/a/curves")
+    with unmade, attempt_at(job(), root) as attempt:
+        attempt.out("model.bin").touch()
     assert not (root / "results/a").exists()
 
 
@@ -164,36 +163,25 @@ def change_code(root: Path) -> dict:
 @pytest.mark.parametrize("change", [change_params, change_input, change_input_folder, change_code])
 def test_a_killed_attempt_is_started_afresh_with_other_inputs(root: Path, change):
     stop(root)
-    with attempt_at(job(**change(root)), root) as attempt:
-        assert not attempt.resumed
-        assert list(attempt.run.iterdir()) == []
-        make(attempt)
+    attempt = finish(root, **change(root))
+    assert not attempt.resumed
+    assert list(attempt.run.iterdir()) == []
 
 
-def test_code_that_the_stage_does_not_import_changes_nothing(root: Path):
+@pytest.mark.parametrize("name", ["src/pipeline/stages/other.py", "folder/.snakemake_timestamp"])
+def test_code_of_another_stage_and_snakemakes_mark_in_a_folder_change_nothing(root: Path, name):
     stop(root)
-    (root / "src/pipeline/stages/other.py").write_text("VALUE = 1\n")
-    with attempt_at(job(), root) as attempt:
-        assert attempt.resumed
-        make(attempt)
-
-
-def test_snakemakes_mark_in_a_folder_changes_nothing(root: Path):
-    stop(root)
-    (root / "folder/.snakemake_timestamp").touch()
-    with attempt_at(job(), root) as attempt:
-        assert attempt.resumed
-        make(attempt)
+    (root / name).write_text("VALUE = 1\n")
+    assert finish(root).resumed
 
 
 def test_a_finished_attempt_is_not_resumed(root: Path):
     with attempt_at(job(), root) as attempt:
         (attempt.run / "checkpoint").touch()
         make(attempt)
-    with attempt_at(job(), root) as attempt:
-        assert not attempt.resumed
-        assert list(attempt.run.iterdir()) == []
-        make(attempt)
+    attempt = finish(root)
+    assert not attempt.resumed
+    assert list(attempt.run.iterdir()) == []
 
 
 def lost(root: Path) -> None:
@@ -224,12 +212,11 @@ def test_a_retry_with_other_inputs_makes_everything_again(
 ):
     lost(root)
     monkeypatch.setenv("PIPELINE_RETRY", "yes")
-    again = job(takes_long=True, **change(root))
-    with attempt_at(again, root) as attempt:
-        assert not attempt.done
-        assert not attempt.resumed
-        make(attempt)
-    with attempt_at(again, root) as attempt:
+    changes = {"takes_long": True, **change(root)}
+    attempt = finish(root, **changes)
+    assert not attempt.done
+    assert not attempt.resumed
+    with attempt_at(job(**changes), root) as attempt:
         assert attempt.done
 
 
@@ -243,16 +230,12 @@ def test_what_finished_in_a_call_that_was_killed_is_taken(root: Path, monkeypatc
     assert (root / "results/a/model.bin").read_text() == "weights"
     note_finished(root, "next")
     monkeypatch.setenv("PIPELINE_CALL", "forced")
-    with attempt_at(job(takes_long=True), root) as attempt:
-        assert not attempt.done
-        make(attempt)
+    assert not finish(root, takes_long=True).done
 
 
 def test_what_is_asked_for_anew_is_made_again(root: Path):
     lost(root)
-    with attempt_at(job(takes_long=True), root) as attempt:
-        assert not attempt.done
-        make(attempt)
+    assert not finish(root, takes_long=True).done
 
 
 def test_a_second_process_on_the_same_job_is_refused_with_the_holder(root: Path):
@@ -267,8 +250,7 @@ def test_a_second_process_on_the_same_job_is_refused_with_the_holder(root: Path)
         assert isinstance(refused, SettingsError)
         assert f"another process (pid {os.getpid()}) is writing" in str(refused)
         make(attempt)
-    with attempt_at(job(instance="other"), root) as attempt:
-        make(attempt)
+    finish(root, instance="other")
 
 
 def test_a_missing_input_says_which_and_what_to_run(root: Path):
@@ -329,8 +311,7 @@ def test_dvc_goes_by_the_sources_with_which_a_stage_began(
         make(attempt)
     assert "changed while it ran" not in caplog.text
     assert noted.read_text() == before
-    with attempt_at(job(), root) as attempt:
-        make(attempt)
+    finish(root)
     assert noted.read_text() != before, "a stage after an edit notes what it runs"
 
 
@@ -357,6 +338,5 @@ def test_an_edit_in_the_meantime_is_named(name: str, root: Path, caplog: pytest.
     facts = json.loads((attempt.folder / "stage.json").read_text())
     assert facts["changed_meanwhile"] == [name]
     caplog.clear()
-    with attempt_at(job(), root) as attempt:
-        make(attempt)
+    finish(root)
     assert caplog.messages == []

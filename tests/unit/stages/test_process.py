@@ -54,14 +54,6 @@ def test_a_signal_ends_the_stage_non_zero(number, code):
     assert errors.startswith("interrupted: stopped by SIG")
 
 
-def test_work_that_swallows_the_signal_still_ends_the_stage_non_zero():
-    body = "\n    ".join(["try:", "    wait()", "except KeyboardInterrupt:", "    pass"])
-    with start(body) as child:
-        child.send_signal(signal.SIGTERM)
-        child.communicate(timeout=30)
-    assert child.returncode == 143
-
-
 @pytest.mark.parametrize(
     "ignoring",
     [
@@ -69,21 +61,28 @@ def test_work_that_swallows_the_signal_still_ends_the_stage_non_zero():
             "import os, subprocess",
             "os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGTERM))",
             "subprocess.run(['true'], preexec_fn=int)",
+            "wait()",
         ],
         [
             "class Finalized:",
             "    def __del__(self): signal.raise_signal(signal.SIGTERM)",
             "Finalized()",
+            "wait()",
         ],
         [
             "try: signal.raise_signal(signal.SIGTERM)",
             "except BaseException: pass",
+            "wait()",
+        ],
+        [
+            "try: signal.raise_signal(signal.SIGTERM)",
+            "except KeyboardInterrupt: pass",
         ],
     ],
-    ids=["fork", "finalizer", "bare except"],
+    ids=["fork", "finalizer", "bare except", "end of the work"],
 )
 def test_a_signal_ends_the_stage_where_what_its_handler_raises_is_dropped(ignoring):
-    with start("\n    ".join(["import signal", *ignoring, "wait()"])) as child:
+    with start("\n    ".join(["import signal", *ignoring])) as child:
         _, errors = child.communicate(timeout=30)
     assert child.returncode == 143
     assert errors == "interrupted: stopped by SIGTERM\n"
@@ -117,24 +116,31 @@ SHELLS = pytest.mark.parametrize(
 )
 
 
-@SHELLS
-def test_a_stage_ends_when_its_engine_is_killed(shell):
-    parent = """
+ENGINE = """
 import subprocess, sys
 child = subprocess.Popen([*sys.argv[2:], sys.executable, "-c", sys.argv[1]])
 print(child.pid, flush=True)
 child.wait()
 """
-    with subprocess.Popen(  # noqa: S603  # this interpreter
-        [sys.executable, "-c", parent, WAITS.format(body="threading.Event().wait(120)"), *shell],
+
+
+def engine_of(stage: str, *shell: str) -> subprocess.Popen:
+    """A process that starts a stage, by a shell if one is given, and says the id of that."""
+    return subprocess.Popen(  # noqa: S603  # this interpreter
+        [sys.executable, "-c", ENGINE, stage, *shell],
         env=variables(),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-    ) as engine:
-        assert engine.stdout is not None
-        lines = {engine.stdout.readline().strip(), engine.stdout.readline().strip()}
-        assert "ready" in lines
+        start_new_session=True,
+    )
+
+
+@SHELLS
+def test_a_stage_ends_when_its_engine_is_killed(shell):
+    with engine_of(WAITS.format(body="threading.Event().wait(120)"), *shell) as engine:
+        assert "ready\n" in (engine.stdout.readline(), engine.stdout.readline())
         engine.kill()
         # The orphan holds the other end of the pipe: it closes when the orphan has ended.
         assert engine.stdout.read() == ""
@@ -155,23 +161,8 @@ print("works", process.run(lambda: print("worked", flush=True)), flush=True)
 @SHELLS
 def test_a_stage_whose_engine_is_killed_before_it_works_does_not_begin(early, shell):
     """Before it can know its parent it is told by its session, later by its parent."""
-    engine_program = """
-import subprocess, sys
-child = subprocess.Popen([*sys.argv[2:], sys.executable, "-c", sys.argv[1]])
-child.wait()
-"""
-    with subprocess.Popen(  # noqa: S603  # this interpreter
-        [sys.executable, "-c", engine_program, ORPHAN.format(early=early), *shell],
-        env=variables(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    ) as engine:
-        assert engine.stdin is not None
-        assert engine.stdout is not None
-        assert engine.stdout.readline() == "waits\n"
+    with engine_of(ORPHAN.format(early=early), *shell) as engine:
+        assert "waits\n" in (engine.stdout.readline(), engine.stdout.readline())
         engine.kill()
         engine.wait()
         engine.stdin.write("\n")
@@ -254,46 +245,30 @@ def test_saving_goes_on_when_the_parent_ends_too():
         "    print('saved', flush=True)",
         "    raise",
     ]
-    shell = """
-import signal, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
-print(child.pid, flush=True)
-child.wait()
-"""
-    with subprocess.Popen(  # noqa: S603  # this interpreter
-        [sys.executable, "-c", shell, WAITS.format(body="\n    ".join(saves))],
-        env=variables(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as parent:
-        assert parent.stdout is not None
+    with engine_of(WAITS.format(body="\n    ".join(saves))) as parent:
         lines = {parent.stdout.readline().strip() for _ in range(3)}
         stage = int((lines - {"ready", "works"}).pop())
         os.kill(stage, signal.SIGUSR1)
         assert parent.stdout.readline() == "asked\n"
         parent.kill()
-        assert parent.stdin is not None
         parent.stdin.write("go on\n")
         parent.stdin.close()
         assert parent.stdout.read() == "saved\n"
 
 
-def test_a_mistake_is_one_line_and_its_exit_code(capsys):
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (SettingsError("params.yaml:3: no"), 2, "error: params.yaml:3: no\n"),
+        (Interrupted("at step 5", exit_code=143), 143, "interrupted: at step 5\n"),
+    ],
+)
+def test_an_error_that_a_user_can_act_on_is_one_line_and_its_exit_code(error, code, said, capsys):
     def work() -> None:
-        raise SettingsError("params.yaml:3: no")
+        raise error
 
-    assert process.run(work) == 2
-    assert capsys.readouterr().err == "error: params.yaml:3: no\n"
-
-
-def test_an_interruption_that_was_saved_keeps_its_exit_code(capsys):
-    def work() -> None:
-        raise Interrupted("stopped at step 5", exit_code=143)
-
-    assert process.run(work) == 143
-    assert "stopped at step 5" in capsys.readouterr().err
+    assert process.run(work) == code
+    assert capsys.readouterr().err == said
 
 
 def test_success_is_zero_and_the_handlers_are_put_back():
@@ -323,9 +298,11 @@ leave(run(lambda: None, short=sys.argv[1] == "short"))
 """
 
 
+@SHELLS
 @pytest.mark.parametrize(("how", "said"), [("short", "left\n"), ("long", "left\ncollected\n")])
-def test_a_short_stage_leaves_in_order_without_a_last_look_for_cycles(how, said):
-    done = python("-c", SHORT, how, check=False)
+def test_a_stage_leaves_in_order_and_a_short_one_without_a_last_look_for_cycles(how, said, shell):
+    """The look after a parent behind a shell is no work that leaving would have to cut off."""
+    done = python("-c", SHORT, how, before=shell, check=False)
     assert (done.returncode, done.stdout) == (0, said), done.stderr
 
 
@@ -341,21 +318,6 @@ if sys.argv[1] == "busy":
 print("done")
 leave(3)
 """
-
-
-@SHELLS
-def test_a_stage_leaves_in_order_under_each_shell(shell):
-    """The look after a parent behind a shell is no work that leaving would have to cut off."""
-    program = "\n".join(
-        (
-            "import atexit",
-            "from pipeline.stages.shared.process import leave, run",
-            'atexit.register(print, "left")',
-            "leave(run(lambda: None))",
-        )
-    )
-    done = python("-c", program, before=shell, check=False)
-    assert (done.returncode, done.stdout) == (0, "left\n"), done.stderr
 
 
 @pytest.mark.parametrize(("how", "said"), [("busy", "done\n"), ("idle", "done\nunloaded\n")])

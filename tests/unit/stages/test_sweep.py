@@ -1,4 +1,4 @@
-"""The ranking of a sweep's trials."""
+"""The ranking of a sweep's trials, and what the report says of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import StageError
+from pipeline.settings.params import Params, load_params
 from pipeline.settings.sweeps import SweepParams
+from pipeline.stages import report
+from pipeline.stages.reporting import render
 from pipeline.stages.sweep import Trial, rank, score_of, table
 
 
@@ -55,3 +58,97 @@ def test_the_score_is_that_of_the_named_behavior(tmp_path: Path):
         score_of(path, sweep())
     with pytest.raises(StageError, match=r"no behavior 'C'; set .* one of A, B"):
         score_of(path, sweep(behavior="C"))
+
+
+PARAMS = """\
+runtime: {torch_threads: 1, device: cpu}
+environments:
+  ball: {source: builtin, name: balance_ball, args: []}
+demonstrations: {}
+experiments:
+  walk:
+    environment: ball
+    trainer: walk.yaml
+    overrides: {}
+    seeds: [1]
+    stages: [train, export, evaluate]
+    evaluation: {episodes: 4, seed: 1}
+sweeps:
+  rates:
+    experiment: walk
+    method: list
+    configurations:
+      - {behaviors.Walker.hyperparameters.learning_rate: 0.1}
+      - {behaviors.Walker.hyperparameters.learning_rate: 0.2}
+      - {behaviors.Walker.network_settings.hidden_units: 64}
+    seeds: [1, 2]
+    best: {seeds: [11, 12]}
+"""
+SCORES = {
+    "rates/001": {1: 1.0, 2: 2.0},
+    "rates/002": {1: 5.0, 2: 7.0},
+    "rates/003": {1: 3.0, 2: 3.0},
+    "rates_best": {11: 4.0, 12: 5.0},
+}
+
+
+@pytest.fixture
+def params(tmp_path: Path) -> Params:
+    """A sweep of three trials, evaluated."""
+    for experiment, scores in SCORES.items():
+        for seed, score in scores.items():
+            file = tmp_path / f"results/evaluate/{experiment}/seed{seed}/metrics.json"
+            file.parent.mkdir(parents=True)
+            file.write_text(json.dumps({"Walker": {"mean_return": score}}))
+    (tmp_path / "walk.yaml").write_text("behaviors: {Walker: {trainer_type: ppo}}\n")
+    (tmp_path / "params.yaml").write_text(PARAMS)
+    return load_params(tmp_path / "params.yaml")
+
+
+def test_trials_are_listed_best_first_and_the_best_is_told_with_its_score_on_fresh_seeds(
+    tmp_path: Path, params: Params
+):
+    [found] = report.searches(tmp_path, params)
+    assert found.header == ("Trial", "Rank", "mean_return", "learning_rate", "hidden_units")
+    assert found.rows == [
+        ("rates/002", "1", "6", "0.2", "-"),
+        ("rates/003", "2", "3", "-", "64"),
+        ("rates/001", "3", "1.5", "0.1", "-"),
+    ]
+    assert (
+        "The best, rates/002, came to 4.5 on the fresh seeds 11, 12 (4, 5), after 6 in the sweep."
+    ) in found.notes[1]
+
+
+def test_trials_that_share_the_best_score_are_counted(tmp_path: Path, params: Params):
+    assert not [note for note in report.searches(tmp_path, params)[0].notes if "share" in note]
+    for seed in (1, 2):
+        file = tmp_path / f"results/evaluate/rates/003/seed{seed}/metrics.json"
+        file.write_text(json.dumps({"Walker": {"mean_return": 6.0}}))
+    notes = report.searches(tmp_path, params)[0].notes
+    assert notes[1].startswith("2 trials share the best score")
+    assert notes[2].startswith("The best, rates/002, came to 4.5")
+
+
+def test_every_evaluation_of_a_trial_is_an_input(params: Params):
+    paths = [path.as_posix() for path in report.inputs(params)]
+    assert len([path for path in paths if path.startswith("results/evaluate/rates/")]) == 6
+    assert "results/evaluate/rates/003/seed2/metrics.json" in paths
+
+
+def test_both_pages_show_the_sweep(tmp_path: Path, params: Params):
+    swept = report.searches(tmp_path, params)
+    text = render.markdown([], [], swept)
+    assert "## Sweep rates" in text
+    assert "| rates/002 | 1 | 6 | 0.2 | - |" in text
+    page = render.html([], [], [], tmp_path, {}, swept)
+    assert "<h2>Sweep rates</h2>" in page
+    assert "on the fresh seeds 11, 12" in page
+
+
+def test_a_sweep_without_fresh_seeds_is_warned_about(tmp_path: Path, params: Params):
+    assert not [one for one in report.searches(tmp_path, params)[0].notes if "no number" in one]
+    without = PARAMS.replace("    best: {seeds: [11, 12]}\n", "")
+    (tmp_path / "params.yaml").write_text(without)
+    [found] = report.searches(tmp_path, load_params(tmp_path / "params.yaml"))
+    assert found.notes[-1].startswith("The trials were chosen between by the seeds that are shown")

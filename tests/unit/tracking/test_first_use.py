@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from interpreter import variables
+from mlflow_runs import client
 
 pytestmark = pytest.mark.slow
 
@@ -29,11 +30,7 @@ def opening(root: Path, name: str) -> subprocess.Popen[bytes]:
 
 
 def runs_in(root: Path) -> set[str]:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{root / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("pipeline")
-    return {run.info.run_name for run in client.search_runs([experiment.experiment_id])}
+    return {run.info.run_name for run in client(root).search_runs(["1"])}
 
 
 def test_several_processes_make_one_store(tmp_path: Path):

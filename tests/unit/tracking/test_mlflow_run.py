@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import shutil
@@ -12,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mlflow_runs import client, exported, finished, key, md5
 
 from pipeline.tracking import names
 from pipeline.tracking.curve_csv import CsvSink, read_points
 from pipeline.tracking.mlflow_models import BUILD, SCORE, alias_of, best
 from pipeline.tracking.mlflow_run import MlflowRun, enabled
 from pipeline.tracking.mlflow_store import Store, flatten
-from pipeline.tracking.run_metadata import InputData, RunKey, RunMetadata
+from pipeline.tracking.run_metadata import InputData, RunMetadata
 
 pytestmark = pytest.mark.slow
 
@@ -39,48 +39,8 @@ def _own_store(monkeypatch, tmp_path: Path, tables: Path):
     shutil.copy(tables, tmp_path / "mlflow.db")
 
 
-def md5(data: bytes) -> str:
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
-
-
-def key(
-    root: Path,
-    stage: str,
-    fingerprint: str = "a",
-    experiment: str = "walk",
-    *,
-    seed: int = 1,
-    resumed: bool = False,
-    **tags: str,
-) -> RunKey:
-    record = root / "results/.work/mlflow" / f"{experiment}-seed{seed}.json"
-    return RunKey(
-        experiment=experiment,
-        seed=seed,
-        stage=stage,
-        fingerprint=fingerprint,
-        resumed=resumed,
-        root=root,
-        record=record,
-        tags={"pipeline.algorithm": "ppo", **tags},
-    )
-
-
 def monitors() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == "SystemMetricsMonitor"]
-
-
-def client(root: Path):
-    from mlflow import MlflowClient
-
-    return MlflowClient(tracking_uri=f"sqlite:///{root / 'mlflow.db'}")
-
-
-def finished(run: MlflowRun, **options) -> str:
-    run.end(timeout_s=60, **options)
-    assert run.lost == 0
-    assert run.run_id is not None
-    return run.run_id
 
 
 def described(root: Path, **params: object) -> RunMetadata:
@@ -139,9 +99,15 @@ def steps_of(run: str, root: Path, name: str) -> list[tuple[int, float]]:
     return [(one.step, one.value) for one in client(root).get_metric_history(run, name)]
 
 
-def rows(root: Path, query: str = "") -> dict[str, dict[str, str]]:
-    """Tags of each run by its name."""
-    return {run.info.run_name: run.data.tags for run in client(root).search_runs(["1"], query)}
+def current(root: Path, query: str = "tags.`pipeline.current` = 'yes'") -> dict[str, str]:
+    """The ids of runs by their names."""
+    return {run.info.run_name: run.info.run_id for run in client(root).search_runs(["1"], query)}
+
+
+def aliases(root: Path) -> dict[str, str]:
+    """The version that each alias of the model stands for."""
+    model = client(root).get_registered_model(NAME)
+    return {name: str(version) for name, version in model.aliases.items()}
 
 
 def test_training_again_puts_a_new_row_in_place_of_the_old_and_folds_that_below_it(tmp_path: Path):
@@ -162,11 +128,7 @@ def test_training_again_puts_a_new_row_in_place_of_the_old_and_folds_that_below_
     assert set(runs) == {first, other, again, *beside}
     shown = {run for run, one in runs.items() if "mlflow.parentRunId" not in one.data.tags}
     assert shown == {again, *beside}, "one row for each experiment and seed"
-    assert set(rows(tmp_path, "tags.`pipeline.current` = 'yes'")) == {
-        "walk-seed1",
-        "walk-seed2",
-        "run-seed1",
-    }
+    assert set(current(tmp_path)) == {"walk-seed1", "walk-seed2", "run-seed1"}
     for old in (first, other):
         assert runs[old].data.tags["mlflow.parentRunId"] == again
         assert runs[old].info.run_name == "walk-seed1 (superseded)"
@@ -176,13 +138,6 @@ def tried(root: Path, stage: str, variant: str = "brave-emu", baseline: str = "c
     """As a stage in `dvc exp run` writes."""
     names = {"pipeline.variant": variant, "pipeline.baseline": baseline}
     return MlflowRun(key(root, stage, **options, **names))
-
-
-def test_an_experiment_of_dvc_has_a_row_of_its_own(tmp_path: Path):
-    plain = MlflowRun(key(tmp_path, "train"))
-    assert finished(tried(tmp_path, "train", fingerprint="b")) != finished(plain)
-    found = rows(tmp_path, "tags.`pipeline.current` = 'yes'")
-    assert set(found) == {"walk-seed1", "walk-seed1 (brave-emu)"}
 
 
 def evaluated(run: MlflowRun, score: float) -> str:
@@ -203,25 +158,20 @@ def test_an_experiment_that_only_evaluates_leaves_the_baselines_row_as_it_was(tm
     assert rebased != first, "the same name, based on another commit"
     again = finished(MlflowRun(key(tmp_path, "train", "b")))
     assert finished(MlflowRun(key(tmp_path, "evaluate"))) == again
-    shown = client(tmp_path).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
-    assert {one.info.run_name: one.info.run_id for one in shown} == {
+    assert current(tmp_path) == {
         "walk-seed1": again,
         "walk-seed1 (brave-emu)": rebased,
         "walk-seed1 (it's)": other,
     }
-    groups = [one.data.tags["pipeline.experiment"] for one in shown]
-    assert len(set(groups)) == 3, "no two of them look like seeds of one experiment"
+    runs = [client(tmp_path).get_run(one) for one in (again, rebased, other)]
+    groups = {one.data.tags["pipeline.experiment"] for one in runs}
+    assert len(groups) == 3, "no two of them look like seeds of one experiment"
 
 
 def test_an_experiments_policy_takes_no_alias_of_the_baselines(tmp_path: Path):
     played(tmp_path, 1, 5.0)
     played(tmp_path, 1, 6.0, **{"pipeline.variant": "brave-emu"})
-    aliases = client(tmp_path).get_registered_model(NAME).aliases
-    assert {name: str(version) for name, version in aliases.items()} == {
-        "best": "2",
-        "walk": "1",
-        "walk__brave-emu_": "2",
-    }
+    assert aliases(tmp_path) == {"best": "2", "walk": "1", "walk__brave-emu_": "2"}
 
 
 def test_checkouts_that_share_a_store_keep_to_rows_of_their_own(tmp_path: Path, monkeypatch):
@@ -257,9 +207,8 @@ def test_numbers_of_another_policy_do_not_go_into_the_row(tmp_path: Path):
     restored = stage("evaluate", b"first")
     assert restored not in (first, second)
     assert stage("evaluate", b"first") == restored
-    (current,) = client(tmp_path).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
-    assert current.info.run_id == restored
-    assert current.data.tags["dvc.train"] == md5(b"first")
+    assert list(current(tmp_path).values()) == [restored]
+    assert client(tmp_path).get_run(restored).data.tags["dvc.train"] == md5(b"first")
     assert stage("evaluate", b"second") != restored
 
 
@@ -285,7 +234,7 @@ def test_the_page_opens_in_training_mode_with_prepared_views_and_keeps_a_users_t
     state = json.loads(tags["mlflow.sharedViewState.table"])
     (group,) = state["groupBy"]["groupByKeys"]
     assert group == {"mode": "tag", "groupByData": "pipeline.experiment"}
-    assert set(rows(tmp_path, state["searchFilter"])) == {"walk-seed1"}, "its filter is valid"
+    assert set(current(tmp_path, state["searchFilter"])) == {"walk-seed1"}, "its filter is valid"
     store.set_experiment_tag("1", "mlflow.note.content", "mine")
     finished(MlflowRun(key(tmp_path, "evaluate")))
     assert store.get_experiment("1").tags["mlflow.note.content"] == "mine"
@@ -365,29 +314,8 @@ def test_points_that_a_killed_attempt_took_along_are_filled_in_from_the_curve(tm
     made = finished(run)
     assert client(tmp_path).get_run(made).data.metrics.get("train/training_s") is None
     for name, wanted in ((names.REWARD, [1.0, 2.0, 3.0]), ("Losses/Q1 Loss", [0.5, 0.5, 0.5])):
-        history = client(tmp_path).get_metric_history(made, f"Walker/{name}")
-        assert sorted((p.step, p.value) for p in history) == list(
-            zip((1000, 2000, 3000), wanted, strict=True)
-        )
-
-
-def exported(root: Path, bias: float) -> Path:
-    import onnx
-    from onnx import TensorProto, helper
-
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["obs_0", "bias"], ["continuous_actions"])],
-        "policy",
-        [value("obs_0", TensorProto.FLOAT, ["batch", 8])],
-        [value("continuous_actions", TensorProto.FLOAT, ["batch", 8])],
-        [helper.make_tensor("bias", TensorProto.FLOAT, [1], [bias])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    path = root / f"export{bias:g}" / "Walker.onnx"
-    path.parent.mkdir(exist_ok=True)
-    onnx.save(model, str(path))
-    return path
+        history = steps_of(made, tmp_path, f"Walker/{name}")
+        assert sorted(history) == [*zip((1000, 2000, 3000), wanted, strict=True)]
 
 
 def played(root: Path, seed: int, score: float, build: str = "first", **tags: str) -> str:
@@ -410,18 +338,14 @@ def test_the_best_evaluated_policy_has_the_alias_and_only_a_better_one_takes_it(
     import mlflow
 
     store = client(tmp_path)
-
-    def aliases() -> dict[str, str]:
-        return {name: str(v) for name, v in store.get_registered_model(NAME).aliases.items()}
-
     first = played(tmp_path, 1, 5.0)
-    assert aliases() == {"best": "1", "walk": "1"}
+    assert aliases(tmp_path) == {"best": "1", "walk": "1"}
     played(tmp_path, 2, 4.0)
-    assert aliases() == {"best": "1", "walk": "1"}, "a worse one"
+    assert aliases(tmp_path) == {"best": "1", "walk": "1"}, "a worse one"
     played(tmp_path, 3, 5.0)
-    assert aliases() == {"best": "1", "walk": "1"}, "one that is as good"
+    assert aliases(tmp_path) == {"best": "1", "walk": "1"}, "one that is as good"
     played(tmp_path, 4, 6.0)
-    assert aliases() == {"best": "4", "walk": "4"}
+    assert aliases(tmp_path) == {"best": "4", "walk": "4"}
     versions = store.search_model_versions(f"name = '{NAME}'")
     assert len(versions) == 4, "one for each run, though logged twice"
     version = store.get_model_version(NAME, "1")

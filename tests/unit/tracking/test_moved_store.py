@@ -18,36 +18,20 @@ pytestmark = pytest.mark.slow
 STAGES = """
 import json, sys
 from pathlib import Path
-import onnx
-from onnx import TensorProto, helper
+from mlflow_runs import exported, finished, key
 from pipeline.tracking.mlflow_run import MlflowRun
-from pipeline.tracking.run_metadata import RunKey
 
 root, fingerprint = Path(sys.argv[1]), sys.argv[2]
-value = helper.make_tensor_value_info
-graph = helper.make_graph(
-    [helper.make_node("Identity", ["obs_0"], ["continuous_actions"])], "policy",
-    [value("obs_0", TensorProto.FLOAT, ["batch", 2])],
-    [value("continuous_actions", TensorProto.FLOAT, ["batch", 2])],
-)
-path = root / "export" / "Walker.onnx"
-path.parent.mkdir(exist_ok=True)
-model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-onnx.save(model, str(path))
+path = exported(root, 1.0)
 runs = []
 for stage in sys.argv[3:]:
-    record = root / "results/.work/mlflow/walk-seed1.json"
-    key = RunKey(experiment="walk", seed=1, stage=stage, fingerprint=fingerprint, root=root,
-                 record=record)
-    run = MlflowRun(key)
+    run = MlflowRun(key(root, stage, fingerprint))
     if stage == "export":
         run.model(path, environment="walk")
     run.artifacts([path])
     if stage == "evaluate":
         run.score({"Walker": 5.0}, environment="walk", build=path.parent, params={})
-    run.end()
-    assert run.lost == 0, run.lost
-    runs.append(run.run_id)
+    runs.append(finished(run))
 print(json.dumps(runs))
 """
 

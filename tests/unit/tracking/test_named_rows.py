@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from mlflow_runs import client
 
 from pipeline.errors import Interrupted, TrainingError
 from pipeline.settings import load_run_settings
@@ -62,6 +63,16 @@ def described(folder: Path, **more):
     )
 
 
+def stage_run(folder: Path) -> run_context.Run:
+    params = load_params(folder / "params.yaml")
+    return run_context.Run(root=folder, params=params, name="walk", seed=3)
+
+
+def rows(folder: Path) -> list:
+    """The rows of the store in the folder."""
+    return client(folder).search_runs(["1"])
+
+
 def play(sink, *steps: int, complete: bool = True) -> None:
     sink.began("Walker", {})
     for step in steps:
@@ -75,9 +86,7 @@ def play(sink, *steps: int, complete: bool = True) -> None:
 
 def test_a_row_says_the_same_of_a_run_as_that_of_the_stage_train(folder: Path):
     ours = described(folder)
-    run = run_context.Run(
-        root=folder, params=load_params(folder / "params.yaml"), name="walk", seed=3
-    )
+    run = stage_run(folder)
     stage = run_context.row_of(run)
     assert ours.row.params == {k: v for k, v in stage.params.items() if k != "pretrain"}
     whole, theirs = (yaml.safe_load(one.configuration) for one in (ours.row, stage))
@@ -94,8 +103,7 @@ def test_every_demonstration_of_a_list_is_a_dataset_of_its_own(folder: Path):
     demos = "[one.demo, {path: more/two.demo, weight: 3}]"
     cloned = TRAINER.replace("}}", f", behavioral_cloning: {{demo_path: {demos}}}}}}}")
     (folder / "trainer.yaml").write_text(cloned)
-    params = load_params(folder / "params.yaml")
-    row = run_context.row_of(run_context.Run(root=folder, params=params, name="walk", seed=3))
+    row = run_context.row_of(stage_run(folder))
     assert [(one.name, one.path) for one in row.data[1:]] == [
         ("one", "one.demo"),
         ("two", "more/two.demo"),
@@ -104,9 +112,8 @@ def test_every_demonstration_of_a_list_is_a_dataset_of_its_own(folder: Path):
 
 def test_no_stage_depends_on_where_its_numbers_go(folder: Path):
     def jobs() -> list:
-        params = load_params(folder / "params.yaml")
-        run = run_context.Run(root=folder, params=params, name="walk", seed=3)
-        return [train.job_of(run), export.job_of(run), plan(params)]
+        run = stage_run(folder)
+        return [train.job_of(run), export.job_of(run), plan(run.params)]
 
     before = jobs()
     (folder / "params.yaml").write_text(f"{PARAMS}track: [jsonl]\n")
@@ -116,8 +123,6 @@ def test_no_stage_depends_on_where_its_numbers_go(folder: Path):
 @pytest.mark.slow
 def test_mlflow_gets_a_row_with_results_which_a_resumed_run_continues(folder: Path, monkeypatch):
     monkeypatch.setattr("pipeline.tracking.mlflow_run.QUICK_S", 60.0)  # the machine may be busy
-    from mlflow import MlflowClient
-
     run = folder / "runs/walk"
     (run / "Walker").mkdir(parents=True)
     (run / "Walker/checkpoint.pt").write_bytes(b"weights")
@@ -126,26 +131,22 @@ def test_mlflow_gets_a_row_with_results_which_a_resumed_run_continues(folder: Pa
     (run / "progress.csv").write_text("behavior,step,reward\nWalker,10,1\nWalker,30,3\n")
     (again,) = named_sinks(described(folder, resume=True), ["mlflow"])
     play(again, 40)
-    client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
-    (experiment,) = (one for one in client.search_experiments() if one.name == "pipeline")
-    (row,) = client.search_runs([experiment.experiment_id])
+    (row,) = rows(folder)
     assert (row.info.run_name, row.info.status) == ("./runs/walk-seed3", "FINISHED")
     assert row.data.params["trainer"] == "trainer.yaml"
     assert row.data.metrics["train/mean_reward"] == 2.5
-    history = client.get_metric_history(row.info.run_id, REWARD)
+    history = client(folder).get_metric_history(row.info.run_id, REWARD)
     # a kill had lost step 30, which stands in the run's own record
     assert sorted((one.step, one.value) for one in history) == [(10, 1), (20, 2), (30, 3), (40, 4)]
     assert {"dvc.train", "dvc.environment", "mlflow.note.content"} <= row.data.tags.keys()
     (new,) = named_sinks(described(folder), ["mlflow"])
     play(new, 10)
-    rows = client.search_runs([experiment.experiment_id])
-    assert sorted(one.data.tags["pipeline.current"] for one in rows) == ["no", "yes"]
+    assert sorted(one.data.tags["pipeline.current"] for one in rows(folder)) == ["no", "yes"]
 
 
 @pytest.mark.slow
 def test_mlflow_tells_failures_from_stops_and_says_what_is_not_exact(folder: Path, monkeypatch):
     monkeypatch.setattr("pipeline.tracking.mlflow_run.QUICK_S", 60.0)  # the machine may be busy
-    from mlflow import MlflowClient
 
     def status(error: Exception | None, *, resume: bool = True, **numbers: float) -> tuple:
         sinks = named_sinks(described(folder, resume=resume), ["mlflow"])
@@ -154,9 +155,7 @@ def test_mlflow_tells_failures_from_stops_and_says_what_is_not_exact(folder: Pat
             if error is not None:
                 raise error
             all_.ended({"Walker": {"steps": 40.0, **numbers}})
-        client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
-        (experiment,) = (one for one in client.search_experiments() if one.name == "pipeline")
-        (row,) = client.search_runs([experiment.experiment_id])
+        (row,) = rows(folder)
         return row.info.status, row.data.tags.get("train.exact")
 
     assert status(TrainingError("diverged"), resume=False) == ("FAILED", None)

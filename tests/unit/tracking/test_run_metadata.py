@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
+from mlflow_runs import md5
+
 from pipeline.tracking.run_metadata import color, dvc_digest, parameters
-
-
-def md5(data: bytes) -> str:
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
-
 
 SETTINGS = {
     "trainer_type": "ppo",

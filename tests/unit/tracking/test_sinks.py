@@ -196,38 +196,30 @@ def summary(reward: float, **more: float) -> dict[str, float]:
 
 def test_resumed_csv_equals_an_uninterrupted_one(tmp_path: Path):
     whole, resumed = tmp_path / "whole.csv", tmp_path / "resumed.csv"
-    straight = CsvSink(whole)
-    first = CsvSink(resumed)
-    for step in (10, 20, 30, 40):
-        straight.metrics("B", summary(step / 10), step)
-        straight.metrics("C", summary(step), step)
-    for step in (10, 20, 30):
-        first.metrics("B", summary(step / 10), step)
-        first.metrics("C", summary(step), step)
+
+    def play(path: Path, *steps: int) -> None:
+        sink = CsvSink(path)
+        for step in steps:
+            sink.metrics("B", summary(step / 10), step)
+            sink.metrics("C", summary(step), step)
+
+    play(whole, 10, 20, 30, 40)
+    play(resumed, 10, 20, 30)
     with resumed.open("a") as file:
         file.write("B,35,0.1")  # a kill in the middle of a row
-    second = CsvSink(resumed)  # the checkpoint was made after step 20
-    for step in (30, 40):
-        second.metrics("B", summary(step / 10), step)
-        second.metrics("C", summary(step), step)
+    play(resumed, 30, 40)  # the checkpoint was made after step 20
     lines = sorted(resumed.read_text().splitlines())
     assert lines == sorted(whole.read_text().splitlines())
 
 
-def test_csv_has_the_columns_that_plots_name(tmp_path: Path):
-    sink = CsvSink(tmp_path / "progress.csv")
-    sink.metrics("B", summary(1.5), 10)
-    header, row = sink.path.read_text().splitlines()
-    assert header.startswith("behavior,step,reward,reward_std,episode_length")
-    assert row.startswith("B,10,1.5,,")
-
-
-def test_csv_gets_a_column_for_a_new_tag(tmp_path: Path):
+def test_csv_has_the_columns_that_plots_name_and_gets_another_for_a_new_tag(tmp_path: Path):
     sink = CsvSink(tmp_path / "progress.csv")
     sink.metrics("B", summary(1.5), 10)
     sink.metrics("B", {"Losses/GAIL Loss": 0.25}, 20)
     header, first, second = sink.path.read_text().splitlines()
+    assert header.startswith("behavior,step,reward,reward_std,episode_length")
     assert header.endswith(",Losses/GAIL Loss")
+    assert first.startswith("B,10,1.5,,")
     assert first.endswith(",0.0003,")
     assert second == "B,20,,,,,,,,0.25"
 

@@ -2,30 +2,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline.tracking import names
-from pipeline.tracking.base import Tracker, Update
+from pipeline.tracking.base import Update
 from pipeline.tracking.timers import TimersSink, process_facts
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> SimpleNamespace:
+    return SimpleNamespace(now=100.0)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def sink(tmp_path: Path, clock: Clock) -> TimersSink:
-    return TimersSink(tmp_path / "run_logs/timers.json", metadata={"trainer": "us"}, clock=clock)
+def sink(tmp_path: Path, clock: SimpleNamespace) -> TimersSink:
+    path = tmp_path / "run_logs/timers.json"
+    return TimersSink(path, metadata={"trainer": "us"}, clock=lambda: clock.now)
 
 
 SECONDS = {"environment": 3.0, "wire": 1.0, "inference": 2.0, "storage": 0.5, "update": 1.5}
@@ -113,12 +107,3 @@ def test_metadata_is_text_with_the_keys_that_readers_know(sink, clock):
     }
     assert told["communication_protocol_version"] == "1.5.0"
     assert all(isinstance(value, str) and value != "unknown" for value in told.values())
-
-
-def test_the_tracker_brings_summaries_and_updates(sink):
-    with Tracker([sink]) as tracker:
-        tracker.metrics("B", {names.REWARD: 1.0}, 10)
-        tracker.updated("B", Update(step=10, update_s=1.0, n_episodes=1, recent_returns=[1.0]))
-    tree = json.loads(sink.path.read_text())
-    learning = tree["children"]["TrainerController.start_learning"]
-    assert learning["children"]["_update_policy"]["count"] == 1

@@ -8,27 +8,20 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from interpreter import python
+from mlflow_runs import key
 
 from pipeline import cli
 from pipeline.errors import PipelineError
 from pipeline.tracking.mlflow_run import MlflowRun
 from pipeline.tracking.mlflow_store import Store
-from pipeline.tracking.run_metadata import RunKey
 
 LIMIT_S = 15.0
 """MLflow itself would try for 100 s."""
-
-
-def a_folder(path: Path) -> None:
-    path.mkdir()
-
-
-def no_database(path: Path) -> None:
-    path.write_bytes(b"no database" * 1000)
 
 
 def cut_off(path: Path) -> None:
@@ -43,9 +36,9 @@ def in_a_file(path: Path) -> None:
     path.parent.write_text("in the place of the checkout")
 
 
-BROKEN: dict[str, Callable[[Path], None]] = {
-    "a folder in its place": a_folder,
-    "no database": no_database,
+BROKEN: dict[str, Callable[[Path], object]] = {
+    "a folder in its place": Path.mkdir,
+    "no database": lambda path: path.write_bytes(b"no database" * 1000),
     "a damaged database": cut_off,
     "a file in the checkout's place": in_a_file,
 }
@@ -63,10 +56,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def stage(root: Path) -> MlflowRun:
-    record = root.parent / "record.json"
-    run = MlflowRun(
-        RunKey(experiment="walk", seed=1, stage="train", fingerprint="a", root=root, record=record)
-    )
+    run = MlflowRun(replace(key(root, "train"), record=root.parent / "record.json"))
     run.results({"mean_reward": 1.0})
     run.end()
     return run

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pipeline.evaluation.comparison import Improvement, Standing, Task
+    from pipeline.evaluation.comparison import Standing, Task
 
 WIDTH = 640
 _HEIGHT = 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 26, 44
-_ROW = 46
+ROW = 46
 _TICKS = 5
 _DASHES = ("", "7 4", "2 4", "8 3 2 3")
 """Of the lines, another one when the colors begin again."""
@@ -107,8 +107,6 @@ class Row:
 
     name: str
     color: str
-    y: int
-    """Pixel of its bar."""
     text: str
     value: float
     interval: tuple[float, float] | None
@@ -131,7 +129,7 @@ class RowChart:
     @property
     def height(self) -> int:
         """In pixels."""
-        return _ROW * len(self.rows) + _BOTTOM
+        return ROW * len(self.rows) + _BOTTOM
 
 
 def scores(task: Task) -> RowChart:
@@ -142,7 +140,17 @@ def scores(task: Task) -> RowChart:
 
 def improvements(task: Task) -> RowChart:
     """Return the chart of which experiment is better; without rows for one experiment."""
-    rows = tuple(_improvement(index, one) for index, one in enumerate(task.improvements))
+    rows = tuple(
+        Row(
+            name=f"{one.better}  >  {one.than}",
+            color=color(0),
+            text=f"{one.better} better than {one.than}: {one.probability:.2f}, "
+            f"95 % interval {ends(one.interval)}",
+            value=one.probability,
+            interval=one.interval,
+        )
+        for one in task.improvements
+    )
     label = "Probability that a run of the first does better"
     return RowChart(x=_axis(0.0, 1.0), rows=rows, label=label, mark=0.5)
 
@@ -206,7 +214,6 @@ def _standing(index: int, one: Standing) -> Row:
     return Row(
         name=one.experiment,
         color=color(index),
-        y=_ROW * index + 30,
         text=text if wider is None else f"{text}, 90 % tolerance {ends(wider)}",
         value=one.iqm,
         interval=one.interval,
@@ -215,18 +222,6 @@ def _standing(index: int, one: Standing) -> Row:
             (score, f"{one.experiment}, seed {seed}: {number(score)}")
             for seed, score in zip(one.seeds, one.scores, strict=True)
         ),
-    )
-
-
-def _improvement(index: int, one: Improvement) -> Row:
-    text = f"{one.probability:.2f}, 95 % interval {ends(one.interval)}"
-    return Row(
-        name=f"{one.better}  >  {one.than}",
-        color=color(0),
-        y=_ROW * index + 30,
-        text=f"{one.better} better than {one.than}: {text}",
-        value=one.probability,
-        interval=one.interval,
     )
 
 

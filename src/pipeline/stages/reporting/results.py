@@ -100,7 +100,7 @@ def read_curves(path: Path) -> dict[str, Curve]:
                 # Empty where no episode ended in the summary period; 0 would be a return.
                 if not row["reward"]:
                     continue
-                steps, returns = points.setdefault(_plain(row["behavior"]), ([], []))
+                steps, returns = points.setdefault(row["behavior"].partition("?")[0], ([], []))
                 step = float(row["step"])
                 if not steps or step > steps[-1]:  # the first of two teams stands for both
                     steps.append(step)
@@ -114,8 +114,3 @@ def read_curves(path: Path) -> dict[str, Curve]:
         behavior: Curve(steps=np.array(steps), returns=np.array(returns))
         for behavior, (steps, returns) in points.items()
     }
-
-
-def _plain(behavior: str) -> str:
-    """Return a behavior's name without its team."""
-    return behavior.split("?", maxsplit=1)[0]
