@@ -60,10 +60,10 @@ class Row:
 
     def content(self) -> dict[str, Any]:
         """The trainer configuration."""
-        one = PPO | self.settings | {"threaded": self.threaded}
+        behavior = PPO | self.settings | {"threaded": self.threaded}
         # long enough that a draw seldom misses the run
-        one["max_steps"] *= 16 if self.compiled else 4
-        content: dict[str, Any] = {"behaviors": dict.fromkeys(self.behaviors, one)}
+        behavior["max_steps"] *= 16 if self.compiled else 4
+        content: dict[str, Any] = {"behaviors": dict.fromkeys(self.behaviors, behavior)}
         content["torch_settings"] = {"compile": self.compiled}
         if self.parameters is not None:
             content["environment_parameters"] = self.parameters

@@ -179,9 +179,9 @@ def test_a_bridge_is_told_what_was_written_and_no_defaults() -> None:
     ],
 )
 def test_a_mistake_is_named_with_its_place(text: str, said: str) -> None:
-    told = refusal(SettingsError, read, text)
-    assert said in told
-    assert told.startswith("params.yaml:1: environments.cart")
+    message = refusal(SettingsError, read, text)
+    assert said in message
+    assert message.startswith("params.yaml:1: environments.cart")
 
 
 # --- environments from outside ---------------------------------------------------------------

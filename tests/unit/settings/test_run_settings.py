@@ -404,9 +404,9 @@ def test_an_unlisted_behavior_gets_the_default_settings() -> None:
 def test_an_unlisted_behavior_of_a_file_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("behaviors: {Walker: {}}")
-    told = refusal(SettingsError, load_run_settings(file).for_behavior, "Waler?team=0")
-    assert "The behavior name Waler has not been specified in the trainer configuration" in told
-    assert "did you mean 'Walker'?" in told
+    message = refusal(SettingsError, load_run_settings(file).for_behavior, "Waler?team=0")
+    assert "The behavior name Waler has not been specified in the trainer configuration" in message
+    assert "did you mean 'Walker'?" in message
 
 
 def test_without_a_file_every_behavior_gets_ppo_with_a_warning(

@@ -180,8 +180,8 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
 def test_a_file_in_another_encoding_is_refused_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "latin.yaml"
     file.write_bytes("a: 1\nb: café\n".encode("latin-1"))
-    told = refusal(SettingsError, read_yaml, file)
-    assert told.startswith(f"{file}:2: Config file is not UTF-8 (byte 0xe9)")
+    message = refusal(SettingsError, read_yaml, file)
+    assert message.startswith(f"{file}:2: Config file is not UTF-8 (byte 0xe9)")
 
 
 SCALARS = (

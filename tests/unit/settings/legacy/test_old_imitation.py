@@ -41,9 +41,9 @@ def test_a_section_without_a_demonstration_does_not_keep_the_others_from_trainin
 
 
 def test_a_file_of_nothing_but_imitation_without_a_demonstration_is_refused(loaded):
-    told = refusal(SettingsError, loaded, IMITATION)
-    assert "old.yaml:2: Student.trainer: the trainer 'online_bc' is no more" in told
-    assert "behavioral_cloning: {demo_path: ...}; or remove this section." in told
+    message = refusal(SettingsError, loaded, IMITATION)
+    assert "old.yaml:2: Student.trainer: the trainer 'online_bc' is no more" in message
+    assert "behavioral_cloning: {demo_path: ...}; or remove this section." in message
 
 
 def test_an_imitating_default_section_serves_the_sections_with_a_demonstration(loaded, caplog):

@@ -130,14 +130,14 @@ def test_a_mistake_in_a_curriculum_is_placed(loaded, written, change, message):
 def test_a_missing_field_is_named_with_what_stands_there_instead(loaded, written, field):
     broken = {key + "x" * (key == field): value for key, value in CURRICULUM.items()}
     path = written(json.dumps(broken), "Walker.json")
-    told = refusal(SettingsError, loaded, TRAINER, curriculum=path)
-    assert f"needs the key {field!r} (there is '{field}x')" in told
+    message = refusal(SettingsError, loaded, TRAINER, curriculum=path)
+    assert f"needs the key {field!r} (there is '{field}x')" in message
 
 
 def test_broken_json_is_placed(loaded, written):
     path = written('{\n "measure": "reward"\n "thresholds": []}', "Walker.json")
-    told = refusal(SettingsError, loaded, TRAINER, curriculum=path)
-    assert told.startswith(f"{path}:3: cannot be read as JSON: ")
+    message = refusal(SettingsError, loaded, TRAINER, curriculum=path)
+    assert message.startswith(f"{path}:3: cannot be read as JSON: ")
     with pytest.raises(SettingsError, match="NaN is not a number"):
         loaded(TRAINER, curriculum=written('{"measure": NaN}', "Walker.json"))
 
