@@ -173,6 +173,8 @@ def compare(
         fraction: in (0, 1], of the way from the lowest start to the best end, as the target.
         seed: of the bootstrap. Equal outcomes and seeds give equal results.
     """
+    if not 0.0 < fraction <= 1.0:
+        raise ValueError(f"fraction is {fraction}, wanted more than 0 and at most 1")
     tasks: dict[tuple[str, str], dict[str, list[Outcome]]] = {}
     for one in outcomes:
         if one.evaluated is not None or one.curve is not None:

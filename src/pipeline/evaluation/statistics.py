@@ -204,6 +204,8 @@ def caution(n_seeds: int) -> str:
 
 def _drawn(scores: FloatArray, rng: np.random.Generator) -> FloatArray:
     """[draws, n] of [n] scores."""
+    if not len(scores):
+        raise ValueError("a bootstrap needs at least one score")
     return scores[rng.integers(0, len(scores), (DRAWS, len(scores)), dtype=np.int64)]
 
 

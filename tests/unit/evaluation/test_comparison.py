@@ -137,6 +137,12 @@ def test_other_environments_and_behaviors_are_other_tasks():
     assert [len(task.improvements) for task in tasks] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("fraction", [0.0, 1.1])
+def test_a_fraction_out_of_range_is_refused(fraction):
+    with pytest.raises(ValueError, match="fraction"):
+        compare([], fraction=fraction)
+
+
 def test_csv_has_an_empty_cell_for_what_is_not_known():
     records = tables.standing_records(compare([outcome("a", 1, evaluated=1.23456789)]))
     text = tables.csv_text(records, tables.STANDING_COLUMNS)

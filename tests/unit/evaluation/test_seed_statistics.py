@@ -115,3 +115,8 @@ def test_a_tolerance_interval_is_that_of_the_tables():
     assert statistics.tolerance_interval(np.arange(19.0)) == (0.0, 18.0)
     assert statistics.tolerance_interval(np.arange(39.0)) == (1.0, 37.0)
     assert statistics.tolerance_interval(np.arange(4.0)) is None
+
+
+def test_no_scores_have_no_interval():
+    with pytest.raises(ValueError, match="at least one score"):
+        statistics.iqm_interval(np.zeros(0), np.random.default_rng(0))
