@@ -11,6 +11,7 @@ from wire_messages import decode_actions, decode_list, decode_steps, encode_acti
 from pipeline.protocol import actions, decoding, layout_cache, vectorized
 from pipeline.protocol.demo import read_demo, writing_demo
 from pipeline.protocol.encoding import compressed_steps_bytes, encode_steps
+from pipeline.protocol.frames import DATA, PADDED, FrameError, without_padding
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.png import encode_png
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -79,6 +80,21 @@ def test_images_of_up_to_the_stated_channels_are_sent_as_pngs():
     np.testing.assert_array_equal(found[0].obs[2], decision.obs[2])
     for got, sent in zip(found, (decision, terminal), strict=True):
         np.testing.assert_allclose(got.obs[1], sent.obs[1].clip(0, 1), atol=0.5 / 255 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("payload", "data"),
+    [(b"\x00", b""), (b"\x00ab", b"ab"), (b"\x01ab", b"a"), (b"\x02ab", b"")],
+)
+def test_padding_may_take_all_of_a_frame(payload, data):
+    assert without_padding(DATA, PADDED, payload) == data
+    assert without_padding(DATA, 0, payload) == payload
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x01", b"\x03ab", b"\xffab"])
+def test_padding_may_not_take_more_than_its_frame(payload):
+    with pytest.raises(FrameError, match="more padding than it holds"):
+        without_padding(DATA, PADDED, payload)
 
 
 def test_cameras_of_the_first_packages_are_read_in_colour_and_in_grey(tmp_path):

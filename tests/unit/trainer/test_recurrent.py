@@ -204,6 +204,18 @@ def distance(one, other):
     return np.nanmax(np.abs(np.subtract(one, other)))
 
 
+def test_act_and_update_disagree_when_the_memory_is_not_the_stored_one(learner_of):
+    learner, _ = collected(learner_of)
+    algorithm, rollout = learner.algorithm, learner.trajectories.rollout()
+    rollout.memory[:] = 0.0
+    with torch.no_grad():
+        batch = algorithm._rows(rollout)
+        hidden = algorithm.policy.actor(batch.obs, algorithm._sequence_states(batch.sequences)[0])
+        heads = algorithm.policy.actor.heads
+        log_prob, _ = heads.evaluate(hidden, batch.continuous, batch.discrete, batch.allowed)
+    assert float((log_prob - batch.log_prob).abs().max()) > 1e-4
+
+
 def test_what_stands_in_the_padding_does_not_change_what_is_learned(learner_of, monkeypatch):
     learner, _ = collected(learner_of)
     state = copy.deepcopy(learner.algorithm.state_dict())
