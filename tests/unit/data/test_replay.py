@@ -200,6 +200,21 @@ def test_files_of_new_rows_together_are_the_replay(memory):
         assert_alike(one, two)
 
 
+@pytest.mark.parametrize("memory", [False, True])
+def test_without_a_file_every_row_is_new(memory):
+    rng, one, two = np.random.default_rng(4), twenty(memory=memory), twenty(memory=memory)
+    one.add(rollout([7, 2], rng, memory=memory))
+    two.add(rollout([5, 3, 1], rng, memory=memory))
+    two.note_kept("a", "digest", 9)
+    two.load_state_dict(one.state_dict())
+    for replay in (one, two):
+        new, everything = replay.new_rows(), replay.state_dict()
+        assert len(new["place"]) == 9
+        assert new.keys() == everything.keys()
+        for name, rows in everything.items():
+            np.testing.assert_array_equal(new[name], rows)
+
+
 def test_a_saved_replay_with_more_rows_than_there_is_room_for_is_refused():
     big, small = (Replay(FIELDS, n_obs=2, capacity=n) for n in (20, 10))
     big.add(rollout([15], np.random.default_rng(1)))

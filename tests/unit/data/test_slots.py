@@ -85,6 +85,13 @@ def test_slots_of_agents_that_vanish_are_bounded():
     assert len(freed) > 30_000
 
 
+def test_slots_that_are_given_back_are_indices_also_where_there_are_none():
+    slots = Slots()
+    slots.deciding("w", ids(1))
+    array = np.arange(3)
+    assert array[slots.sweep()].tolist() == []
+
+
 def test_agents_that_are_heard_of_keep_their_slots_and_silent_ones_begin_anew():
     slots = Slots()
     before = slots.deciding("w", ids(1, 2)).tolist()
