@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import reference
+import torch
 
 from pipeline import files
 from pipeline.errors import ExportError
@@ -105,6 +106,13 @@ def test_small_logits_are_equal_up_to_the_tolerance_itself(tmp_path):
         publish(graph, tmp_path / "policy.onnx", recording=choosing(graph, [[0], [1]]))
 
 
+def test_logits_far_below_zero_are_equal_within_as_much_as_those_above(tmp_path):
+    for sign in (1.0, -1.0):
+        graph = with_equal_logits(2, bias=[100.0 * sign, 100.0 * sign - 5e-4])
+        report = publish(graph, tmp_path / "policy.onnx", recording=choosing(graph, [[0], [1]]))
+        assert report.discrete_ties == 1
+
+
 def test_recorded_masks_are_applied(tmp_path):
     graph = reference.policy(branches=(3,))
     obs = reference.observations(graph, 9)
@@ -156,6 +164,20 @@ def test_memory_that_goes_another_way_is_named_and_nothing_remains(tmp_path):
     with pytest.raises(ExportError, match=r"output recurrent_out, row 11, column 4 is"):
         publish(graph, tmp_path / "p.onnx", recording=recording)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_large_memories_may_differ_by_a_share_of_themselves(tmp_path):
+    graph = reference.policy(continuous=2, memory=6)
+    for name, values in graph.actor.memory.lstm.named_parameters():
+        # every gate is open, so that cells count their steps
+        torch.nn.init.constant_(values, 10.0 if name.startswith("bias") else 0.0)
+    recording = recorded(graph)
+    cell = recording.expected["recurrent_out"][11, 0, 4]
+    assert cell == pytest.approx(12, abs=0.1)
+    for error, is_right in ((0.5e-5 * cell, True), (2e-5 * cell, False)):
+        recording.expected["recurrent_out"][11, 0, 4] = cell + error
+        with nullcontext() if is_right else pytest.raises(ExportError, match="row 11, column 4"):
+            publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
 def test_memory_of_swapped_gates_is_caught(tmp_path, monkeypatch):
