@@ -56,6 +56,18 @@ def test_a_demonstration_comes_back_from_a_table_to_the_byte(tmp_path, suffix, m
     assert (tmp_path / "b.demo").read_bytes() == path.read_bytes()
 
 
+def test_a_branch_without_a_mask_forbids_nothing(tmp_path):
+    path = recorded(tmp_path / "a.demo", done=(*[0] * 11, 1), interrupted=())
+    fields, _ = table_of(read_demo(path))
+    del fields["mask1"]
+    write_table(fields, tmp_path / "a.npz")
+    import_table(read_table(tmp_path / "a.npz"), "B", SPEC, tmp_path / "b.demo")
+    masks, before = (read_demo(tmp_path / f"{name}.demo").action_mask for name in "ba")
+    np.testing.assert_array_equal(masks[0], before[0])
+    assert before[1].any()
+    assert not masks[1].any()
+
+
 def test_an_episode_that_goes_on_is_closed_as_cut_short(tmp_path):
     path = recorded(tmp_path / "a.demo", done=(0, 1, 0, 0), interrupted=())
     fields, steps = table_of(read_demo(path))
