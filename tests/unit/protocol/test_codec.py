@@ -25,7 +25,14 @@ from pipeline.protocol.specs import (
     ObservationSpec,
     ObservationType,
 )
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
+from pipeline.protocol.steps import (
+    DecisionSteps,
+    Steps,
+    TerminalSteps,
+    same_steps,
+    steps_from_mapping,
+    steps_to_mapping,
+)
 
 BRAIN = m.BrainParametersProto(brain_name="b", action_spec={"num_continuous_actions": 1})
 OBSERVATIONS = st.sampled_from(
@@ -111,6 +118,26 @@ def assert_same_steps(got: Steps, expected: Steps) -> None:
     else:
         for a, b in zip(*masks, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("branches", [(), (2, 3)])
+def test_steps_come_back_from_plain_values_which_are_copies(branches):
+    spec = BehaviorSpec(
+        [ObservationSpec.vector(4), ObservationSpec.vector(1)], ActionSpec(1, branches)
+    )
+    steps, again = sample(spec, 3, 2, seed=0), sample(spec, 3, 2, seed=0)
+    back = steps_from_mapping(steps_to_mapping(steps))
+    assert_same_steps(back, again)
+    arrays = [*steps[0].obs, *(steps[0].action_mask or ()), steps[0].reward, steps[1].interrupted]
+    for array in arrays:
+        kept = array.copy()
+        array[-1] = ~kept[-1] if kept.dtype == np.bool_ else 7
+        assert not same_steps(steps, again)
+        assert_same_steps(back, again)
+        array[:] = kept
+        assert same_steps(steps, again)
+    masked = sample(BehaviorSpec(spec.observation_specs, ActionSpec(1, (2,))), 3, 2, seed=0)
+    assert same_steps(steps, masked) is False
 
 
 def in_turn(monkeypatch):

@@ -5,6 +5,7 @@ import pytest
 
 from pipeline.errors import UnitySideChannelException
 from pipeline.protocol import state
+from pipeline.protocol.simulator import no_state, restore, state_of
 from pipeline.protocol.state import Kind
 
 
@@ -75,3 +76,41 @@ def test_messages_of_other_versions_and_sizes_are_refused(monkeypatch):
         state.read(struct.pack("<ii", 1, 1) + b"abc")
     with pytest.raises(ValueError, match="the most is 2"):
         state.message(Kind.STATE, b"abc")
+
+
+class Counter:
+    """Counts, and gives its count by neither pair of names."""
+
+    count = 3
+
+
+class Ours(Counter):
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+class Usual(Counter):
+    def get_state(self):
+        return self.count
+
+    def set_state(self, state):
+        self.count = state
+
+
+@pytest.mark.parametrize(("kind", "given"), [(Ours, {"count": 3}), (Usual, {"state": 3})])
+def test_a_state_is_given_and_taken_by_our_names_and_by_the_usual_ones(kind, given):
+    one, other = kind(), kind()
+    other.count = 0
+    assert state_of(one) == given
+    restore(other, state_of(one))
+    assert other.count == 3
+
+
+def test_who_gives_no_state_takes_none():
+    assert state_of(Counter()) is None
+    with pytest.raises(ValueError, match="Counter does not give its state") as refused:
+        restore(Counter(), {"state": 3})
+    assert str(refused.value) == no_state(Counter())
