@@ -30,6 +30,21 @@ def test_table_of_a_connection_is_followed(huffman):
     assert [reader.is_call(one, PATH) for one in blocks] == [True] * 4
 
 
+@pytest.mark.parametrize(
+    ("content", "is_call"),
+    [
+        ("application/grpc", True),
+        ("application/grpc+proto", True),
+        ("text/plain", False),
+        (None, False),
+    ],
+)
+def test_a_call_says_that_its_content_is_of_grpc(content, is_call):
+    fields = [(name, value) for name, value in FIELDS if name != "content-type"]
+    block = Encoder().encode(fields + ([("content-type", content)] if content else []))
+    assert HeaderReader().is_call(block, PATH) == is_call
+
+
 POST, CONTENT = b"\x83\x86", b"\x0f\x10\x10application/grpc"
 ENTERED = POST + b"\x44" + bytes([len(PATH)]) + PATH + CONTENT
 """A call's headers that enter its path into the table, as number 62."""
