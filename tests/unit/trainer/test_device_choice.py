@@ -15,7 +15,7 @@ from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
 from pipeline.trainer import device_choice
 from pipeline.trainer.checkpoints.file import load_checkpoint
-from pipeline.trainer.device_choice import fastest_device, step_seconds
+from pipeline.trainer.device_choice import devices_here, fastest_device, step_seconds
 from pipeline.trainer.supported import usable_device
 
 CPU, SECOND = torch.device("cpu"), torch.device("cpu:0")
@@ -63,6 +63,12 @@ def test_faster_device_is_taken_and_named(slower, wanted, two_devices, slow, cap
     assert line.startswith(f"Toy learns on {wanted}, where a step takes ")
     assert f" on {slower}" in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(("cuda", "devices"), [(False, [CPU]), (True, [CPU, torch.device("cuda")])])
+def test_devices_are_the_cpu_and_a_gpu_where_there_is_one(monkeypatch, cuda, devices):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    assert devices_here() == devices
 
 
 def test_one_device_alone_is_not_timed(monkeypatch):
