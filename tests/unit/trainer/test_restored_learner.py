@@ -10,6 +10,9 @@ import torch
 from steps import decision_steps, take_turn, terminal_steps
 
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.trainer.checkpoints.file import of_each_rank
+from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
+from pipeline.trainer.checkpoints.restore import restore
 from pipeline.trainer.opponents import LATEST
 
 SPEC = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec(1, (2, 3)))
@@ -18,7 +21,12 @@ MEMORY = PLAIN | {"memory": {"sequence_length": 3, "memory_size": 4}}
 NUMBERS = {
     "ppo": {"batch_size": 8, "buffer_size": 32, "num_epoch": 1},
     "poca": {"batch_size": 8, "buffer_size": 32, "num_epoch": 1},
-    "sac": {"batch_size": 8, "buffer_size": 200, "buffer_init_steps": 20},
+    "sac": {
+        "batch_size": 8,
+        "buffer_size": 200,
+        "buffer_init_steps": 20,
+        "save_replay_buffer": True,
+    },
 }
 N_AGENTS = 4
 TEAMS = ("Toy?team=0", "Toy?team=1")
@@ -105,6 +113,25 @@ def test_a_learner_that_takes_up_another_goes_on_as_that_one(make_learner, train
     play(one, heard[:23])
     assert one.n_updates > 0
     two = taken_up(make_learner, one, trainer, network)
+    assert play(one, heard[23:]) == play(two, heard[23:])
+    assert tensors(one.state_dict()) == tensors(two.state_dict())
+    assert tensors(one.experience(with_open=True)) == tensors(two.experience(with_open=True))
+
+
+@pytest.mark.parametrize("trainer", NUMBERS)
+def test_one_of_several_processes_goes_on_from_its_own_part_and_the_networks_of_the_first(
+    make_learner, quick, tmp_path, trainer
+):
+    heard = messages(40, seed=3, grouped=True)
+    one, two = (learner_of(make_learner, trainer, MEMORY) for _ in range(2))
+    play(one, heard[:23])
+    first, other = CheckpointManager(tmp_path, quick()), NullCheckpointManager(tmp_path, quick())
+    whole = first.snapshot([one], {}, with_open=True)["Toy"]
+    part = other.snapshot([one], {}, with_open=True)["Toy"]
+    assert not part["learner"]["algorithm"].keys() & {*one.algorithm.own_networks, "optimizer"}
+    whole["experience"] = {}  # the first process's
+    saved = of_each_rank({"Toy": {**whole, "ranks": [part]}}, 2)[1]["Toy"]
+    restore(two, saved, tmp_path / "Toy" / "resume.pt", exact=True)
     assert play(one, heard[23:]) == play(two, heard[23:])
     assert tensors(one.state_dict()) == tensors(two.state_dict())
     assert tensors(one.experience(with_open=True)) == tensors(two.experience(with_open=True))
