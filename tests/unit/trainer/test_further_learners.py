@@ -369,6 +369,24 @@ def test_a_further_process_ends_also_where_the_first_is_gone_before_they_met(tmp
             assert process.wait(60.0) == PipelineError.exit_code
 
 
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [
+        (0, "has ended with exit code 0"),
+        (3, "has ended with exit code 3"),
+        (-15, "was ended by SIGTERM"),
+        (-9, "was ended by SIGKILL (by hand, or for lack of memory)"),
+    ],
+)
+def test_a_process_that_has_ended_is_named_with_its_end_and_its_log(
+    tmp_path, monkeypatch, code, how
+):
+    processes = iter([SimpleNamespace(poll=lambda: None), SimpleNamespace(poll=lambda: code)])
+    monkeypatch.setattr(workers.subprocess, "Popen", lambda *_, **__: next(processes))
+    others = workers.LocalWorkers(2, port=1, threads=1, log_folder=tmp_path)
+    assert others.ended() == {2: f"{how}; its log is {tmp_path}/learner-2.log"}
+
+
 LOST = """
 from datetime import timedelta
 import os

@@ -73,6 +73,13 @@ def test_a_run_that_was_complete_is_not_interrupted_by_being_resumed(run, quick,
     assert (tmp_path / "Toy/checkpoint.pt").read_bytes() == kept
 
 
+def test_a_run_that_is_interrupted_before_any_agent_came_says_step_0(make_loop, quick, in_process):
+    with WorkerSet([in_process(Corridor())]) as workers:
+        points = make_loop(workers, quick()).resume_points
+        points.interrupt([])
+    assert points.interrupted == [0]
+
+
 def test_the_policy_of_such_a_run_carries_the_steps(run, tmp_path):
     with pytest.raises(Interrupted):
         run(Stateless, stop=50)

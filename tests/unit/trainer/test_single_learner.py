@@ -144,6 +144,32 @@ def test_a_lone_learner_that_is_resumed_goes_on_from_the_saved_weights_and_steps
     assert result.n_updates > before.n_updates
 
 
+def test_a_run_that_is_resumed_exactly_counts_on_from_the_rows_of_the_last_meeting(loop):
+    request = StopRequest()
+
+    def stop_at_150():
+        if first.learners["Toy"].step >= 150:
+            request.signal_number = 15
+        return False
+
+    first = loop(max_steps=5000, resume_interval_s=0.0, end_early=stop_at_150)
+    with first.workers, pytest.raises(Interrupted):
+        first.run(request)
+    saved = first.keeper.saved()
+    counted = []
+    again = loop(
+        max_steps=5000,
+        resume=True,
+        on_start=lambda: counted.append(again.synchronizer.held),
+        end_early=lambda: True,
+    )
+    with again.workers:
+        again.run(StopRequest())
+    held = saved["Toy"]["held"]
+    assert held > 0
+    assert counted == [{"Toy": held}]
+
+
 @pytest.fixture
 def member(make_learner, ranks):
     """A learner of a group, with the rows that it holds as a test says."""
