@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from pipeline.tracking.run_metadata import InputData
 
+_log = logging.getLogger(__name__)
+
 _EXPERIMENT = "pipeline"
 """Name of MLflow's experiment, unless MLFLOW_EXPERIMENT_NAME says another."""
 _DATABASE, _ARTIFACTS = "mlflow.db", "mlartifacts"
@@ -91,7 +93,10 @@ class Store:
         from mlflow import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table it makes
-        logging.getLogger("urllib3").setLevel(logging.ERROR)  # we say when its retries fail
+        if not _log.isEnabledFor(logging.DEBUG):
+            # Both also raise what they log, MLflow with a traceback, and we say it in one line.
+            logging.getLogger("mlflow.store").setLevel(logging.CRITICAL)
+            logging.getLogger("urllib3").setLevel(logging.ERROR)
         file = mlflow_database.file_of(uri)
         is_local = file is not None and file.resolve() == root / _DATABASE
         # One process at a time: MLflow's own making of tables fails when several do it at once.

@@ -151,3 +151,29 @@ def test_missing_rights_are_said_at_once(what: str, root: Path):
     assert done.stderr.count("MLflow is not being written") == 1
     assert f"the MLflow store {path} cannot be opened: no right to write" in done.stderr
     assert float(done.stdout) < LIMIT_S
+
+
+TAKEN_AWAY = """
+import logging, sys, time
+from pathlib import Path
+from mlflow_runs import key
+from pipeline.tracking.mlflow_run import MlflowRun
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+logging.getLogger("pipeline").setLevel(sys.argv[2])
+root = Path(sys.argv[1])
+run = MlflowRun(key(root, "train"))
+while run.run_id is None:
+    time.sleep(0.01)
+(root / "mlflow.db").rename(root / "elsewhere.db")
+run.results({"mean_reward": 1.0})
+run.end()
+"""
+
+
+@pytest.mark.parametrize("level", ["INFO", "DEBUG"])
+def test_a_store_that_is_taken_away_is_one_line_and_a_traceback_with_debug(level: str, root: Path):
+    done = python("-c", TAKEN_AWAY, root, level)
+    said = [line for line in done.stderr.splitlines() if "MLflow is not being written" in line]
+    assert len(said) == 1
+    assert ("Traceback" in done.stderr) == (level == "DEBUG")
+    assert level == "DEBUG" or done.stderr.splitlines() == said
