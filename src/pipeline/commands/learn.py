@@ -68,6 +68,24 @@ def add_options(parser: Parser) -> None:
     for option in OPTIONS:
         groups[option.group].add_argument(option.flag, **_arguments(option))
     parser.retired = {option.dest for option in OPTIONS if option.note is not None}
+    parser.given_elsewhere = _given_elsewhere
+
+
+def _given_elsewhere(option: str) -> str | None:
+    """Say where what an unknown option means is given: a setting, or a sink."""
+    from pipeline.settings.experiments import SINKS
+    from pipeline.settings.reader import setting_hints
+    from pipeline.settings.schema import HYPERPARAMETERS, NetworkSettings, TrainerSettings
+
+    key = option.strip("-").replace("-", "_")
+    if key in SINKS.ours:
+        return f"--track {key} asks for it"
+    places: list[tuple[str, Any]] = [("", TrainerSettings), ("network_settings.", NetworkSettings)]
+    places += [("hyperparameters.", HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours]
+    for place, cls in places:
+        if key in setting_hints(cls):
+            return f"{place}{key} is a key of CONFIG, under a behavior's name"
+    return None
 
 
 def run(arguments: argparse.Namespace) -> str:

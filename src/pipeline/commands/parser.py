@@ -16,9 +16,12 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         retired: destinations of options that an abbreviation means only when no other fits.
+        given_elsewhere: says of the name of an unknown option where what it means is given; None
+            where nobody knows.
     """
 
     retired: Collection[str] = ()
+    given_elsewhere: Callable[[str], str | None] | None = None
     _subcommands: argparse._SubParsersAction[Parser] | None = None
 
     def add_command(
@@ -89,10 +92,15 @@ class Parser(argparse.ArgumentParser):
                 return
 
     def _proposed_option(self, name: str) -> str:
-        options = self._option_string_actions.items()
-        present = [flag for flag, action in options if action.dest not in self.retired]
-        near = _nearest(name, present) or _nearest(name, self._option_string_actions)
-        return f"; did you mean {near}?" if near else ""
+        elsewhere = self.given_elsewhere and self.given_elsewhere(name)
+        if elsewhere:
+            return f"; {elsewhere}"
+        options = {flag.strip("-"): flag for flag in self._option_string_actions}
+        actions = self._option_string_actions
+        present = [word for word, flag in options.items() if actions[flag].dest not in self.retired]
+        word = name.strip("-")
+        near = _nearest(word, present) or _nearest(word, options)
+        return f"; did you mean {options[near]}?" if near else ""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a word that is no choice, and propose the nearest; argparse does so from 3.14."""

@@ -357,6 +357,33 @@ def test_abbreviations_mean_present_options_first(short, dest):
     assert vars(parsed("--sl"))["slow"] is True
 
 
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ("--trak", "did you mean --track? "),
+        ("--evn", "did you mean --env? "),
+        ("--lr", ""),
+        ("--sinks", ""),
+        ("--mlflow", "--track mlflow asks for it; "),
+        ("--max-steps", "max_steps is a key of CONFIG, under a behavior's name; "),
+        ("--epsilon=1", "hyperparameters.epsilon is a key of CONFIG, under a behavior's name; "),
+        ("--tau", "hyperparameters.tau is a key of CONFIG, under a behavior's name; "),
+        (
+            "--num_layers",
+            "network_settings.num_layers is a key of CONFIG, under a behavior's name; ",
+        ),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_or_where_else_it_is_given(
+    capsys, option, advice
+):
+    with pytest.raises(SystemExit) as ended:
+        parsed(option, "3")
+    assert ended.value.code == 2
+    refused = f"error: unrecognized arguments: {option.partition('=')[0]}; {advice}"
+    assert capsys.readouterr().err == f"{refused}`pipeline learn --help` lists what is possible\n"
+
+
 def test_an_ambiguous_abbreviation_is_one_line(capsys):
     with pytest.raises(SystemExit) as ended:
         parsed("--re")
