@@ -141,6 +141,25 @@ def test_one_of_several_processes_goes_on_from_its_own_part_and_the_networks_of_
     assert tensors(one.experience(with_open=True)) == tensors(two.experience(with_open=True))
 
 
+@pytest.mark.parametrize("is_last", [False, True], ids=["new rows", "all rows"])
+def test_a_replay_is_taken_up_from_its_files(make_learner, quick, tmp_path, is_last):
+    heard = messages(40, seed=3, grouped=True)
+    one, two = (learner_of(make_learner, "sac", PLAIN) for _ in range(2))
+    keeper = CheckpointManager(tmp_path, quick())
+    for part in (heard[:15], heard[15:23]):
+        play(one, part)
+        saved = keeper.snapshot([one], {}, with_open=True)["Toy"]
+        keeper.is_last = is_last
+    restore(two, saved, tmp_path / "Toy" / "checkpoint.pt", exact=True)
+    assert len(two.algorithm.replay) == len(one.algorithm.replay) > 0
+    assert play(one, heard[23:]) == play(two, heard[23:])
+
+
+def test_states_of_another_number_of_processes_give_each_the_networks_alone():
+    of_one = {"learner": 1, "experience": 2, "environments": 3, "replay": 4, "ranks": [{}]}
+    assert of_each_rank({"Toy": of_one}, 3) == [{"Toy": {"learner": 1}}] * 3
+
+
 @pytest.mark.parametrize("trainer", NUMBERS)
 def test_without_its_agents_a_learner_keeps_what_has_ended_alone(make_learner, trainer):
     heard = messages(23, seed=3, grouped=True)

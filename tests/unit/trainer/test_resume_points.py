@@ -73,6 +73,21 @@ def test_a_run_that_was_complete_is_not_interrupted_by_being_resumed(run, quick,
     assert (tmp_path / "Toy/checkpoint.pt").read_bytes() == kept
 
 
+def test_a_moment_whose_environments_were_started_anew_before_they_told_of_it_is_not_kept(
+    make_loop, make_learner, quick, in_process, monkeypatch
+):
+    with WorkerSet([in_process(Corridor())]) as workers:
+        workers.reset()
+        points = make_loop(workers, quick()).resume_points
+        points.note_start([make_learner(Corridor.spec)])
+        with monkeypatch.context() as patch:
+            patch.setattr(workers, "state_dict", lambda: None)
+            points.begin([], {})
+        assert not points.is_kept
+        points.begin([], {})
+        assert points.is_kept
+
+
 def test_a_run_that_is_interrupted_before_any_agent_came_says_step_0(make_loop, quick, in_process):
     with WorkerSet([in_process(Corridor())]) as workers:
         points = make_loop(workers, quick()).resume_points

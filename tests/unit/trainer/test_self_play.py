@@ -420,6 +420,20 @@ def test_all_behaviors_of_a_team_learn_together():
     assert not self_play.advance()
 
 
+def test_a_team_keeps_its_turn_until_all_its_behaviors_have_finished():
+    self_play = SelfPlay()
+    striker, keeper = learner("S"), learner("K")
+    for one in (striker, keeper):
+        self_play.join(f"{one.name}?team=0", one)
+    self_play.join("K?team=1", keeper)
+    striker.finished = True
+    assert not self_play.advance()
+    assert self_play.learning == 0
+    keeper.finished = True  # and so has the other team
+    assert not self_play.advance()
+    assert self_play.learning == 0
+
+
 def test_opponents_are_drawn_when_teams_change_and_when_ghosts_have_made_swap_steps():
     self_play, one = joined(team_change=100, swap_steps=14)
     asking = decision_steps([], range(7)), terminal_steps([], [])

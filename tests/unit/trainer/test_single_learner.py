@@ -15,10 +15,11 @@ from pipeline.envs.workers import WorkerSet
 from pipeline.errors import Interrupted
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.trainer.distributed.group import DistributedGroup
-from pipeline.trainer.distributed.sync import _LATE, LearnerSync
+from pipeline.trainer.distributed.sync import _COMPARE_EVERY, _LATE, LearnerSync
 from pipeline.trainer.stopping import StopRequest
 
 CPU = torch.device("cpu")
+SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
 ON_POLICY = {"batch_size": 32, "buffer_size": 128, "num_epoch": 2}
 OFF_POLICY = {"batch_size": 32, "buffer_size": 1000, "buffer_init_steps": 100}
 
@@ -170,11 +171,28 @@ def test_a_run_that_is_resumed_exactly_counts_on_from_the_rows_of_the_last_meeti
     assert counted == [{"Toy": held}]
 
 
+@pytest.mark.parametrize(("trainer", "every"), [("ppo", 1), ("sac", _COMPARE_EVERY)])
+def test_weights_are_compared_as_they_were_after_the_last_update_that_is_compared(
+    make_learner, ranks, trainer, every
+):
+    kind = OFF_POLICY if trainer == "sac" else ON_POLICY
+    learner = make_learner(SPEC, trainer_type=trainer, hyperparameters=kind)
+    sync = LearnerSync(learner, ranks, seed=1)
+    first = sync.local_state()["weights"]
+    learner.algorithm.optimizer.flat.data[0] += 1.0
+    for n_updates in range(every):
+        learner.n_updates = n_updates
+        assert sync.local_state()["weights"] == first
+    learner.n_updates = every
+    later = sync.local_state()["weights"]
+    assert later != first
+    assert sync.local_state()["weights"] == later
+
+
 @pytest.fixture
 def member(make_learner, ranks):
     """A learner of a group, with the rows that it holds as a test says."""
-    spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
-    learner = make_learner(spec, max_steps=10_000)
+    learner = make_learner(SPEC, max_steps=10_000)
     learner.sync = LearnerSync(learner, ranks, seed=1)
     learner.trajectories = SimpleNamespace(n_held=0, n_closed=0)
     return learner

@@ -34,6 +34,8 @@ def test_spread_is_the_population_standard_deviation_of_this_period():
     assert numbers.reward_spread() == 0.0
     numbers.add_episodes([7.0], [1])
     assert numbers.reward_spread() == 0.0
+    numbers.add_episodes([9.0], [1])
+    assert numbers.reward_spread() == 1.0
 
 
 def test_recent_returns_are_the_last_hundred_and_outlive_a_period():
