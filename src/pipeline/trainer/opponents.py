@@ -210,7 +210,7 @@ class SnapshotPool:
 
 def copied(weights: Mapping[str, Tensor]) -> Weights:
     """A copy that training does not change."""
-    return {name: value.detach().clone() for name, value in weights.items()}
+    return {name: value.clone() for name, value in weights.items()}
 
 
 def expected_score(rating: float, opponent: float) -> float:
