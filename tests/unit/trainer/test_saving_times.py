@@ -53,3 +53,15 @@ def test_less_often_where_saving_takes_long_but_with_every_milestone(run):
     moments = [step for what, step in written if what == "moment" and step < 700]
     assert len(milestones) == 2
     assert moments == milestones
+
+
+def test_saving_takes_as_long_as_both_its_halves(make_loop, quick, in_process, monkeypatch):
+    with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
+        keeper = make_loop(workers, quick()).keeper
+    clock = iter([100.0, 103.0, 200.0, 205.0])
+    monkeypatch.setattr("pipeline.trainer.checkpoints.manager.time.monotonic", lambda: next(clock))
+    states = keeper.snapshot([], {}, with_open=True)
+    assert keeper.save_s == 3.0
+    keeper.write(states, workers=None)
+    assert keeper.save_s == 8.0
+    assert keeper.saved_at == 205.0
