@@ -159,3 +159,11 @@ def test_teams_of_one_behavior_that_observe_differently_are_refused_by_name(quic
         match=r"^behavior Toy: the team of Toy\?team=1 sends obs.* \(3,\)",
     ):
         train(InProcessEnvironment(Teams()), quick(), seed=1, run_dir=tmp_path)
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_where_no_agent_asks_there_are_no_slots_and_they_are_indices(make_learner, n_workers):
+    learner = make_learner(SPEC, **LONG)
+    take_turn(learner, [steps_of([1, 2])] * n_workers)
+    slots = learner.absorb([steps_of([])] * n_workers)
+    assert np.arange(9)[slots].tolist() == []
