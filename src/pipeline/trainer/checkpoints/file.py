@@ -94,8 +94,8 @@ def digest(value: Any) -> str:
             item = item.detach().cpu().numpy()
         if isinstance(item, np.ndarray):
             sha.update(f"{item.dtype.str} {item.shape};".encode())
-            # hashlib takes arrays of one axis alone
-            sha.update(np.ascontiguousarray(item).reshape(-1).data)
+            # Flat first: an array without axes has no view as bytes.
+            sha.update(np.ascontiguousarray(item).reshape(-1).view(np.uint8).data)
         elif isinstance(item, dict | list | tuple):
             sha.update(f"{type(item).__name__} {len(item)};".encode())
             for part in item.items() if isinstance(item, dict) else item:
