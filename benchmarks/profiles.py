@@ -30,12 +30,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 from peer import ROOT, train
+from pitches import Pitches
 
 from pipeline.commands import timers
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.simulators import client, registry
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
     from peer import Curve
 
-    from pipeline.arrays import AnyArray, IntArray
+    from pipeline.arrays import AnyArray
     from pipeline.protocol.simulator import Simulator
     from pipeline.protocol.specs import ActionTuple
     from pipeline.protocol.steps import Steps
@@ -78,66 +77,6 @@ WORKLOADS = {
         config="benchmarks/cases/soccer_twos.yaml", simulator="soccer_twos", learning=0.5
     ),
 }
-
-
-class Pitches:
-    """Nothing but SoccerTwos' shapes: random games of two against two, 12 players in all.
-
-    Args:
-        seed: of the games.
-        n_agents: players, four on each pitch.
-    """
-
-    LENGTH = 300
-    """Decisions of a game, on average."""
-
-    def __init__(self, *, seed: int, n_agents: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        spec = BehaviorSpec(
-            [ObservationSpec.vector(264), ObservationSpec.vector(72)],
-            ActionSpec.create_discrete([3, 3, 3]),
-        )
-        self.behavior_specs = {f"SoccerTwos?team={team}": spec for team in (0, 1)}
-        n = n_agents // 2
-        self._seen = [self._rng.random((997 + n, *one.shape)) for one in spec.observation_specs]
-        self._seen = [one.astype(np.float32) for one in self._seen]
-        self._ids = {name: k * n + np.arange(n) for k, name in enumerate(self.behavior_specs)}
-
-    def reset(self) -> dict[str, Steps]:
-        """New games everywhere."""
-        return self._steps(np.zeros(0, np.int64))
-
-    def step(self, actions: Mapping[str, ActionTuple]) -> dict[str, Steps]:
-        """One moment; some games end, and one of the teams has won."""
-        n_pitches = len(actions["SoccerTwos?team=0"].discrete) // 2
-        return self._steps(np.flatnonzero(self._rng.random(n_pitches) < 1.0 / self.LENGTH))
-
-    def set_parameter(self, name: str, value: float) -> None:
-        """There is none."""
-
-    def close(self) -> None:
-        """Nothing to free."""
-
-    def _steps(self, over: IntArray) -> dict[str, Steps]:
-        result = {}
-        won = self._rng.random() < 0.5
-        for name, ids in self._ids.items():
-            group = (ids // 2 + 1).astype(np.int32)
-            ended = (2 * over[:, None] + np.arange(2)).flatten()
-            nothing = np.zeros(len(ids), np.float32)
-            first = int(self._rng.integers(997))
-            obs = [one[first : first + len(ids)] for one in self._seen]
-            masks = [np.zeros((len(ids), 3), np.bool_) for _ in range(3)]
-            here = ids.astype(np.int32)
-            # a player keeps its id: it begins the next game in the same message
-            decisions = DecisionSteps(obs, nothing, here, masks, group, nothing)
-            gained = np.full(len(ended), 1.0 if won else -1.0, np.float32)
-            stopped = np.zeros(len(ended), np.bool_)
-            last = [one[ended] for one in obs]
-            rest = (nothing[ended], stopped, here[ended], group[ended], gained)
-            result[name] = (decisions, TerminalSteps(last, *rest))
-            won = not won
-        return result
 
 
 class Slowed:
@@ -266,17 +205,30 @@ def steady_rate(logs: Sequence[AnyArray], every: int) -> float:
         logs: for each environment [exchanges, 2] the second and the agent steps.
         every: agent steps of a rollout.
     """
-    exchanges = np.concatenate(logs)
-    seconds, n_steps = exchanges[exchanges[:, 0].argsort(kind="stable")].T
-    done = n_steps.cumsum()
+    seconds, done = _in_order(logs)
     first, last = done.searchsorted([2 * every, done[-1] - every])
     return float((done[last] - done[first]) / (seconds[last] - seconds[first]))
 
 
-def compute_only(curve: Curve, folder: Path, seed: int) -> float:
-    """Agent steps per second of the trainer's own time, in the run of that seed."""
+def compiling(logs: Sequence[AnyArray], every: int) -> float:
+    """Seconds by which the longest pause of the first two rollouts exceeds all later ones."""
+    seconds, done = _in_order(logs)
+    pauses = np.diff(seconds)
+    first = int(done.searchsorted(2 * every))
+    return max(float(pauses[:first].max() - pauses[first:].max()), 0.0)
+
+
+def _in_order(logs: Sequence[AnyArray]) -> tuple[AnyArray, AnyArray]:
+    """Seconds [E] of all exchanges, and the agent steps [E] until then."""
+    exchanges = np.concatenate(logs)
+    seconds, n_steps = exchanges[exchanges[:, 0].argsort(kind="stable")].T
+    return seconds, n_steps.cumsum()
+
+
+def compute_only(curve: Curve, folder: Path, seed: int, compile_s: float) -> float:
+    """Agent steps per second of the trainer's own time but for compiling, in a seed's run."""
     spent = json.loads((folder / f"ours-{seed}/run_logs/seconds.json").read_text())
-    return curve.steps[-1] / (spent["total"] - spent["environment"])
+    return curve.steps[-1] / (spent["total"] - spent["environment"] - compile_s)
 
 
 _PREDICTED = ("predicted for threaded", "predicted for 4 environments")
@@ -305,9 +257,11 @@ def measure(
                     taken(folder)  # those of random actions, or of the run before
                     curve = train(program, config, env, seed=number, folder=folder, options=more)
                     every = int(rollout_steps(workload) / workload.learning)
-                    rate = workload.learning * steady_rate(taken(folder), every)
+                    logs = taken(folder)
+                    rate = workload.learning * steady_rate(logs, every)
                     if program == "ours" and not threaded:
-                        rates.setdefault("compute", []).append(compute_only(curve, folder, number))
+                        computed = compute_only(curve, folder, number, compiling(logs, every))
+                        rates.setdefault("compute", []).append(computed)
                         times = timers.read(folder / f"ours-{number}")
                         predicted = rates.setdefault(_PREDICTED[0], [])
                         predicted.append(rate * times.after(threaded=True))

@@ -58,6 +58,15 @@ def test_rates_are_of_rollouts_with_an_update_beside_them():
     assert profiles.steady_rate([exchanges[1::2], exchanges[::2]], 10) == 10.0
 
 
+def test_compiling_is_the_pause_that_comes_once():
+    """Steps of a second; an update of 3 s after each 10 steps, and 20 s more at the first."""
+    seconds = np.arange(50.0) + 3.0 * (np.arange(50) // 10)
+    for more, expected in ((20.0, 20.0), (0.0, 0.0)):
+        late = seconds + more * (np.arange(50) >= 10)
+        exchanges = np.stack([late, np.ones(50)], axis=1)
+        assert profiles.compiling([exchanges[1::2], exchanges[::2]], 10) == expected
+
+
 def test_environments_write_down_what_they_were_asked_for(slept, tmp_path):
     simulator = registry.make("balance_ball", seed=3, n_agents=2)
     slowed = profiles.Slowed(simulator, ms=0.0, sigma=0.0, seed=1, log=tmp_path)

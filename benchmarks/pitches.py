@@ -1,0 +1,77 @@
+"""An environment with SoccerTwos' shapes, for `profiles.py`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.arrays import IntArray
+    from pipeline.protocol.specs import ActionTuple
+    from pipeline.protocol.steps import Steps
+
+
+class Pitches:
+    """Nothing but SoccerTwos' shapes: random games of two against two, 12 players in all.
+
+    Args:
+        seed: of the games.
+        n_agents: players, four on each pitch.
+    """
+
+    LENGTH = 300
+    """Decisions of a game, on average."""
+
+    def __init__(self, *, seed: int, n_agents: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        spec = BehaviorSpec(
+            [ObservationSpec.vector(264), ObservationSpec.vector(72)],
+            ActionSpec.create_discrete([3, 3, 3]),
+        )
+        self.behavior_specs = {f"SoccerTwos?team={team}": spec for team in (0, 1)}
+        n = n_agents // 2
+        self._seen = [self._rng.random((997 + n, *one.shape)) for one in spec.observation_specs]
+        self._seen = [one.astype(np.float32) for one in self._seen]
+        self._ids = {name: k * n + np.arange(n) for k, name in enumerate(self.behavior_specs)}
+
+    def reset(self) -> dict[str, Steps]:
+        """New games everywhere."""
+        return self._steps(np.zeros(0, np.int64))
+
+    def step(self, actions: Mapping[str, ActionTuple]) -> dict[str, Steps]:
+        """One moment; some games end, and one of the teams has won."""
+        n_pitches = len(actions["SoccerTwos?team=0"].discrete) // 2
+        return self._steps(np.flatnonzero(self._rng.random(n_pitches) < 1.0 / self.LENGTH))
+
+    def set_parameter(self, name: str, value: float) -> None:
+        """There is none."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _steps(self, over: IntArray) -> dict[str, Steps]:
+        result = {}
+        won = self._rng.random() < 0.5
+        for name, ids in self._ids.items():
+            group = (ids // 2 + 1).astype(np.int32)
+            ended = (2 * over[:, None] + np.arange(2)).flatten()
+            nothing = np.zeros(len(ids), np.float32)
+            first = int(self._rng.integers(997))
+            obs = [one[first : first + len(ids)] for one in self._seen]
+            masks = [np.zeros((len(ids), 3), np.bool_) for _ in range(3)]
+            here = ids.astype(np.int32)
+            # a player keeps its id: it begins the next game in the same message
+            decisions = DecisionSteps(obs, nothing, here, masks, group, nothing)
+            gained = np.full(len(ended), 1.0 if won else -1.0, np.float32)
+            stopped = np.zeros(len(ended), np.bool_)
+            last = [one[ended] for one in obs]
+            rest = (nothing[ended], stopped, here[ended], group[ended], gained)
+            result[name] = (decisions, TerminalSteps(last, *rest))
+            won = not won
+        return result
