@@ -15,7 +15,7 @@ from pipeline.tracking import names
 from pipeline.tracking.base import Sink, Tracker, Update
 from pipeline.tracking.console import ConsoleSink, duration, summary_line
 from pipeline.tracking.curve_csv import CsvSink
-from pipeline.tracking.sinks import TrackedRun, named_sinks, standard_sinks
+from pipeline.tracking.sinks import TrackedRun, named_sinks, standard_sinks, tensorboard
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
 
 
@@ -291,6 +291,21 @@ def test_event_files_of_an_earlier_run_are_deleted_with_a_warning_unless_it_goes
     assert f"Deleting TensorBoard data {left} that was left over" in caplog.text
     assert (tmp_path / "B/checkpoint.pt").exists()
     assert [e.step for e in events(tmp_path / "B") if e.summary.value] == [5, 6]
+
+
+def test_a_full_disk_costs_tensorboard_one_warning(tmp_path: Path, caplog, capfd, monkeypatch):
+    monkeypatch.setattr(tensorboard.socket, "gethostname", lambda: "here")
+    monkeypatch.setattr(tensorboard.os, "getpid", lambda: 7)
+    monkeypatch.setattr(tensorboard.time, "time", lambda: 5.5)
+    folder = tmp_path / "B"
+    folder.mkdir()
+    (folder / "events.out.tfevents.0000000005.here.7.0").symlink_to("/dev/full")
+    with Tracker([TensorBoardSink(tracked(tmp_path))]) as tracker:
+        for step in (1, 2):
+            tracker.metrics("B", {"a": 1.0}, step)
+    (warning,) = caplog.messages
+    assert warning.startswith("TensorBoardSink failed (OSError: [Errno 28] No space left on device")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_console_shows_the_settings_of_a_behavior_as_in_ml_agents():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from pipeline.tracking.console import hyperparameters_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from pipeline.tracking.tracked_run import TrackedRun
 
@@ -77,21 +80,33 @@ class TensorBoardSink(Sink):
     def _write(self, behavior: str, values: Sequence[Any], step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         if behavior not in self._writers:
-            folder = files.named(self._folder, behavior)
-            folder.mkdir(parents=True, exist_ok=True)
-            for left in () if self._keep_earlier else sorted(folder.glob("events.out.tfevents.*")):
-                _log.warning(
-                    "Deleting TensorBoard data %s that was left over from a previous run.", left
-                )
-                left.unlink()
-            # Not torch's SummaryWriter, which takes 1.2 s to import.
-            # Every 10 s, as charts are watched; the writer's default is two minutes.
-            self._writers[behavior] = EventFileWriter(str(folder), flush_secs=10)
+            self._writers[behavior] = self._writer(files.named(self._folder, behavior))
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
-        self._writers[behavior].add_event(event)
+        self._writers[behavior].write(event.SerializeToString())
+        self._writers[behavior].flush()
+
+    def _writer(self, folder: Path) -> Any:
+        """Open a new event file.
+
+        TensorBoard's own EventFileWriter has a thread, whose errors are printed with a traceback.
+        """
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in () if self._keep_earlier else sorted(folder.glob("events.out.tfevents.*")):
+            _log.warning(
+                "Deleting TensorBoard data %s that was left over from a previous run.", left
+            )
+            left.unlink()
+        now = time.time()
+        # as TensorBoard names them
+        name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.0"
+        writer = RecordWriter((folder / name).open("ab"))
+        writer.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+        return writer
 
 
 for_run = TensorBoardSink
