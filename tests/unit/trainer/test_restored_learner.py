@@ -128,9 +128,9 @@ def test_one_of_several_processes_goes_on_from_its_own_part_and_the_networks_of_
     first, other = CheckpointManager(tmp_path, quick()), NullCheckpointManager(tmp_path, quick())
     whole = first.snapshot([one], {}, with_open=True)["Toy"]
     part = other.snapshot([one], {}, with_open=True)["Toy"]
-    shared, own = {*one.algorithm.own_networks, "optimizer"}, part["learner"]["algorithm"]
-    assert not own.keys() & shared
-    # what the first process has of its own shall not count
+    shared = {*one.algorithm.own_networks, "optimizer"}
+    assert not part["learner"]["algorithm"].keys() & shared
+    # the state of the first process itself shall not count
     algorithm = whole["learner"]["algorithm"]
     whole["learner"]["algorithm"] = {name: algorithm[name] for name in shared & algorithm.keys()}
     whole["experience"] = {}
@@ -142,7 +142,7 @@ def test_one_of_several_processes_goes_on_from_its_own_part_and_the_networks_of_
 
 
 @pytest.mark.parametrize("is_last", [False, True], ids=["new rows", "all rows"])
-def test_a_replay_is_taken_up_from_its_files(make_learner, quick, tmp_path, is_last):
+def test_a_replay_is_restored_from_its_files(make_learner, quick, tmp_path, is_last):
     heard = messages(40, seed=3, grouped=True)
     one, two = (learner_of(make_learner, "sac", PLAIN) for _ in range(2))
     keeper = CheckpointManager(tmp_path, quick())
