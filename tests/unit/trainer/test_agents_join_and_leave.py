@@ -13,6 +13,7 @@ from pipeline.errors import UnityObservationException
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import TerminalSteps
 from pipeline.simulators import registry
+from pipeline.tracking import names
 from pipeline.trainer.api import train
 
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
@@ -167,3 +168,20 @@ def test_where_no_agent_asks_there_are_no_slots_and_they_are_indices(make_learne
     take_turn(learner, [steps_of([1, 2])] * n_workers)
     slots = learner.absorb([steps_of([])] * n_workers)
     assert np.arange(9)[slots].tolist() == []
+
+
+def test_an_episode_in_a_group_counts_what_the_group_gained_and_is_charted_without(make_learner):
+    sizes = {"batch_size": 16, "buffer_size": 64}
+    learner = make_learner(SPEC, trainer_type="poca", hyperparameters=sizes, **LONG)
+    seen, nobody = [np.zeros((2, 2))], [np.zeros((0, 2))]
+    gains = {"reward": [1.0, 2.0], "group_reward": 0.5}
+    last = {"reward": [10.0, 20.0], "group_reward": 4.0}
+    take_turn(learner, [(decision_steps(seen, group_id=7), terminal_steps(nobody))])
+    take_turn(learner, [(decision_steps(seen, group_id=7, **gains), terminal_steps(nobody))])
+    take_turn(learner, [(decision_steps(nobody), terminal_steps(seen, group_id=7, **last))])
+    numbers = learner.statistics
+    assert numbers.n_episodes == 2
+    assert list(numbers.recent) == [11.0 + 4.5, 22.0 + 4.5]
+    assert numbers.mean(names.REWARD) == (11.0 + 22.0) / 2
+    assert numbers.mean(names.GROUP_REWARD) == 4.5
+    assert numbers.mean(names.EPISODE_LENGTH) == 1.0

@@ -307,13 +307,13 @@ def alone(monkeypatch):
 
 def test_who_waits_for_others_looks_at_what_else_happens(alone, monkeypatch):
     looked = threading.Event()
-    reduce = group_module.dist.all_reduce
+    gather = group_module.dist.all_gather_object
 
     def waits(*arguments):
-        assert looked.wait(60), "nobody looked"
-        return reduce(*arguments)
+        assert looked.wait(10), "nobody looked"
+        return gather(*arguments)
 
-    monkeypatch.setattr(group_module.dist, "all_reduce", waits)
+    monkeypatch.setattr(group_module.dist, "all_gather_object", waits)
     assert alone.all_gather_object({"a": 1}, look=looked.set) == [{"a": 1}]
 
 
@@ -334,6 +334,12 @@ def test_a_failure_without_a_reason_is_told_in_its_own_words(alone, monkeypatch)
     for wait in (lambda: alone.most(1), lambda: alone.average_gradients_(torch.zeros(1))):
         with pytest.raises(LearnerLostError, match=r"does not answer any more \(connection reset"):
             wait()
+
+
+def test_deviations_are_computed_in_float64(alone):
+    values = torch.tensor([[1e8, 0.0], [1e8 + 8.0, 1.0]])
+    assert alone.std(values).tolist() == [4.0, 0.5]
+    assert alone.std(values).dtype == torch.float32
 
 
 def test_a_process_with_most_rows_weighs_more_in_an_average(alone, monkeypatch):

@@ -171,6 +171,24 @@ def test_a_run_that_is_resumed_exactly_counts_on_from_the_rows_of_the_last_meeti
     assert counted == [{"Toy": held}]
 
 
+def test_a_behavior_that_another_process_has_not_met_is_named_once(
+    loop, ranks, monkeypatch, caplog
+):
+    gather, steps = ranks.all_gather_object, iter(range(40))
+
+    def without_it_in_the_other(note, look=None):
+        if "behaviors" not in note:
+            return gather(note, look)
+        return [note, note | {"behaviors": {}}]
+
+    monkeypatch.setattr(ranks, "all_gather_object", without_it_in_the_other)
+    one = loop(end_early=lambda: next(steps, None) is None)
+    with one.workers:
+        one.run(StopRequest())
+    (line,) = [text for text in caplog.messages if "has shown up here" in text]
+    assert line.startswith("Toy has shown up here, but not yet in the environments of rank 1;")
+
+
 @pytest.mark.parametrize(("trainer", "every"), [("ppo", 1), ("sac", _COMPARE_EVERY)])
 def test_weights_are_compared_as_they_were_after_the_last_update_that_is_compared(
     make_learner, ranks, trainer, every
