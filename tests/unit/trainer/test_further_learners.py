@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import socket
@@ -375,6 +376,17 @@ def test_a_further_process_ends_also_where_the_first_is_gone_before_they_met(tmp
             assert process.wait(60.0) == PipelineError.exit_code
 
 
+def test_at_the_end_every_process_is_told_and_waited_for(tmp_path, monkeypatch):
+    waits = []
+    processes = [SimpleNamespace(stdin=io.BytesIO(), wait=waits.append) for _ in range(2)]
+    started = iter(processes)
+    monkeypatch.setattr(workers.subprocess, "Popen", lambda *_, **__: next(started))
+    workers.LocalWorkers(2, port=1, threads=1, log_folder=tmp_path).end(5.0)
+    assert all(process.stdin.closed for process in processes)
+    assert all(4.0 < wait <= 5.0 for wait in waits)
+    assert len(waits) == 2
+
+
 @pytest.mark.parametrize(
     ("code", "how"),
     [
@@ -387,6 +399,7 @@ def test_a_further_process_ends_also_where_the_first_is_gone_before_they_met(tmp
 def test_a_process_that_has_ended_is_named_with_its_end_and_its_log(
     tmp_path, monkeypatch, code, how
 ):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     processes = iter([SimpleNamespace(poll=lambda: None), SimpleNamespace(poll=lambda: code)])
     monkeypatch.setattr(workers.subprocess, "Popen", lambda *_, **__: next(processes))
     others = workers.LocalWorkers(2, port=1, threads=1, log_folder=tmp_path)
