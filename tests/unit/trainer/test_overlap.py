@@ -98,6 +98,19 @@ def test_parts_are_spread_over_as_many_steps_as_the_rollout_took(n_parts, n_step
     assert not overlap.is_under_way
 
 
+def test_an_update_that_says_that_nothing_is_left_is_over_after_a_step():
+    """As a plug-in may, since `update_in_parts` counts only about."""
+
+    class Vague(Parts):
+        def update_in_parts(self, rollout, *, step):
+            yield 0
+            return {"n": float(len(rollout)), "step": float(step)}
+
+    overlap = Overlap(Vague(1))
+    assert overlap.begin(Rows([7, 7]), step=3)
+    assert overlap.advance() == {"n": 2.0, "step": 3.0}
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.02])
 @pytest.mark.parametrize(("n_steps", "after"), [(3, 3), (9, 4)])
 def test_an_update_in_the_thread_acts_after_as_many_steps_as_its_rows_are_given(
