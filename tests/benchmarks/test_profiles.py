@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import yaml
@@ -65,6 +67,14 @@ def test_compiling_is_the_pause_that_comes_once():
         late = seconds + more * (np.arange(50) >= 10)
         exchanges = np.stack([late, np.ones(50)], axis=1)
         assert profiles.compiling([exchanges[1::2], exchanges[::2]], 10) == expected
+
+
+def test_the_trainers_own_rate_is_without_environments_and_compiling(tmp_path):
+    place = tmp_path / "ours-3/run_logs/seconds.json"
+    place.parent.mkdir(parents=True)
+    place.write_text('{"total": 40.0, "environment": 10.0}')
+    curve = SimpleNamespace(steps=[500, 1000])
+    assert profiles.compute_only(curve, tmp_path, 3, 20.0) == 100.0
 
 
 def test_environments_write_down_what_they_were_asked_for(slept, tmp_path):

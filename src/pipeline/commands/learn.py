@@ -74,18 +74,19 @@ def add_options(parser: Parser) -> None:
 def _given_elsewhere(option: str) -> str | None:
     """Say where what an unknown option means is given: a setting, or a sink."""
     from pipeline.settings.experiments import SINKS
-    from pipeline.settings.reader import setting_hints
-    from pipeline.settings.schema import HYPERPARAMETERS, NetworkSettings, TrainerSettings
+    from pipeline.settings.reader import keys_below, setting_hints
+    from pipeline.settings.schema import HYPERPARAMETERS, TrainerSettings
 
     key = option.strip("-").replace("-", "_")
     if key in SINKS.ours:
         return f"--track {key} asks for it"
-    places: list[tuple[str, Any]] = [("", TrainerSettings), ("network_settings.", NetworkSettings)]
-    places += [("hyperparameters.", HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours]
-    for place, cls in places:
-        if key in setting_hints(cls):
-            return f"{place}{key} is a key of CONFIG, under a behavior's name"
-    return None
+    hints = setting_hints(TrainerSettings)
+    places = [key] if key in hints else []
+    # their type depends on trainer_type
+    kinds = [HYPERPARAMETERS[name] for name in HYPERPARAMETERS.ours]
+    places += [f"hyperparameters.{key}" for kind in kinds if key in keys_below(kind)]
+    places += [f"{name}.{key}" for name, hint in hints.items() if key in keys_below(hint)]
+    return f"{places[0]} is a key of CONFIG, under a behavior's name" if places else None
 
 
 def run(arguments: argparse.Namespace) -> str:

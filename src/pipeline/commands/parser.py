@@ -95,12 +95,12 @@ class Parser(argparse.ArgumentParser):
         elsewhere = self.given_elsewhere and self.given_elsewhere(name)
         if elsewhere:
             return f"; {elsewhere}"
-        options = {flag.strip("-"): flag for flag in self._option_string_actions}
+        # without dashes, which would count as letters in common
+        flags = {flag.strip("-"): flag for flag in self._option_string_actions}
         actions = self._option_string_actions
-        present = [word for word, flag in options.items() if actions[flag].dest not in self.retired]
-        word = name.strip("-")
-        near = _nearest(word, present) or _nearest(word, options)
-        return f"; did you mean {options[near]}?" if near else ""
+        present = [word for word, flag in flags.items() if actions[flag].dest not in self.retired]
+        near = _nearest(name.strip("-"), present) or _nearest(name.strip("-"), flags)
+        return f"; did you mean {flags[near]}?" if near else ""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a word that is no choice, and propose the nearest; argparse does so from 3.14."""

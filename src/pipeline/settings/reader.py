@@ -202,7 +202,7 @@ def part(group: Group[T], name: str, node: Node, path: str) -> T:
 
 def unknown_key(node: Node, path: str, key: str, known: Mapping[str, Any]) -> Exception:
     """Return the error for a key that is not in `known` (names to types)."""
-    deeper = [name for name, hint in known.items() if key in _keys_below(hint)]
+    deeper = [name for name, hint in known.items() if key in keys_below(hint)]
     hint = f"; it belongs under {deeper[0]!r}." if deeper else suggestion(key, known)
     more = getattr(known, "more", "")
     allowed = f"Allowed: {', '.join(known)}{more}" if known else "No key is allowed here"
@@ -226,9 +226,10 @@ def display(node: Node) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _keys_below(hint: Any) -> set[str]:
+def keys_below(hint: Any) -> set[str]:
+    """Return the keys of the settings classes that a type may be."""
     if get_origin(hint) in (Union, UnionType, Annotated):
-        return set().union(*(_keys_below(part) for part in get_args(hint)))
+        return set().union(*(keys_below(part) for part in get_args(hint)))
     return set(setting_hints(hint)) if isinstance(hint, type) and is_dataclass(hint) else set()
 
 

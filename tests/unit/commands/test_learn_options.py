@@ -367,6 +367,10 @@ def test_abbreviations_mean_present_options_first(short, dest):
         ("--mlflow", "--track mlflow asks for it; "),
         ("--max-steps", "max_steps is a key of CONFIG, under a behavior's name; "),
         ("--epsilon=1", "hyperparameters.epsilon is a key of CONFIG, under a behavior's name; "),
+        (
+            "--swap-steps",
+            "self_play.swap_steps is a key of CONFIG, under a behavior's name; ",
+        ),
         ("--tau", "hyperparameters.tau is a key of CONFIG, under a behavior's name; "),
         (
             "--num_layers",

@@ -238,9 +238,11 @@ def test_tensorboard_gets_the_tags_per_behavior(tmp_path: Path):
     sink = TensorBoardSink(tracked(tmp_path))
     sink.began("B", {"batch_size": 64})
     sink.metrics("B", summary(1.5, **{names.REWARD_STD: 0.1}), 1000)
+    found = events(tmp_path / "B")  # there at once, not when the file is closed
     sink.close()
     sink.close()
-    found = events(tmp_path / "B")
+    assert events(tmp_path / "B") == found
+    assert found[0].file_version == "brain.Event:2"
     scalars = {v.tag: v.simple_value for e in found for v in e.summary.value if e.step == 1000}
     assert scalars.pop("Time/update") > 0
     assert scalars == {
