@@ -205,30 +205,17 @@ def steady_rate(logs: Sequence[AnyArray], every: int) -> float:
         logs: for each environment [exchanges, 2] the second and the agent steps.
         every: agent steps of a rollout.
     """
-    seconds, done = _in_order(logs)
+    exchanges = np.concatenate(logs)
+    seconds, n_steps = exchanges[exchanges[:, 0].argsort(kind="stable")].T
+    done = n_steps.cumsum()
     first, last = done.searchsorted([2 * every, done[-1] - every])
     return float((done[last] - done[first]) / (seconds[last] - seconds[first]))
 
 
-def compiling(logs: Sequence[AnyArray], every: int) -> float:
-    """Seconds by which the longest pause of the first two rollouts exceeds all later ones."""
-    seconds, done = _in_order(logs)
-    pauses = np.diff(seconds)
-    first = int(done.searchsorted(2 * every))
-    return max(float(pauses[:first].max() - pauses[first:].max()), 0.0)
-
-
-def _in_order(logs: Sequence[AnyArray]) -> tuple[AnyArray, AnyArray]:
-    """Seconds [E] of all exchanges, and the agent steps [E] until then."""
-    exchanges = np.concatenate(logs)
-    seconds, n_steps = exchanges[exchanges[:, 0].argsort(kind="stable")].T
-    return seconds, n_steps.cumsum()
-
-
-def compute_only(curve: Curve, folder: Path, seed: int, compile_s: float) -> float:
+def compute_only(curve: Curve, folder: Path, seed: int) -> float:
     """Agent steps per second of the trainer's own time but for compiling, in a seed's run."""
     spent = json.loads((folder / f"ours-{seed}/run_logs/seconds.json").read_text())
-    return curve.steps[-1] / (spent["total"] - spent["environment"] - compile_s)
+    return curve.steps[-1] / (spent["total"] - spent["environment"] - spent.get("compile", 0.0))
 
 
 _PREDICTED = ("predicted for threaded", "predicted for 4 environments")
@@ -260,7 +247,7 @@ def measure(
                     logs = taken(folder)
                     rate = workload.learning * steady_rate(logs, every)
                     if program == "ours" and not threaded:
-                        computed = compute_only(curve, folder, number, compiling(logs, every))
+                        computed = compute_only(curve, folder, number)
                         rates.setdefault("compute", []).append(computed)
                         times = timers.read(folder / f"ours-{number}")
                         predicted = rates.setdefault(_PREDICTED[0], [])

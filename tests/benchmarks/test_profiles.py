@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -60,21 +61,13 @@ def test_rates_are_of_rollouts_with_an_update_beside_them():
     assert profiles.steady_rate([exchanges[1::2], exchanges[::2]], 10) == 10.0
 
 
-def test_compiling_is_the_pause_that_comes_once():
-    """Steps of a second; an update of 3 s after each 10 steps, and 20 s more at the first."""
-    seconds = np.arange(50.0) + 3.0 * (np.arange(50) // 10)
-    for more, expected in ((20.0, 20.0), (0.0, 0.0)):
-        late = seconds + more * (np.arange(50) >= 10)
-        exchanges = np.stack([late, np.ones(50)], axis=1)
-        assert profiles.compiling([exchanges[1::2], exchanges[::2]], 10) == expected
-
-
 def test_the_trainers_own_rate_is_without_environments_and_compiling(tmp_path):
     place = tmp_path / "ours-3/run_logs/seconds.json"
     place.parent.mkdir(parents=True)
-    place.write_text('{"total": 40.0, "environment": 10.0}')
     curve = SimpleNamespace(steps=[500, 1000])
-    assert profiles.compute_only(curve, tmp_path, 3, 20.0) == 100.0
+    for seconds, rate in (({"compile": 20.0}, 100.0), ({}, 1000 / 30)):  # compiled, and not
+        place.write_text(json.dumps({"total": 40.0, "environment": 10.0, **seconds}))
+        assert profiles.compute_only(curve, tmp_path, 3) == pytest.approx(rate)
 
 
 def test_environments_write_down_what_they_were_asked_for(slept, tmp_path):

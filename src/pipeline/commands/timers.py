@@ -32,6 +32,7 @@ _NODES = {
     "inference": ("TorchPolicy.evaluate",),
     "storage": ("process_trajectory",),
     "update": ("_update_policy",),
+    "compile": ("compile",),
     "saving": ("TrainerController._save_models",),
 }
 """Parts of a run, and the nodes of the tree that measure each."""
@@ -53,12 +54,17 @@ class Times:
     loop_s: float
     """From the first reset to the end."""
     parts: Mapping[str, float]
-    """By the names of `_NODES`; environments that step side by side count once."""
+    """By names of `_NODES`, 0 for those not in the file; environments side by side count once."""
     beside: frozenset[str]
     """Parts that ran in another thread at the same time as the loop."""
     n_exchanges: int | None
     """With each environment; None where nobody counted."""
     n_minibatches: int | None
+
+    @property
+    def steady_s(self) -> float:
+        """The loop without compiling, which happens once."""
+        return self.loop_s - self.parts["compile"]
 
     @property
     def other_s(self) -> float:
@@ -94,7 +100,7 @@ class Times:
             spent = max(answered, busy + update)
         else:
             spent = max(answered, busy) + update
-        return n_times * self.loop_s / spent
+        return n_times * self.steady_s / spent
 
 
 def add_options(parser: Parser) -> None:
@@ -112,6 +118,8 @@ def run(arguments: argparse.Namespace) -> str:
     rows = [("", "first", "", "second", "", "second / first")]
     for part in (*_NODES, "other", "all"):
         one, two = _seconds(first, part), _seconds(second, part)
+        if not one and not two:
+            continue
         shares = _share(first, one), _share(second, two)
         ratio = f"{two / one:.2f}" if one else ""
         rows.append((part, f"{one:.1f} s", shares[0], f"{two:.1f} s", shares[1], ratio))
@@ -170,6 +178,7 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
         parts[part] = total
         if part == "update" and any(apart for _, apart in matches):
             beside.add(part)
+    parts["update"] -= parts["compile"]
     if beside:  # and what that thread stores is not the loop's time either
         beside.add("storage")
     counts = {name: node.get("count") for name, node, _ in nodes}
@@ -209,6 +218,8 @@ def _described(path: Path, times: Times) -> list[str]:
     rows = []
     for part in (*_NODES, "other"):
         seconds = _seconds(times, part)
+        if not seconds:
+            continue
         bar = "█" * round(_BAR * seconds / times.loop_s) if times.loop_s else ""
         notes = []
         if part in times.beside:
@@ -225,9 +236,9 @@ def _described(path: Path, times: Times) -> list[str]:
 def _advice(times: Times) -> list[str]:
     """What the most is that a trainer could give, and changes with their predicted ratio."""
     waiting = times.parts[_WAITS]
-    if not times.loop_s or not waiting:
+    if not times.steady_s or not waiting:
         return ["No time in the environment was measured, so nothing can be predicted."]
-    bound = f"A trainer that took no time would be {times.loop_s / waiting:.1f} times as fast"
+    bound = f"A trainer that took no time would be {times.steady_s / waiting:.1f} times as fast"
     lines = [f"{bound}: the rest is the environment's own.", "What would help, most first:"]
     changes = {
         f"{_MORE_ENVS} times as many environments (num_envs)": times.after(n_times=_MORE_ENVS),
@@ -242,12 +253,12 @@ def _advice(times: Times) -> list[str]:
     helpful.sort(key=lambda one: -one[1])
     rows = [(f"  {name}", f"about {ratio:.1f} times as fast") for name, ratio in helpful]
     lines += aligned(rows) if rows else ["  neither more environments nor threaded: true"]
-    if waiting / times.loop_s >= _DECISIVE:
+    if waiting / times.steady_s >= _DECISIVE:
         lines.append(
             "  The environment takes most of the time: raise --time-scale, turn graphics off, put "
             "more agents into the scene, or let them decide less often (decision period)."
         )
-    if times.parts["update"] / times.loop_s >= _DECISIVE:
+    if times.parts["update"] / times.steady_s >= _DECISIVE:
         lines.append(
             "  The update takes most of the time: compare torch_settings.device cpu with cuda, "
             "and think of smaller networks, fewer epochs or larger minibatches."

@@ -148,11 +148,13 @@ class CompiledSteps:
             program(list(columns.values()), *moved)
         gc.collect()
         gc.freeze()  # or every later collection would walk what the compiler keeps
+        spent = time.perf_counter() - began
+        optimizer.compile_s += spent
         _log.info(
             "Compiled the gradient step for minibatches of %s%d rows in %.1f s.",
             "about " if lengths else "",
             len(next(iter(columns.values()))),
-            time.perf_counter() - began,
+            spent,
         )
         return program
 

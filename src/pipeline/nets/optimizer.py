@@ -145,6 +145,8 @@ class FlatAdam(FusedAdam):
         """Makes the gradient the mean over several processes, before anything is done with it."""
         self.compiled: Callable[..., list[Tensor]] | None = None
         """Makes the steps of `descend`, as `nets/compiled.py` does; None for torch's `backward`."""
+        self.compile_s = 0.0
+        """Seconds that making its programs has taken so far."""
 
     def zero_gradients(self) -> None:
         """Forget the gradients, those of other optimizers of the same parameters included."""

@@ -127,12 +127,14 @@ class TimersSink(Sink):
         """Return what learning consists of, under ML-Agents' names for it."""
         seconds = self._exact if self._exact is not None else self._summed()
         environment, wire = seconds.get("environment", 0.0), seconds.get("wire", 0.0)
+        update, compiling = seconds.get("update", 0.0), seconds.get("compile", 0.0)
+        compiled = {"compile": _node(compiling)} if compiling else None
         exchange = {"communicator.exchange": _node(environment), "codec": _node(wire)}
         return {
             "env_step": _node(environment + wire, children=exchange),
             "TorchPolicy.evaluate": _node(seconds.get("inference", 0.0)),
             "process_trajectory": _node(seconds.get("storage", 0.0)),
-            "_update_policy": _node(seconds.get("update", 0.0), self._n_updates),
+            "_update_policy": _node(update + compiling, self._n_updates, compiled),
         }
 
     def _summed(self) -> dict[str, float]:

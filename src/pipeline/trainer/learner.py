@@ -160,7 +160,8 @@ class Learner:
         if is_ready and (self.finished or not self.learns):
             self._clear_closed()
             return False
-        began = time.perf_counter()
+        optimizer = self.algorithm.optimizer
+        began, compiled_s = time.perf_counter(), optimizer.compile_s
         try:
             # what overflows is refused by name, and needs no warning of NumPy's before that
             with np.errstate(over="ignore", invalid="ignore"):
@@ -170,7 +171,10 @@ class Learner:
         if stats:
             self.statistics.add_all(stats if sync is None else sync.mean(stats))
             self.n_updates += 1
-        self.seconds["update"] += time.perf_counter() - began
+        compile_s = optimizer.compile_s - compiled_s
+        self.seconds["update"] += time.perf_counter() - began - compile_s
+        if compile_s:
+            self.seconds["compile"] = self.seconds.get("compile", 0.0) + compile_s
         return bool(stats)
 
     def _updated(self, *, is_ready: bool) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 import logging
 import math
+import re
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -70,12 +72,17 @@ def test_compiled_steps_are_those_of_backward(caplog):
     plain, fast = Toy(), Toy()
     fast.optimizer.compiled = CompiledSteps(fast.optimizer)
     sizes = (4, 4, 6, 4)
+    began = time.perf_counter()
     for one, two in zip(
         trained(plain, sizes, change=1.5), trained(fast, sizes, change=1.5), strict=True
     ):
         assert not two.requires_grad
         torch.testing.assert_close(one, two)
-    assert len([line for line in caplog.messages if "Compiled" in line]) == 2  # of 4 rows and of 6
+    seconds = re.findall(r"Compiled .* in ([0-9.]+) s\.", caplog.text)
+    assert len(seconds) == 2  # of 4 rows and of 6
+    assert fast.optimizer.compile_s == pytest.approx(sum(map(float, seconds)), abs=0.11)
+    assert 0 < fast.optimizer.compile_s < time.perf_counter() - began
+    assert plain.optimizer.compile_s == 0
     assert torch.equal(fast.idle, torch.ones(4))
     for one, two in zip(plain.parameters(), fast.parameters(), strict=True):
         torch.testing.assert_close(one, two)

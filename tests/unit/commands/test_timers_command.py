@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -20,6 +21,8 @@ def tree(*, metadata=None, **seconds):
         "process_trajectory": node["storage"],
         "_update_policy": node["update"],
     }
+    if "compile" in node:
+        parts["_update_policy"]["children"] = {"compile": node["compile"]}
     loop = {"TrainerController.start_learning": node["loop"] | {"children": parts}}
     return {"metadata": metadata or {"trainer": "pipeline"}, "total": 0.0, "children": loop}
 
@@ -58,6 +61,25 @@ def test_predictions_follow_from_the_parts(file):
     heavy = tree(**TIMES | {"loop": 180, "update": 100})
     file.write_text(json.dumps(heavy))
     assert read(file).after(threaded=True) == pytest.approx(180 / 120), "the longer of both counts"
+
+
+def test_compiling_is_named_and_left_out_of_predictions(file, capsys):
+    """It happens once, so a short run says too much of it."""
+    times = read(file)
+    file.write_text(json.dumps(tree(**TIMES | {"loop": 150, "update": 70, "compile": 50})))
+    compiled = read(file)
+    for changes in ({}, {"threaded": True}, {"n_times": 4}, {"n_times": 4, "threaded": True}):
+        assert compiled.after(**changes) == times.after(**changes)
+    assert main(["timers", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"update +20\.0 s +13%", out)
+    assert re.search(r"compile +50\.0 s +33%", out)
+    assert "1.7 times as fast" in out
+    assert "The environment takes most" in out
+    assert main(["timers", str(file), str(file)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"compile +50\.0 s", out)
+    assert "saving" not in out, "nobody measured it"
 
 
 @pytest.mark.parametrize(

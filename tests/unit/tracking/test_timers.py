@@ -62,6 +62,15 @@ def test_exact_seconds_make_a_tree_whose_parts_add_up(sink, clock):
     assert parts["process_trajectory"]["total"] == 0.5
 
 
+def test_compiling_is_a_part_of_the_update(sink):
+    sink.start()
+    sink.finish(SECONDS | {"compile": 2.0, "total": 9.0}, n_updates=4)
+    tree = json.loads(sink.path.read_text())
+    parts = tree["children"]["TrainerController.start_learning"]["children"]
+    compiling = {"compile": {"total": 2.0, "self": 2.0}}
+    assert parts["_update_policy"] == {"total": 3.5, "count": 4, "self": 1.5, "children": compiling}
+
+
 def test_a_run_that_fails_has_the_seconds_of_its_summaries(sink, clock):
     sink.start()
     for step in (10, 20):

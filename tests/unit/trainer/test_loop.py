@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -15,6 +16,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from toys import CHOICE, Chase, Corridor, Crowd
 
 import pipeline
+from pipeline.algos.ppo import PPO
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import CheckpointError, Interrupted, UnityException
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
@@ -71,6 +73,32 @@ def test_run_ends_at_the_first_step_with_max_steps(quick, train_in):
     assert 500 <= result.behaviors["Toy"].steps < 500 + 4 * 8
     assert toy.is_closed
     assert set(result.seconds) == {"total", "environment", "wire", "inference", "storage", "update"}
+
+
+def test_compiling_is_measured_apart_from_the_update(quick, recorder, train_in, monkeypatch):
+    def take_long(algorithm):
+        """Have each gradient step compile for 100 s, by its own account."""
+        optimizer = algorithm.optimizer
+
+        def compiled(losses, columns, lengths, *, max_norm):
+            optimizer.compile_s += 100.0
+            optimizer.compiled = None
+            results = optimizer.descend(losses, columns, lengths=lengths, max_norm=max_norm)
+            optimizer.compiled = compiled
+            n_steps.append(1)
+            return results
+
+        optimizer.compiled = compiled
+
+    n_steps = []
+    monkeypatch.setattr(PPO, "compile", take_long)
+    settings = quick()
+    settings = replace(settings, torch_settings=replace(settings.torch_settings, compile=True))
+    seconds = train_in(Corridor(n_agents=4), settings, sinks=[recorder]).seconds
+    assert seconds["compile"] == 100.0 * len(n_steps) > 0
+    assert 0 < seconds["update"] + seconds["compile"] < seconds["total"]
+    reported = sum(values.get("Time/compile", 0.0) for _, _, values in recorder.rows)
+    assert 0 < reported <= seconds["compile"]
 
 
 def test_summaries_stand_at_multiples_of_summary_freq(quick, recorder, train_in):
