@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import ranked
 import torch
 from interpreter import variables
+from toys import Corridor
 
 from pipeline.data.rollout import Rollout
 from pipeline.errors import SettingsError, TrainingError
@@ -18,6 +20,7 @@ from pipeline.nets.layers import RunningNormalizer
 from pipeline.settings import load_run_settings
 from pipeline.trainer.distributed.group import merged
 from pipeline.trainer.distributed.sync import (
+    LearnerSync,
     digest,
     refuse_alone_only,
     refuse_other_weights,
@@ -158,6 +161,24 @@ def test_what_learners_cannot_do_together_is_refused(changes, told):
     refuse_alone_only("Toy", settings, 1)
     with pytest.raises(SettingsError, match=rf"behaviors\.Toy\..*{told}"):
         refuse_alone_only("Toy", settings, 2)
+
+
+def test_processes_act_and_draw_minibatches_each_in_its_own_way(make_learner):
+    def draws(rank, **more):
+        learner = make_learner(Corridor.spec, trainer_type="ppo")
+        learner.n_updates = more.pop("n_updates", 0)
+        group = SimpleNamespace(rank=rank, size=2, average_gradients_=None)
+        LearnerSync(learner, group, seed=1, **more)
+        algorithm = learner.algorithm
+        stream = algorithm.minibatch_stream.integers(2**60)
+        return stream, *(one.initial_seed() for one in algorithm.generators.values())
+
+    first = draws(0)
+    assert draws(0, n_updates=3) == draws(1, held=0) == first, "of the seed, or of the checkpoint"
+    others = [draws(1), draws(2), draws(1, n_updates=3)]
+    assert draws(1) == others[0]
+    for numbers in zip(first, *others, strict=True):
+        assert len(set(numbers)) == 4
 
 
 def test_learners_with_a_replay_keep_and_draw_their_part_of_it():

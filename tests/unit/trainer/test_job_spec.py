@@ -168,7 +168,7 @@ def learner(*, keeps=True, step=30):
     return SimpleNamespace(step=step, replay_to_keep=replay if keeps else None)
 
 
-def test_a_replay_is_kept_beside_the_checkpoint_and_older_ones_go(tmp_path, caplog):
+def test_a_replay_is_kept_beside_the_checkpoint_and_older_ones_go(tmp_path, caplog, monkeypatch):
     for step in (10, 20, 30):
         saved = save_replay(tmp_path, learner(step=step))
         assert saved["replay"] == f"replay-{step}.npz"
@@ -177,6 +177,9 @@ def test_a_replay_is_kept_beside_the_checkpoint_and_older_ones_go(tmp_path, capl
     assert len(list(tmp_path.glob("*.npz"))) == 3
     delete_older_replays(tmp_path, {"replay": "replay-30.npz"})
     assert {path.name for path in tmp_path.iterdir()} == {"replay-30.npz", "resume.pt"}
+    with monkeypatch.context() as patch:  # somebody else was quicker
+        patch.setattr(Path, "glob", lambda self, _: [self / "replay-7.npz"])
+        delete_older_replays(tmp_path, {"replay": "replay-30.npz"})
     load_replay(tmp_path, saved, learner())
     load_replay(tmp_path, {"replay": "replay-30.npz"}, learner())  # of a version without digests
     load_replay(tmp_path, {}, learner(keeps=False))

@@ -10,7 +10,7 @@ import torch
 from steps import decision_steps, take_turn, terminal_steps
 
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.trainer.checkpoints.file import of_each_rank
+from pipeline.trainer.checkpoints.file import load_checkpoint, of_each_rank, save_checkpoint
 from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
 from pipeline.trainer.checkpoints.restore import restore
 from pipeline.trainer.opponents import LATEST
@@ -134,8 +134,10 @@ def test_one_of_several_processes_goes_on_from_its_own_part_and_the_networks_of_
     algorithm = whole["learner"]["algorithm"]
     whole["learner"]["algorithm"] = {name: algorithm[name] for name in shared & algorithm.keys()}
     whole["experience"] = {}
-    saved = of_each_rank({"Toy": {**whole, "ranks": [part]}}, 2)[1]["Toy"]
-    restore(two, saved, tmp_path / "Toy" / "resume.pt", exact=True)
+    path = tmp_path / "Toy" / "resume.pt"
+    save_checkpoint(path, {**whole, "ranks": [part]})
+    saved = of_each_rank({"Toy": load_checkpoint(path)}, 2)[1]["Toy"]
+    restore(two, saved, path, exact=True)
     assert play(one, heard[23:]) == play(two, heard[23:])
     assert tensors(one.state_dict()) == tensors(two.state_dict())
     assert tensors(one.experience(with_open=True)) == tensors(two.experience(with_open=True))
@@ -153,6 +155,22 @@ def test_a_replay_is_restored_from_its_files(make_learner, quick, tmp_path, is_l
     restore(two, saved, tmp_path / "Toy" / "checkpoint.pt", exact=True)
     assert len(two.algorithm.replay) == len(one.algorithm.replay) > 0
     assert play(one, heard[23:]) == play(two, heard[23:])
+
+
+def test_a_further_process_reads_and_writes_no_files(make_learner, quick, tmp_path):
+    one = learner_of(make_learner, "ppo")
+    play(one, messages(23, seed=3, grouped=True))
+    CheckpointManager(tmp_path, quick()).finish([one], {})
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert before
+    other = NullCheckpointManager(tmp_path, quick())
+    assert other.saved() == {}
+    one.step += 1
+    other.consider(one)
+    other.refresh([one], {})
+    other.milestone(one, {})
+    other.finish([one], {})
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_states_of_another_number_of_processes_give_each_the_networks_alone():

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import signal
 from types import SimpleNamespace
 
 import gymnasium
+import numpy as np
 import pytest
+import torch
+from steps import take_turn
 from stops_after import StopsAfter
+from test_restored_learner import tensors
 from toys import Corridor
 
 import pipeline
@@ -19,9 +24,14 @@ from pipeline.settings import load_run_settings
 from pipeline.stages import train
 from pipeline.stages.export import publish
 from pipeline.stages.shared import provenance
-from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
+from pipeline.trainer.checkpoints.file import (
+    load_checkpoint,
+    mapped,
+    save_checkpoint,
+)
 from pipeline.trainer.checkpoints.manager import CheckpointManager
 from pipeline.trainer.checkpoints.restore import load_policy, resumes_exactly
+from pipeline.trainer.distributed.sync import Synchronizer
 from pipeline.trainer.stopping import StopRequest
 
 
@@ -86,6 +96,48 @@ def test_a_moment_whose_environments_were_started_anew_before_they_told_of_it_is
         assert not points.is_kept
         points.begin([], {})
         assert points.is_kept
+
+
+@pytest.mark.parametrize(("toy", "expected"), [(Corridor, 5), (Stateless, None)])
+def test_rows_that_learners_held_count_only_where_a_run_goes_on_exactly(
+    run, tmp_path, monkeypatch, toy, expected
+):
+    """They decide when learners meet next; and a process without them draws other numbers."""
+    with pytest.raises(Interrupted):
+        run(toy, stop=80)
+    path = tmp_path / "Toy/checkpoint.pt"
+    save_checkpoint(path, load_checkpoint(path) | {"held": 5})
+    registered = []
+
+    def register(self, learner, *, seed, held):
+        registered.append(held)
+
+    monkeypatch.setattr(Synchronizer, "register", register)
+    run(toy)
+    assert registered == [expected]
+
+
+def test_a_moment_stays_as_it_was_while_environments_are_yet_to_tell_of_it(
+    make_loop, make_learner, quick, in_process, tmp_path, monkeypatch
+):
+    learner = make_learner(Corridor.spec)
+    with WorkerSet([in_process(Corridor())]) as workers:
+        workers.reset()
+        take_turn(learner, workers.get_steps(*workers.behavior_specs))
+        points = make_loop(workers, quick()).resume_points
+        points.note_start([learner])
+        monkeypatch.setattr(workers, "is_split", True)
+        points.begin([learner], {})
+        assert points.is_pending
+        before = copy.deepcopy(learner.state_dict()["algorithm"]["policy"])
+        experience = copy.deepcopy(learner.experience(with_open=True))
+        for values in learner.algorithm.policy.state_dict().values():
+            values.add_(1.0)
+        mapped(learner.experience(with_open=True), np.ndarray, lambda array: array.fill(7))
+        points.complete()
+    kept = load_checkpoint(tmp_path / "Toy/checkpoint.pt")
+    torch.testing.assert_close(kept["learner"]["algorithm"]["policy"], before, rtol=0, atol=0)
+    assert tensors(kept["experience"]) == tensors(experience)
 
 
 def test_a_run_that_is_interrupted_before_any_agent_came_says_step_0(make_loop, quick, in_process):

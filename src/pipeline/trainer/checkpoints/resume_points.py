@@ -15,7 +15,6 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from pipeline.errors import PipelineError, one_line
@@ -129,8 +128,7 @@ class ResumePoints:
         self.is_pending = True
         if self._workers.is_split:
             # Copied, because the next step changes tensors in place before the states are here.
-            copied = mapped(states, torch.Tensor, lambda tensor: tensor.detach().clone())
-            self._states = mapped(copied, np.ndarray, np.ndarray.copy)
+            self._states = mapped(states, torch.Tensor, lambda tensor: tensor.detach().clone())
         else:
             self._states = states
             self.complete()
