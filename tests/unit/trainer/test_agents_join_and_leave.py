@@ -15,6 +15,7 @@ from pipeline.protocol.steps import TerminalSteps
 from pipeline.simulators import registry
 from pipeline.tracking import names
 from pipeline.trainer.api import train
+from pipeline.trainer.batching import sample_rows
 
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
 LONG = {"max_steps": 100_000}
@@ -185,3 +186,30 @@ def test_an_episode_in_a_group_counts_what_the_group_gained_and_is_charted_witho
     assert numbers.mean(names.REWARD) == (11.0 + 22.0) / 2
     assert numbers.mean(names.GROUP_REWARD) == 4.5
     assert numbers.mean(names.EPISODE_LENGTH) == 1.0
+
+
+def test_gains_of_a_group_are_learned_from_as_own_ones_and_that_is_said_once(make_learner, caplog):
+    learner = make_learner(SPEC, **LONG)
+    seen, nobody = [np.zeros((2, 2))], [np.zeros((0, 2))]
+    gains = {"reward": [1.0, 2.0], "group_reward": [0.0, 0.5]}
+    take_turn(learner, [(decision_steps(seen, group_id=7), terminal_steps(nobody))])
+    assert not caplog.records
+    for _ in range(2):
+        take_turn(learner, [(decision_steps(seen, group_id=7, **gains), terminal_steps(nobody))])
+    (said,) = caplog.messages
+    assert "you are not using a multi-agent trainer" in said
+    take_turn(learner, [(decision_steps(nobody), terminal_steps(seen, group_id=7, **gains))])
+    assert list(learner.statistics.recent) == [3.0, 7.5]
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"), [(0, []), (1, [0]), (3, [0, 1, 2]), (94, range(0, 94, 3))]
+)
+def test_rows_to_show_a_policy_are_spread_over_all(n, expected):
+    obs = np.arange(n, dtype=np.float32)[:, None]
+    sample = sample_rows([obs, -obs], obs > 1)
+    assert [values[:, 0].tolist() for values in sample["obs"]] == [
+        list(expected),
+        [-one for one in expected],
+    ]
+    assert sample["allowed"][:, 0].tolist() == [one > 1 for one in expected]
