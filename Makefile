@@ -62,9 +62,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "1 of 3: the virtual environment, of $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "2 of 3: $(TORCH)"
-	@$(VENV)/bin/python -m pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(TORCH)
+	@$(VENV)/bin/python -m pip install $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(TORCH)
 	@echo "3 of 3: everything else, about $$(grep -c == constraints.txt) packages"
-	@$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@$(VENV)/bin/python -m pip install -c constraints.txt -e '.[dev]'
 	@touch $@
 	@echo "done: source .venv/bin/activate"
 
