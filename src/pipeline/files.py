@@ -155,15 +155,15 @@ def similar(path: Path | str) -> str:
 
 def _below(folder: Path) -> list[Path]:
     """Return some files of a folder and of those below, without hidden ones."""
-    levels, found = [folder], list[Path]()
+    levels, paths = [folder], list[Path]()
     for _ in range(_DEEPEST):
         entries: list[Path] = []
         for level in levels:
             with suppress(OSError):  # it may not be read
                 entries += sorted(one for one in level.iterdir() if one.name[0] != ".")
-        found += [one for one in entries[:_MOST_FILES] if one.is_file()]
+        paths += [one for one in entries[:_MOST_FILES] if one.is_file()]
         levels = [one for one in entries[:_MOST_FILES] if one.is_dir() and not one.is_symlink()]
-    return found
+    return paths
 
 
 def refuse_shared_folder(folder: Path | str, name: str, others: Iterable[str]) -> None:

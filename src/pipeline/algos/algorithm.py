@@ -158,8 +158,8 @@ class Algorithm(ABC):
     @property
     def memory_size(self) -> int:
         """Numbers that an agent remembers: the policy's, then those of a critic with its own."""
-        own = None if self.recurrent_critic is None else self.recurrent_critic.memory
-        return self.policy.memory_size + (0 if own is None else own.memory_size)
+        memory = None if self.recurrent_critic is None else self.recurrent_critic.memory
+        return self.policy.memory_size + (0 if memory is None else memory.memory_size)
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -192,9 +192,9 @@ class Algorithm(ABC):
         if critic is not None and critic.memory is not None and later is not None:
             with torch.inference_mode():
                 inputs = self.policy.normalizers(tensors(obs, self.device))
-                own = critic.step(inputs, tensors([memory[:, n:]], self.device)[0])
+                critic_memory = critic.step(inputs, tensors([memory[:, n:]], self.device)[0])
             # [N, policy's numbers, then the critic's]: one memory for whoever keeps it.
-            later = np.concatenate((later, own.cpu().numpy()), axis=1)
+            later = np.concatenate((later, critic_memory.cpu().numpy()), axis=1)
         return replace(decision, rows={**decision.rows, "memory": memory}, memory=later)
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
@@ -313,9 +313,9 @@ def load_matching(
         theirs = saved.get(network_name)
         if theirs is None:
             continue
-        own = network.state_dict()
+        weights = network.state_dict()
         fitting = {}
-        for name, tensor in own.items():
+        for name, tensor in weights.items():
             if name not in theirs:
                 left.append(f"{network_name}.{name} (not in the checkpoint)")
             elif theirs[name].shape != tensor.shape:
@@ -323,7 +323,7 @@ def load_matching(
                 left.append(f"{network_name}.{name} ({shapes})")
             else:
                 fitting[name] = theirs[name]
-        left += [f"{network_name}.{name} (unknown here)" for name in theirs if name not in own]
+        left += [f"{network_name}.{name} (unknown here)" for name in theirs if name not in weights]
         # Not strict, because what does not fit was left out above, and is named to the user.
         network.load_state_dict(fitting, strict=False)
         n_loaded += len(fitting)

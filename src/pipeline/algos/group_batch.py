@@ -58,12 +58,12 @@ class GroupBatch:
         if rollout.moments is None:
             raise ValueError("this rollout does not say which agents form a group")
         n_rows = rollout.n_rows
-        wanted = np.concatenate((rollout.fields["moment"], rollout.at_end["next_moment"]))
+        moments = np.concatenate((rollout.fields["moment"], rollout.at_end["next_moment"]))
         # Mates share a moment, so each is looked up and encoded once.
-        ids, which = np.unique(wanted, return_inverse=True)
+        ids, which = np.unique(moments, return_inverse=True)
         members = rollout.moments.members(ids)
-        own = members.ids[members.index[which[:n_rows]]] == rollout.fields["entity"][:, None]
-        own &= members.present[which[:n_rows]]
+        is_self = members.ids[members.index[which[:n_rows]]] == rollout.fields["entity"][:, None]
+        is_self &= members.present[which[:n_rows]]
         entities = members.entities
         n_obs = sum(name.startswith("obs_") for name in entities)
         continuous, discrete = tensors([entities["continuous"], entities["discrete"]], device)
@@ -76,7 +76,7 @@ class GroupBatch:
             present=members.present,
             over=entities["over"][members.index] & members.present,
             moment=which[:n_rows],
-            column=own.argmax(1),
+            column=is_self.argmax(1),
             following=which[n_rows:],
         )
 
@@ -106,9 +106,9 @@ class GroupBatch:
         order = stream.permutation(np.flatnonzero(counts))
         index = by_moment[rows_of(starts[order], counts[order])]
         ends = np.cumsum(counts[order])
-        wanted = np.cumsum(group.minibatch_sizes(len(index), size))
+        ends_of_minibatches = np.cumsum(group.minibatch_sizes(len(index), size))
         # Rounded up to whole moments, so minibatches differ a little in size.
-        cuts = np.unique(ends[np.searchsorted(ends, wanted)])
+        cuts = np.unique(ends[np.searchsorted(ends, ends_of_minibatches)])
         # All processes make as many steps, because each step waits for the gradients of all.
         cuts = cuts[: group.least(len(cuts))]
         sizes = np.diff(cuts, prepend=0).tolist()
@@ -140,18 +140,18 @@ class GroupBatch:
         if size > n_used:
             present = np.pad(present, ((0, 0), (0, size - n_used)))
             n_used = size
-        here, wanted = None, None
+        here, columns = None, None
         device = self.actions.device
         if rows is not None:
             here = np.searchsorted(moments, self.moment[rows])
             first = np.arange(len(moments)) * (1 + n_used)
-            wanted = np.concatenate((first, first[here] + 1 + self.column[rows]))
+            columns = np.concatenate((first, first[here] + 1 + self.column[rows]))
         members = torch.from_numpy(chosen).to(device)
         return CriticInput(
             obs=[values[members] for values in self.obs],
             memory=None if self.memory is None else self.memory[members],
             actions=None if rows is None else self.actions[members],
-            groups=GroupLayout.of(present, wanted, device),
+            groups=GroupLayout.of(present, columns, device),
             moment=None if here is None else torch.from_numpy(here).to(device),
         )
 

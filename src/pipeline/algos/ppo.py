@@ -347,9 +347,9 @@ class PPO(Algorithm):
         return result
 
     def _value(self, obs: list[Tensor], sequences: SequenceState | None = None) -> Tensor:
-        own, critics = self._sequence_states(sequences)
+        actors, critics = self._sequence_states(sequences)
         # A critic with a body of its own ignores `hidden`, so that nothing is computed for it.
-        hidden = self.policy.actor(obs, own) if self.critic.body is None else obs[0]
+        hidden = self.policy.actor(obs, actors) if self.critic.body is None else obs[0]
         value: Tensor = self.critic(obs, hidden, critics)
         return value
 

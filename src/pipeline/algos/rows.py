@@ -252,8 +252,8 @@ def values_in_sequence(
             for now, after in zip(obs, next_obs, strict=True)
         ]
         longer = torch.from_numpy(lengths[part] + is_last[part])
-        found = critic(inputs, SequenceState(memory=sequences.memory[part], lengths=longer))
+        estimates = critic(inputs, SequenceState(memory=sequences.memory[part], lengths=longer))
         is_next = index >= span.stop - span.start
-        values.append(found[~is_next])
-        following.append(found[is_next])
+        values.append(estimates[~is_next])
+        following.append(estimates[is_next])
     return torch.cat(values), torch.cat(following)

@@ -306,13 +306,13 @@ class SAC(Algorithm):
         """Memories of the actor, of the value network, and of the latter one row later."""
         if batch.sequences is None:
             return None, None, None
-        own, critics = batch.sequences.split(self.policy.memory_size)
+        actors, critics = batch.sequences.split(self.policy.memory_size)
         lengths = critics.lengths
         firsts = (lengths.cumsum(0) - lengths).to(self.device)
         with torch.no_grad():
             # The next observation's memory is the one after the sequence's first row.
             later = self.value.step([values[firsts] for values in batch.obs], critics.memory)
-        return own, critics, SequenceState(memory=later, lengths=lengths)
+        return actors, critics, SequenceState(memory=later, lengths=lengths)
 
     def _statistics(self, means: Tensor, step: int) -> dict[str, float]:
         """Statistics by tag from the means over gradient steps of what `_learn` gives."""
@@ -355,9 +355,9 @@ class SAC(Algorithm):
 
 def _target_entropy(actions: ActionSpec) -> Tensor:
     """[C] of the continuous actions, where there are any, then of each branch."""
-    wanted = [CONTINUOUS_ENTROPY * actions.continuous_size] if actions.continuous_size else []
-    wanted += [DISCRETE_ENTROPY * math.log(size) for size in actions.discrete_branches]
-    return torch.tensor(wanted)
+    targets = [CONTINUOUS_ENTROPY * actions.continuous_size] if actions.continuous_size else []
+    targets += [DISCRETE_ENTROPY * math.log(size) for size in actions.discrete_branches]
+    return torch.tensor(targets)
 
 
 def _alpha_weight(actions: ActionSpec) -> Tensor:

@@ -133,10 +133,10 @@ def _of_learn(folder: Path) -> Run:
 
 
 def _policies(folder: Path, command: str) -> tuple[Path, ...]:
-    found = tuple(sorted(folder.glob("*.onnx")))
-    if not found:
+    policies = tuple(sorted(folder.glob("*.onnx")))
+    if not policies:
         raise SettingsError(f"{folder}: has no policy (*.onnx) yet; make it with `{command}`")
-    return found
+    return policies
 
 
 def write(run: Run, folder: Path, *, licence: str | None = None) -> None:

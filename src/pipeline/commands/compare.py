@@ -196,10 +196,10 @@ def _of_learn(runs: Sequence[Path], taken: Collection[str]) -> list[Outcome]:
         for seed, (run, environment) in members.items():
             seconds = read_map(run / "run_logs/seconds.json").get("total")  # None while it goes on
             for behavior, curve in read_curves(run / _PROGRESS).items():
-                one = Outcome(
+                outcome = Outcome(
                     experiment=name, environment=environment, behavior=behavior, seed=seed
                 )
-                outcomes.append(replace(one, curve=curve, seconds=seconds))
+                outcomes.append(replace(outcome, curve=curve, seconds=seconds))
     return outcomes
 
 

@@ -173,24 +173,24 @@ def import_(arguments: argparse.Namespace) -> str:
     from pipeline.data.demo_tables import read_table
 
     source, columns = arguments.source, _columns(arguments.column)
-    found = None
+    chosen = None
     if arguments.spec is not None:
-        found = spec_of(arguments.spec, _make_env, arguments.behavior)
+        chosen = spec_of(arguments.spec, _make_env, arguments.behavior)
     if source.startswith(_MINARI):
         from pipeline.data.demo_minari import read_dataset
 
         dataset = source.removeprefix(_MINARI)
-        table, name, spec = read_dataset(dataset, None if found is None else found[1])
+        table, name, spec = read_dataset(dataset, None if chosen is None else chosen[1])
         # A Minari dataset carries its spaces; other tables are numbers without a meaning.
-        found = found or (arguments.behavior or name, spec, {})
-    elif found is not None:
+        chosen = chosen or (arguments.behavior or name, spec, {})
+    elif chosen is not None:
         table = read_table(Path(source))
     else:
         raise SettingsError(
             f"{source}: does not say what its columns mean; name a specification file, a .demo "
             "file or an environment: --spec gymnasium:CartPole-v1"
         )
-    behavior, spec, named = found
+    behavior, spec, named = chosen
     return "\n".join(
         import_table(
             table,

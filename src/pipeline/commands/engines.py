@@ -57,10 +57,10 @@ def dvc_state(root: Path) -> State:
     if done.returncode != 0:
         raise StageError(f"`dvc status` failed:\n{done.stderr.strip()}")
     try:
-        found = json.loads(done.stdout or "{}")
+        stages = json.loads(done.stdout or "{}")
         # said of the first stage of a project without `src`, which makes nothing that is not noted
-        found = {name: why for name, why in found.items() if why != ["always changed"]}
-        return State(pending=tuple(found))
+        stages = {name: why for name, why in stages.items() if why != ["always changed"]}
+        return State(pending=tuple(stages))
     except ValueError:
         raise StageError(f"`dvc status` printed no JSON:\n{done.stdout.strip()}") from None
 

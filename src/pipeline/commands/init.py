@@ -329,7 +329,7 @@ def _texts(
     trainers = {one: trainer_of(behavior) for one, behavior in behaviors.items()}
     kind = "_".join(sorted({str(one["trainer_type"]) for one in trainers.values()}))
     trainer, source = f"config/{name}.yaml", source_of(environment)
-    told = "".join(f"# {line}\n" for line in _described(behaviors))
+    comment = "".join(f"# {line}\n" for line in _described(behaviors))
     left_out: tuple[Any, ...] = (None, [], {}, "auto")  # as they are without being said
     kept = {key: value for key, value in to_map(environment).items() if value not in left_out}
     entry = dump_yaml({name: {"source": environment.source, **kept}})
@@ -340,7 +340,7 @@ def _texts(
             name=name,
             trainer=trainer,
         ),
-        trainer: f"# Where to begin, chosen by what the environment says of itself:\n{told}"
+        trainer: f"# Where to begin, chosen by what the environment says of itself:\n{comment}"
         + dump_yaml({"behaviors": trainers}),
         "dvc.yaml": dvc_yaml((checkout() / "dvc.yaml").read_text(encoding="utf-8")),
         "Snakefile": SNAKEFILE,

@@ -177,21 +177,28 @@ class Watch:
             # what it needs is there, so what has not begun of that was skipped
             self.waiting -= {job, *self.graph.before(job)}
             self.running[job] = _Running(at, (at, 0.0))
-            self.failed = [one for one in self.failed if one != job]  # tried again
+            self.failed = [name for name in self.failed if name != job]  # tried again
             return self._head(job)
-        one = self.running.get(job)
-        if one is None:
+        entry = self.running.get(job)
+        if entry is None:
             return None
         if state is not None:
             del self.running[job]
             if state != "done":
                 self.failed.append(job)
-                return f"{self._head(job)}, {state} after {duration(at - one.began)}"
-            self.took[job] = at - one.began
-            return ", ".join([self._head(job), f"done in {duration(at - one.began)}", *_at(one)])
-        if one.spoke and one.first[1] == 0.0:
-            one.first = (one.spoke, one.step)  # without its start, and where it went on from
-        one.step, one.of, one.reward, one.spoke = event["step"], event["of"], event["reward"], at
+                return f"{self._head(job)}, {state} after {duration(at - entry.began)}"
+            self.took[job] = at - entry.began
+            return ", ".join(
+                [self._head(job), f"done in {duration(at - entry.began)}", *_at(entry)]
+            )
+        if entry.spoke and entry.first[1] == 0.0:
+            entry.first = (entry.spoke, entry.step)  # without its start, and where it went on from
+        entry.step, entry.of, entry.reward, entry.spoke = (
+            event["step"],
+            event["of"],
+            event["reward"],
+            at,
+        )
         return None
 
     def lines(self, now: float) -> list[str]:

@@ -82,12 +82,12 @@ def _compared(one: Path, two: Path) -> str:
         return "\n".join([*head, "They are the same bytes."])
     causes = [*_causes(*histories), *_machines((one, two), *histories)]
     if not causes:
-        told = (
+        explanation = (
             "Nothing that is recorded differs. What is left is the machine: its kind of processor, "
             "which decides which kernels run. `machine` in results/.work/<stage>/<run>/stage.json, "
             "or run_logs/machine.json, names it, and is compared where both files lie below it."
         )
-        return "\n".join([*head, told])
+        return "\n".join([*head, explanation])
     lines = [*head, f"The first cause by which they may differ: {causes[0].what}"]
     for number, check in enumerate(causes):
         lines += [] if number == 0 else [f"also: {check.what}"]
@@ -100,8 +100,8 @@ def _compared(one: Path, two: Path) -> str:
 def _causes(one: Sequence[provenance.Record], two: Sequence[provenance.Record]) -> Iterator[Check]:
     stages = [[record["stage"] for record in history] for history in (one, two)]
     if stages[0] != stages[1]:
-        told = f"{' -> '.join(stages[0])} here, {' -> '.join(stages[1])} there"
-        yield Check(what="stages", verdict="differs", details=(told,))
+        stages_differ = f"{' -> '.join(stages[0])} here, {' -> '.join(stages[1])} there"
+        yield Check(what="stages", verdict="differs", details=(stages_differ,))
         return
     for left, right in zip(one, two, strict=True):
         old, new = (dict(flattened(stage["parameters"])) for stage in (left, right))
@@ -347,8 +347,10 @@ def _described(model: Path, stages: Sequence[provenance.Record], commit: str) ->
     for stage in stages:
         lines.append(f"  {stage['stage']}")
         if steps := stage.get("interrupted_at_steps"):
-            told = ", ".join(map(str, steps))
-            lines.append(f"    interrupted at steps {told}, not exact (docs/explanation/resume.md)")
+            which = ", ".join(map(str, steps))
+            lines.append(
+                f"    interrupted at steps {which}, not exact (docs/explanation/resume.md)"
+            )
         lines.append(f"    code        sha256 {stage['code_sha256']}")
         lines.append(f"    parameters  sha256 {stage['parameters_sha256']}")
         for kind, one in stage["inputs"].items():

@@ -61,9 +61,9 @@ def run(arguments: argparse.Namespace) -> str:
             if arguments.license:
                 raise SettingsError(f"{folder}: has its card; --license is for `pipeline card`")
         else:
-            found = card.find(source)
+            run = card.find(source)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "card"
-            card.write(found, folder, licence=arguments.license)
+            card.write(run, folder, licence=arguments.license)
         with hub(arguments.repo_id) as api:
             # None leaves the account's own default, as False would not.
             api.create_repo(arguments.repo_id, private=arguments.private or None, exist_ok=True)

@@ -192,7 +192,7 @@ def _at(root: Path, rows: Sequence[Found], revision: str) -> str:
     if text is None:
         raise PipelineError(f"git revision {revision!r} does not exist, or has no dvc.lock")
     # Reversed, so that the current row, which is sorted first, wins over superseded ones.
-    by_digest = {one.tags["dvc.train"]: one for one in reversed(rows) if "dvc.train" in one.tags}
+    by_digest = {row.tags["dvc.train"]: row for row in reversed(rows) if "dvc.train" in row.tags}
     lines = [("run", "MLflow run", "mean return", "md5 of policy.pt")]
     if (stages := locked_stages(text)) is None:
         raise PipelineError(f"the dvc.lock of git revision {revision!r} cannot be read")
@@ -200,8 +200,8 @@ def _at(root: Path, rows: Sequence[Found], revision: str) -> str:
     for path, digest in sorted((out["path"], out["md5"]) for out in outs):
         if matched := _POLICY.match(path):
             name = f"{matched['experiment']}-{matched['seed']}"
-            one = by_digest.get(digest)
-            run, score = ("no row", None) if one is None else (one.run, one.score)
+            row = by_digest.get(digest)
+            run, score = ("no row", None) if row is None else (row.run, row.score)
             lines.append((name, run, _number(score), digest))
     return "\n".join(aligned(lines))
 

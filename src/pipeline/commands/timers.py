@@ -117,12 +117,12 @@ def run(arguments: argparse.Namespace) -> str:
     second = read(arguments.other)
     rows = [("", "first", "", "second", "", "second / first")]
     for part in (*_NODES, "other", "all"):
-        one, two = _seconds(first, part), _seconds(second, part)
-        if not one and not two:
+        first_s, second_s = _seconds(first, part), _seconds(second, part)
+        if not first_s and not second_s:
             continue
-        shares = _share(first, one), _share(second, two)
-        ratio = f"{two / one:.2f}" if one else ""
-        rows.append((part, f"{one:.1f} s", shares[0], f"{two:.1f} s", shares[1], ratio))
+        shares = _share(first, first_s), _share(second, second_s)
+        ratio = f"{second_s / first_s:.2f}" if first_s else ""
+        rows.append((part, f"{first_s:.1f} s", shares[0], f"{second_s:.1f} s", shares[1], ratio))
     files = ((arguments.file, first), (arguments.other, second))
     titles = [f"{path}: {times.program}" for path, times in files]
     return "\n".join([*titles, "", *aligned(rows, first_number=1)])

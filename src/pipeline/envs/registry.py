@@ -141,15 +141,15 @@ class RemoteRegistryEntry:
             known = _read_lock(lock)
             if url in known:
                 return known[url]
-            found = fetching.digest_of(url, limits=limits)
-            files.write_json(lock, {"sha256": known | {url: found}})
+            digest = fetching.digest_of(url, limits=limits)
+            files.write_json(lock, {"sha256": known | {url: digest}})
         _log.warning(
             "%s: nothing says what this archive must be, so its digest was written to %s on this "
             "first use; later ones must have the same.",
             download.public(url),
             lock,
         )
-        return found
+        return digest
 
 
 class UnityEnvRegistry(Mapping[str, RemoteRegistryEntry]):
@@ -189,9 +189,9 @@ class UnityEnvRegistry(Mapping[str, RemoteRegistryEntry]):
     def _take_in(self) -> None:
         while self._waiting:
             first = self._waiting[0]
-            found = read_manifest(first) if isinstance(first, str) else [first]
+            entries = read_manifest(first) if isinstance(first, str) else [first]
             # Later ones win, as in ML-Agents.
-            self._entries |= {entry.identifier: entry for entry in found}
+            self._entries |= {entry.identifier: entry for entry in entries}
             self._waiting.pop(0)  # a manifest that cannot be read is an error every time
 
 
@@ -238,12 +238,12 @@ def _entries(root: Node, lock: Path) -> list[RemoteRegistryEntry]:
             "a registry manifest has the one key 'environments', a list of maps with one "
             f"name each, got {display(root)}",
         )
-    found = []
+    entries = []
     for index, item in enumerate(top["environments"].value):
         path = join("environments", index)
         for name, node in entries_of(item, path).items():
-            found.append(_entry(name, node, join(path, name), lock))
-    return found
+            entries.append(_entry(name, node, join(path, name), lock))
+    return entries
 
 
 def _entry(name: str, node: Node, path: str, lock: Path) -> RemoteRegistryEntry:

@@ -254,8 +254,8 @@ def _actions(
     action = spec.action_spec
     previous = inputs["prev_action"].shape[-1:] if "prev_action" in inputs else ()
     if "prev_action" in inputs and previous != (action.discrete_size,):
-        found = list(previous)
-        yield warning("17", f"prev_action has {found} values for {action.discrete_size} branches")
+        shape = list(previous)
+        yield warning("17", f"prev_action has {shape} values for {action.discrete_size} branches")
     is_legacy = "continuous_action_output_shape" not in constants and (
         "discrete_action_output_shape" not in constants
     )

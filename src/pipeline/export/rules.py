@@ -190,10 +190,10 @@ def _memory_rules(model: onnx.ModelProto) -> Iterator[Finding]:
         ("recurrent_in", described.inputs),
         ("recurrent_out", described.outputs),
     ):
-        found = declared.get(name)
-        if size > 0 and found is not None and found.shape[1:] != (1, size):
-            yield error("publish-memory", f"{name} is {list(found.shape)}, not [batch, 1, {size}]")
-        if size == 0 and found is not None:
+        tensor = declared.get(name)
+        if size > 0 and tensor is not None and tensor.shape[1:] != (1, size):
+            yield error("publish-memory", f"{name} is {list(tensor.shape)}, not [batch, 1, {size}]")
+        if size == 0 and tensor is not None:
             yield error("publish-memory", f"there is {name}, but memory_size is 0")
 
 

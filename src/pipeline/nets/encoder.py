@@ -237,9 +237,9 @@ class ObservationEncoder(nn.Module):
     def _with_entities(self, parts: Sequence[Tensor], attention: EntityEncoder) -> Tensor:
         """The parts of fixed size side by side [B, own], then what attention makes of the rest."""
         fixed = [values for i, values in enumerate(parts) if i not in self.entities]
-        own = torch.cat(fixed, dim=1) if fixed else None
-        crowd: Tensor = attention(own, [parts[i] for i in self.entities])
-        return crowd if own is None else torch.cat((own, crowd), dim=1)
+        flat = torch.cat(fixed, dim=1) if fixed else None
+        crowd: Tensor = attention(flat, [parts[i] for i in self.entities])
+        return crowd if flat is None else torch.cat((flat, crowd), dim=1)
 
 
 def dense_pairs(

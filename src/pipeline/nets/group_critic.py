@@ -64,8 +64,8 @@ class GroupLayout:
     @property
     def columns(self) -> dict[str, Tensor]:
         """Its tensors by name."""
-        wanted = {} if self.wanted is None else {"wanted": self.wanted}
-        return wanted if self.partial is None else {**wanted, **self.partial.columns}
+        columns = {} if self.wanted is None else {"wanted": self.wanted}
+        return columns if self.partial is None else {**columns, **self.partial.columns}
 
     def over(self, columns: Mapping[str, Tensor]) -> GroupLayout:
         """The same with the tensors that `columns` gives by name."""

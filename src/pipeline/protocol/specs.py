@@ -290,13 +290,13 @@ def refuse_other_spec(name: str, ours: BehaviorSpec, theirs: BehaviorSpec, where
 def _difference(ours: BehaviorSpec, theirs: BehaviorSpec) -> str | None:
     if ours.action_spec != theirs.action_spec:
         return f"takes the actions ({theirs.action_spec}), the others ({ours.action_spec})"
-    one, two = ours.observation_specs, theirs.observation_specs
-    names, other_names = [obs.name for obs in one], [obs.name for obs in two]
+    first, second = ours.observation_specs, theirs.observation_specs
+    names, other_names = [obs.name for obs in first], [obs.name for obs in second]
     if other_order(names, other_names):
         return f"sends the observations in the order {other_names}, the others {names}"
-    if len(one) != len(two):
-        return f"sends {len(two)} observations {other_names}, the others {len(one)} {names}"
-    for index, (left, right) in enumerate(zip(one, two, strict=True)):
+    if len(first) != len(second):
+        return f"sends {len(second)} observations {other_names}, the others {len(first)} {names}"
+    for index, (left, right) in enumerate(zip(first, second, strict=True)):
         if left._replace(name="") != right._replace(name=""):
             return (
                 f"sends observation {index} {right.name!r} as {_described(right)}, the others "

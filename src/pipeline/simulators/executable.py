@@ -55,12 +55,12 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
         Exit code: 0 after the trainer ended the conversation, 1 if it is not there or is gone,
         2 for a mistake in the arguments or parameters.
     """
-    own = registry.entry(name)
+    entry = registry.entry(name)
     chosen = dict(options or {})
     n_agents = chosen.pop("n_agents", registry.n_agents_of(name, chosen))
     display = str(chosen.get("id", name))
     usage = _USAGE.format(
-        program=display, summary=own.summary, counted=own.counted, n_agents=n_agents
+        program=display, summary=entry.summary, counted=entry.counted, n_agents=n_agents
     )
     try:
         parsed = parse(argv)

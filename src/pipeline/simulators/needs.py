@@ -204,11 +204,11 @@ def _package_files(folder: Path) -> dict[str, Path]:
 
 def trace(target: str, described: str) -> int:
     """Write `{module: file}` of what was imported to `target` as JSON; gives an exit code."""
-    wanted = json.loads(described)
+    request = json.loads(described)
     # What the tracing itself has imported does not count.
     before = set(sys.modules)
     try:
-        _play(wanted["simulator"], wanted["options"])
+        _play(request["simulator"], request["options"])
     except PipelineError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -233,20 +233,20 @@ def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]
         StageError: One of `names` is not installed. What they require may be missing, as it may be
             installed under another name.
     """
-    found = {_normal(name): _distribution(name) for name in names}
-    waiting = sorted(found)
+    distributions = {_normal(name): _distribution(name) for name in names}
+    waiting = sorted(distributions)
     while waiting:
-        for requirement in found[waiting.pop()].requires or ():
+        for requirement in distributions[waiting.pop()].requires or ():
             required = re.match(r"[\w.-]+", requirement)
             # Extras and other systems' requirements have a marker after a semicolon.
             if not required or ";" in requirement:
                 continue
             name = _normal(required[0])
-            if name not in found and name not in _UNNEEDED:
+            if name not in distributions and name not in _UNNEEDED:
                 with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                    found[name] = importlib.metadata.distribution(name)
+                    distributions[name] = importlib.metadata.distribution(name)
                     waiting.append(name)
-    return found
+    return distributions
 
 
 def _normal(name: str) -> str:

@@ -118,12 +118,12 @@ BRIDGES = tuple(_BRIDGES)
 
 def n_agents_of(name: str, options: Mapping[str, Any]) -> int:
     """Return how many agents a simulator has per process unless told otherwise."""
-    found = entry(name)
+    registered = entry(name)
     if name == "module":
         from pipeline.simulators.bridges import module_bridge
 
-        return module_bridge.n_agents_of(options["id"], copies=found.n_agents)
-    return found.n_agents
+        return module_bridge.n_agents_of(options["id"], copies=registered.n_agents)
+    return registered.n_agents
 
 
 def entry(name: str) -> Entry:
@@ -135,9 +135,9 @@ def entry(name: str) -> Entry:
     if name in _BRIDGES:
         return _BRIDGES[name]
     if name in SIMULATORS.ours:
-        wanted = _DISTRIBUTIONS.get(name, ())
+        distributions = _DISTRIBUTIONS.get(name, ())
         factory = SIMULATORS.ours[name]
-        return Entry(summary=_SUMMARIES[name], factory=factory, distributions=wanted)
+        return Entry(summary=_SUMMARIES[name], factory=factory, distributions=distributions)
     if name not in SIMULATORS:
         listed = ", ".join(SIMULATORS)
         raise SettingsError(
@@ -155,8 +155,8 @@ def entry(name: str) -> Entry:
 
 def near(name: str) -> str:
     """Return ` (did you mean 'x'?)` for the simulator that a name is most like, or nothing."""
-    found = get_close_matches(name.lower(), SIMULATORS, n=1)
-    return f" (did you mean '{found[0]}'?)" if found else ""
+    similar = get_close_matches(name.lower(), SIMULATORS, n=1)
+    return f" (did you mean '{similar[0]}'?)" if similar else ""
 
 
 def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: Any) -> Simulator:
@@ -171,12 +171,12 @@ def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: An
     Raises:
         SettingsError: The name or an option is unknown, or `n_agents` is not positive.
     """
-    found = entry(name)
+    registered = entry(name)
     if n_agents is not None and n_agents < 1:
         raise SettingsError(f"{name}: n_agents must be at least 1, got {n_agents}.")
     check_options(name, options)
     n_agents = n_agents or n_agents_of(name, options)
-    made = found.load()(seed=seed, n_agents=n_agents, **options)
+    made = registered.load()(seed=seed, n_agents=n_agents, **options)
     return cast("Simulator", made)
 
 
@@ -213,16 +213,16 @@ def expert(name: str, behavior: str | None = None) -> Expert:
     if entry(name).bridge:
         raise SettingsError(f"{name}: there is no expert for environments that others wrote.")
     try:
-        found = entry(name).load("expert")
+        expert = entry(name).load("expert")
     except AttributeError:
         raise SettingsError(f"{name}: its module has no `expert`, which could play it.") from None
-    if isinstance(found, dict):
-        wanted = (behavior or "").partition("?")[0]
-        if wanted not in found:
+    if isinstance(expert, dict):
+        name_only = (behavior or "").partition("?")[0]
+        if name_only not in expert:
             raise SettingsError(
-                f"{name}: there is no expert for the behavior '{wanted}'; there is one each for "
-                f"{', '.join(found)}."
+                f"{name}: there is no expert for the behavior '{name_only}'; there is one each for "
+                f"{', '.join(expert)}."
             )
-        found = found[wanted]
+        expert = expert[name_only]
     # A class for experts that remember: each player gets a memory of its own.
-    return cast("Expert", found() if inspect.isclass(found) else found)
+    return cast("Expert", expert() if inspect.isclass(expert) else expert)

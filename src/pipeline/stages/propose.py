@@ -47,7 +47,7 @@ def propose(trial: str, root: Path) -> None:
     params = project.planned(root)
     name, _, number = trial.partition("/")
     sweep = named(params.sweeps, name, "sweeps")
-    told = named(sweep.proposed(), number, f"sweeps.{name}: proposed trials:")
+    chosen = named(sweep.proposed(), number, f"sweeps.{name}: proposed trials:")
     last = before(params, trial)
     job = Job(
         stage="propose",
@@ -55,8 +55,8 @@ def propose(trial: str, root: Path) -> None:
         params={"search": sweep.search(), "number": number},
         inputs=(
             last,
-            *(metrics_file(f"{name}/{told}", seed) for seed in sweep.seeds),
-            *(_curve_file(f"{name}/{told}", seed) for seed in sweep.seeds),
+            *(metrics_file(f"{name}/{chosen}", seed) for seed in sweep.seeds),
+            *(_curve_file(f"{name}/{chosen}", seed) for seed in sweep.seeds),
         ),
         outputs=(proposal_file(trial),),
     )
@@ -66,8 +66,8 @@ def propose(trial: str, root: Path) -> None:
         # A folder is the environment's: then this is the first proposal.
         first = {"told": {}, "waiting": drawn}
         known: dict[str, Any] = first if (root / last).is_dir() else _journal(root / last)
-        values = known["waiting"].pop(told)
-        known["told"][told] = {"values": values, **_outcome(root, f"{name}/{told}", sweep)}
+        values = known["waiting"].pop(chosen)
+        known["told"][chosen] = {"values": values, **_outcome(root, f"{name}/{chosen}", sweep)}
         results = {one: (it["values"], it["score"]) for one, it in known["told"].items()}
         proposed = sweep.propose(int(number), results, known["waiting"].values())
         known["waiting"][number] = proposed

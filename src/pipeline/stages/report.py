@@ -167,13 +167,13 @@ def _points(tasks: Sequence[Task], curves: Sequence[Mapping[str, Curves]]) -> li
         for name, whole in of_task.items():
             # Fewer points for the table and the interval: the bootstrap is computed at each of
             # them.
-            one = whole.thinned()
-            unknown = [None] * len(one.steps)
-            middle, low, high = band(one) or (interquartile_means(one.values.T), unknown, unknown)
-            same = (task.environment, task.behavior, name, len(one.values))
+            thin = whole.thinned()
+            unknown = [None] * len(thin.steps)
+            middle, low, high = band(thin) or (interquartile_means(thin.values.T), unknown, unknown)
+            same = (task.environment, task.behavior, name, len(thin.values))
             points += [
                 dict(zip(_CURVE_COLUMNS, (*same, *values), strict=True))
-                for values in zip(one.steps.astype(int), middle, low, high, strict=True)
+                for values in zip(thin.steps.astype(int), middle, low, high, strict=True)
             ]
     return points
 

@@ -118,15 +118,15 @@ def run_outside_dag(
 
 def _named_environment(env: object) -> tuple[str, Path | None]:
     """Return an environment's name, and its executable if it has one."""
-    one = env[0] if isinstance(env, list | tuple) and env else env
-    if one is None:
+    first = env[0] if isinstance(env, list | tuple) and env else env
+    if first is None:
         return "Unity Editor", None
-    if not isinstance(one, str | Path):
-        return type(one).__name__, None
+    if not isinstance(first, str | Path):
+        return type(first).__name__, None
     try:
-        build = find_executable(one)
+        build = find_executable(first)
     except UnityEnvironmentException:  # a simulator, or an id of Gymnasium
-        return str(one), None
+        return str(first), None
     return build.stem, build
 
 

@@ -105,9 +105,9 @@ def step_seconds(
 
 def _seconds(work: Callable[[], None]) -> float:
     """Median of a few times, after two that warm up."""
-    found = []
+    seconds = []
     for _ in range(_N_TIMED + 2):
         began = time.perf_counter()
         work()
-        found.append(time.perf_counter() - began)
-    return statistics.median(found[2:])
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[2:])

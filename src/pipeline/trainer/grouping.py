@@ -144,11 +144,11 @@ class GroupTracker:
             return
         s = self.groups.by_slot
         slots = slots[s["acted"][slots]]
-        own = s["own_at_end"][slots]
+        own_return = s["own_at_end"][slots]
         statistics.add_episodes(
-            (own + s["group_at_end"][slots]).tolist(),
+            (own_return + s["group_at_end"][slots]).tolist(),
             closed.episode_lengths,
-            own=own.tolist(),
+            own=own_return.tolist(),
             learned=closed.episode_returns,
         )
 

@@ -140,13 +140,13 @@ class Learner:
         vanished = self.slots.sweep()
         if len(vanished):
             self._drop_vanished(vanished)
-        heard = [(d, first_terminal_per_agent(t) if len(t.agent_id) else t) for d, t in steps]
-        self.grouping.on_message(heard, team, self.slots, self.memories)
-        for worker, (decision, terminal) in enumerate(heard):
+        messages = [(d, first_terminal_per_agent(t) if len(t.agent_id) else t) for d, t in steps]
+        self.grouping.on_message(messages, team, self.slots, self.memories)
+        for worker, (decision, terminal) in enumerate(messages):
             if len(terminal.agent_id):
                 self._ended((team, worker), terminal, decision)
         slots = concat_slots(
-            [self._continued((team, i), d) for i, (d, _) in enumerate(heard) if len(d.agent_id)]
+            [self._continued((team, i), d) for i, (d, _) in enumerate(messages) if len(d.agent_id)]
         )
         self.seconds["storage"] += time.perf_counter() - began
         return slots

@@ -270,16 +270,16 @@ class TrainingLoop:
         files.refuse_shared_folder(self.job.run_dir, name, self.learners)
         spec = self.workers.behavior_specs[qualified]
         seed = seeding.of_behavior(self.job.seed, name, self.settings.behaviors)
-        own = share_of(settings, self.group.size)
+        share = share_of(settings, self.group.size)
         saved = self._saved.pop(name, None)
         run = (saved or {}).get("run", {})
         device = self.device
         if device is None:
             n_agents = sum(len(one) for one, _ in self.workers.get_steps(qualified))
             kept = run.get("devices", {}).get(name)
-            device = fastest_device(name, spec, own, n_agents=n_agents, kept=kept)
+            device = fastest_device(name, spec, share, n_agents=n_agents, kept=kept)
             self._devices[name] = str(device)
-        learner = Learner(name, spec, own, seed=seed, device=device, learns=not self.inference)
+        learner = Learner(name, spec, share, seed=seed, device=device, learns=not self.inference)
         in_thread = learner.overlap is not None and learner.overlap.in_thread
         # not in a thread: torch traces one program at a time, while no other thread calls one
         if self.settings.torch_settings.compile and learner.learns and not in_thread:

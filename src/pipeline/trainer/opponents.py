@@ -48,8 +48,8 @@ class Opponent:
         memory: FloatArray | None = None,
     ) -> Decision:
         """Decide for N agents; see `Policy.act`. Of their memory the policy's part counts."""
-        own = None if memory is None else memory[:, : self.policy.memory_size]
-        return self.policy.act(obs, mask, self._stream, own)
+        recalled = None if memory is None else memory[:, : self.policy.memory_size]
+        return self.policy.act(obs, mask, self._stream, recalled)
 
     def play(self, weights: Mapping[str, Tensor], drawn: int) -> None:
         """From now on play with these weights, which have the rating number `drawn`."""

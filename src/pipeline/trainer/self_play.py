@@ -151,10 +151,10 @@ class SelfPlay:
     def _change_due(self) -> bool:
         if not self._members or self.learning is None or self._next_team() == self.learning:
             return False
-        own = self._members.get(self.learning, {}).values()
-        if all(one.finished for one in own):
+        learners = self._members.get(self.learning, {}).values()
+        if all(one.finished for one in learners):
             return not self._finished(self._next_team())
-        return any(_past(one).change_due(one.step) for one in own)
+        return any(_past(one).change_due(one.step) for one in learners)
 
     def _finished(self, team: int) -> bool:
         return all(one.finished for one in self._members[team].values())

@@ -39,18 +39,18 @@ def algorithm_of(settings: TrainerSettings) -> type[Algorithm]:
     """
     path = settings.hyperparameters.made_by
     try:
-        found = plugins.load(path, room="pipeline.algos.")
+        algorithm = plugins.load(path, room="pipeline.algos.")
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(
             f"trainer_type: '{settings.trainer_type}' names the class {path!r}, which cannot be "
             f"imported ({error})"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+    if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
         raise SettingsError(
             f"trainer_type: '{settings.trainer_type}' names {path!r}, which is no subclass of "
             "Algorithm"
         )
-    return found
+    return algorithm
 
 
 def refuse_untrainable(run: RunSettings) -> None:

@@ -69,11 +69,11 @@ class Stopwatch:
 
     def seconds(self, learners: Iterable[Learner]) -> dict[str, float]:
         """Seconds of each part since the beginning, and in total."""
-        found = {"total": time.perf_counter() - self._began}
+        seconds = {"total": time.perf_counter() - self._began}
         for learner in learners:
             for part, value in learner.seconds.items():
-                found[part] = found.get(part, 0.0) + value
-        return found | self._environments()
+                seconds[part] = seconds.get(part, 0.0) + value
+        return seconds | self._environments()
 
     def _environments(self) -> dict[str, float]:
         wire = self._workers.codec_seconds

@@ -121,10 +121,10 @@ def find_editor(setting: str | None, project: Path) -> Path:
 
 def _project_version(project: Path) -> str:
     text = (project / _VERSION_FILE).read_text(encoding="utf-8", errors="replace")
-    found = re.search(r"^m_EditorVersion:\s*(\S+)", text, re.MULTILINE)
-    if found is None:
+    version = re.search(r"^m_EditorVersion:\s*(\S+)", text, re.MULTILINE)
+    if version is None:
         raise FetchError(f"{project / _VERSION_FILE}: has no line 'm_EditorVersion: <version>'")
-    return found[1]
+    return version[1]
 
 
 def _hub_folders() -> Iterator[Path]:
@@ -203,8 +203,8 @@ def _failure(source: UnitySource, code: int | None, log: Path) -> str:
         if line := _first(lines, pattern):
             return f"{start}{remedy}. Its log says: {line}"
     lines = [line for line in lines if line.strip() and not line.startswith(_NOISE)]
-    found = (_first(lines, pattern) for pattern in _FIRST_ERRORS)
-    line = next(filter(None, found), "") or f"no error, and last {(lines or ['nothing'])[-1]!r}"
+    errors = (_first(lines, pattern) for pattern in _FIRST_ERRORS)
+    line = next(filter(None, errors), "") or f"no error, and last {(lines or ['nothing'])[-1]!r}"
     return f"{start}failed with exit code {code}. Its log says: {line}. All of it: {log}"
 
 

@@ -137,15 +137,15 @@ class ParallelCopy(Copy):
         observations, rewards, terminations, truncations, infos = env.step(named)
         gained = self._gained(rewards)
         for agent, observation in observations.items():
-            own, common = gained.pop(agent, (0.0, 0.0))
+            own_reward, shared_reward = gained.pop(agent, (0.0, 0.0))
             # Environments may leave out agents of which it is not so.
             terminated = terminations.get(agent, False)
             if terminated or truncations.get(agent, False):
-                yield from self._end(agent, observation, not terminated, own, common)
+                yield from self._end(agent, observation, not terminated, own_reward, shared_reward)
             # Observed but no longer alive: it has had its end already.
             elif agent in env.agents:
                 info = infos.get(agent, {})
-                yield self._decide(agent, observation, info, own, common)
+                yield self._decide(agent, observation, info, own_reward, shared_reward)
         # of agents that observe nothing now: it comes with what they observe next
         self._pending = gained
         self._check_ends()
@@ -166,10 +166,10 @@ class ParallelCopy(Copy):
         shared = dict(self._shared(rewards))
         gained = self._pending
         for agent, reward in rewards.items():
-            own, common = gained.get(agent, (0.0, 0.0))
+            own_reward, shared_reward = gained.get(agent, (0.0, 0.0))
             part = shared.get(agent, 0.0)
             # Taken out of its own: the sum of both stays what the environment gave.
-            gained[agent] = (own + float(reward) - part, common + part)
+            gained[agent] = (own_reward + float(reward) - part, shared_reward + part)
         return gained
 
     def _shared(self, rewards: Mapping[str, float]) -> Iterator[tuple[str, float]]:

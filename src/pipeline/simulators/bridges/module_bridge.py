@@ -40,19 +40,19 @@ def simulator(
     Raises:
         SettingsError: There is no such function, it fails, or it gives something else.
     """
-    make, own = naming.function_of(id), dict(kwargs or {})
+    make, arguments = naming.function_of(id), dict(kwargs or {})
     if _makes_simulator(make):
-        simulator = called(id, make, seed=seed, n_agents=n_agents, **own)
+        simulator = called(id, make, seed=seed, n_agents=n_agents, **arguments)
         if not all(hasattr(simulator, name) for name in ("behavior_specs", "reset", "step")):
             raise OtherObjectError(id, simulator)
         return cast("Simulator", simulator)
     if render_mode is not None and "render_mode" in inspect.signature(make).parameters:
-        own["render_mode"] = render_mode
+        arguments["render_mode"] = render_mode
     # The first object tells its kind; only then is it known that more copies are to be made.
-    first = called(id, make, **own)
+    first = called(id, make, **arguments)
     if not _is_gymnasium(first) and not _is_pettingzoo(first):
         raise OtherObjectError(id, first)
-    others = [called(id, make, **own) for _ in range(n_agents - 1)]
+    others = [called(id, make, **arguments) for _ in range(n_agents - 1)]
     if others and others[0] is first:
         raise SettingsError(
             f"{id}: gives the same object twice, and every copy needs its own; let it make one"

@@ -87,8 +87,8 @@ def where(error: Exception) -> str:
     # The innermost line that is the user's: below it lie libraries, above it this program.
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        own = file.is_absolute() and "site-packages" not in file.parts
-        if own and not others.intersection(file.parents):
+        is_user_code = file.is_absolute() and "site-packages" not in file.parts
+        if is_user_code and not others.intersection(file.parents):
             return f"{text} ({file.name}:{frame.lineno})"
     return text
 
@@ -139,16 +139,16 @@ def full_name(env_id: str) -> str:
         if _makers(key):
             return env_id
     # MPE has left PettingZoo for a package of its own.
-    wanted = _MOVED.sub("mpe2.", re.sub(r"-v(?=\d+\Z)", "_v", env_id).replace("/", "."))
-    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", wanted):
-        inside = "pettingzoo." + wanted.removeprefix("pettingzoo.")
-        for name in (wanted, inside):
+    path = _MOVED.sub("mpe2.", re.sub(r"-v(?=\d+\Z)", "_v", env_id).replace("/", "."))
+    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", path):
+        inside = "pettingzoo." + path.removeprefix("pettingzoo.")
+        for name in (path, inside):
             if _exists(name) or (name == inside and _makers(name)):
                 return name
-    if wanted.startswith("mpe2."):
+    if path.startswith("mpe2."):
         need("mpe2", env_id, "games")
     raise SettingsError(
-        f"PettingZoo has no environment '{env_id}'{_near(wanted, pettingzoo_ids())} An id is the "
+        f"PettingZoo has no environment '{env_id}'{_near(path, pettingzoo_ids())} An id is the "
         "path of a module with env or parallel_env, such as 'pettingzoo.classic.tictactoe_v3', or "
         "'module:id' for one that the module registers."
     )
@@ -167,11 +167,11 @@ def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
     makers = _makers(name.rpartition(":")[2])
     if not makers:
         module = _import(name, env_id)
-        found = {
+        functions = {
             "parallel": getattr(module, "parallel_env", None),
             "aec": getattr(module, "env", None),
         }
-        makers = {kind: make for kind, make in found.items() if callable(make)}
+        makers = {kind: make for kind, make in functions.items() if callable(make)}
     for kind in ("parallel", "aec") if api == "auto" else (api,):
         if kind in makers:
             return makers[kind], kind
@@ -221,12 +221,12 @@ def pettingzoo_ids() -> list[str]:
     import pettingzoo
 
     keys = {*getattr(pettingzoo, "aec_registry", ()), *getattr(pettingzoo, "parallel_registry", ())}
-    found = {"pettingzoo." + re.sub(r"-v(?=\d+\Z)", "_v", key).replace("/", ".") for key in keys}
+    ids = {"pettingzoo." + re.sub(r"-v(?=\d+\Z)", "_v", key).replace("/", ".") for key in keys}
     for package in _FAMILIES:
         spec = importlib.util.find_spec(package) if _exists(package) else None
         inside = pkgutil.iter_modules(spec.submodule_search_locations if spec else [])
-        found |= {f"{package}.{item.name}" for item in inside if re.search(r"_v\d+\Z", item.name)}
-    return sorted(found)
+        ids |= {f"{package}.{item.name}" for item in inside if re.search(r"_v\d+\Z", item.name)}
+    return sorted(ids)
 
 
 def unfit(env_id: str, error: Exception) -> SettingsError:

@@ -204,10 +204,10 @@ def _behaviors(
     spaces_of: dict[str, tuple[Any, Any]] = {}
     behaviors = []
     for agent in agents:
-        name, own = _stem(agent), _spaces(env, agent)
-        if spaces_of.setdefault(name, own) != own:
+        name, spaces = _stem(agent), _spaces(env, agent)
+        if spaces_of.setdefault(name, spaces) != spaces:
             name = naming.behavior_name(agent)  # as its kind, but it observes or does other things
-            spaces_of[name] = own
+            spaces_of[name] = spaces
         behaviors.append(f"{name}?team={team_of[agent]}")
     return behaviors
 

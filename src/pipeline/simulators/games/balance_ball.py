@@ -277,7 +277,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     About z, a positive tilt rolls the ball towards -x; about x, one rolls it towards +z.
     """
     obs = steps.obs[0]
-    wanted = _GAIN * obs[:, [2, 4]] + _DAMPING * obs[:, [5, 7]]
-    wanted = np.clip(wanted * (1.0, -1.0), -_MAX_TILT, _MAX_TILT)
+    goal_tilt = _GAIN * obs[:, [2, 4]] + _DAMPING * obs[:, [5, 7]]
+    goal_tilt = np.clip(goal_tilt * (1.0, -1.0), -_MAX_TILT, _MAX_TILT)
     tilt = 2.0 * obs[:, :2]
-    return ActionTuple(continuous=np.clip((wanted - tilt) / _TURN_PER_DECISION, -1.0, 1.0))
+    return ActionTuple(continuous=np.clip((goal_tilt - tilt) / _TURN_PER_DECISION, -1.0, 1.0))

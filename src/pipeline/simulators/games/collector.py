@@ -79,11 +79,11 @@ class Collector(SoloAreas):
         self._degrees += turn * TURN_DEGREES
         self._degrees %= 360.0
         forward = rays.directions(self._degrees)
-        wanted = ahead[:, None] * forward + right[:, None] * _to_right(forward)
-        speed = np.sqrt((wanted * wanted).sum(axis=1))
+        push = ahead[:, None] * forward + right[:, None] * _to_right(forward)
+        speed = np.sqrt((push * push).sum(axis=1))
         most = np.where(fires, 0.5 * SPEED, SPEED) / np.maximum(speed, 1.0)
         self._velocity *= _KEEP
-        self._velocity += (1 - _KEEP) * wanted * most[:, None].astype(np.float32)
+        self._velocity += (1 - _KEEP) * push * most[:, None].astype(np.float32)
         limit = HALF_SIDE - _MARGIN
         np.clip(self._position + self._velocity, -limit, limit, out=self._position)
         # First: food within reach that the laser burns is not eaten.
@@ -129,11 +129,11 @@ class Collector(SoloAreas):
         )
         seen = np.concatenate([walls, food], axis=2)
         forward, velocity = direction[:, 0], self._velocity[rows] / np.float32(SPEED)
-        own = np.empty((len(position), 3), dtype=np.float32)
-        own[:, 0] = (velocity * _to_right(forward)).sum(axis=1)
-        own[:, 1] = (velocity * forward).sum(axis=1)
-        own[:, 2] = self._recharge[rows] == 0
-        return [rays.encode(distance=seen, tag=_TAGS, n_tags=3, length=RAY_LENGTH), own]
+        body = np.empty((len(position), 3), dtype=np.float32)
+        body[:, 0] = (velocity * _to_right(forward)).sum(axis=1)
+        body[:, 1] = (velocity * forward).sum(axis=1)
+        body[:, 2] = self._recharge[rows] == 0
+        return [rays.encode(distance=seen, tag=_TAGS, n_tags=3, length=RAY_LENGTH), body]
 
     def render(self, agent: int) -> AnyArray:
         """Return a picture of an agent's field: good food is green, the laser amber."""

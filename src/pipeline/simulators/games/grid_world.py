@@ -101,10 +101,10 @@ class GridWorld(SoloAreas):
         for row, column in np.ndindex(SIZE, SIZE):
             canvas.box((column + 0.03, row + 0.03), (column + 0.97, row + 0.97), drawing.FLOOR)
         rows = np.array([*self._goals[agent], self._agent[agent]])
-        plus, ex, own = np.stack((rows[:, 1] + 0.5, SIZE - rows[:, 0] - 0.5), axis=1)
+        plus, ex, place = np.stack((rows[:, 1] + 0.5, SIZE - rows[:, 0] - 0.5), axis=1)
         canvas.plus(plus, 0.32, colors[0])
         canvas.ex(ex, 0.26, colors[1])
-        canvas.disc(own, 0.32, drawing.BLUE)
+        canvas.disc(place, 0.32, drawing.BLUE)
         return canvas.pixels()
 
 
@@ -136,10 +136,10 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     """Move along a shortest path to the wanted goal that does not touch the other one."""
     agent, plus, ex = (_find(steps.obs[0], color) for color in (BLUE, GREEN, RED))
     wants_plus = steps.obs[1].argmax(axis=1)[:, None] == 0
-    wanted, other = np.where(wants_plus, plus, ex), np.where(wants_plus, ex, plus)
+    goal, other = np.where(wants_plus, plus, ex), np.where(wants_plus, ex, plus)
     target = agent[:, None] + MOVES
     is_open = ~forbidden(agent) & (target != other[:, None]).any(axis=2)
-    offset = np.abs(target - wanted[:, None])
+    offset = np.abs(target - goal[:, None])
     # Nearer first; of two equally near cells the one farther from a shared row or column, so that
     # the other goal can never come to stand in the only way.
     cost = offset.sum(axis=2) + 0.1 * offset.max(axis=2) + 100.0 * ~is_open

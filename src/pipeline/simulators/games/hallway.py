@@ -123,9 +123,9 @@ class Hallway(SoloAreas):
             radius=_RADIUS[:n_things],
         )
         seen = np.concatenate([walls, things], axis=2)
-        own = np.empty((len(position), 3), dtype=np.float32)
-        own[:, :2], own[:, 2] = _FORWARD[heading], past
-        return [rays.encode(distance=seen, tag=_TAGS, n_tags=5, length=RAY_LENGTH), own]
+        agent = np.empty((len(position), 3), dtype=np.float32)
+        agent[:, :2], agent[:, 2] = _FORWARD[heading], past
+        return [rays.encode(distance=seen, tag=_TAGS, n_tags=5, length=RAY_LENGTH), agent]
 
     def render(self, agent: int) -> AnyArray:
         """Return a picture of an agent's hallway, which leads to the right."""

@@ -139,10 +139,10 @@ class Pyramids(SoloAreas):
             origin=position, direction=direction, centre=self._things[rows], radius=_RADII
         )
         seen = np.concatenate([_to_walls(position, direction), things], axis=2)
-        own = np.empty((len(position), 5), dtype=np.float32)
-        own[:, :2], own[:, 2:4] = position / np.float32(SIDE / 2) - 1.0, _FORWARD[heading]
-        own[:, 4] = self._is_on[rows]
-        return [rays.encode(distance=seen, tag=_TAGS, n_tags=5, length=RAY_LENGTH), own]
+        body = np.empty((len(position), 5), dtype=np.float32)
+        body[:, :2], body[:, 2:4] = position / np.float32(SIDE / 2) - 1.0, _FORWARD[heading]
+        body[:, 4] = self._is_on[rows]
+        return [rays.encode(distance=seen, tag=_TAGS, n_tags=5, length=RAY_LENGTH), body]
 
     def render(self, agent: int) -> AnyArray:
         """Return a picture of an agent's rooms: pyramids amber, the switch red until it is on."""
@@ -202,18 +202,18 @@ def _to_walls(position: FloatArray, direction: FloatArray) -> FloatArray:
 
 def expert(steps: DecisionSteps) -> ActionTuple:
     """Walk round the ring of rooms until the switch, then until the goal is in the same room."""
-    own = steps.obs[1]
-    position = (own[:, :2] + 1.0) * (SIDE / 2)
-    compass = np.degrees(np.arctan2(own[:, 2], own[:, 3]))
+    body = steps.obs[1]
+    position = (body[:, :2] + 1.0) * (SIDE / 2)
+    compass = np.degrees(np.arctan2(body[:, 2], body[:, 3]))
     tag, distance = rays.sights(steps.obs[0], RAY_DEGREES, 5)
-    wanted = np.where(own[:, 4] > 0.5, GOAL, SWITCH_OFF)
+    target = np.where(body[:, 4] > 0.5, GOAL, SWITCH_OFF)
     absolute = np.radians(compass[:, None] + RAY_DEGREES)
     reach = distance * RAY_LENGTH + RADIUS
     hit = position[:, None] + reach[..., None] * np.stack([np.sin(absolute), np.cos(absolute)], -1)
     room = np.clip(position // ROOM, 0, 2)
-    near = (hit // ROOM == room[:, None]).all(axis=2) & (tag == wanted[:, None])
-    found, bearing = rays.nearest_ahead(near, RAY_DEGREES)
-    return rays.walk(np.where(found, bearing, _tour(position, room) - compass), TURN_DEGREES)
+    near = (hit // ROOM == room[:, None]).all(axis=2) & (tag == target[:, None])
+    is_seen, bearing = rays.nearest_ahead(near, RAY_DEGREES)
+    return rays.walk(np.where(is_seen, bearing, _tour(position, room) - compass), TURN_DEGREES)
 
 
 def _tour(position: FloatArray, room: AnyArray) -> AnyArray:

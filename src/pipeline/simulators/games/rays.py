@@ -89,9 +89,9 @@ def encode(*, distance: FloatArray, tag: AnyArray, n_tags: int, length: float) -
     """
     hit = distance.min(axis=2)
     # The tag behind the last one stands for nothing that was hit.
-    found = np.where(hit <= length, tag[distance.argmin(axis=2)], n_tags)
+    nearest = np.where(hit <= length, tag[distance.argmin(axis=2)], n_tags)
     rays = np.empty((*hit.shape, n_tags + 2), dtype=np.float32)
-    rays[:, :, :-1] = np.eye(n_tags + 1, dtype=np.float32)[found]
+    rays[:, :, :-1] = np.eye(n_tags + 1, dtype=np.float32)[nearest]
     rays[:, :, -1] = np.minimum(hit / np.float32(length), np.float32(1.0))
     return rays.reshape(len(rays), -1)
 

@@ -103,20 +103,20 @@ class Sorter(SoloAreas):
         visiting = touched.any(axis=1)
         if not visiting.any():
             return reward, visiting
-        wanted = np.where(self._waits, self._number, MAX_TILES).argmin(axis=1)
-        right = touched[self._agent_id, wanted]
+        due = np.where(self._waits, self._number, MAX_TILES).argmin(axis=1)
+        right = touched[self._agent_id, due]
         reward += np.where(right, _RIGHT_REWARD, np.where(visiting, _WRONG_REWARD, 0.0))
-        rows, tiles = np.flatnonzero(right), wanted[right]
+        rows, tiles = np.flatnonzero(right), due[right]
         self._waits[rows, tiles] = False
         self._entities[rows, tiles, _VISITED] = 1.0
         return reward, (visiting & ~right) | ~self._waits.any(axis=1)
 
     def _observe(self, rows: Rows) -> list[FloatArray]:
-        own = np.empty((len(self._position[rows]), 4), dtype=np.float32)
-        own[:, :2] = self._position[rows] / np.float32(RADIUS)
-        own[:, 2:] = _FORWARD[self._heading[rows]]
+        agent = np.empty((len(self._position[rows]), 4), dtype=np.float32)
+        agent[:, :2] = self._position[rows] / np.float32(RADIUS)
+        agent[:, 2:] = _FORWARD[self._heading[rows]]
         # Of all areas it would be a view, which later steps write to.
-        return [self._entities[rows].copy(), own]
+        return [self._entities[rows].copy(), agent]
 
     def render(self, agent: int) -> AnyArray:
         """Return a picture of an agent's circle; tiles that it has visited are gray."""
@@ -140,18 +140,20 @@ def expert(steps: DecisionSteps) -> ActionTuple:
 
     So it keeps away from the tiles whose turn has not come.
     """
-    tiles, own = steps.obs
+    tiles, agent = steps.obs
     waits = tiles[:, :, :MAX_TILES].any(axis=2) & (tiles[:, :, -1] < 0.5)
     number = np.where(waits, tiles[:, :, :MAX_TILES].argmax(axis=2), MAX_TILES)
     place = tiles[np.arange(len(tiles)), number.argmin(axis=1), MAX_TILES:_VISITED]
-    position = own[:, :2]
+    position = agent[:, :2]
     radius = np.sqrt((position * position).sum(axis=1))
     beside = np.abs(position[:, 0] * place[:, 1] - position[:, 1] * place[:, 0])
     is_before = (beside < 0.1) & ((position * place).sum(axis=1) > 0.0)
     target = np.where((radius > 0.75)[:, None], 0.0, 0.45 * place)
     target = np.where((is_before & (radius > 0.35))[:, None], place, target)
     change = target - position
-    bearing = np.degrees(np.arctan2(change[:, 0], change[:, 1]) - np.arctan2(own[:, 2], own[:, 3]))
+    bearing = np.degrees(
+        np.arctan2(change[:, 0], change[:, 1]) - np.arctan2(agent[:, 2], agent[:, 3])
+    )
     bearing = rays.relative(bearing)
     turn = np.where(np.abs(bearing) > 0.5 * TURN_DEGREES, np.sign(bearing), 0.0)
     eighth = np.round((bearing - TURN_DEGREES * turn) / 45.0).astype(np.int64) % 8

@@ -82,8 +82,8 @@ class Tag(Areas):
         """The last steps of `areas`: `result` [n] is a group's reward, or the runner's own."""
         obs, agent_id, group_id = self._seen(name, areas)
         none = np.zeros(len(agent_id), dtype=np.float32)
-        own, shared = (none, result) if name == HUNTER else (result, none)
-        fields = agent_fields([obs], own, agent_id, group_id=group_id, group_reward=shared)
+        reward, shared = (none, result) if name == HUNTER else (result, none)
+        fields = agent_fields([obs], reward, agent_id, group_id=group_id, group_reward=shared)
         # No end is cut short: when the time is over, the runner has won.
         return TerminalSteps(**fields, interrupted=np.zeros(len(agent_id), dtype=np.bool_))
 

@@ -48,8 +48,8 @@ def code_of(root: Path) -> Path:
 
 def pinned(root: Path) -> Path:
     """Return the file with the versions that are pinned, relative to the project if it has one."""
-    own = Path("constraints.txt")
-    return own if (root / own).is_file() else checkout() / own
+    constraints = Path("constraints.txt")
+    return constraints if (root / constraints).is_file() else checkout() / constraints
 
 
 def planned(root: Path) -> Params:

@@ -39,8 +39,8 @@ def stages(root: Path) -> list[str]:
 
 def src_of(code: Path) -> Path:
     """Return the folder that has the package: `src` of a checkout, or where a wheel lies."""
-    own = code / "src"
-    return own if own.is_dir() or code.parent.name != _PACKAGE else code.parents[1]
+    folder = code / "src"
+    return folder if folder.is_dir() or code.parent.name != _PACKAGE else code.parents[1]
 
 
 def place(code: Path, name: str) -> Path:

@@ -251,14 +251,14 @@ def of_each_rank(
 
 def _of_rank(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
     """What one of the processes goes on from: all have the networks of the first."""
-    own = {key: value for key, value in state.items() if key != "ranks"}
+    whole = {key: value for key, value in state.items() if key != "ranks"}
     if rank == 0:
-        return own
+        return whole
     part = state["ranks"][rank - 1]
-    algorithm = {**own["learner"]["algorithm"], **part["learner"]["algorithm"]}
-    learner = {**own["learner"], **part["learner"], "algorithm": algorithm}
+    algorithm = {**whole["learner"]["algorithm"], **part["learner"]["algorithm"]}
+    learner = {**whole["learner"], **part["learner"], "algorithm": algorithm}
     # The replay's files are the first process's; the rows of others stand in `part`.
-    return {**own, "replay": None, **part, "learner": learner}
+    return {**whole, "replay": None, **part, "learner": learner}
 
 
 def file_of(folder: Path | None, init_path: str | None) -> Path | None:

@@ -336,9 +336,9 @@ def _part_of(learner: Learner, *, with_open: bool) -> dict[str, Any]:
     """The state of a learner without what is the same in all processes."""
     state = learner.state_dict()
     shared = {*learner.algorithm.own_networks, "optimizer"}
-    own = {key: value for key, value in state["algorithm"].items() if key not in shared}
+    algorithm = {key: value for key, value in state["algorithm"].items() if key not in shared}
     part = {
-        "learner": {"algorithm": own, "recorded": state["recorded"]},
+        "learner": {"algorithm": algorithm, "recorded": state["recorded"]},
         "experience": to_saved(learner.experience(with_open=with_open)),
     }
     if learner.replay_to_keep is not None:

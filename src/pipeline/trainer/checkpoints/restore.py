@@ -114,11 +114,11 @@ def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]])
 
     False when they must begin anew.
     """
-    found = list(states.values())
+    behaviors = list(states.values())
     # Environments of one moment with learners of another would be a run that never was.
-    if not found or any(state.get("run") != found[0].get("run") for state in found):
+    if not behaviors or any(state.get("run") != behaviors[0].get("run") for state in behaviors):
         return False
-    moment = from_saved(found[0].get("environments"))
+    moment = from_saved(behaviors[0].get("environments"))
     if moment is None:
         return False
     try:
@@ -238,14 +238,14 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
                 f"Could not initialize from {run}. Make sure models have already been saved with "
                 "that run ID."
             )
-    found = {
+    checkpoints = {
         name: file
         for name, one in settings.behaviors.items()
         if (file := file_of(run and files.named(run, name), one.init_path)) is not None
     }
-    for name, file in found.items():
+    for name, file in checkpoints.items():
         refuse_missing(file, f"behaviors.{name}.init_path", settings)
-    return {**_of_behaviors_that_may_appear(settings, run), **found}
+    return {**_of_behaviors_that_may_appear(settings, run), **checkpoints}
 
 
 def _of_behaviors_that_may_appear(settings: RunSettings, run: Path | None) -> dict[str, Path]:

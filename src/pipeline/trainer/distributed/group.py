@@ -106,8 +106,8 @@ class DistributedGroup(ProcessGroup):
         # At least one row from each process in each minibatch: all wait for all gradients.
         n_minibatches = min(total // size, int(counts.min()))
         first, last = ends[self.rank : self.rank + 2] * (n_minibatches * size) // total
-        own = max(int(last - first), n_minibatches)
-        cuts = own * np.arange(n_minibatches + 1) // n_minibatches
+        n_rows = max(int(last - first), n_minibatches)
+        cuts = n_rows * np.arange(n_minibatches + 1) // n_minibatches
         return [int(one) for one in np.diff(cuts)]
 
     def weighted(self, sizes: Sequence[int]) -> Iterator[None]:
@@ -251,12 +251,12 @@ class DistributedGroup(ProcessGroup):
         return LearnerLostError(f"the learner of rank {rank} (of {self.size}) {reasons[rank]}")
 
     def _told(self, ranks: Sequence[int]) -> dict[int, str]:
-        found = {}
+        failures = {}
         with contextlib.suppress(RuntimeError):
             for rank in ranks:
                 if self._store.check([f"failed/{rank}"]):
-                    found[rank] = f"has failed: {self._store.get(f'failed/{rank}').decode()}"
-        return found
+                    failures[rank] = f"has failed: {self._store.get(f'failed/{rank}').decode()}"
+        return failures
 
 
 def report_failure(store: Store, rank: int, message: str) -> None:
@@ -301,13 +301,13 @@ class SharedNormalizers:
     """
 
     def __init__(self, networks: Mapping[str, nn.Module]) -> None:
-        found = [
+        normalizers = [
             module
             for network in networks.values()
             for module in network.modules()
             if isinstance(module, RunningNormalizer)
         ]
-        self._normalizers = list(dict.fromkeys(found))
+        self._normalizers = list(dict.fromkeys(normalizers))
         self._before = [_state(one) for one in self._normalizers]
 
     def agreed(self) -> list[Tensor]:
@@ -319,8 +319,8 @@ class SharedNormalizers:
         """Add what all have seen since the last time."""
         for one, before in zip(self._normalizers, self._before, strict=True):
             device = one.mean.device
-            own = torch.stack(_without(_state(one), before))
-            seen = [part.unbind() for part in group.gathered(own)]
+            gained = torch.stack(_without(_state(one), before))
+            seen = [part.unbind() for part in group.gathered(gained)]
             n, mean, squared = merged([before, *seen])
             one.count.copy_(n[0])
             one.mean.copy_(mean.to(device))

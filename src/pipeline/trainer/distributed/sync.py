@@ -79,8 +79,10 @@ def share_of(settings: TrainerSettings, n_learners: int) -> TrainerSettings:
     cloning = settings.behavioral_cloning
     if cloning is not None:  # which is not shared
         cloning = replace(cloning, batch_size=cloning.batch_size or h.batch_size)
-    own = replace(h, batch_size=h.batch_size // n_learners, buffer_size=h.buffer_size // n_learners)
-    return replace(settings, hyperparameters=own, behavioral_cloning=cloning)
+    part = replace(
+        h, batch_size=h.batch_size // n_learners, buffer_size=h.buffer_size // n_learners
+    )
+    return replace(settings, hyperparameters=part, behavioral_cloning=cloning)
 
 
 class LearnerSync:
@@ -207,10 +209,10 @@ def refuse_other_weights(name: str, notes: Sequence[Mapping[str, Any]]) -> None:
 
 def digest(parts: Collection[Tensor]) -> int:
     """A number that differs when one of the tensors does, with near certainty."""
-    found = 0
+    checksum = 0
     for one in parts:
-        found = zlib.crc32(one.detach().cpu().contiguous().numpy().data, found)
-    return found
+        checksum = zlib.crc32(one.detach().cpu().contiguous().numpy().data, checksum)
+    return checksum
 
 
 def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int) -> None:
@@ -221,8 +223,8 @@ def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int
     names = ("rank", rank, "update", n_updates)
     for name, generator in algorithm.generators.items():
         generator.manual_seed(seeding.derive(seed, name, *names))
-    own = seeding.stream(seed, "minibatches", *names)
-    algorithm.minibatch_stream.bit_generator.state = own.bit_generator.state
+    stream = seeding.stream(seed, "minibatches", *names)
+    algorithm.minibatch_stream.bit_generator.state = stream.bit_generator.state
 
 
 class JointMoments(Protocol):

@@ -102,7 +102,7 @@ class LocalWorkers:
 
     def ended(self) -> dict[int, str]:
         """How those ended that have, by rank."""
-        found = {}
+        endings = {}
         for rank, process in self._processes.items():
             code = process.poll()
             if code is not None:
@@ -111,8 +111,8 @@ class LocalWorkers:
                     how = f"was ended by {signal.Signals(-code).name}"
                     if code == -signal.SIGKILL:
                         how += " (by hand, or for lack of memory)"
-                found[rank] = f"{how}; its log is {self.log_of(rank)}"
-        return found
+                endings[rank] = f"{how}; its log is {self.log_of(rank)}"
+        return endings
 
     def end(self, grace_s: float) -> None:
         """Leave none behind: those that have not ended after `grace_s` together are killed."""
