@@ -386,5 +386,5 @@ class Learner:
             if self.past is not None and state.get("games") is not None:
                 self.past.games.load_state_dict(state["games"])
             if self.memories is not None:
+                self.memories = state["memories"]
                 self._make_room()
-                self.memories[: self.slots.n_slots] = state["memories"]
