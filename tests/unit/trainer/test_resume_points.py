@@ -29,8 +29,9 @@ from pipeline.trainer.checkpoints.file import (
     mapped,
     save_checkpoint,
 )
-from pipeline.trainer.checkpoints.manager import CheckpointManager
+from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
 from pipeline.trainer.checkpoints.restore import load_policy, resumes_exactly
+from pipeline.trainer.checkpoints.resume_points import JointResumePoints
 from pipeline.trainer.distributed.sync import Synchronizer
 from pipeline.trainer.stopping import StopRequest
 
@@ -117,6 +118,33 @@ def test_rows_that_learners_held_count_only_where_a_run_goes_on_exactly(
     assert registered == [expected]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_process_writes_the_parts_of_all(make_learner, quick, in_process, tmp_path, rank):
+    learner, written = make_learner(Corridor.spec), []
+    keeper = (CheckpointManager, NullCheckpointManager)[rank](tmp_path, quick())
+    keeper.write = lambda states, workers: written.append((states, workers))
+    with WorkerSet([in_process(Corridor())]) as workers:
+        workers.reset()
+        points = JointResumePoints(keeper, workers, 0.0, SimpleNamespace(held={"Toy": 7}))
+        points.note_start([learner])
+        points.begin([learner], {})
+        other = ({"Toy": {"held": 8}}, [np.ones(2)])
+
+        def gather_object(part):
+            return [part, other] if rank == 0 else []
+
+        points.meet([points.note()] * 2, SimpleNamespace(gather_object=gather_object))
+        assert points.is_kept
+    if rank == 0:
+        (((states, environments),),) = (written,)
+        assert states["Toy"]["held"] == 7
+        assert states["Toy"]["ranks"][0]["held"] == 8
+        assert states["Toy"]["ranks"][0]["environments"][0].tolist() == [1, 1]
+        assert len(environments) == 1
+    else:
+        assert not written
+
+
 def test_a_moment_stays_as_it_was_while_environments_are_yet_to_tell_of_it(
     make_loop, make_learner, quick, in_process, tmp_path, monkeypatch
 ):
@@ -143,6 +171,7 @@ def test_a_moment_stays_as_it_was_while_environments_are_yet_to_tell_of_it(
 def test_a_run_that_is_interrupted_before_any_agent_came_says_step_0(make_loop, quick, in_process):
     with WorkerSet([in_process(Corridor())]) as workers:
         points = make_loop(workers, quick()).resume_points
+        assert not points.is_exact, "nobody has asked the environments yet"
         points.interrupt([])
     assert points.interrupted == [0]
 

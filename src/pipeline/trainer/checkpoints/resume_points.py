@@ -240,13 +240,13 @@ class JointResumePoints(ResumePoints):
 
     def _hand_over(self, group: DistributedGroup) -> None:
         """Bring all parts together in the first process, which writes them."""
-        parts = group.gather_object(self._own)
-        if self._own is not None and group.rank == 0:
-            states, workers = self._own
+        parts = [part for part in group.gather_object(self._own) if part is not None]
+        if parts:  # which other processes do not get
+            (states, workers), *others = parts
             for name, state in states.items():
                 state["ranks"] = [
                     {**of_rank[name], "environments": to_saved(theirs)}
-                    for of_rank, theirs in filter(None, parts[1:])
+                    for of_rank, theirs in others
                 ]
             self._keeper.write(states, workers=workers)
         self.is_kept = True
