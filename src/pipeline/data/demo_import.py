@@ -318,9 +318,9 @@ def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
     terminated = ends["terminated"][last] | ends["terminated"][before]
     told_end = flagged[last] | flagged[before]
     counts = {
-        "terminated": int(terminated.sum()),
-        "truncated": int((told_end & ~terminated).sum()),
-        "the next episode (as cut short)": int((~told_end[:-1]).sum()),
+        "terminated": terminated.sum(),
+        "truncated": (told_end & ~terminated).sum(),
+        "the next episode (as cut short)": (~told_end[:-1]).sum(),
         "the end of the table (as cut short)": int(not told_end[-1]),
     }
     summary = ", ".join(f"{count} {name}" for name, count in counts.items() if count)

@@ -202,6 +202,10 @@ def test_a_return_that_float32_misses_meets_its_limit(tmp_path):
     assert read_demo(path).returns() != [0.1]
     for conditions in ({"min_return": 0.1}, {"max_return": 0.1}):
         trim_demo(path, tmp_path / "b.demo", **conditions)
+    for beyond, conditions in ((-1.6e-6, {"min_return": 0.1}), (1.6e-6, {"max_return": 0.1})):
+        path = paid(tmp_path / "c.demo", [0.1, 0.1 + beyond])
+        trim_demo(path, tmp_path / "d.demo", **conditions)
+        assert len(read_demo(tmp_path / "d.demo").returns()) == 1
 
 
 @pytest.mark.parametrize(

@@ -146,8 +146,9 @@ def test_whole_sequences_are_drawn_with_the_memory_that_they_began_with():
     rng = np.random.default_rng(1)
     replay = twenty(memory=True)
     known, order, sizes = {}, [], []
-    for number in range(25):
-        new = rollout([4, 7, 1, 2][: 1 + number % 4], rng, memory=True)
+    rollouts = [[4, 7, 1, 2][: 1 + number % 4] for number in range(25)]
+    for lengths in (*rollouts, *[[1]] * 25, [2], [7]):  # and few rows at a time
+        new = rollout(lengths, rng, memory=True)
         replay.add(new)
         these = sequences_of(new)
         known |= these
