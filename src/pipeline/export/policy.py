@@ -96,7 +96,7 @@ class OnnxPolicy:
     def end(self, agent_ids: Iterable[int]) -> None:
         """Drop the memories of agents whose episode has ended."""
         for agent in agent_ids:
-            self._memories.pop(int(agent), None)
+            self._memories.pop(agent, None)
 
     def _wanted(self, deterministic: bool) -> list[str]:
         names = []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from refusals import refusal
 
 from pipeline.data.demo_import import import_table
-from pipeline.data.demo_spec import read_spec_file, spec_file
+from pipeline.data.demo_spec import read_spec_file, spec_file, spec_of
 from pipeline.data.demo_tables import read_table, table_of, write_table
 from pipeline.data.demonstrations import load_expert_rows
 from pipeline.errors import DemonstrationError, SettingsError
@@ -296,3 +297,29 @@ def test_a_mistake_in_a_specification_file_is_told_with_its_line(tmp_path, text,
     path.write_text(text)
     with pytest.raises(SettingsError, match=told):
         read_spec_file(path)
+
+
+@pytest.mark.parametrize(
+    ("teams", "behavior", "expected"),
+    [
+        (["B?team=0", "B?team=1"], None, "B"),
+        (["B?team=0"], "C", "C"),
+        (["B?team=0", "C?team=1"], "C", "C"),
+    ],
+)
+def test_a_specification_is_that_of_an_environments_behavior(teams, behavior, expected):
+    """Teams of one name play the same behavior, and another name may be asked for."""
+    closed = []
+    env = SimpleNamespace(reset=lambda: None, close=lambda: closed.append(1))
+    env.behavior_specs = {team: SMALL if team[0] == expected[0] else SPEC for team in teams}
+    if len(teams) == 1:
+        env.behavior_specs = {teams[0]: SMALL}
+    assert spec_of("env", lambda _: env, behavior) == (expected, SMALL, {})
+    assert closed
+
+
+def test_one_of_several_behaviors_must_be_named():
+    specs = {"B?team=0": SMALL, "C": SPEC}
+    env = SimpleNamespace(reset=lambda: None, close=lambda: None, behavior_specs=specs)
+    with pytest.raises(DemonstrationError, match="has the behaviors B, C; name one of them"):
+        spec_of("env", lambda _: env, None)

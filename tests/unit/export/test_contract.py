@@ -375,6 +375,13 @@ def name_two_results_alike(candidate):
     candidate.graph.node.append(candidate.graph.node[-1])
 
 
+def add_numbers_of_two_types(candidate):
+    number = numpy_helper.from_array(np.ones(1, np.float32), "number")
+    whole = numpy_helper.from_array(np.ones(1, np.int64), "whole")
+    candidate.graph.initializer.extend((number, whole))
+    candidate.graph.node.append(helper.make_node("Add", ["number", "whole"], ["sum"]))
+
+
 def compute_too_much(candidate):
     """Two small tensors whose product is large."""
     column = numpy_helper.from_array(np.zeros((1 << 13, 1), np.float32), "column")
@@ -498,6 +505,7 @@ def test_a_model_without_deterministic_actions_is_still_compared_with_the_behavi
         ("publish-unused-input", add_unused_input),
         ("publish-checker", operator("Gemm", input="nowhere")),
         ("publish-checker", name_two_results_alike),
+        ("publish-checker", add_numbers_of_two_types),
         ("publish-type", declare("discrete_actions", TensorProto.FLOAT)),
     ],
 )

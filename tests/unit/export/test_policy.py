@@ -114,6 +114,12 @@ def test_each_agent_remembers_whatever_the_order_in_which_agents_come():
     action = policy.act(later, deterministic=True)
     np.testing.assert_allclose(action.continuous, expected["continuous"], atol=1e-5)
     assert np.abs(known).max() > 0.1
+    policy.end(np.array([9, 5], np.int32))
+    again = steps(graph, 2, agent_ids=[4, 9], seed=3)
+    alone = OnnxPolicy(build_model(graph)).act(again, deterministic=True).continuous
+    after_end = policy.act(again, deterministic=True).continuous
+    np.testing.assert_array_equal(after_end[1], alone[1])
+    assert np.abs(after_end[0] - alone[0]).max() > 1e-3, "agent 4 remembers"
 
 
 def test_no_agents_get_no_actions(hybrid):

@@ -83,7 +83,9 @@ def test_visual_encoder_takes_its_smallest_image_and_refuses_a_smaller_one(kind)
     encoder = visual_encoder(kind, (3, side, side), 16)
     assert encoder(torch.zeros(2, 3, side, side)).shape == (2, 16)
     if side > 1:
-        with pytest.raises(SettingsError, match=f"The min dimension is {side}"):
+        others = ", ".join(one for one in ENCODERS if MINIMUM_SIDE[one] < side)
+        match = rf"The min dimension is {side}; vis_encode_type can be one of: {others}\.$"
+        with pytest.raises(SettingsError, match=match):
             visual_encoder(kind, (3, side, side - 1), 16)
 
 
