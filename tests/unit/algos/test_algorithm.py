@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 import torch
+from golden_training import Training, sampled
 
+from pipeline.algos import ppo
 from pipeline.algos.algorithm import load_matching
 
 
@@ -26,3 +30,72 @@ def test_weights_that_fit_are_taken_over_and_each_that_does_not_is_named_with_it
     assert torch.equal(ours["a"].weight, theirs["a"].weight)
     assert torch.equal(ours["a"].bias, theirs["a"].bias)
     assert torch.equal(ours["b"].bias, kept)
+
+
+def update(training):
+    """Its rollouts, of each update how many parts were left at each, and its statistics."""
+    algorithm, done = training.learner.algorithm, []
+    whole = algorithm.update_in_parts
+
+    def noting(rollout, *, step):
+        parts, left = whole(rollout, step=step), []
+        while True:
+            try:
+                left.append(next(parts))
+            except StopIteration as end:
+                done.append((rollout, left, end.value))
+                return end.value
+            yield left[-1]
+
+    algorithm.update_in_parts = noting
+    training.run()
+    return done
+
+
+@pytest.mark.parametrize(
+    ("name", "tags"),
+    [
+        ("ppo, hybrid", ["Losses/Policy Loss"]),
+        ("ppo, curiosity and rnd", ["Losses/Curiosity Forward Loss", "Losses/RND Loss"]),
+        ("ppo, cloning, hybrid", ["Losses/Pretraining Loss"]),
+        ("poca, hybrid", ["Losses/Baseline Loss"]),
+        ("poca, rnd", ["Losses/RND Loss"]),
+    ],
+)
+def test_an_update_says_how_much_of_it_is_left_and_what_was_learned(name, tags, tmp_path):
+    training = Training(name, tmp_path, n_blocks=2)
+    h = training.learner.settings.hyperparameters
+    for rollout, left, stats in update(training):
+        n_parts = h.num_epoch * (rollout.n_rows // h.batch_size)
+        n_cloning = 0 if training.learner.algorithm.bc is None else len(left) - n_parts
+        assert left[0] == n_parts + n_cloning
+        # POCA's minibatches are a little larger, so that there may be fewer of them
+        assert left == list(range(left[0], left[0] - len(left), -1))
+        assert left[-1] == 1 or name.startswith("poca")
+        assert set(tags) <= stats.keys()
+
+
+@pytest.mark.parametrize("name", ["ppo, hybrid", "poca, hybrid", "sac, discrete"])
+def test_long_gradients_are_shortened_where_that_is_asked_for(name, tmp_path):
+    changes = ({}, {"max_grad_norm": 1e9}, {"max_grad_norm": 1e-3})
+    runs = [Training(name, tmp_path, n_blocks=1, **change) for change in changes]
+    for training in runs:
+        training.run()
+    plain, far, near = (np.concatenate(sampled(one.weights())["policy"], None) for one in runs)
+    np.testing.assert_array_equal(plain, far)
+    assert np.abs(near - plain).max() > 1e-5
+
+
+@pytest.mark.parametrize("name", ["ppo, hybrid", "ppo, memory"])
+def test_probabilities_in_pieces_are_those_of_all_rows(name, tmp_path, monkeypatch):
+    training = Training(name, tmp_path, n_blocks=1)
+    ((rollout, _, _),) = update(training)
+    policy, rows = training.learner.algorithm.policy, training.learner.algorithm._rows(rollout)
+    sequences = rows.sequences
+    if sequences is not None:
+        sequences, _ = sequences.split(policy.memory_size)
+    whole = ppo.log_probs(policy, rows, sequences)
+    assert len(whole) == rollout.n_rows > 5
+    monkeypatch.setattr(ppo, "CHUNK", 5)
+    parts = ppo.log_probs(policy, rows, sequences)
+    torch.testing.assert_close(parts, whole)
