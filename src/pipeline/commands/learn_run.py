@@ -75,7 +75,7 @@ def _run(plan: Plan, settings: RunSettings) -> str:
             files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
             files.write_json(run_dir / LOGS / "machine.json", machine.facts())
             n_updates = sum(one.n_updates for one in result.behaviors.values())
-            timers.finish(result.seconds, n_updates=n_updates)
+            timers.finish(result.seconds, n_updates=n_updates, n_exchanges=result.n_exchanges)
     return _told(settings, run_dir, result)
 
 

@@ -60,6 +60,8 @@ class Times:
     n_exchanges: int | None
     """With each environment; None where nobody counted."""
     n_minibatches: int | None
+    hidden: frozenset[str] = frozenset()
+    """Parts that were dealt with while the environments were at work."""
 
     @property
     def steady_s(self) -> float:
@@ -84,22 +86,23 @@ class Times:
             n_times: so many times as many environments.
             threaded: whether updates are spread over the steps; None as it is.
         """
+        parts, hidden = self.parts, self.hidden
+        # What they took themselves: the wait, and what was done meanwhile.
+        working = parts[_WAITS] + sum(parts[part] for part in hidden)
+        if threaded:
+            hidden = hidden | {"update"}
         # More environments give more experience, and each of it is learned from as often.
-        update = self.parts["update"] * n_times
-        per_message = sum(
-            self.parts[part] for part in ("wire", "storage", "saving") if part not in self.beside
-        )
-        waiting = self.parts[_WAITS]
+        each = {"wire", "storage", "saving", "update"} - self.beside
+        meanwhile = sum(n_times * parts[part] for part in each & hidden)
+        between = sum(n_times * parts[part] for part in each - hidden - {"update"})
         n_groups = min(n_times, MOST_GROUPS)
-        busy = self.parts["inference"] * n_groups + self.other_s + per_message * n_times
+        between += parts["inference"] * n_groups + self.other_s
         # A group has its answers after its own share of the work, unless that of all takes longer.
-        answered = busy / n_groups + waiting
-        if threaded is None and "update" in self.beside:  # ML-Agents' thread, beside all of this
-            spent = max(answered, busy, update)
-        elif threaded:
-            spent = max(answered, busy + update)
-        else:
-            spent = max(answered, busy) + update
+        spent = max(between / n_groups + working, between + meanwhile)
+        if "update" in self.beside:  # ML-Agents' thread, beside all of this
+            spent = max(spent, n_times * parts["update"])
+        elif "update" not in hidden:
+            spent += n_times * parts["update"]
         return n_times * self.steady_s / spent
 
 
@@ -160,6 +163,15 @@ def _n_envs(command_line: str, configuration: Path) -> int:
         return 1  # the file may lie alone, and one environment is the default
 
 
+def _is_threaded(configuration: Path) -> bool:
+    """Whether a behavior of the run learned with `threaded: true`, by the file beside it."""
+    try:
+        settings = yaml.safe_load(configuration.read_text(encoding="utf-8"))
+        return any(behavior["threaded"] for behavior in settings["behaviors"].values())
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        return False  # the file may lie alone
+
+
 def _times(content: Mapping[str, Any], configuration: Path) -> Times:
     metadata = content.get("metadata", {})
     program = f"mlagents-learn {metadata.get('mlagents_version', '')}"
@@ -182,8 +194,17 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
     if beside:  # and what that thread stores is not the loop's time either
         beside.add("storage")
     counts = {name: node.get("count") for name, node, _ in nodes}
-    steps = counts.get("env_step")
+    steps, updates = counts.get("env_step"), counts.get("_update_policy")
+    hidden = set()
+    if "trainer" in metadata:  # ours, which stores and learns while environments work
+        hidden.add("storage")
+        # an update that takes longer than one of their steps is hidden by that step alone
+        if _is_threaded(configuration) or (
+            steps and updates and parts["update"] / updates < float(loop["total"]) / steps
+        ):
+            hidden.add("update")
     return Times(
+        hidden=frozenset(hidden),
         program=program,
         loop_s=float(loop["total"]),
         parts=parts,
@@ -247,7 +268,7 @@ def _advice(times: Times) -> list[str]:
             n_times=_MORE_ENVS, threaded=True
         ),
     }
-    if "update" in times.beside:
+    if "update" in times.beside | times.hidden:
         changes = {name: ratio for name, ratio in changes.items() if "threaded" not in name}
     helpful = [(n, r) for n, r in changes.items() if r >= _WORTH_SAYING]
     helpful.sort(key=lambda one: -one[1])

@@ -38,8 +38,7 @@ def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
         table[:, layout.continuous : layout.continuous + c] = floats
     if d:
         # The old field has floats alone: choices too, behind the continuous actions.
-        old = actions.discrete.astype(np.float32)
-        table[:, layout.old + c : layout.old + c + d] = wire.float_bytes(old)
+        table[:, layout.old + c : layout.old + c + d] = wire.float_bytes(actions.discrete)
         varints = wire.wide_varints(actions.discrete, width).reshape(n, -1)
         table[:, layout.discrete : layout.discrete + varints.shape[1]] = varints
     return table.tobytes()

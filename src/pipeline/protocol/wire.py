@@ -114,8 +114,8 @@ def width_of(values: AnyArray) -> int:
     return max(1, math.ceil(int(values.max()).bit_length() / 7))
 
 
-def float_bytes(values: FloatArray) -> AnyArray:
-    """float32 [N, ...] as uint8 [N, 4 * size], little-endian, a view where possible."""
+def float_bytes(values: AnyArray) -> AnyArray:
+    """Numbers [N, ...] as float32 in uint8 [N, 4 * size], little-endian, a view where possible."""
     values = np.ascontiguousarray(values, dtype="<f4")
     n = len(values)
     # Of no rows, `-1` could not tell the width.

@@ -61,6 +61,7 @@ class TimersSink(Sink):
         self._exact: dict[str, float] | None = None
         self._ended: float | None = None
         self._n_updates = 0
+        self._n_exchanges: int | None = None
 
     def start(self) -> None:
         """The environments are there, and training begins."""
@@ -86,9 +87,13 @@ class TimersSink(Sink):
         """Count one update."""
         self._n_updates += 1
 
-    def finish(self, seconds: Mapping[str, float], *, n_updates: int) -> None:
-        """Take the exact seconds of a run that has ended, by part, and write them."""
+    def finish(self, seconds: Mapping[str, float], *, n_updates: int, n_exchanges: int) -> None:
+        """Take the exact seconds of a run that has ended, by part, and write them.
+
+        `n_exchanges` counts those with each environment.
+        """
         self._exact, self._n_updates = dict(seconds), n_updates
+        self._n_exchanges = n_exchanges
         self._ended = self._clock()
         self.start()
         self.close()
@@ -131,7 +136,7 @@ class TimersSink(Sink):
         compiled = {"compile": _node(compiling)} if compiling else None
         exchange = {"communicator.exchange": _node(environment), "codec": _node(wire)}
         return {
-            "env_step": _node(environment + wire, children=exchange),
+            "env_step": _node(environment + wire, self._n_exchanges, exchange),
             "TorchPolicy.evaluate": _node(seconds.get("inference", 0.0)),
             "process_trajectory": _node(seconds.get("storage", 0.0)),
             "_update_policy": _node(update + compiling, self._n_updates, compiled),

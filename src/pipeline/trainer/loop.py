@@ -154,7 +154,13 @@ class TrainingLoop:
             self.keeper.give_onnx(list(self.learners.values()))
         elif not self.inference:
             self.keeper.finish(list(self.learners.values()), self._shared_state())
-        return result_of(self.learners, self.job.run_dir, seconds, self.resume_points.interrupted)
+        return result_of(
+            self.learners,
+            self.job.run_dir,
+            seconds,
+            interrupted=self.resume_points.interrupted,
+            n_exchanges=self.stopwatch.n_exchanges,
+        )
 
     def _step_until_finished(self, should_stop: StopRequest) -> None:
         while True:
@@ -216,6 +222,7 @@ class TrainingLoop:
             if self._in_turn:
                 self._receive(group)
             taken += self._turn(group)
+        self.stopwatch.n_exchanges += 1
         add_reports(taken, self.workers.take_stats())
         self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
         self.lessons.on_step(self.learners.values())

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pipeline.algos.algorithm import load_matching
 from pipeline.algos.schedules import completed
+from pipeline.nets.layers import RunningNormalizer
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
     from concurrent.futures import Future
+
+    from torch import Tensor
 
     from pipeline.algos.algorithm import Algorithm
     from pipeline.arrays import FloatArray
@@ -66,14 +68,20 @@ class Overlap:
         self._thread = None if steps_per_row is None else _new_thread()
         self._copy: Algorithm | None = None
         """What acts during updates."""
+        self._kept: dict[str, dict[str, Tensor]] = {}
+        """All weights as they were before the last update, those that act within `_copy`."""
+        self._live: dict[str, dict[str, Tensor]] = {}
+        """All weights as they are."""
+        self._normalizers: list[RunningNormalizer] = []
+        """Of `_copy`."""
         self._parts: Generator[int, None, dict[str, float]] | None = None
         """What is left of the update under way; None when all of it has been computed."""
         self._future: Future[dict[str, float]] | None = None
         """The update under way in the thread; None when it has been computed."""
         self._stats: dict[str, float] = {}
         """Of an update that has been computed before the policy that it made acts."""
-        self._weights: dict[str, Any] = {}
-        """All networks as they were before the update under way; empty without one."""
+        self.is_under_way = False
+        """Whether an update has begun whose policy does not act yet."""
         self._per_step = 1
         self._n_steps = 0  # of the loop, since the last update began
         self._n_steps_left = 0  # of an update that has been computed
@@ -83,11 +91,6 @@ class Overlap:
     def in_thread(self) -> bool:
         """Whether gradient steps are made in a thread."""
         return self._thread is not None
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether an update has begun whose policy does not act yet."""
-        return bool(self._weights)
 
     @property
     def acting(self) -> Algorithm:
@@ -109,12 +112,10 @@ class Overlap:
         Raises:
             TrainingError: See `Algorithm.update`.
         """
-        weights = self.algorithm.weights()  # which the first part may change
+        self._keep(self._all_live())  # which the first part may change
         # its arrays are views of memory that is written again
         parts = self.algorithm.update_in_parts(copy.deepcopy(rollout), step=step)
         n_steps = max(self._n_steps, 1)
-        if self._copy is None:
-            self._copy = self.algorithm.copy_for_acting()
         if self._thread is not None and self._steps_per_row is not None:
             self._future = self._thread.submit(_completed, parts)
             n_given = math.ceil(rollout.n_rows * self._steps_per_row)
@@ -126,9 +127,31 @@ class Overlap:
                 return False
             self._parts, self._n_steps_left = parts, 0
             self._per_step = max(math.ceil(n_parts / n_steps), 1)
-        load_matching(self._copy.own_networks, weights)
-        self._weights, self._n_steps = weights, 0
+        self.is_under_way, self._n_steps = True, 0
         return True
+
+    def _all_live(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """The weights of all networks, whose tensors stay the same when they learn."""
+        if self._copy is None:
+            self._copy = self.algorithm.copy_for_acting()
+            networks = self.algorithm.networks.items()
+            self._live = {name: network.state_dict() for name, network in networks}
+            acting = self._copy.own_networks
+            self._kept = self.algorithm.weights()
+            self._kept |= {name: network.state_dict() for name, network in acting.items()}
+            modules = [module for network in acting.values() for module in network.modules()]
+            self._normalizers = [one for one in modules if isinstance(one, RunningNormalizer)]
+        return self._live
+
+    @torch.no_grad()
+    def _keep(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Copy weights to act with, and those of all other networks beside them."""
+        # Tensor by tensor: SAC does it in each step, and `load_state_dict` takes ten times as long.
+        for name, tensors in weights.items():
+            for key, tensor in tensors.items():
+                self._kept[name][key].copy_(tensor)
+        for normalizer in self._normalizers:
+            normalizer.forget_scale()
 
     def advance(self) -> dict[str, float]:
         """Do a step's share of the update under way; its statistics if it is over, else none.
@@ -153,7 +176,7 @@ class Overlap:
             TrainingError: See `Algorithm.update`.
         """
         self._compute()
-        stats, self._stats, self._weights = self._stats, {}, {}
+        stats, self._stats, self.is_under_way = self._stats, {}, False
         return stats
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,7 +188,7 @@ class Overlap:
         # The policy acts when it would have without this: steps are counted on.
         self._n_steps_left += math.ceil(self._compute() / self._per_step)
         waiting = {
-            "weights": self._weights,
+            "weights": self.weights() if self.is_under_way else {},
             "stats": self._stats,
             "steps_left": self._n_steps_left,
             "steps": self._n_steps,
@@ -177,16 +200,22 @@ class Overlap:
         self.algorithm.load_state_dict(state)
         waiting: Mapping[str, Any] = state.get("threaded") or {}
         self._parts, self._future, self._observed = None, None, []
-        self._weights, self._stats = waiting.get("weights", {}), waiting.get("stats", {})
+        self._stats, weights = waiting.get("stats", {}), waiting.get("weights", {})
         # Of files from before updates were spread: their policy acts from the next step on.
         self._n_steps_left, self._n_steps = waiting.get("steps_left", 1), waiting.get("steps", 0)
-        if self._weights:
-            self._copy = self.algorithm.copy_for_acting()
-            load_matching(self._copy.own_networks, self._weights)
+        self.is_under_way = bool(weights)
+        if weights:
+            self._all_live()
+            self._keep(weights)
 
     def weights(self) -> dict[str, Any]:
         """Copies of the networks of the policy that acts."""
-        return self._weights or self.algorithm.weights()
+        if not self.is_under_way:
+            return self.algorithm.weights()
+        return {
+            name: {key: tensor.clone() for key, tensor in tensors.items()}
+            for name, tensors in self._kept.items()
+        }
 
     def _compute(self, most: int | None = None) -> int:
         """Compute parts of the update under way, all or at `most` so many; says how many."""

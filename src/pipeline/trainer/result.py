@@ -53,6 +53,8 @@ class TrainResult:
     behaviors: Mapping[str, BehaviorResult]
     seconds: Mapping[str, float]
     """Wall time by part: environment, wire, inference, storage, update, total."""
+    n_exchanges: int = 0
+    """With each environment, since the run began or was resumed."""
     interrupted: Sequence[int] = ()
     """Steps at which the run was interrupted and not resumed exactly."""
     curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]] = field(default_factory=dict)
@@ -63,7 +65,9 @@ def result_of(
     learners: Mapping[str, Learner],
     run_dir: Path,
     seconds: Mapping[str, float],
+    *,
     interrupted: Sequence[int],
+    n_exchanges: int,
 ) -> TrainResult:
     """What these learners have come to."""
     behaviors = {}
@@ -79,4 +83,9 @@ def result_of(
             elo=None if learner.past is None else learner.past.rating,
             interrupted_at=interrupted[-1] if interrupted else None,
         )
-    return TrainResult(behaviors=behaviors, seconds=seconds, interrupted=tuple(interrupted))
+    return TrainResult(
+        behaviors=behaviors,
+        seconds=seconds,
+        n_exchanges=n_exchanges,
+        interrupted=tuple(interrupted),
+    )

@@ -44,9 +44,14 @@ def next_multiple(step: int, interval: int) -> int:
 
 
 class Stopwatch:
-    """Measures the environments, and puts the learners' own measurements beside them."""
+    """Measures the environments, and puts the learners' own measurements beside them.
+
+    Attributes:
+        n_exchanges: how often the environments have been given actions.
+    """
 
     def __init__(self, workers: WorkerSet) -> None:
+        self.n_exchanges = 0
         self._workers = workers
         self._began = time.perf_counter()
         self._stepping_s = 0.0

@@ -53,14 +53,39 @@ def test_predictions_follow_from_the_parts(file):
     assert times.after() == 1.0
     assert times.after(threaded=True) == pytest.approx(100 / 80)
     # Of two groups that step in turn one works while the other is dealt with. Messages, storage and
-    # learning are four times as many, decisions twice.
-    busy = 2 * 8 + 5 + 4 * (2 + 5)
-    assert times.after(n_times=4) == pytest.approx(400 / (60 + busy / 2 + 4 * 20))
+    # learning are four times as many, decisions twice. Environments work while we store.
+    between, works = 2 * 8 + 5 + 4 * 2, 60 + 5
+    assert times.after(n_times=4) == pytest.approx(400 / (works + between / 2 + 4 * 20))
     # learning takes longer than what it hides behind
-    assert times.after(n_times=4, threaded=True) == pytest.approx(400 / (busy + 4 * 20))
+    assert times.after(n_times=4, threaded=True) == pytest.approx(400 / (between + 4 * (5 + 20)))
     heavy = tree(**TIMES | {"loop": 180, "update": 100})
     file.write_text(json.dumps(heavy))
     assert read(file).after(threaded=True) == pytest.approx(180 / 120), "the longer of both counts"
+
+
+def test_updates_that_fit_into_a_step_are_hidden_already(file, capsys):
+    """As SAC's are, of which each step has one: `threaded` gives nothing then."""
+    content = tree(**TIMES)
+    parts = content["children"]["TrainerController.start_learning"]["children"]
+    parts["env_step"]["count"], parts["_update_policy"]["count"] = 1000, 500  # 100 ms, 40 ms
+    file.write_text(json.dumps(content))
+    times = read(file)
+    assert times.after() == times.after(threaded=True) == 1.0
+    between, works = 2 * 8 + 5 + 4 * 2, 60 + 5 + 20
+    assert times.after(n_times=4) == pytest.approx(400 / (between + 4 * (5 + 20)))
+    assert works + between / 2 < between + 4 * (5 + 20)
+    assert main(["timers", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "threaded" not in out
+    assert "60.0 ms an exchange" in out
+
+
+@pytest.mark.parametrize(("threaded", "ratio"), [(True, 1.0), (False, 100 / 80)])
+def test_a_run_that_was_threaded_hides_its_updates(file, threaded, ratio):
+    behaviors = {"A": {"threaded": False}, "B": {"threaded": threaded}}
+    text = json.dumps({"behaviors": behaviors})
+    (file.parents[1] / "configuration.yaml").write_text(text)
+    assert read(file).after(threaded=True) == pytest.approx(ratio)
 
 
 def test_compiling_is_named_and_left_out_of_predictions(file, capsys):

@@ -129,9 +129,23 @@ def test_close_answers_the_pending_call_with_status_400(kind):
 
 
 @both_servers
+def test_who_looks_for_a_call_leaves_it_to_be_received(kind):
+    with ThreadPoolExecutor(1) as pool, kind() as server:
+        assert not server.is_called(0.05)
+        end = GeneralClient(server.port, METHOD)
+        pool.submit(end.call, message())
+        _until(lambda: server.is_called(1))
+        assert server.is_called(0)
+        server.receive(20, no_check)
+        server.close()
+        end.close()
+
+
+@both_servers
 def test_no_call_within_the_time_out_is_an_error_and_the_check_was_made(kind):
     checks = []
-    with kind() as server, pytest.raises(UnityTimeOutException, match=r"Behavior Type.*Default"):
+    said = r"\(0\.3 s\)(.|\n)*Behavior Type.*Default"
+    with kind() as server, pytest.raises(UnityTimeOutException, match=said):
         server.receive(0.3, lambda: checks.append(1))
     assert checks
 
@@ -323,6 +337,13 @@ def test_variable_chooses_the_transport_and_the_argument_wins(monkeypatch):
         open_server()
     with pytest.raises(SettingsError, match=r"^transport: 'udp'"):
         open_server(transport="udp")
+
+
+def test_only_sockets_ask_for_a_token():
+    with open_server(transport="sockets", token=bytes(32)) as server:
+        assert isinstance(server, Server)
+    with pytest.raises(SettingsError, match=r"^transport: 'grpc' cannot ask for a token"):
+        open_server(transport="grpc", token=bytes(32))
 
 
 def test_sockets_need_no_grpc():

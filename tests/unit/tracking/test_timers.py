@@ -40,7 +40,7 @@ def test_exact_seconds_make_a_tree_whose_parts_add_up(sink, clock):
     sink.metrics("B", {names.REWARD: 1.0, **times(0.5)}, 10)
     clock.now = 112.0
     sink.close()
-    sink.finish(SECONDS | {"total": 9.0}, n_updates=4)
+    sink.finish(SECONDS | {"total": 9.0}, n_updates=4, n_exchanges=7)
     clock.now = 500.0
     sink.close()
     tree = json.loads(sink.path.read_text())
@@ -52,6 +52,7 @@ def test_exact_seconds_make_a_tree_whose_parts_add_up(sink, clock):
     assert parts["_update_policy"] == {"total": 1.5, "count": 4, "self": 1.5}
     assert parts["env_step"] == {
         "total": 4.0,
+        "count": 7,
         "self": 0.0,
         "children": {
             "communicator.exchange": {"total": 3.0, "self": 3.0},
@@ -64,7 +65,7 @@ def test_exact_seconds_make_a_tree_whose_parts_add_up(sink, clock):
 
 def test_compiling_is_a_part_of_the_update(sink):
     sink.start()
-    sink.finish(SECONDS | {"compile": 2.0, "total": 9.0}, n_updates=4)
+    sink.finish(SECONDS | {"compile": 2.0, "total": 9.0}, n_updates=4, n_exchanges=7)
     tree = json.loads(sink.path.read_text())
     parts = tree["children"]["TrainerController.start_learning"]["children"]
     compiling = {"compile": {"total": 2.0, "self": 2.0}}

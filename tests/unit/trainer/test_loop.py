@@ -67,11 +67,19 @@ def test_agents_that_come_and_go_are_counted_exactly(n_workers, quick, make_loop
 
 
 def test_run_ends_at_the_first_step_with_max_steps(quick, train_in):
-    toy = Corridor(n_agents=4)
+    class Counted(Corridor):
+        n_steps = 0
+
+        def step(self, actions):
+            self.n_steps += 1
+            return super().step(actions)
+
+    toy = Counted(n_agents=4)
     result = train_in(toy, quick())
     # four agents close eight rows each at a time, or the end of an episode
     assert 500 <= result.behaviors["Toy"].steps < 500 + 4 * 8
     assert toy.is_closed
+    assert result.n_exchanges == toy.n_steps + 1, "nobody waits for the last step"
     parts = dict(result.seconds)
     total = parts.pop("total")
     assert parts.keys() == {"environment", "wire", "inference", "storage", "update"}

@@ -31,11 +31,16 @@ def checkpoint(tmp_path):
     return load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]
 
 
+NOTHING_DONE = {"network": {"n_done": torch.tensor(0)}}
+
+
 class Parts:
     """An algorithm whose updates are lists of numbers, and who acts by the last one."""
 
     def __init__(self, n_parts):
-        self.own_networks = {}
+        network = torch.nn.Module()
+        network.register_buffer("n_done", torch.tensor(0))
+        self.networks = self.own_networks = {"network": network}
         self.n_parts = n_parts
         self.wait = lambda: None  # at each part
         self.done = []
@@ -46,10 +51,11 @@ class Parts:
             yield left
             self.wait()
             self.done.append((rollout[0], self.n_parts - left))
+            self.networks["network"].n_done += 1
         return {"n": float(self.n_parts), "step": float(step)}
 
     def weights(self):
-        return {"done": len(self.done)}
+        return {"network": {"n_done": torch.tensor(len(self.done))}}
 
     def copy_for_acting(self):
         return Parts(self.n_parts)
@@ -90,7 +96,7 @@ def test_parts_are_spread_over_as_many_steps_as_the_rollout_took(n_parts, n_step
     while not (stats := overlap.advance()):
         counts.append(len(learner.done))
         assert overlap.acting is not learner
-        assert overlap.weights() == {"done": 0}
+        assert overlap.weights() == NOTHING_DONE
     assert stats == {"n": float(n_parts), "step": 3.0}
     assert overlap.acting is learner
     assert len(counts) <= n_steps
@@ -122,7 +128,7 @@ def test_an_update_in_the_thread_acts_after_as_many_steps_as_its_rows_are_given(
     for _ in range(after - 1):
         assert overlap.advance() == {}
         assert overlap.acting is not overlap.algorithm
-        assert overlap.weights() == {"done": 0}
+        assert overlap.weights() == NOTHING_DONE
     assert overlap.advance() == {"n": 5.0, "step": 3.0}
     assert overlap.acting is overlap.algorithm
     assert overlap.algorithm.done == [(7, k) for k in range(5)]
@@ -209,7 +215,7 @@ def test_state_of_an_update_under_way_goes_on_as_if_it_had_not_been_asked_for(
 
 def test_file_of_before_updates_were_spread_acts_by_what_was_learned_from_the_next_step():
     overlap = Overlap(Parts(2))
-    earlier = {"weights": {"done": 0}, "stats": {"n": 2.0}}
+    earlier = {"weights": NOTHING_DONE, "stats": {"n": 2.0}}
     overlap.load_state_dict({"done": [1], "observed": [], "threaded": earlier})
     assert overlap.acting is not overlap.algorithm
     assert overlap.advance() == {"n": 2.0}
