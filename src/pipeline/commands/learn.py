@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from pipeline import __version__, machine
@@ -81,12 +82,16 @@ def _given_elsewhere(option: str) -> str | None:
     if key in SINKS.ours:
         return f"--track {key} asks for it"
     hints = setting_hints(TrainerSettings)
-    places = [key] if key in hints else []
+    places = {name: name for name in hints}
     # their type depends on trainer_type
-    kinds = [HYPERPARAMETERS[name] for name in HYPERPARAMETERS.ours]
-    places += [f"hyperparameters.{key}" for kind in kinds if key in keys_below(kind)]
-    places += [f"{name}.{key}" for name, hint in hints.items() if key in keys_below(hint)]
-    return f"{places[0]} is a key of CONFIG, under a behavior's name" if places else None
+    sections = [("hyperparameters", HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours]
+    for section, hint in (*sections, *hints.items()):
+        for name in keys_below(hint):
+            places.setdefault(name, f"{section}.{name}")
+    # no less alike: most words that are mistaken are options, for which the nearest one is proposed
+    options = {option.flag.strip("-").replace("-", "_") for option in OPTIONS if not option.note}
+    near = get_close_matches(key, places.keys() - options, n=1, cutoff=0.9)
+    return f"{places[near[0]]} is a key of CONFIG, under a behavior's name" if near else None
 
 
 def run(arguments: argparse.Namespace) -> str:

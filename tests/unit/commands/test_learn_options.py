@@ -371,6 +371,9 @@ def test_abbreviations_mean_present_options_first(short, dest):
             "--swap-steps",
             "self_play.swap_steps is a key of CONFIG, under a behavior's name; ",
         ),
+        ("--determnistic", "did you mean --deterministic? "),
+        ("--sumary-freq", "summary_freq is a key of CONFIG, under a behavior's name; "),
+        ("--batchsize", "hyperparameters.batch_size is a key of CONFIG, under a behavior's name; "),
         ("--tau", "hyperparameters.tau is a key of CONFIG, under a behavior's name; "),
         (
             "--num_layers",
