@@ -26,14 +26,15 @@ from pipeline.protocol.calls import (
     may_own,
     nothing_to_answer,
 )
+from pipeline.protocol.state import MAX_STATE_BYTES
 
 _N_THREADS = 4
 """One call is answered at a time; a client that reconnects needs the others."""
 _OPTIONS = (
     # With it, a second server could take the same port without an error.
     ("grpc.so_reuseport", 0),
-    # Twice the largest state of an environment (`protocol.state`).
-    ("grpc.max_receive_message_length", 1 << 28),
+    # A state comes with what agents observe.
+    ("grpc.max_receive_message_length", 2 * MAX_STATE_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_allowed_incoming_connections", 16),
     ("grpc.max_concurrent_streams", 2),
