@@ -53,7 +53,10 @@ class Algorithm(ABC):
     """Whether the policy's continuous actions pass a tanh."""
     policy: Policy
     own_networks: Mapping[str, nn.Module]
-    """All networks but those of reward signals, by the names that checkpoints use."""
+    """All networks but those of reward signals, by the names that checkpoints use.
+
+    They learn in place: their tensors stay the same objects, which `threaded` relies on.
+    """
     optimizer: FlatAdam
     bc: BehavioralCloning | None
     """The auxiliary loss that `behavioral_cloning` asks for."""

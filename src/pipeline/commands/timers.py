@@ -157,19 +157,26 @@ def _n_envs(command_line: str, configuration: Path) -> int:
     if (option := _N_ENVS.search(command_line)) is not None:
         return int(option[1])
     try:
-        settings = yaml.safe_load(configuration.read_text(encoding="utf-8"))
-        return int(settings["env_settings"]["num_envs"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
+        return int(_settings(configuration)["env_settings"]["num_envs"])
+    except (KeyError, TypeError, ValueError):
         return 1  # the file may lie alone, and one environment is the default
 
 
 def _is_threaded(configuration: Path) -> bool:
     """Whether a behavior of the run learned with `threaded: true`, by the file beside it."""
     try:
-        settings = yaml.safe_load(configuration.read_text(encoding="utf-8"))
-        return any(behavior["threaded"] for behavior in settings["behaviors"].values())
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        behaviors = _settings(configuration)["behaviors"].values()
+        return any(behavior["threaded"] for behavior in behaviors)
+    except (KeyError, TypeError, AttributeError):
         return False  # the file may lie alone
+
+
+def _settings(configuration: Path) -> Any:
+    """What a run's configuration.yaml says; an empty map where it cannot be read."""
+    try:
+        return yaml.safe_load(configuration.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
 
 
 def _times(content: Mapping[str, Any], configuration: Path) -> Times:

@@ -176,8 +176,8 @@ def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: An
         raise SettingsError(f"{name}: n_agents must be at least 1, got {n_agents}.")
     check_options(name, options)
     n_agents = n_agents or n_agents_of(name, options)
-    made = registered.load()(seed=seed, n_agents=n_agents, **options)
-    return cast("Simulator", made)
+    simulator = registered.load()(seed=seed, n_agents=n_agents, **options)
+    return cast("Simulator", simulator)
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:

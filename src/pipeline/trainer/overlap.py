@@ -112,7 +112,8 @@ class Overlap:
         Raises:
             TrainingError: See `Algorithm.update`.
         """
-        self._keep(self._all_live())  # which the first part may change
+        self._prepare()
+        self._keep(self._live)  # which the first part may change
         # its arrays are views of memory that is written again
         parts = self.algorithm.update_in_parts(copy.deepcopy(rollout), step=step)
         n_steps = max(self._n_steps, 1)
@@ -130,18 +131,17 @@ class Overlap:
         self.is_under_way, self._n_steps = True, 0
         return True
 
-    def _all_live(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """The weights of all networks, whose tensors stay the same when they learn."""
-        if self._copy is None:
-            self._copy = self.algorithm.copy_for_acting()
-            networks = self.algorithm.networks.items()
-            self._live = {name: network.state_dict() for name, network in networks}
-            acting = self._copy.own_networks
-            self._kept = self.algorithm.weights()
-            self._kept |= {name: network.state_dict() for name, network in acting.items()}
-            modules = [module for network in acting.values() for module in network.modules()]
-            self._normalizers = [one for one in modules if isinstance(one, RunningNormalizer)]
-        return self._live
+    def _prepare(self) -> None:
+        """Before the first update, look up all weights: networks learn in place."""
+        if self._copy is not None:
+            return
+        self._copy = self.algorithm.copy_for_acting()
+        networks, acting = self.algorithm.networks, self._copy.own_networks
+        self._live = {name: network.state_dict() for name, network in networks.items()}
+        self._kept = self.algorithm.weights()
+        self._kept |= {name: network.state_dict() for name, network in acting.items()}
+        modules = [module for network in acting.values() for module in network.modules()]
+        self._normalizers = [one for one in modules if isinstance(one, RunningNormalizer)]
 
     @torch.no_grad()
     def _keep(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -205,7 +205,7 @@ class Overlap:
         self._n_steps_left, self._n_steps = waiting.get("steps_left", 1), waiting.get("steps", 0)
         self.is_under_way = bool(weights)
         if weights:
-            self._all_live()
+            self._prepare()
             self._keep(weights)
 
     def weights(self) -> dict[str, Any]:
