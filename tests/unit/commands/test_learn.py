@@ -230,12 +230,12 @@ def test_a_run_to_begin_with_that_is_not_there_leaves_nothing(learn, fake, capsy
 def test_the_last_lines_say_over_which_episodes_the_mean_is_taken(
     learn, fake, capsys, monkeypatch, returns, said
 ):
-    made = result.result_of
+    of_learners = result.result_of
 
-    def with_returns(learners, *more):
+    def with_returns(learners, *arguments, **options):
         for learner in learners.values():
             learner.statistics.recent = deque(returns)
-        return made(learners, *more)
+        return of_learners(learners, *arguments, **options)
 
     monkeypatch.setattr("pipeline.trainer.loop.result_of", with_returns)
     assert learn("--env", fake()) == 0
