@@ -1,9 +1,10 @@
 """How to wait for the other process: poll for a moment, then sleep.
 
 Trainer and environment take turns of a few hundred microseconds. Waking a sleeping process costs
-the kernel tens of them, on a virtual machine more; so each end polls for up to a millisecond before
-it blocks. Where that does not pay, because the other end is slower or waits for this processor, it
-soon stops polling and only tries again now and then; with a single processor it never polls.
+the kernel tens of them, on a virtual machine hundreds, and who wakes it pays, too; so each end
+polls for some milliseconds before it blocks. Where that does not pay, because the other end is
+slower or other processes wait for this processor, it soon stops polling and only tries again now
+and then; with a single processor it never polls.
 `benchmarks/exchange.py`, with and without PIPELINE_SPIN_US=0, shows the effect.
 """
 
@@ -19,15 +20,17 @@ if TYPE_CHECKING:
     from selectors import BaseSelector
 
 VARIABLE = "PIPELINE_SPIN_US"
-_DEFAULT_US = 1000.0
-"""Twice what a trainer with a small network needs to decide. With half of it an environment gave up
-polling just before the answer came, and had to be woken, which made the next answer later still."""
+_DEFAULT_US = 4000.0
+"""Longer than a gradient step or a built-in simulator's step takes on a slow machine. An end that
+gives up just before the answer comes has to be woken, which makes the next answer later still."""
+_CROWDED = 0.25
+"""Part of a poll in which the processor was others': from there on polling does not pay."""
 _MAX_PAUSE = 1024
-"""Waits without polling after a poll that saw nothing: doubled each time, up to this many."""
+"""Waits without polling after a poll that did not pay: doubled each time, up to this many."""
 
 
 class SpinWait:
-    """Polls for a short time before a wait blocks, and more seldom where polling sees nothing.
+    """Polls for a short time before a wait blocks, and more seldom where that does not pay.
 
     Args:
         limit_s: how long to poll; None for PIPELINE_SPIN_US or its default.
@@ -43,13 +46,28 @@ class SpinWait:
         if self._left_out > 0:
             self._left_out -= 1
             return
-        end = time.perf_counter() + self.limit_s
+        # In this order of clocks a poll in which nobody else worked comes to no more than 0.
+        worked, began = time.thread_time(), time.perf_counter()
+        is_there, end = False, began + self.limit_s
         while time.perf_counter() < end:
-            if selector.select(0):
-                self._pause = 1
-                return
+            if is_there := bool(selector.select(0)):
+                break
+            _let_others_work()
+        polled_s = time.perf_counter() - began
+        others_s = polled_s - (time.thread_time() - worked)
+        if is_there and others_s < _CROWDED * polled_s:
+            self._pause = 1
+            return
         self._left_out = self._pause
         self._pause = min(2 * self._pause, _MAX_PAUSE)
+
+
+def _let_others_work() -> None:
+    """Give way to processes that wait for this processor; without such ones it takes no time."""
+    if hasattr(os, "sched_yield"):
+        os.sched_yield()
+    else:
+        time.sleep(0)
 
 
 def _limit() -> float:

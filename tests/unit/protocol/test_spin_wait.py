@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from itertools import pairwise
 
 import pytest
@@ -22,6 +24,16 @@ class Other:
         assert timeout == 0
         self.asked += 1
         return self.there
+
+
+class SlowOther(Other):
+    """It answers the second look; between looks somebody else has the processor."""
+
+    def select(self, timeout: float) -> bool:
+        was_there = super().select(timeout)
+        time.sleep(2e-3)
+        self.there = True
+        return was_there
 
 
 def test_what_is_there_is_seen_at_the_first_look():
@@ -62,6 +74,40 @@ def test_success_brings_the_habit_back():
     for _ in range(10):
         wait.poll(other)
     assert other.asked - before == 6
+
+
+def test_an_answer_does_not_pay_where_others_had_the_processor_meanwhile():
+    wait, other = SpinWait(1.0), SlowOther()
+    looked = []
+    for _ in range(11):
+        other.asked, other.there = 0, False
+        wait.poll(other)
+        looked.append(other.asked > 0)
+    assert [i for i, did in enumerate(looked) if did] == [0, 2, 5, 10]
+    assert other.there  # it was seen nevertheless
+
+
+def test_who_polls_gives_way_at_each_look_but_not_once_the_answer_is_there(monkeypatch):
+    wait, other, given_way = SpinWait(1.0), Other(), []
+
+    def give_way():
+        given_way.append(other.asked)
+        other.there = other.asked == 3
+
+    monkeypatch.setattr(spin_wait, "_let_others_work", give_way)
+    wait.poll(other)
+    assert given_way == [1, 2, 3]
+    assert other.asked == 4
+
+
+@pytest.mark.parametrize("is_posix", [True, False])
+def test_to_give_way_takes_no_time_where_nobody_waits(monkeypatch, is_posix):
+    if not is_posix:  # as on Windows
+        monkeypatch.delattr(os, "sched_yield")
+    began = time.perf_counter()
+    for _ in range(100):
+        spin_wait._let_others_work()
+    assert time.perf_counter() - began < 1.0
 
 
 def test_variable_sets_the_limit_and_nonsense_is_refused(monkeypatch):
