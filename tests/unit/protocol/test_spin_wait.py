@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from itertools import pairwise
 
 import pytest
@@ -26,14 +25,37 @@ class Other:
         return self.there
 
 
-class SlowOther(Other):
-    """It answers the second look; between looks somebody else has the processor."""
+class LateOther(Other):
+    """It answers every third look, once it answers; a look takes a millisecond of `clock`."""
+
+    def __init__(self, clock) -> None:
+        super().__init__()
+        self.clock, self.answers = clock, True
 
     def select(self, timeout: float) -> bool:
-        was_there = super().select(timeout)
-        time.sleep(2e-3)
-        self.there = True
-        return was_there
+        super().select(timeout)
+        self.clock.now += 1e-3
+        return self.answers and self.asked % 3 == 0
+
+
+class Clock:
+    """Stands for the module `time`, of which others on this processor have a part."""
+
+    def __init__(self) -> None:
+        self.now, self.others = 0.0, 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def thread_time(self) -> float:
+        return (1.0 - self.others) * self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    stopped = Clock()
+    monkeypatch.setattr(spin_wait, "time", stopped)
+    return stopped
 
 
 def test_what_is_there_is_seen_at_the_first_look():
@@ -65,26 +87,35 @@ def test_however_long_it_was_in_vain_it_looks_again_after_1024_waits():
     assert max(b - a for a, b in pairwise(looks)) == 1025
 
 
-def test_success_brings_the_habit_back():
-    wait, other = SpinWait(1e-4), Other()
+def test_success_brings_the_habit_back(clock):
+    wait, other = SpinWait(9.5e-3), LateOther(clock)
+    other.answers = False
     for _ in range(6):  # in vain at 0, 2 and 5; then 4 are left out
         wait.poll(other)
-    other.there = True
-    before = other.asked
+    assert other.asked == 3 * 10
+    other.answers = True
     for _ in range(10):
         wait.poll(other)
-    assert other.asked - before == 6
+    assert other.asked == 3 * 10 + 3 * 6
+    other.answers = False
+    for _ in range(3):  # in vain at 0 and 2, as at the beginning
+        wait.poll(other)
+    assert other.asked == 3 * 10 + 3 * 6 + 2 * 10
 
 
-def test_an_answer_does_not_pay_where_others_had_the_processor_meanwhile():
-    wait, other = SpinWait(1.0), SlowOther()
+@pytest.mark.parametrize(("others", "pays"), [(0.0, True), (0.2, True), (0.3, False), (1.0, False)])
+def test_an_answer_does_not_pay_where_others_had_the_processor_meanwhile(clock, others, pays):
+    clock.others = others
+    wait, other = SpinWait(1.0), LateOther(clock)
     looked = []
     for _ in range(11):
-        other.asked, other.there = 0, False
+        before = other.asked
         wait.poll(other)
-        looked.append(other.asked > 0)
-    assert [i for i, did in enumerate(looked) if did] == [0, 2, 5, 10]
-    assert other.there  # it was seen nevertheless
+        looked.append(other.asked > before)
+    assert [i for i, did in enumerate(looked) if did] == (
+        list(range(11)) if pays else [0, 2, 5, 10]
+    )
+    assert other.asked == 3 * sum(looked)  # it was seen nevertheless
 
 
 def test_who_polls_gives_way_at_each_look_but_not_once_the_answer_is_there(monkeypatch):
@@ -100,14 +131,17 @@ def test_who_polls_gives_way_at_each_look_but_not_once_the_answer_is_there(monke
     assert other.asked == 4
 
 
-@pytest.mark.parametrize("is_posix", [True, False])
-def test_to_give_way_takes_no_time_where_nobody_waits(monkeypatch, is_posix):
-    if not is_posix:  # as on Windows
-        monkeypatch.delattr(os, "sched_yield")
-    began = time.perf_counter()
-    for _ in range(100):
-        spin_wait._let_others_work()
-    assert time.perf_counter() - began < 1.0
+def test_where_a_system_cannot_give_way_it_sleeps_for_no_time(monkeypatch):
+    wait, other, slept = SpinWait(1.0), Other(), []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        other.there = True
+
+    monkeypatch.delattr(os, "sched_yield", raising=False)  # Windows
+    monkeypatch.setattr(spin_wait.time, "sleep", sleep)
+    wait.poll(other)
+    assert (slept, other.asked) == ([0], 2)
 
 
 def test_variable_sets_the_limit_and_nonsense_is_refused(monkeypatch):
