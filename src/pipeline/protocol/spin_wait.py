@@ -10,6 +10,7 @@ and then; with a single processor it never polls.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ VARIABLE = "PIPELINE_SPIN_US"
 _DEFAULT_US = 4000.0
 """Longer than a gradient step or a built-in simulator's step takes on a slow machine. An end that
 gives up just before the answer comes has to be woken, which makes the next answer later still."""
+_MOST_US = 1e6
+"""Who polls does not look at the time-out of an environment that says nothing."""
 _CROWDED = 0.25
 """Part of a poll in which the processor was others': from there on polling does not pay."""
 _MAX_PAUSE = 1024
@@ -75,11 +78,15 @@ def _limit() -> float:
     if given is None:
         return _DEFAULT_US * 1e-6 if _n_processors() > 1 else 0.0
     try:
-        return max(float(given), 0.0) * 1e-6
-    except ValueError as error:
+        microseconds = float(given)
+    except ValueError:
+        microseconds = math.nan
+    if not microseconds <= _MOST_US:  # nor what is no number
         raise SettingsError(
-            f"{VARIABLE}={given}: expected microseconds to look before blocking, such as 500, or 0"
-        ) from error
+            f"{VARIABLE}={given}: expected microseconds to look before blocking, at most "
+            f"{_MOST_US:.0f}, such as 500, or 0"
+        )
+    return max(microseconds, 0.0) * 1e-6
 
 
 def _n_processors() -> int:

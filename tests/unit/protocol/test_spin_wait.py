@@ -144,17 +144,24 @@ def test_where_a_system_cannot_give_way_it_sleeps_for_no_time(monkeypatch):
     assert (slept, other.asked) == ([0], 2)
 
 
-def test_variable_sets_the_limit_and_nonsense_is_refused(monkeypatch):
+def test_0_microseconds_never_look(monkeypatch):
     monkeypatch.setenv(VARIABLE, "0")
     other = Other()
     SpinWait().poll(other)
     assert other.asked == 0
-    monkeypatch.setenv(VARIABLE, "soon")
-    with pytest.raises(SettingsError, match="PIPELINE_SPIN_US=soon: expected microseconds"):
+
+
+@pytest.mark.parametrize("given", ["soon", "", "nan", "inf", "1000001"])
+def test_what_is_no_time_or_longer_than_time_outs_is_refused(monkeypatch, given):
+    monkeypatch.setenv(VARIABLE, given)
+    expected = f"PIPELINE_SPIN_US={given}: expected microseconds .* at most 1000000, such as 500"
+    with pytest.raises(SettingsError, match=expected):
         SpinWait()
 
 
-@pytest.mark.parametrize(("given", "limit_s"), [("500", 5e-4), ("0", 0.0), ("-20", 0.0)])
+@pytest.mark.parametrize(
+    ("given", "limit_s"), [("500", 5e-4), ("1000000", 1.0), ("0", 0.0), ("-20", 0.0)]
+)
 def test_the_variable_is_in_microseconds(monkeypatch, given, limit_s):
     monkeypatch.setenv(VARIABLE, given)
     assert SpinWait().limit_s == pytest.approx(limit_s)
