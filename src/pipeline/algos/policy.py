@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pipeline import seeding
 from pipeline.algos.finite_checks import refuse_non_finite_decision
@@ -71,7 +71,6 @@ class Policy(nn.Module):
         """Numbers that an agent remembers; 0 without a recurrent layer."""
         return 0 if self.actor.memory is None else self.actor.memory.memory_size
 
-    @torch.inference_mode()
     def act(
         self,
         obs: Sequence[FloatArray],
@@ -91,15 +90,14 @@ class Policy(nn.Module):
         Raises:
             UnityPolicyException: An observation or the network's output is not finite.
         """
-        n, heads = len(obs[0]), self.actor.heads
+        n, device, in_numpy = len(obs[0]), generator.device, self.numpy_actor
         allowed = None if action_mask is None else ~np.concatenate(action_mask, axis=1)
-        noise = None if self.settings.deterministic else heads.noise(n, generator)
+        drawing = None if self.settings.deterministic else generator
         remembered: FloatArray | None = None
-        if self.numpy_actor is not None and n <= MOST_AGENTS and generator.device.type == "cpu":
-            given = None if noise is None else [one.numpy() for one in noise]
-            sample = self.numpy_actor(obs, allowed, given)
+        if in_numpy is not None and n <= MOST_AGENTS and device.type == "cpu":
+            sample = in_numpy(obs, allowed, drawing)
         else:
-            sample, remembered = self._in_torch(obs, allowed, noise, memory, generator.device)
+            sample, remembered = self._in_torch(obs, allowed, drawing, memory, device)
         _, _, discrete, log_prob, entropy = sample
         refuse_non_finite_decision(obs=obs, continuous=sample.continuous, log_prob=log_prob)
         # As they came: learning normalises them again, with the statistics of that time.
@@ -117,15 +115,18 @@ class Policy(nn.Module):
             memory=remembered,
         )
 
+    @torch.inference_mode()
     def _in_torch(
         self,
         obs: Sequence[FloatArray],
         allowed: BoolArray | None,
-        noise: Sequence[Tensor] | None,
+        generator: torch.Generator | None,
         memory: FloatArray | None,
         device: torch.device,
     ) -> tuple[Sample[AnyArray], FloatArray | None]:
         """What is decided, and what the agents remember from now on."""
+        heads = self.actor.heads
+        noise = None if generator is None else heads.noise(len(obs[0]), generator)
         inputs = self.normalizers(tensors(obs, device))
         if memory is None:
             hidden, remembered = self.actor(inputs), None
@@ -133,7 +134,7 @@ class Policy(nn.Module):
             hidden, later = self.actor.step(inputs, tensors([memory], device)[0])
             remembered = later.cpu().numpy()
         mask = None if allowed is None else torch.from_numpy(allowed).to(device)
-        sample = self.actor.heads.choose(hidden, mask, noise)
+        sample = heads.choose(hidden, mask, noise)
         return Sample(*(one.cpu().numpy() for one in sample)), remembered
 
 

@@ -96,15 +96,19 @@ class ActionHeads(nn.Module):
 
         Those of continuous actions come first, where there are any, then one for each branch.
         """
-        device = generator.device
-        normal = (
-            [] if self.mu is None else [torch.empty(n, self.spec.continuous_size, device=device)]
-        )
-        exponential = [torch.empty(n, size, device=device) for size in self.spec.discrete_branches]
-        return [
-            *(one.normal_(generator=generator) for one in normal),
-            *(one.exponential_(generator=generator) for one in exponential),
-        ]
+        sizes = [] if self.mu is None else [self.spec.continuous_size]
+        sizes += self.spec.discrete_branches
+        noise = [torch.empty(n, size, device=generator.device) for size in sizes]
+        self.draw(noise, generator)
+        return noise
+
+    def draw(self, noise: Sequence[Tensor], generator: torch.Generator) -> None:
+        """Fill what `noise` gave with new numbers."""
+        exponential = iter(noise)
+        if self.mu is not None:
+            next(exponential).normal_(generator=generator)
+        for one in exponential:
+            one.exponential_(generator=generator)
 
     def choose(
         self, hidden: Tensor, allowed: Tensor | None, noise: Sequence[Tensor] | None

@@ -20,6 +20,7 @@ from pipeline.nets.squashed import LOG_SIGMA_MAX, LOG_SIGMA_MIN, SquashedHeads
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from torch import Tensor, nn
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
@@ -46,6 +47,14 @@ class NumpyActor:
     def __init__(self, normalizers: Normalizers, actor: Actor) -> None:
         by_observation = normalizers.by_observation.items()
         self._normalizers = [(int(i), cast("RunningNormalizer", one)) for i, one in by_observation]
+        self._scales: dict[int, tuple[object, FloatArray, FloatArray]] = {}
+        """Mean and deviation of an observation, after the tensors that they were made from."""
+        self._drawn: list[Tensor] = []
+        """Random numbers of the last call, for as many agents."""
+        self._noise: list[FloatArray] = []
+        """The same memory."""
+        self._noise_at = 0
+        """Where that was."""
         self._heads = heads = actor.heads
         self._is_squashed = isinstance(heads, SquashedHeads)
         layers = [*actor.body.dense.linears, *heads.branches, heads.mu, *_spread(heads)]
@@ -80,16 +89,17 @@ class NumpyActor:
         self,
         obs: Sequence[FloatArray],
         allowed: BoolArray | None,
-        noise: Sequence[FloatArray] | None,
+        generator: torch.Generator | None,
     ) -> Sample[AnyArray]:
         """Actions for N agents.
 
         Args:
             obs: [N, n] of each observation.
             allowed: bool [N, sum of branch sizes]; None allows everything.
-            noise: see `ActionHeads.noise`; None takes the most likely actions.
+            generator: the stream that they are drawn from; None takes the most likely ones.
         """
         self._look_up()
+        noise = None if generator is None else self._draw(len(obs[0]), generator)
         # what is not finite is refused by name, and needs no warning of NumPy's before that
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             x = self._normalized(obs)
@@ -115,12 +125,27 @@ class NumpyActor:
         self._branches = layers[n_trunk : n_trunk + n_branches]
         self._gaussian = layers[n_trunk + n_branches :]
 
+    def _draw(self, n: int, generator: torch.Generator) -> list[FloatArray]:
+        """What `ActionHeads.noise` gives, in arrays that the next call writes again."""
+        # Their memory is another one in a copy of this object.
+        if self._drawn and len(self._drawn[0]) == n and self._drawn[0].data_ptr() == self._noise_at:
+            self._heads.draw(self._drawn, generator)
+        else:
+            self._drawn = self._heads.noise(n, generator)
+            self._noise = [one.numpy() for one in self._drawn]
+            self._noise_at = self._drawn[0].data_ptr()
+        return self._noise
+
     def _normalized(self, obs: Sequence[FloatArray]) -> FloatArray:
         """[N, n] of all observations."""
         values = list(obs)
         for index, normalizer in self._normalizers:
-            mean, deviation = normalizer.statistics()
-            scaled = (values[index] - mean.numpy()) / deviation.numpy()
+            statistics = normalizer.statistics()
+            kept = self._scales.get(index)
+            if kept is None or kept[0] is not statistics:
+                mean, deviation = statistics
+                kept = self._scales[index] = statistics, mean.numpy(), deviation.numpy()
+            scaled = (values[index] - kept[1]) / kept[2]
             values[index] = np.minimum(np.maximum(scaled, -CLIP), CLIP)
         return values[0] if len(values) == 1 else np.concatenate(values, axis=1)
 

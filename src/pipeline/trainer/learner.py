@@ -285,9 +285,9 @@ class Learner:
         if closed is not None:
             self._count(closed)
         self.grouping.report(closed, slots, self.pending_stats)
-        gone = np.setdiff1d(terminal.agent_id, decision.agent_id)
-        if len(gone):
-            self.slots.release(source, gone)
+        # sets: for a few agents NumPy takes ten times as long
+        if gone := set(terminal.agent_id.tolist()).difference(decision.agent_id.tolist()):
+            self.slots.release(source, list(gone))
 
     def _continued(self, source: Hashable, decision: DecisionSteps) -> AnyArray:
         slots = self.slots.deciding(source, decision.agent_id)

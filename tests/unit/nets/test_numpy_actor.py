@@ -102,6 +102,22 @@ def test_weights_are_those_of_now():
     np.testing.assert_array_equal(decisions(policy)[0].rows["log_prob"], changed.rows["log_prob"])
 
 
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_every_call_draws_anew_also_in_a_copy(actions):
+    policy = policy_of(ACTIONS[actions], normalize=True)
+    in_numpy, in_torch = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    for n in (4, 4, 2, 4):
+        obs = [np.ones((n, 5), np.float32), np.ones((n, 2), np.float32)]
+        twin = copy.deepcopy(policy)
+        twin.numpy_actor = None
+        drawn = policy.act(obs, None, in_numpy)
+        assert_same(drawn, twin.act(obs, None, in_torch))
+        kept = drawn.rows["log_prob"].copy()
+        policy = copy.deepcopy(policy)  # what it has drawn is no memory of the copy's
+        policy.act(obs, None, torch.Generator())
+        np.testing.assert_array_equal(drawn.rows["log_prob"], kept)
+
+
 def test_torch_decides_where_there_are_other_layers():
     goal = ObservationSpec.vector(3)._replace(observation_type=ObservationType.GOAL_SIGNAL)
     vector, actions = ObservationSpec.vector(3), ActionSpec(2, ())

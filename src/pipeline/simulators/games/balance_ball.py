@@ -46,6 +46,9 @@ _REWARD, _FALL_REWARD = 0.1, -1.0
 # with its columns reversed for x.
 _SIGNS = np.array([[[-1.0, 1.0], [-1.0, 1.0]], [[-1.0, 1.0], [1.0, -1.0]]])[..., None]
 _QPOS, _QVEL = slice(1, 8), slice(8, 14)
+# An episode's first tilts about x and z, in degrees, and first x and z of the ball: least and most.
+_FROM, _TO = np.array([(-10.0, -10.0, -1.5, -1.5), (10.0, 10.0, 1.5, 1.5)])
+_UPRIGHT = (0.0, 4.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 
 _MODEL = """
 <mujoco model="balance_ball">
@@ -142,15 +145,14 @@ class BalanceBall(SoloAreas):
     def _place(self, rows: AnyArray) -> None:
         for row in rows.tolist():
             self._set_physics(row)
-            tilt_x, tilt_z, x, z = self._rngs[row].uniform(
-                (-10.0, -10.0, -1.5, -1.5), (10.0, 10.0, 1.5, 1.5)
-            )
-            half_x, half_z = np.radians((tilt_x, tilt_z)) / 2
-            cos, sin = np.cos(half_x), np.sin(half_x)
-            cos_z, sin_z = np.cos(half_z), np.sin(half_z)
-            self._platform[:, row] = (cos_z * cos, cos_z * sin, -sin_z * sin, sin_z * cos)
-            self._state[row] = 0.0
-            self._state[row, _QPOS] = (x, 4.0, z, 1.0, 0.0, 0.0, 0.0)
+        drawn = _FROM + (_TO - _FROM) * self._uniform(rows, len(_FROM))
+        half_x, half_z = np.radians(drawn[:, :2].T) / 2
+        cos, sin, cos_z, sin_z = np.cos(half_x), np.sin(half_x), np.cos(half_z), np.sin(half_z)
+        self._platform[:, rows] = (cos_z * cos, cos_z * sin, -sin_z * sin, sin_z * cos)
+        state = np.zeros((len(rows), _QVEL.stop))
+        state[:, _QPOS] = _UPRIGHT
+        state[:, 1], state[:, 3] = drawn[:, 2], drawn[:, 3]
+        self._state[rows] = state
 
     def _set_physics(self, row: int) -> None:
         read = self.parameters.read
