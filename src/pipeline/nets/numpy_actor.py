@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
+import torch
 
 from pipeline.nets.actor_critic import ActionHeads, Sample
 from pipeline.nets.distributions import ACTION_RANGE, FORBIDDEN, HALF_LOG_TAU
@@ -20,7 +21,6 @@ from pipeline.nets.squashed import LOG_SIGMA_MAX, LOG_SIGMA_MIN, SquashedHeads
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
     from torch import Tensor, nn
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
@@ -49,12 +49,8 @@ class NumpyActor:
         self._normalizers = [(int(i), cast("RunningNormalizer", one)) for i, one in by_observation]
         self._scales: dict[int, tuple[object, FloatArray, FloatArray]] = {}
         """Mean and deviation of an observation, after the tensors that they were made from."""
-        self._drawn: list[Tensor] = []
-        """Random numbers of the last call, for as many agents."""
         self._noise: list[FloatArray] = []
-        """The same memory."""
-        self._noise_at = 0
-        """Where that was."""
+        """Random numbers of the last call."""
         self._heads = heads = actor.heads
         self._is_squashed = isinstance(heads, SquashedHeads)
         layers = [*actor.body.dense.linears, *heads.branches, heads.mu, *_spread(heads)]
@@ -127,13 +123,10 @@ class NumpyActor:
 
     def _draw(self, n: int, generator: torch.Generator) -> list[FloatArray]:
         """What `ActionHeads.noise` gives, in arrays that the next call writes again."""
-        # Their memory is another one in a copy of this object.
-        if self._drawn and len(self._drawn[0]) == n and self._drawn[0].data_ptr() == self._noise_at:
-            self._heads.draw(self._drawn, generator)
+        if self._noise and len(self._noise[0]) == n:
+            self._heads.draw([torch.from_numpy(one) for one in self._noise], generator)
         else:
-            self._drawn = self._heads.noise(n, generator)
-            self._noise = [one.numpy() for one in self._drawn]
-            self._noise_at = self._drawn[0].data_ptr()
+            self._noise = [one.numpy() for one in self._heads.noise(n, generator)]
         return self._noise
 
     def _normalized(self, obs: Sequence[FloatArray]) -> FloatArray:
@@ -141,11 +134,11 @@ class NumpyActor:
         values = list(obs)
         for index, normalizer in self._normalizers:
             statistics = normalizer.statistics()
-            kept = self._scales.get(index)
-            if kept is None or kept[0] is not statistics:
-                mean, deviation = statistics
-                kept = self._scales[index] = statistics, mean.numpy(), deviation.numpy()
-            scaled = (values[index] - kept[1]) / kept[2]
+            before, mean, deviation = self._scales.get(index, _NO_SCALE)
+            if before is not statistics:
+                mean, deviation = (one.numpy() for one in statistics)
+                self._scales[index] = statistics, mean, deviation
+            scaled = (values[index] - mean) / deviation
             values[index] = np.minimum(np.maximum(scaled, -CLIP), CLIP)
         return values[0] if len(values) == 1 else np.concatenate(values, axis=1)
 
@@ -213,6 +206,7 @@ class NumpyActor:
         return discrete, taken, -(np.exp(log_p) * log_p).sum(1)
 
 
+_NO_SCALE = None, np.zeros(0, np.float32), np.zeros(0, np.float32)
 _MINUS_HALF, _HALF_LOG_TAU = np.float32(-0.5), np.float32(HALF_LOG_TAU)
 _ENTROPY = np.float32(HALF_LOG_TAU + 0.5)
 

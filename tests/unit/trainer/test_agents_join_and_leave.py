@@ -104,6 +104,17 @@ def test_an_agent_that_comes_back_after_long_begins_a_new_trajectory(make_learne
     np.testing.assert_allclose(learner.memories[slot], fresh.memories[0], rtol=1e-5)
 
 
+def test_an_agent_that_ends_and_asks_on_keeps_its_slot_and_one_that_left_gives_it_back(
+    make_learner,
+):
+    learner = make_learner(SPEC, **LONG)
+    play(learner, steps_of([3, 1, 2]))
+    play(learner, steps_of([1, 3], ended=[2, 3, 1]))
+    assert learner.slots.n_taken == 2
+    slots = learner.slots.deciding(("", 0), np.array([3, 1], np.int32))
+    assert slots.tolist() == [0, 1]
+
+
 def test_messages_without_any_agent_change_nothing(make_learner):
     with_pauses, without = make_learner(SPEC, **LONG), make_learner(SPEC, **LONG)
     nobody = steps_of([])

@@ -48,7 +48,9 @@ _SIGNS = np.array([[[-1.0, 1.0], [-1.0, 1.0]], [[-1.0, 1.0], [1.0, -1.0]]])[...,
 _QPOS, _QVEL = slice(1, 8), slice(8, 14)
 # An episode's first tilts about x and z, in degrees, and first x and z of the ball: least and most.
 _FROM, _TO = np.array([(-10.0, -10.0, -1.5, -1.5), (10.0, 10.0, 1.5, 1.5)])
-_UPRIGHT = (0.0, 4.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+# Time, position and velocity then: the ball above the middle, and at rest.
+_FIRST = np.zeros(_QVEL.stop)
+_FIRST[_QPOS] = (0.0, 4.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 
 _MODEL = """
 <mujoco model="balance_ball">
@@ -149,10 +151,8 @@ class BalanceBall(SoloAreas):
         half_x, half_z = np.radians(drawn[:, :2].T) / 2
         cos, sin, cos_z, sin_z = np.cos(half_x), np.sin(half_x), np.cos(half_z), np.sin(half_z)
         self._platform[:, rows] = (cos_z * cos, cos_z * sin, -sin_z * sin, sin_z * cos)
-        state = np.zeros((len(rows), _QVEL.stop))
-        state[:, _QPOS] = _UPRIGHT
-        state[:, 1], state[:, 3] = drawn[:, 2], drawn[:, 3]
-        self._state[rows] = state
+        self._state[rows] = _FIRST
+        self._state[rows, 1], self._state[rows, 3] = drawn[:, 2:].T
 
     def _set_physics(self, row: int) -> None:
         read = self.parameters.read
