@@ -226,7 +226,8 @@ class TrainingLoop:
         add_reports(taken, self.workers.take_stats())
         self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
         self.lessons.on_step(self.learners.values())
-        for _, learner, _ in taken:
+        # Once, however many teams and groups of workers share it: an update counts its steps.
+        for learner in dict.fromkeys(learner for _, learner, _ in taken):
             while learner.learn():
                 self._note_update(learner)
             self._summarize(learner)

@@ -21,6 +21,7 @@ from pipeline.settings.schema.trainer import SelfPlaySettings
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.curriculum import Curriculum
 from pipeline.trainer.opponents import SnapshotPool, expected_score
+from pipeline.trainer.overlap import Overlap
 from pipeline.trainer.self_play import SelfPlay, team_of
 from pipeline.trainer.stopping import StopRequest
 
@@ -101,6 +102,30 @@ def test_a_behavior_that_has_finished_leaves_the_turn_to_the_other(quick, play, 
     assert 900 <= result.behaviors["Aim"].steps < 900 + 16
     assert [team for team, _ in turns] == [1, 0, 1]
     assert (tmp_path / "Pick" / "checkpoint.pt").is_file()
+
+
+def test_an_update_beside_the_game_goes_on_once_a_step_however_many_teams_there_are(
+    play, monkeypatch
+):
+    """Its steps are counted: with each team's turn it would have half the time."""
+    n_exchanges, waited_at = itertools.count(), []
+    send, advance = WorkerSet.step_send, Overlap.advance
+
+    def counted(self, group=None):
+        next(n_exchanges)
+        send(self, group)
+
+    def noted(self):
+        stats = advance(self)
+        if self.is_under_way:
+            waited_at.append(str(n_exchanges))
+        return stats
+
+    monkeypatch.setattr(WorkerSet, "step_send", counted)
+    monkeypatch.setattr(Overlap, "advance", noted)
+    play([Duel()], threaded=True)
+    assert len(waited_at) > 10
+    assert len(waited_at) == len(set(waited_at))
 
 
 def test_opponents_act_with_weights_of_the_past(play, monkeypatch):
