@@ -17,6 +17,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
+import yaml
 from peer import ROOT, configuration, executable, train
 
 
@@ -31,6 +32,10 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="ours with --torch-compile")
     options = parser.parse_args()
     more, first = (["--torch-compile"], 2) if options.compile else ([], 0)
+    behaviors = yaml.safe_load(options.config.read_text())["behaviors"]
+    least = (first + 2) * max(behavior["summary_freq"] for behavior in behaviors.values())
+    if options.steps < least:
+        parser.error(f"--steps {options.steps}: a rate is that between summaries, give {least}")
     env = executable(options.simulator)
     ratios = []
     for number in range(1, options.rounds + 1):

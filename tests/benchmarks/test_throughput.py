@@ -1,0 +1,23 @@
+"""`benchmarks/throughput.py` refuses runs that are too short before it trains."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import throughput
+
+
+@pytest.mark.parametrize(("options", "least"), [([], 24_000), (["--compile"], 48_000)])
+def test_too_few_steps_for_a_rate_are_refused_at_once(options, least, monkeypatch, capsys):
+    def nothing_is_made(_name):
+        raise AssertionError
+
+    monkeypatch.setattr(throughput, "executable", nothing_is_made)
+    monkeypatch.setattr(sys, "argv", ["throughput.py", "--steps", str(least - 1), *options])
+    with pytest.raises(SystemExit) as ended:
+        throughput.main()
+    assert ended.value.code == 2
+    assert f"--steps {least - 1}: a rate is that between summaries, give {least}" in (
+        capsys.readouterr().err
+    )
