@@ -17,8 +17,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
-import yaml
 from peer import ROOT, configuration, executable, train
+
+from pipeline.settings import load_run_settings
 
 
 def main() -> None:
@@ -32,10 +33,10 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="ours with --torch-compile")
     options = parser.parse_args()
     more, first = (["--torch-compile"], 2) if options.compile else ([], 0)
-    behaviors = yaml.safe_load(options.config.read_text())["behaviors"]
-    least = (first + 2) * max(behavior["summary_freq"] for behavior in behaviors.values())
+    behaviors = load_run_settings(options.config).behaviors.values()
+    least = (first + 2) * max(behavior.summary_freq for behavior in behaviors)
     if options.steps < least:
-        parser.error(f"--steps {options.steps}: a rate is that between summaries, give {least}")
+        parser.error(f"--steps {options.steps}: a rate needs summaries, so at least {least} steps")
     env = executable(options.simulator)
     ratios = []
     for number in range(1, options.rounds + 1):

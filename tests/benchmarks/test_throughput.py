@@ -18,6 +18,5 @@ def test_too_few_steps_for_a_rate_are_refused_at_once(options, least, monkeypatc
     with pytest.raises(SystemExit) as ended:
         throughput.main()
     assert ended.value.code == 2
-    assert f"--steps {least - 1}: a rate is that between summaries, give {least}" in (
-        capsys.readouterr().err
-    )
+    message = f"--steps {least - 1}: a rate needs summaries, so at least {least} steps"
+    assert message in capsys.readouterr().err
