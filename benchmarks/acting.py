@@ -40,30 +40,33 @@ KINDS = ("NumPy", "torch")
 
 
 def policies(config: str, spec: BehaviorSpec) -> dict[str, Algorithm]:
-    """The same untrained policy, as it decides and as it would without NumPy."""
+    """Return the same untrained policy twice: with its NumPy actor and without it."""
     (settings,) = load_run_settings(ROOT / config).behaviors.values()
-    made = {}
+    algorithms = {}
     for kind in KINDS:
-        made[kind] = algorithm_of(settings)(spec, settings, seed=1, device=torch.device("cpu"))
-    made["torch"].policy.numpy_actor = None
-    return made
+        algorithms[kind] = algorithm_of(settings)(
+            spec, settings, seed=1, device=torch.device("cpu")
+        )
+    algorithms["torch"].policy.numpy_actor = None
+    return algorithms
 
 
 def microseconds(config: str, spec: BehaviorSpec, n_agents: int, *, asleep: float) -> list[float]:
-    """Medians of both kinds."""
-    both = policies(config, spec)
+    """Return the median time of a decision, of each kind."""
+    algorithms = policies(config, spec)
     rng = np.random.default_rng(0)
     obs = [
-        rng.normal(size=(n_agents, *one.shape)).astype(np.float32) for one in spec.observation_specs
+        rng.normal(size=(n_agents, *obs_spec.shape)).astype(np.float32)
+        for obs_spec in spec.observation_specs
     ]
     spent: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(N):
-        for kind, algorithm in both.items():
+        for kind, algorithm in algorithms.items():
             time.sleep(asleep) if asleep else algorithm.act(obs, None)
             began = time.perf_counter()
             algorithm.act(obs, None)
             spent[kind].append(1e6 * (time.perf_counter() - began))
-    return [statistics.median(one[N // 10 :]) for one in spent.values()]
+    return [statistics.median(times[N // 10 :]) for times in spent.values()]
 
 
 def main() -> None:
@@ -74,7 +77,7 @@ def main() -> None:
     with threadpool_limits(1, user_api="blas"):
         for name, case in CASES.items():
             times = [*microseconds(*case, asleep=0.0), *microseconds(*case, asleep=0.005)]
-            print(f"| {name} | " + " | ".join(f"{one:.0f}" for one in times) + " |")  # noqa: T201
+            print(f"| {name} | " + " | ".join(f"{median:.0f}" for median in times) + " |")  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ PAGE = ROOT / "docs/evidence/comparison.md"
 GOLDEN = ROOT / "tests/unit/algos/golden"
 HEADER = ("case", "network", "weights moved, at most", "differ, at most")
 ROUNDING = 1e-3
-"""Most by which weights may differ, as a share of how far they have come."""
+"""Largest allowed difference of weights, as a share of how far training has moved them."""
 Weights = dict[str, list["AnyArray"]]
 
 
@@ -85,7 +85,10 @@ def main() -> int:
 def trained(
     name: str, n_blocks: int, hidden_units: int
 ) -> tuple[Training, Weights, Weights | None]:
-    """Our training, weights before it, and after theirs; None for theirs if these differ."""
+    """Return our training, the first weights, and those after the reference's training.
+
+    The last are None for a case that differs on purpose.
+    """
     with tempfile.TemporaryDirectory() as folder:
         ours = Training(name, Path(folder), n_blocks=n_blocks, hidden_units=hidden_units)
         before = ours.weights()
@@ -98,7 +101,7 @@ def trained(
 def peer_weights(
     ours: Training, before: Weights, draws: dict[str, list[AnyArray]], folder: Path
 ) -> Weights:
-    """What ML-Agents makes of the weights."""
+    """Return the weights after ML-Agents has trained with the same draws and messages."""
     case, settings = ours.case, dict(ours.settings)
     settings["hyperparameters"] = dict(settings["hyperparameters"])
     clips_values = settings["hyperparameters"].pop("clip_value", False)
@@ -111,33 +114,45 @@ def peer_weights(
         "clips_values": clips_values,
         "clones_means": case.cloning is not None and case.actions.continuous_size > 0,
     }
-    named = {f"{name}/{i:03}": one for name, some in before.items() for i, one in enumerate(some)}
+    named = {
+        f"{name}/{i:03}": tensor
+        for name, tensors in before.items()
+        for i, tensor in enumerate(tensors)
+    }
     drawn = {
-        name: np.concatenate([one.ravel() for one in some]) if some else np.zeros(0)
-        for name, some in draws.items()
+        name: np.concatenate([array.ravel() for array in arrays]) if arrays else np.zeros(0)
+        for name, arrays in draws.items()
     }
     if ours.memories:
         width = ours.learner.algorithm.policy.memory_size
         named["memory"] = np.stack(ours.memories)[:, :, :width]
-    given, found, what = folder / "given.npz", folder / "found.npz", folder / "case.json"
-    np.savez(given, **named, **drawn, **ours.experience)
-    what.write_text(json.dumps(described), encoding="utf-8")
+    input_file, output_file, case_file = (
+        folder / "given.npz",
+        folder / "found.npz",
+        folder / "case.json",
+    )
+    np.savez(input_file, **named, **drawn, **ours.experience)
+    case_file.write_text(json.dumps(described), encoding="utf-8")
     python = Path(peer_command()).with_name("python")
     script = Path(__file__).with_name("peer_agreement.py")
-    done = subprocess.run(  # noqa: S603  # our own file
-        [python, script, what, given, found], env={}, capture_output=True, text=True, check=False
+    completed = subprocess.run(  # noqa: S603  # our own file
+        [python, script, case_file, input_file, output_file],
+        env={},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    if done.returncode:
-        sys.exit(f"{script.name} has failed in {described}:\n{done.stderr}")
+    if completed.returncode:
+        sys.exit(f"{script.name} has failed in {described}:\n{completed.stderr}")
     result: Weights = {}
-    with np.load(found) as content:
+    with np.load(output_file) as content:
         for key in content.files:
             result.setdefault(key.partition("/")[0], []).append(content[key])
     return result
 
 
 def write_golden(name: str, before: Weights, ours: Weights, theirs: Weights | None) -> None:
-    """Keep a sample of the weights, with what made them."""
+    """Write a sample of the weights, with the command and versions that made them."""
     versions = f"torch {torch.__version__}, numpy {np.__version__}"
     reference = "differs on purpose" if theirs is None else "mlagents 1.1.0"
     made_by = f"python benchmarks/agreement.py --golden --case '{name}' ({versions}; {reference})"
@@ -152,7 +167,7 @@ def write_golden(name: str, before: Weights, ours: Weights, theirs: Weights | No
 
 
 def distance(some: list[AnyArray], others: list[AnyArray], counts: Sequence[bool] = ()) -> float:
-    """The largest difference of two networks' weights, of those tensors that count."""
+    """Return the largest difference of two networks' weights, over the tensors in `counts`."""
     pairs = list(zip(some, others, strict=True))
     if counts:
         pairs = list(compress(pairs, counts))

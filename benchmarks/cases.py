@@ -27,9 +27,9 @@ class Case:
     file: str
     """Its settings, from the repository's root."""
     title: str
-    """What of the trainer it exercises."""
+    """Part of the trainer that it exercises."""
     environment: Listed
-    """Where it trains; `solved` is the return of one who has learned it all."""
+    """Where it trains; `solved` is the return of a perfect policy."""
     untrained: str
     """Return of uniformly random actions."""
     n_episodes: int = 400

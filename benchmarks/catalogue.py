@@ -40,7 +40,7 @@ class Listed:
 
     @property
     def env_id(self) -> str:
-        """What the bridge runs; nothing for a built-in simulator."""
+        """ID that the bridge runs; empty for a built-in simulator."""
         return self.name.partition(":")[2]
 
     @property
@@ -49,7 +49,7 @@ class Listed:
         return f"{self.source}.md"
 
     def threshold(self) -> str:
-        """What `solved` says, or else what Gymnasium's registration does."""
+        """Return `solved`, or else the threshold of Gymnasium's registration."""
         if self.solved or self.source != "gymnasium":
             return self.solved
         import gymnasium
@@ -60,8 +60,8 @@ class Listed:
     def build(self, folder: Path) -> Path:
         """Pack it into an executable in `folder`."""
         target = folder / self.name.replace(":", "-").replace("/", "-")
-        given = {"id": self.env_id, **self.options} if self.env_id else self.options
-        return pack(self.source, target, **given)
+        keywords = {"id": self.env_id, **self.options} if self.env_id else self.options
+        return pack(self.source, target, **keywords)
 
 
 BUILT_IN = (
@@ -165,8 +165,11 @@ ALL = BUILT_IN + BRIDGED
 
 
 def chosen(names: Sequence[str]) -> tuple[Listed, ...]:
-    """Those called `names`, all without names; ends the program with the choices if one is not."""
-    known = {one.name: one for one in ALL}
+    """Return the environments called `names`, or all if there are none.
+
+    An unknown name ends the program with a list of the choices.
+    """
+    known = {listed.name: listed for listed in ALL}
     for name in names:
         if name not in known:
             sys.exit(f"unknown environment '{name}'; choose among {', '.join(known)}")

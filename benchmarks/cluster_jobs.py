@@ -61,29 +61,33 @@ WAYS = {
 
 
 def main() -> int:
-    """Run, print what was found as JSON, and give 1 if anything is not as it should be."""
+    """Run, print the results as JSON, and return 1 if a check fails."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--jobs", type=int, default=64)
     parser.add_argument("--kill", type=int, default=10)
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0, help="of the choice of victims")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(
-            Path(folder), jobs=given.jobs, kill=given.kill, at_once=given.at_once, seed=given.seed
+        results = measure(
+            Path(folder),
+            jobs=options.jobs,
+            kill=options.kill,
+            at_once=options.at_once,
+            seed=options.seed,
         )
-    print(json.dumps(found, indent=2))  # noqa: T201  # the result
-    return 0 if whole(found) else 1
+    print(json.dumps(results, indent=2))  # noqa: T201  # the result
+    return 0 if whole(results) else 1
 
 
 def whole(found: dict[str, Any]) -> bool:
-    """Whether everything is as it should be."""
+    """Whether every check passes."""
     return bool(
         found["exit_code"] == 0
         and found["policies"] == found["finished_mlflow_runs"] == found["jobs"]
         and found["mlflow_runs"] == found["jobs"]
         and found["killed"] == found["resumed"] == found["victims"]
-        and all(found["resumed_from_step"].get(str(one), 0) > 0 for one in found["victims"])
+        and all(found["resumed_from_step"].get(str(victim), 0) > 0 for victim in found["victims"])
         and not found["broken_curves"]
         and not found["broken_mlflow_curves"]
         and not found["left_over"]
@@ -91,7 +95,7 @@ def whole(found: dict[str, Any]) -> bool:
 
 
 def measure(folder: Path, *, jobs: int, kill: int, at_once: int, seed: int) -> dict[str, Any]:
-    """Run the jobs in a copy of the project below `folder`, and say what came of them."""
+    """Run the jobs in a copy of the project below `folder`, and return the results."""
     seeds = str(list(range(1, jobs + 1)))
     root = copy_project(folder / "project", PARAMS.replace("SEEDS", seeds))
     victims = random.Random(seed).sample(range(1, jobs + 1), kill)  # noqa: S311  # no secret
@@ -128,33 +132,35 @@ def measure(folder: Path, *, jobs: int, kill: int, at_once: int, seed: int) -> d
         "how": {
             way: sorted(victims[turn :: len(WAYS)]) for turn, way in enumerate(WAYS) if victims
         },
-        "resumed": sorted(number for number, one in facts.items() if one["resumed"]),
+        "resumed": sorted(number for number, attempt in facts.items() if attempt["resumed"]),
         "resumed_from_step": resumed_from(root),
         "broken_curves": [n for n in range(1, jobs + 1) if not complete(place(root, n, "train"))],
-        "left_over": [" ".join(one.cmdline()) for one in processes_in(root)],
+        "left_over": [" ".join(process.cmdline()) for process in processes_in(root)],
         **mlflow_runs(root),
         "mlflow_warnings": said_of_mlflow(root),
     }
 
 
 def facts_of(root: Path, jobs: int) -> dict[int, dict[str, Any]]:
-    """What the last attempt at each seed says of itself."""
-    found = {}
+    """Return the facts that each seed's last attempt wrote, by seed."""
+    facts = {}
     for number in range(1, jobs + 1):
         file = place(root, number, ".work/train") / "stage.json"
         if file.is_file():
-            found[number] = json.loads(file.read_text())
-    return found
+            facts[number] = json.loads(file.read_text())
+    return facts
 
 
 def seconds_of(facts: dict[int, dict[str, Any]]) -> dict[str, float]:
     """Median seconds of a job that was not killed: all of its stage, and the training in it."""
-    whole = [one for one in facts.values() if not one["resumed"] and "seconds" in one]
-    if not whole:
+    uninterrupted = [
+        attempt for attempt in facts.values() if not attempt["resumed"] and "seconds" in attempt
+    ]
+    if not uninterrupted:
         return {}
     return {
-        "median_stage_seconds": round(statistics.median(o["duration_s"] for o in whole), 2),
-        "median_training_seconds": round(statistics.median(trained(o) for o in whole), 2),
+        "median_stage_seconds": round(statistics.median(o["duration_s"] for o in uninterrupted), 2),
+        "median_training_seconds": round(statistics.median(trained(o) for o in uninterrupted), 2),
     }
 
 
@@ -164,9 +170,11 @@ def trained(facts: dict[str, Any]) -> float:
 
 
 def said_of_mlflow(root: Path) -> list[str]:
-    """What the last attempts said about a store that did not take everything."""
-    found = [re.findall(r".*MLflow is not being written.*", log.read_text()) for log in logs(root)]
-    return [line for lines in found for line in lines]
+    """Return the log lines that warn of an MLflow store that is not being written."""
+    matches = [
+        re.findall(r".*MLflow is not being written.*", log.read_text()) for log in logs(root)
+    ]
+    return [line for lines in matches for line in lines]
 
 
 def logs(root: Path) -> list[Path]:
@@ -175,13 +183,13 @@ def logs(root: Path) -> list[Path]:
 
 
 def resumed_from(root: Path) -> dict[str, int]:
-    """Step that the last attempt at a seed says it continued from, by seed."""
-    found = {}
+    """Return the step from which each seed's last attempt resumed, by seed."""
+    steps = {}
     for log in logs(root):
-        said = re.search(r"Resuming training of \S+ from step (\d+)", log.read_text())
-        if said:
-            found[log.stem.removeprefix("seed")] = int(said[1])
-    return found
+        match = re.search(r"Resuming training of \S+ from step (\d+)", log.read_text())
+        if match:
+            steps[log.stem.removeprefix("seed")] = int(match[1])
+    return steps
 
 
 def place(root: Path, number: int, stage: str) -> Path:
@@ -236,7 +244,7 @@ def mlflow_runs(root: Path) -> dict[str, Any]:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
-    ids = [one.experiment_id for one in client.search_experiments()]
+    ids = [experiment.experiment_id for experiment in client.search_experiments()]
     runs = client.search_runs(ids, max_results=1000)
     broken = []
     for run in runs:
@@ -245,7 +253,7 @@ def mlflow_runs(root: Path) -> dict[str, Any]:
             broken.append(run.info.run_name)
     return {
         "mlflow_runs": len(runs),
-        "finished_mlflow_runs": sum(one.info.status == "FINISHED" for one in runs),
+        "finished_mlflow_runs": sum(mlflow_run.info.status == "FINISHED" for mlflow_run in runs),
         "broken_mlflow_curves": sorted(broken),
     }
 

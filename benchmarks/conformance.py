@@ -29,7 +29,7 @@ _PATIENCE_S = 5.0
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What came of playing one executable."""
+    """Results of playing one executable."""
 
     n_wanted: int
     """Steps that were asked for."""
@@ -52,7 +52,7 @@ class Outcome:
 
     @property
     def failures(self) -> list[str]:
-        """What it did not do; nothing if all is well."""
+        """The checks that it failed; empty if all is well."""
         checks = {
             "did not start": self.start_s is not None,
             f"took {self.n_steps} of {self.n_wanted} steps": self.n_steps == self.n_wanted,
@@ -60,12 +60,12 @@ class Outcome:
             "did not end by itself": self.closed,
             f"left {self.n_left} processes": self.n_left == 0,
         }
-        found = [said for said, is_well in checks.items() if not is_well]
-        return [*found, self.problem] if self.problem else found
+        failed = [message for message, is_well in checks.items() if not is_well]
+        return [*failed, self.problem] if self.problem else failed
 
 
 def drive(executable: Path, *, n_steps: int, timeout_s: float = 60.0) -> Outcome:
-    """Start it, take `n_steps` random steps with resets between them, close it, look who is left.
+    """Play `n_steps` random steps in an executable, close it, and count what it leaves running.
 
     Args:
         executable: any program that speaks the protocol.
@@ -78,7 +78,7 @@ def drive(executable: Path, *, n_steps: int, timeout_s: float = 60.0) -> Outcome
             _play(executable, outcome, timeout_s)
         except PipelineError as error:
             outcome.problem = str(error).splitlines()[0]
-        outcome.n_left = _end_those_left(mark)
+        outcome.n_left = _kill_left_over(mark)
     return outcome
 
 
@@ -123,7 +123,7 @@ def _step(env: UnityEnvironment, outcome: Outcome) -> None:
 
 @contextlib.contextmanager
 def _marked() -> Iterator[str]:
-    """A value in the environment of all processes that are started meanwhile, and of theirs."""
+    """Yield a value that all processes started meanwhile have in their environment."""
     mark = uuid.uuid4().hex
     os.environ[_MARK] = mark
     try:
@@ -132,9 +132,9 @@ def _marked() -> Iterator[str]:
         del os.environ[_MARK]
 
 
-def _end_those_left(mark: str) -> int:
-    """Kill processes with `mark` that do not end within a few seconds; gives their number."""
-    _, alive = psutil.wait_procs(_with(mark), timeout=_PATIENCE_S)
+def _kill_left_over(mark: str) -> int:
+    """Kill the processes with `mark` that do not end within seconds; return their number."""
+    _, alive = psutil.wait_procs(_processes_with(mark), timeout=_PATIENCE_S)
     for process in alive:
         with contextlib.suppress(psutil.Error):
             process.kill()
@@ -142,10 +142,10 @@ def _end_those_left(mark: str) -> int:
     return len(alive)
 
 
-def _with(mark: str) -> list[psutil.Process]:
-    found = []
+def _processes_with(mark: str) -> list[psutil.Process]:
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and process.environ().get(_MARK) == mark:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes

@@ -79,8 +79,8 @@ def main() -> None:
         parser.error("--rounds and --agents must be at least 1")
     print("agents  agent by agent  field by field  known layout")  # noqa: T201
     for n_agents in options.agents:
-        one, field, layout = compare(n_agents, options.rounds)
-        print(f"{n_agents:6d} {one:12.1f} us {field:12.1f} us {layout:10.1f} us")  # noqa: T201
+        agent, field, layout = compare(n_agents, options.rounds)
+        print(f"{n_agents:6d} {agent:12.1f} us {field:12.1f} us {layout:10.1f} us")  # noqa: T201
 
 
 if __name__ == "__main__":

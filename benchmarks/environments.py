@@ -59,12 +59,14 @@ def score(listed: Listed, kind: str) -> str:
     if kind == scores.Scripted.kind and listed.env_id:
         return ""
     behaviors = scores.action_specs(listed.name, **listed.options)
-    found = scores.play(
+    summaries = scores.play(
         listed.name, dict.fromkeys(behaviors, kind), listed.n_episodes, **listed.options
     )
-    if len(found) == 1:
-        return f"{found[0].mean:.2f}"
-    return ", ".join(f"{one.behavior.replace('?', ' ')} {one.mean:.2f}" for one in found)
+    if len(summaries) == 1:
+        return f"{summaries[0].mean:.2f}"
+    return ", ".join(
+        f"{summary.behavior.replace('?', ' ')} {summary.mean:.2f}" for summary in summaries
+    )
 
 
 def row(listed: Listed, outcome: Outcome, reached: Mapping[str, str]) -> list[str]:
@@ -101,7 +103,7 @@ def _rate(rate: float) -> str:
 
 
 def main() -> int:
-    """Run those that are named, print what came of it, and write the table if asked to."""
+    """Run the named environments, print the results, and write the table on request."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="all environments if none")
     parser.add_argument("--steps", type=int, default=10_000)

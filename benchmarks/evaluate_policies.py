@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pipeline.evaluation.episodes import ActingPolicy
 
 SEED = 1000
-"""Added to a run's seed it is that of the environment and of sampled actions: nobody has trained
-with it, and no two runs of a program are measured by the same luck."""
+"""Added to a run's seed: the sum seeds the environment and the sampled actions. No run trains with
+it, and no two runs of a program are measured with the same random numbers."""
 
 
 def returns(case: Case, models: Path, *, seed: int, deterministic: bool) -> float:
-    """Mean return of the ONNX policies in the folder `models`, of whichever trainer.
+    """Mean return of the ONNX policies in the folder `models`, from either trainer.
 
     In a duel the policy plays as many episodes from each side, against the scripted opponent.
 
@@ -34,14 +34,14 @@ def returns(case: Case, models: Path, *, seed: int, deterministic: bool) -> floa
         seed: of the run.
         deterministic: most probable actions instead of sampled ones.
     """
-    own = case.environment
-    names = list(action_specs(own.name, **own.options))
+    listed = case.environment
+    names = list(action_specs(listed.name, **listed.options))
     if not case.duel:
-        alone: dict[str, ActingPolicy] = {name: policy(models, name) for name in names}
-        return mean(case, alone, names, seed=seed, deterministic=deterministic)
+        policies: dict[str, ActingPolicy] = {name: policy(models, name) for name in names}
+        return mean(case, policies, names, seed=seed, deterministic=deterministic)
     sides = []
     for side in names:
-        players: dict[str, ActingPolicy] = {name: Scripted(own.name, name) for name in names}
+        players: dict[str, ActingPolicy] = {name: Scripted(listed.name, name) for name in names}
         players[side] = policy(models, side)
         sides.append(mean(case, players, [side], seed=seed, deterministic=deterministic))
     return float(np.mean(sides))
@@ -49,8 +49,8 @@ def returns(case: Case, models: Path, *, seed: int, deterministic: bool) -> floa
 
 def match(case: Case, models: Path, others: Path, *, seed: int) -> float:
     """Mean return of `models` against `others` of a duel, from both sides, with sampled actions."""
-    own = case.environment
-    names = list(action_specs(own.name, **own.options))
+    listed = case.environment
+    names = list(action_specs(listed.name, **listed.options))
     sides = []
     for side in names:
         players: dict[str, ActingPolicy] = {name: policy(others, name) for name in names}
@@ -72,11 +72,15 @@ def mean(
     seed: int,
     deterministic: bool,
 ) -> float:
-    """Mean return of the behaviors `counted`, of the episodes that begin first."""
-    own = case.environment
-    options = own.options if case.at_once is None else {**own.options, "n_agents": case.at_once}
-    with InProcessEnvironment(made(own.name, seed=SEED + seed, **options)) as env:
+    """Mean return of the behaviors `counted`, over the episodes that begin first."""
+    listed = case.environment
+    options = (
+        listed.options if case.at_once is None else {**listed.options, "n_agents": case.at_once}
+    )
+    with InProcessEnvironment(made(listed.name, seed=SEED + seed, **options)) as env:
         played = evaluate(
             env, players, episodes=case.n_episodes, seed=SEED + seed, deterministic=deterministic
         )
-    return float(np.mean([one.episode_return for one in played if one.behavior in counted]))
+    return float(
+        np.mean([episode.episode_return for episode in played if episode.behavior in counted])
+    )

@@ -32,7 +32,7 @@ _WARM_UP = 50
 
 
 def message(size: int) -> bytes:
-    """An environment's message with `size` bytes in it, which greets as its first one must."""
+    """Return an environment's first message, a greeting, with `size` bytes in it."""
     out = UnityMessageProto(header={"status": 200})
     out.unity_output.rl_initialization_output.name = "AcademySingleton"
     out.unity_output.rl_output.side_channel = bytes(size)
@@ -97,8 +97,8 @@ def main() -> None:
                 {transport: exchange_us(transport, client, size, n) for transport in TRANSPORTS}
                 for _ in range(options.rounds)
             ]
-            medians = [statistics.median(one[t] for one in rounds) for t in TRANSPORTS]
-            ratio = statistics.median(one["grpc"] / one["sockets"] for one in rounds)
+            medians = [statistics.median(times[t] for times in rounds) for t in TRANSPORTS]
+            ratio = statistics.median(times["grpc"] / times["sockets"] for times in rounds)
             row = "  ".join(f"{value:>7,.0f} us" for value in medians)
             print(f"{title:<21}  {name:>7}  {row}  {ratio:5.2f}x", flush=True)  # noqa: T201
 

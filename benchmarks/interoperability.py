@@ -41,10 +41,10 @@ _HEADER = ("environment", "configuration", "exit code", "steps", "updates", "ONN
 
 @dataclass(kw_only=True)
 class Run:
-    """What one run of the reference left."""
+    """Results of one run of the reference."""
 
     behaviors: tuple[str, ...]
-    """That it should train."""
+    """Behaviors that it should train."""
     code: int | None = None
     """Exit code; None if it did not end in time."""
     steps: dict[str, int] = field(default_factory=dict)
@@ -58,9 +58,9 @@ class Run:
 
     def is_well(self, n_steps: int) -> bool:
         """Whether it trained all behaviors for `n_steps`, with updates, and wrote their models."""
-        done = [self.steps.get(one, 0) >= n_steps for one in self.behaviors]
+        trained = [self.steps.get(behavior, 0) >= n_steps for behavior in self.behaviors]
         has_models = set(self.behaviors) <= set(self.onnx)
-        return self.code == 0 and self.updates > 0 and all(done) and has_models
+        return self.code == 0 and self.updates > 0 and all(trained) and has_models
 
 
 def settings(listed: Listed, config: str | None, n_steps: int, demo: Path) -> dict[str, Any]:
@@ -77,9 +77,9 @@ def settings(listed: Listed, config: str | None, n_steps: int, demo: Path) -> di
     if config is None:
         (general,) = content["behaviors"].values()
         general["hyperparameters"]["num_epoch"] = 3
-        if len({one.partition("team=")[2] for one in qualified}) > 1:
+        if len({behavior_id.partition("team=")[2] for behavior_id in qualified}) > 1:
             general["self_play"] = {}
-        names = {one.partition("?")[0] for one in qualified}
+        names = {behavior_id.partition("?")[0] for behavior_id in qualified}
         text = json.dumps(general)
         content["behaviors"] = {name: json.loads(text) for name in sorted(names)}
     for behavior in content["behaviors"].values():
@@ -95,7 +95,7 @@ def settings(listed: Listed, config: str | None, n_steps: int, demo: Path) -> di
 
 
 def train(executable: Path, content: dict[str, Any], folder: Path) -> Run:
-    """Run `mlagents-learn` in `folder`, and read what it left there."""
+    """Run `mlagents-learn` in `folder`, and read the files that it writes."""
     run = Run(behaviors=tuple(content["behaviors"]))
     config = folder / "trainer.yaml"
     config.write_text(yaml.safe_dump(content, sort_keys=False))
@@ -126,11 +126,15 @@ def train(executable: Path, content: dict[str, Any], folder: Path) -> Run:
 
 
 def _read(run: Run, results: Path) -> None:
-    """Take in checkpoints, final models and the timers."""
-    run.onnx = tuple(one for one in run.behaviors if (results / f"{one}.onnx").is_file())
-    for one in run.behaviors:
-        found = (re.search(r"-(\d+)\.pt$", file.name) for file in (results / one).glob("*.pt"))
-        run.steps[one] = max((int(match[1]) for match in found if match), default=0)
+    """Read checkpoints, final models and timers into `run`."""
+    run.onnx = tuple(
+        behavior for behavior in run.behaviors if (results / f"{behavior}.onnx").is_file()
+    )
+    for behavior in run.behaviors:
+        matches = (
+            re.search(r"-(\d+)\.pt$", file.name) for file in (results / behavior).glob("*.pt")
+        )
+        run.steps[behavior] = max((int(match[1]) for match in matches if match), default=0)
     timers = results / "run_logs" / "timers.json"
     if timers.is_file():
         run.updates = _updates(json.loads(timers.read_text()))
@@ -139,13 +143,15 @@ def _read(run: Run, results: Path) -> None:
 def _updates(timer: dict[str, Any]) -> int:
     """Calls of an optimizer's update in a tree of the reference's timers."""
     children = timer.get("children", {})
-    own = sum(one["count"] for name, one in children.items() if name.endswith("Optimizer.update"))
-    return int(own + sum(_updates(one) for one in children.values()))
+    n_calls = sum(
+        child["count"] for name, child in children.items() if name.endswith("Optimizer.update")
+    )
+    return int(n_calls + sum(_updates(child) for child in children.values()))
 
 
 def row(listed: Listed, config: str | None, run: Run) -> list[str]:
     """The cells of one run."""
-    steps = ", ".join(f"{run.steps[one]:,}" for one in run.behaviors)
+    steps = ", ".join(f"{run.steps[behavior]:,}" for behavior in run.behaviors)
     onnx = "yes" if set(run.onnx) == set(run.behaviors) else f"**{len(run.onnx)}**"
     return [
         f"[{listed.env_id or listed.name}]({listed.page})",
@@ -159,7 +165,7 @@ def row(listed: Listed, config: str | None, run: Run) -> list[str]:
 
 
 def main() -> int:
-    """Train in those that are named, and write the table if asked to."""
+    """Train in the named environments, and write the table on request."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="all environments if none")
     parser.add_argument("--steps", type=int, default=2000)

@@ -34,11 +34,11 @@ from worktrees import ROOT, copy_project, environment, shortened
 
 ENGINES = {"dvc": ["dvc", "repro"], "snakemake": ["snakemake", "--cores", "2"]}
 SHORTEST_S, LONGEST_S = 3.0, 25.0
-SOON_S = 60.0  # that a stage, or an environment, is waited for
+SOON_S = 60.0  # longest wait for a stage or an environment to kill
 
 
 def main() -> int:
-    """Run, kill, compare, print, and give 1 if there is a difference."""
+    """Run, kill, compare, print, and return 1 if there is a difference."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("--kills", type=int, default=10, help="of each engine's DAG (default: 10)")
@@ -46,13 +46,13 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="short trainings, 4 kills")
     parser.add_argument("--params", type=Path, default=ROOT / "params.yaml", help="what is run")
     parser.add_argument("--folder", type=Path, help="where to work (default: a temporary one)")
-    given = parser.parse_args()
-    folder = (given.folder or Path(tempfile.mkdtemp(prefix="interrupted-"))).resolve()
-    params = shortened(6000) if given.quick else given.params.read_text()
-    n_kills = 4 if given.quick else given.kills
+    options = parser.parse_args()
+    folder = (options.folder or Path(tempfile.mkdtemp(prefix="interrupted-"))).resolve()
+    params = shortened(6000) if options.quick else options.params.read_text()
+    n_kills = 4 if options.quick else options.kills
 
     def work(job: tuple[str, int]) -> Dag:
-        dag = Dag(folder, params, *job, seed=given.seed)
+        dag = Dag(folder, params, *job, seed=options.seed)
         dag.run_to_end()
         return dag
 
@@ -63,17 +63,17 @@ def main() -> int:
     lines.append(f"| --- {'| ---: ' * 6}|")
     n_differing = 0
     for engine, other in zip(ENGINES, reversed(ENGINES), strict=True):
-        dag, whole = dags[engine, n_kills], digests(dags[other, 0].root)
-        found = digests(dag.root)
-        differing = sorted(n for n in whole.keys() | found if whole.get(n) != found.get(n))
+        dag, expected = dags[engine, n_kills], digests(dags[other, 0].root)
+        actual = digests(dag.root)
+        differing = sorted(n for n in expected.keys() | actual if expected.get(n) != actual.get(n))
         for name in differing:
             say(f"{engine}: {name} differs")
         n_differing += len(differing)
         counts = [dag.killed.count(target) for target in Dag.TARGETS]
-        cells = [engine, *counts, dag.n_restarts, len(found), len(differing)]
+        cells = [engine, *counts, dag.n_restarts, len(actual), len(differing)]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     table = "\n".join(lines)
-    say(f"seed {given.seed}, folders in {folder}\n\n{table}", to=sys.stdout)
+    say(f"seed {options.seed}, folders in {folder}\n\n{table}", to=sys.stdout)
     return int(n_differing > 0)
 
 
@@ -123,7 +123,7 @@ class Dag:
         return start(self.command, self.root, self.variables, "log")
 
     def kill(self, target: str, engine: subprocess.Popen[bytes]) -> None:
-        """Kill a process of the kind, if there is one soon."""
+        """Kill a process of the kind `target`, unless none starts within `SOON_S`."""
         mark = self.variables[MARK]
         if target == "engine":
             engine.kill()
@@ -134,10 +134,10 @@ class Dag:
             return
         until = time.monotonic() + SOON_S
         while time.monotonic() < until and engine.poll() is None:
-            one = stage_of(mark) if target == "stage" else player_of(mark)
+            victim = stage_of(mark) if target == "stage" else player_of(mark)
             with contextlib.suppress(psutil.Error):
-                if one is not None:
-                    one.kill()
+                if victim is not None:
+                    victim.kill()
                     self.killed.append(target)
                     return
             time.sleep(0.02)
@@ -147,13 +147,13 @@ def player_of(mark: str) -> psutil.Process | None:
     """The process of an environment that a stage runs now."""
     for process in marked(mark):
         with contextlib.suppress(psutil.Error):
-            if any(one.startswith("--mlagents-port") for one in process.cmdline()):
+            if any(argument.startswith("--mlagents-port") for argument in process.cmdline()):
                 return process
     return None
 
 
 def digests(root: Path) -> dict[str, str]:
-    """SHA-256 of each file that an engine tracks, by its place."""
+    """SHA-256 of each file that an engine tracks, by its path."""
     return {
         path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for place in ("results", "data/demos", "build")

@@ -55,7 +55,7 @@ class Row:
     threaded: bool = False
     compiled: bool = False
     ms: float = 0.0
-    """Median of what an exchange takes more; the times vary."""
+    """Median of the milliseconds added to an exchange; the times vary."""
     gives_state: bool = True
 
     def content(self) -> dict[str, Any]:

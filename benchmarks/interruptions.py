@@ -55,14 +55,14 @@ MOST_S = 600.0
 RESUMED_S = 0.5  # until a run that is resumed takes steps
 MOST_TRIES = 4  # runs that are begun for one with all its kills
 CTRL_C = 0.25  # share of the interruptions that let the run save
-ENVIRONMENT = 0.3  # and before which one of the environments is killed
-LEARNER = 0.4  # where there are several, and one but the first is killed, which ends the run
+ENVIRONMENT = 0.3  # share of them before which one of the environments is killed
+LEARNER = 0.4  # share, with several learners, that kill one but the first; that ends the run
 INTERRUPTED = (-signal.SIGKILL, 128 + signal.SIGINT, 2)
 LEFT_OUT = ("run_logs", "configuration.yaml", "metrics.jsonl")
 
 
 def main() -> int:
-    """Interrupt, print a table, and give 1 if there is a difference."""
+    """Interrupt, print a table, and return 1 if there is a difference."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
@@ -73,23 +73,23 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="begin no run when so many have passed")
     parser.add_argument("--folder", type=Path, help="where to work (default: a temporary one)")
     parser.add_argument("--list", action="store_true", help="print the rows, and end")
-    given = parser.parse_args()
-    if given.list:
+    options = parser.parse_args()
+    if options.list:
         say("\n".join(f"{name:16s} {row}" for name, row in ROWS.items()))
         return 0
-    n_runs, n_kills = (1, 2) if given.quick else (given.runs, given.kills)
-    folder = (given.folder or Path(tempfile.mkdtemp(prefix="interruptions-"))).resolve()
+    n_runs, n_kills = (1, 2) if options.quick else (options.runs, options.kills)
+    folder = (options.folder or Path(tempfile.mkdtemp(prefix="interruptions-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     write_demo(folder / "expert.demo")
     os.environ["PIPELINE_CACHE"] = str(folder / "cache")
-    until = float("inf") if given.minutes is None else time.monotonic() + 60 * given.minutes
+    until = float("inf") if options.minutes is None else time.monotonic() + 60 * options.minutes
     outcomes = []
-    for name in given.rows:
+    for name in options.rows:
         if time.monotonic() < until:
-            campaign = Campaign(name, folder, given.seed)
+            campaign = Campaign(name, folder, options.seed)
             outcomes.append(campaign.outcome(n_runs, n_kills, until))
-    say(f"seed {given.seed}, folders of differences in {folder}\n\n{summary(outcomes)}")
-    return int(any(one.differing for one in outcomes if ROWS[one.row].gives_state))
+    say(f"seed {options.seed}, folders of differences in {folder}\n\n{summary(outcomes)}")
+    return int(any(outcome.differing for outcome in outcomes if ROWS[outcome.row].gives_state))
 
 
 def say(text: str) -> None:
@@ -100,7 +100,7 @@ def say(text: str) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class Outcome:
-    """What came of a row."""
+    """Results of a row."""
 
     row: str
     n_runs: int = 0
@@ -135,12 +135,12 @@ class Campaign:
         elif ":" not in self.row.env and not build.exists():
             pack(self.row.env, build)
         if self.row.compiled:
-            self.run(self.work("compiled"))  # the first one takes long, and the others do not
-        whole = self.work("whole")
+            self.run(self.work("compiled"))  # only the first compilation takes long
+        uninterrupted = self.work("whole")
         began = time.monotonic()
-        code = self.run(whole)
+        code = self.run(uninterrupted)
         length_s = time.monotonic() - began
-        expected = digests(whole / "results/run")
+        expected = digests(uninterrupted / "results/run")
         outcome = Outcome(row=self.name, n_files=len(expected))
         if code:
             outcome.differing.append(f"the uninterrupted run ended with {code}")
@@ -164,7 +164,7 @@ class Campaign:
         expected: dict[str, str],
         outcome: Outcome,
     ) -> int:
-        """Kill a run as often, let it end, compare its files, and give the number of kills."""
+        """Kill a run up to `n_kills` times, let it end, compare its files; return the kills."""
         work = self.work(f"run{number}")
         moments, steps = [], []
         last_step = self.row.content()["behaviors"][self.row.behaviors[0]]["max_steps"]
@@ -174,28 +174,28 @@ class Campaign:
             share = 1.0 - (steps[-1] / last_step if steps else 0.0)
             left_s = max(0.0, share * (length_s - self.first_kept_s)) / (n_kills - kill)
             moment = first_s + self.chance.uniform(0.0, max(0.1, left_s - 0.1))
-            how = signal.SIGINT if self.chance.random() < CTRL_C else signal.SIGKILL
+            signum = signal.SIGINT if self.chance.random() < CTRL_C else signal.SIGKILL
             killed_s = self.chance.uniform(first_s, moment)
             if self.chance.random() > ENVIRONMENT:
                 killed_s = None
             n_killed = self.n_environments
             follower = self.row.learners > 1 and self.chance.random() < LEARNER
-            if self.run(work, moment, how, killed_s, follower=follower) not in INTERRUPTED:
+            if self.run(work, moment, signum, killed_s, follower=follower) not in INTERRUPTED:
                 break  # it was at its end
-            also = ["a learner" if follower else "Ctrl+C"] * (follower or how == signal.SIGINT)
+            also = ["a learner" if follower else "Ctrl+C"] * (follower or signum == signal.SIGINT)
             also += ["an environment before"] * (self.n_environments > n_killed)
             moments.append(f"{moment:.1f} s" + (f" ({', '.join(also)})" if also else ""))
             steps.append(max(map(saved_step, work.glob("results/run/*/checkpoint.pt")), default=0))
         code = self.run(work)
-        found = digests(work / "results/run")
-        differing = sorted(n for n in expected.keys() | found if expected.get(n) != found.get(n))
+        actual = digests(work / "results/run")
+        differing = sorted(n for n in expected.keys() | actual if expected.get(n) != actual.get(n))
         if code:
             differing.append(f"ended with {code}")
         outcome.n_kills += len(moments)
         outcome.n_resumed += sum(step > 0 for step in steps)
-        outcome.differing += [f"{work.name}: {one}" for one in differing]
-        told = f"killed at {', '.join(moments) or 'no moment'}, resumed from steps {steps}"
-        say(f"  {self.name} {number}: {told}: {differing or 'the same bytes'}")
+        outcome.differing += [f"{work.name}: {name}" for name in differing]
+        history = f"killed at {', '.join(moments) or 'no moment'}, resumed from steps {steps}"
+        say(f"  {self.name} {number}: {history}: {differing or 'the same bytes'}")
         if not differing:
             shutil.rmtree(work)
         return len(moments)
@@ -216,7 +216,7 @@ class Campaign:
         *,
         follower: bool = False,
     ) -> int:
-        """Begin or continue a run; give its exit code, or the negative signal.
+        """Begin or continue a run; return its exit code, or the negative signal.
 
         Args:
             work: its folder.
@@ -237,25 +237,25 @@ class Campaign:
                 self.first_kept_s = min(self.first_kept_s, time.monotonic() - began)
             if environment_after_s is not None and time.monotonic() > began + environment_after_s:
                 environment_after_s = None
-                for one in psutil.Process(pid).children()[-1:]:
+                for child in psutil.Process(pid).children()[-1:]:
                     self.n_environments += 1
-                    one.kill()
+                    child.kill()
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 return os.waitstatus_to_exitcode(status)
             time.sleep(0.002)
         if follower:
-            for one in psutil.Process(pid).children():
+            for child in psutil.Process(pid).children():
                 with contextlib.suppress(psutil.Error):  # it has just ended
-                    if "pipeline.trainer.worker" in one.cmdline():
-                        one.kill()
+                    if "pipeline.trainer.worker" in child.cmdline():
+                        child.kill()
         else:
             os.kill(pid, how)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def be_command(work: Path, arguments: list[str]) -> None:
-    """In a forked process: be `pipeline`."""
+    """Run the `pipeline` command in a forked process, and exit."""
     code = 70
     try:
         os.setsid()
@@ -270,17 +270,17 @@ def be_command(work: Path, arguments: list[str]) -> None:
 
 
 def digests(run: Path) -> dict[str, str]:
-    """SHA-256 of each file that two equal runs have in common, by its place."""
-    found = {}
+    """SHA-256 of each file that must be the same in two equal runs, by path."""
+    by_name = {}
     for path in sorted(run.rglob("*")):
         name = path.relative_to(run).as_posix()
         if path.is_file() and not any(part in name for part in LEFT_OUT):
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+            by_name[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return by_name
 
 
 def write_demo(path: Path) -> None:
-    """Two hundred steps of somebody who acts at random."""
+    """Write a demonstration of 200 random steps."""
     spec = registry.make("balance_ball").behavior_specs["3DBall?team=0"]
     rng = np.random.default_rng(0)
     with writing_demo(path, "3DBall?team=0", spec) as writer:

@@ -69,8 +69,10 @@ def learn(
         )
     config = folder.parent / f"{folder.name}.yaml"
     config.write_text(text, encoding="utf-8")
-    kept = {name: one for name, one in os.environ.items() if name not in machine.PORTABLE}
-    env = {**kept, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    inherited = {
+        name: content for name, content in os.environ.items() if name not in machine.PORTABLE
+    }
+    env = {**inherited, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     env |= dict([setting.split("=", 1)]) if setting else {}
     command = [sys.executable]
     if cpu:
@@ -82,19 +84,19 @@ def learn(
     command += ["--results-dir", str(folder), "--run-id", "run", "--torch-device", "cpu"]
     command += ["--timeout-wait", "600", "--track", "jsonl", *(["--portable"] if portable else [])]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(  # noqa: S603  # our own command line
+    completed = subprocess.run(  # noqa: S603  # our own command line
         command, env=env, capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}\n{done.stderr[-2000:]}")
+    if completed.returncode:
+        sys.exit(f"{' '.join(command)}\n{completed.stderr[-2000:]}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def digests(folder: Path) -> dict[str, str]:
     """Return the digest of each file that must not depend on the machine."""
-    kept = [one for one in folder.rglob("*") if one.suffix in (".pt", ".onnx", ".npz", ".csv")]
-    return {str(one.relative_to(folder)): files.sha256_of(one) for one in sorted(kept)}
+    paths = [path for path in folder.rglob("*") if path.suffix in (".pt", ".onnx", ".npz", ".csv")]
+    return {str(path.relative_to(folder)): files.sha256_of(path) for path in sorted(paths)}
 
 
 def n_differences(one: Path, two: Path) -> str:
@@ -109,13 +111,13 @@ def cause(one: Path, two: Path) -> str:
     models = [str(next((folder / "run").glob("*.onnx"))) for folder in (one, two)]
     command = [sys.executable, "-m", "pipeline", "provenance", models[1], "--diff", models[0]]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(  # noqa: S603  # our own command line
+    completed = subprocess.run(  # noqa: S603  # our own command line
         command, env=env, capture_output=True, text=True, check=True
     )
-    told = done.stdout
-    if "same bytes" in told:
+    output = completed.stdout
+    if "same bytes" in output:
         return "same bytes"
-    first = told.partition("The first cause by which they may differ: ")[2].split("also:")[0]
+    first = output.partition("The first cause by which they may differ: ")[2].split("also:")[0]
     return "; ".join(line.strip() for line in first.splitlines()) or "none"
 
 
@@ -126,13 +128,13 @@ def compare(methods: list[str], cpus: list[str], folder: Path) -> None:
         runs = {portable: folder / f"{method}-{portable}" for portable in (False, True)}
         for portable, run in runs.items():
             learn(method, run, portable=portable)
-        for number, what in enumerate(cpus or SETTINGS):
-            others = {portable: folder / f"{method}-{number}-{portable}" for portable in runs}
-            how = {"cpu": what} if cpus else {"setting": what}
-            for portable, other in others.items():
-                learn(method, other, portable=portable, **how)
-            found = [n_differences(runs[portable], others[portable]) for portable in runs]
-            rows.append((method, what, *found, cause(runs[False], others[False])))
+        for number, variant in enumerate(cpus or SETTINGS):
+            changed_runs = {portable: folder / f"{method}-{number}-{portable}" for portable in runs}
+            options = {"cpu": variant} if cpus else {"setting": variant}
+            for portable, other in changed_runs.items():
+                learn(method, other, portable=portable, **options)
+            counts = [n_differences(runs[portable], changed_runs[portable]) for portable in runs]
+            rows.append((method, variant, *counts, cause(runs[False], changed_runs[False])))
             say(str(rows[-1]))
     say(
         table(("method", "setting", "files that differ", "with --portable", "--diff names"), rows),
@@ -157,7 +159,7 @@ def costs(methods: list[str], n_pairs: int, folder: Path) -> None:
             for pair in range(n_pairs)
         ]
         plain, fixed = (statistics.median(column) for column in zip(*pairs, strict=True))
-        ratio = statistics.median(two / one for one, two in pairs)
+        ratio = statistics.median(fixed_s / plain_s for plain_s, fixed_s in pairs)
         rows.append((method, f"{plain:.1f}", f"{fixed:.1f}", f"{ratio:.2f}"))
         say(str(rows[-1]))
     say(table(("method", "CPU s", "CPU s with --portable", "median ratio"), rows), sys.stdout)

@@ -87,7 +87,7 @@ class Scenario:
         return folder / "results/run" / self.behavior / "checkpoint.pt"
 
     def short(self, folder: Path) -> list[str]:
-        """What lacks at the end: steps, or the owner of a file."""
+        """Return what is missing at the end: steps, or a file's checkpoint."""
         if not self.engine:
             return ended_early(self.checkpoint(folder), self.settings["max_steps"])
         files = (folder / "results/train").glob("*/seed1/metrics.json")

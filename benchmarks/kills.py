@@ -67,7 +67,7 @@ MOST_S, EARLY_S = 600.0, 0.2
 
 @dataclass(kw_only=True, slots=True)
 class Whole:
-    """What a scenario's run is like that nobody kills."""
+    """Facts of a scenario's run without a kill."""
 
     length_s: float
     kinds: frozenset[str]
@@ -88,7 +88,7 @@ class Kill:
 
 
 def main() -> int:
-    """Kill, print a table, and give 1 if anything is not as it should be."""
+    """Kill, print a table, and return 1 if a check fails."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("--kills", type=int, default=100, help="default: %(default)s")
@@ -98,25 +98,25 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=2, help="default: %(default)s")
     parser.add_argument("--folder", type=Path, help="where to work (default: a temporary one)")
     parser.add_argument("--minutes", type=float, help="begin no kill when so many have passed")
-    given = parser.parse_args()
-    folder = given.folder or Path(tempfile.mkdtemp(prefix="kills-"))
-    chosen = shares(given.only, given.kills)
-    numbers = given.numbers or list(range(1, given.kills + 1))
-    until = float("inf") if given.minutes is None else time.monotonic() + 60 * given.minutes
-    campaign = Campaign(folder.resolve(), given.seed)
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="kills-"))
+    chosen = shares(options.only, options.kills)
+    numbers = options.numbers or list(range(1, options.kills + 1))
+    until = float("inf") if options.minutes is None else time.monotonic() + 60 * options.minutes
+    campaign = Campaign(folder.resolve(), options.seed)
 
     def kill(number: int) -> list[Kill]:
         return [campaign.kill(number, chosen[number])] if time.monotonic() < until else []
 
-    with ThreadPoolExecutor(given.at_once) as pool:
+    with ThreadPoolExecutor(options.at_once) as pool:
         campaign.prepare({chosen[number] for number in numbers}, pool)
-        kills = [one for found in pool.map(kill, numbers) for one in found]
-    say(f"seed {given.seed}, folders of failures in {folder}\n\n{table(kills)}", to=sys.stdout)
+        kills = [result for results in pool.map(kill, numbers) for result in results]
+    say(f"seed {options.seed}, folders of failures in {folder}\n\n{table(kills)}", to=sys.stdout)
     return int(any(kill.problems for kill in kills))
 
 
 def say(text: str, to: Any = sys.stderr) -> None:
-    """Write a line at once; several threads do."""
+    """Write a line and flush, as several threads write."""
     to.write(f"{text}\n")
     to.flush()
 
@@ -142,16 +142,16 @@ class Campaign:
 
     def prepare(self, names: set[str], pool: ThreadPoolExecutor) -> None:
         """Pack the simulators, and let every scenario run to its end."""
-        for name in {SCENARIOS[one].simulator for one in names} - {""}:
+        for name in {SCENARIOS[scenario].simulator for scenario in names} - {""}:
             pack(name, self.folder / "builds" / name)
         if any(SCENARIOS[name].engine for name in names):
             copy_project(self.folder / "project", PARAMS)
         alike = {SCENARIOS[name].engine or name: name for name in sorted(names)}
-        whole = dict(zip(alike, pool.map(self.uninterrupted, alike.values()), strict=True))
-        self.whole = {name: whole[SCENARIOS[name].engine or name] for name in names}
+        results = dict(zip(alike, pool.map(self.uninterrupted, alike.values()), strict=True))
+        self.whole = {name: results[SCENARIOS[name].engine or name] for name in names}
 
     def uninterrupted(self, name: str) -> Whole:
-        """Run a scenario that nobody kills."""
+        """Run a scenario without a kill."""
         scenario = SCENARIOS[name]
         work = self.work(f"whole-{name}", scenario)
         before, start = scenario.first()[:-1], scenario.first()[-1]
@@ -160,15 +160,15 @@ class Campaign:
             run(command, work, variables, "log")
         began = time.monotonic()
         code = run(start, work, variables, "log")
-        whole = Whole(length_s=time.monotonic() - began, kinds=frozenset(kinds(work)))
+        result = Whole(length_s=time.monotonic() - began, kinds=frozenset(kinds(work)))
         problems = [*unreadable(work), *scenario.short(work)]
         if code or problems:
             sys.exit(f"{name} fails without a kill ({code}, {problems}); see {work / 'log'}")
-        say(f"{name}: {whole.length_s:.1f} s without a kill")
-        return whole
+        say(f"{name}: {result.length_s:.1f} s without a kill")
+        return result
 
     def work(self, name: str, scenario: Scenario) -> Path:
-        """A folder with what the scenario needs, nothing of it done."""
+        """Return a fresh folder with what the scenario needs to start."""
         work = self.folder / "runs" / name
         shutil.rmtree(work, ignore_errors=True)
         if scenario.engine:
@@ -181,7 +181,7 @@ class Campaign:
         return work
 
     def variables(self, work: Path, scenario: Scenario, *, cold: bool) -> dict[str, str]:
-        """The environment of a scenario's processes; all that they keep elsewhere is `work`'s."""
+        """Environment variables of a scenario's processes; `cold` gives them their own cache."""
         sources = work if scenario.engine else ROOT
         return environment(sources) | {
             MARK: uuid.uuid4().hex,
@@ -191,7 +191,7 @@ class Campaign:
         }
 
     def kill(self, number: int, name: str) -> Kill:
-        """Kill once, start again, and look at what there is."""
+        """Kill once, start again, and check the results."""
         scenario = SCENARIOS[name]
         chance = random.Random(f"{self.seed} {number} {name}")  # noqa: S311  # no secret
         kill = Kill(number=number, scenario=name)
@@ -207,7 +207,7 @@ class Campaign:
                 kill.problems["not resumed"].append(f"{' '.join(command)}: exit {kill.ended}")
                 break
         if not kill.ended and not kill.saved_step and not scenario.engine:
-            # it began anew; a machine with other work on it is not always as fast
+            # it began anew: measure its length again, because the machine's load varies
             self.whole[name].length_s = time.monotonic() - began
         kill.problems["orphans"] += left_alive(variables[MARK])
         kill.problems["corrupt"] += unreadable(work)
@@ -216,14 +216,14 @@ class Campaign:
             log = (work / "next.log").read_text(errors="replace")
             kill.problems["not resumed"] += scenario.short(work)
             kill.problems["not resumed"] += [] if force else lost(log, kill.saved_step)
-            missing = {one for one in self.whole[name].kinds - kinds(work) if declared(one)}
-            kill.problems["not resumed"] += [f"{one} is missing" for one in sorted(missing)]
-        kill.problems = {what: found for what, found in kill.problems.items() if found}
+            missing = {kind for kind in self.whole[name].kinds - kinds(work) if declared(kind)}
+            kill.problems["not resumed"] += [f"{kind} is missing" for kind in sorted(missing)]
+        kill.problems = {check: messages for check, messages in kill.problems.items() if messages}
         self.finish(kill, work)
         return kill
 
     def killed(self, kill: Kill, scenario: Scenario, chance: random.Random) -> Path:
-        """Start until the kill comes before the end; give the folder."""
+        """Start anew until the kill comes before the end; return the folder."""
         length, most = self.whole[kill.scenario].length_s, 1.0
         while True:
             work = self.work(f"{kill.number:03d}-{kill.scenario}", scenario)
@@ -241,16 +241,20 @@ class Campaign:
             most *= 0.7
 
     def finish(self, kill: Kill, work: Path) -> None:
-        """Say what came of a kill, and keep the folder of one that failed."""
+        """Print the result of a kill, and delete its folder unless a check failed."""
         writing = ", a file was being written" if kill.writing else ""
-        told = f"{kill.number:3d} {kill.scenario}: {kill.how}, {kill.moment_s:.2f} s"
-        told += f", step {kill.saved_step}{writing}"
+        summary = f"{kill.number:3d} {kill.scenario}: {kill.how}, {kill.moment_s:.2f} s"
+        summary += f", step {kill.saved_step}{writing}"
         if not kill.problems:
             shutil.rmtree(work)
-            say(f"{told}: as it should be")
+            say(f"{summary}: as it should be")
             return
-        lines = [f"{told}, seed {self.seed}: FAILED, see {work}"]
-        lines += [f"    {what}: {one}" for what, found in kill.problems.items() for one in found]
+        lines = [f"{summary}, seed {self.seed}: FAILED, see {work}"]
+        lines += [
+            f"    {check}: {message}"
+            for check, messages in kill.problems.items()
+            for message in messages
+        ]
         for log in ("killed.log", "next.log"):
             with contextlib.suppress(OSError):
                 last = (work / log).read_text(errors="replace").splitlines()[-10:]
@@ -259,7 +263,7 @@ class Campaign:
 
 
 def run(command: list[str], work: Path, variables: dict[str, str], log: str) -> int:
-    """Run a command to its end, and give its exit code."""
+    """Run a command to its end, and return its exit code."""
     process = start(command, work, variables, log)
     try:
         return process.wait(MOST_S)
@@ -287,9 +291,9 @@ def start(
 def strike(scenario: Scenario, kill: Kill, work: Path, variables: dict[str, str]) -> bool:
     """Start the scenario, and kill it at its moment; False when it has ended before that."""
     process = start(scenario.first()[-1], work, variables, "killed.log")
-    due = time.monotonic() + kill.moment_s
+    kill_at = time.monotonic() + kill.moment_s
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(max(due - time.monotonic(), 0))
+        process.wait(max(kill_at - time.monotonic(), 0))
     victim: Any = None if scenario.stage else process
     while process.poll() is None:
         if victim is None:
@@ -322,14 +326,14 @@ def table(kills: list[Kill]) -> str:
     bad = ["not resumed", "corrupt", "orphans", "temporary"]
     lines = [f"| {' | '.join(['scenario', *heads, *bad])} |", f"| --- {'| ---: ' * 9}|"]
     for name in [*SCENARIOS, "all"]:
-        own = [kill for kill in kills if name in (kill.scenario, "all")]
-        counts: list[int] = [len(own)]
-        counts.append(sum(kill.moment_s <= EARLY_S for kill in own))
-        counts.append(sum(kill.writing for kill in own))
-        counts.append(sum(kill.saved_step > 0 for kill in own))
-        counts.append(sum(kill.ended == 0 for kill in own))
-        counts += [sum(what in kill.problems for kill in own) for what in bad]
-        if own:
+        selected = [kill for kill in kills if name in (kill.scenario, "all")]
+        counts: list[int] = [len(selected)]
+        counts.append(sum(kill.moment_s <= EARLY_S for kill in selected))
+        counts.append(sum(kill.writing for kill in selected))
+        counts.append(sum(kill.saved_step > 0 for kill in selected))
+        counts.append(sum(kill.ended == 0 for kill in selected))
+        counts += [sum(check in kill.problems for kill in selected) for check in bad]
+        if selected:
             lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
     return "\n".join(lines)
 

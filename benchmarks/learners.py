@@ -70,9 +70,9 @@ def main() -> None:
     curves: dict[int, list[Curve]] = {1: [], 2: []}
     updates: dict[int, list[float]] = {1: [], 2: []}
     for seed in options.seeds:
-        for n_learners, found in curves.items():
+        for n_learners, learner_curves in curves.items():
             progress = trained(folder, config, n_learners, seed=seed, n_envs=options.envs)
-            found.append(parts(progress, options.steps))
+            learner_curves.append(parts(progress, options.steps))
             updates[n_learners].append(n_updates(folder / "runs" / progress.stem))
     rows = compared(curves[1], curves[2], options.steps)
     rows.append(["updates", *_cells(np.array(updates[1]), np.array(updates[2]))])
@@ -92,11 +92,11 @@ def settings(folder: Path, steps: int) -> Path:
 
 
 def trained(folder: Path, config: Path, n_learners: int, *, seed: int, n_envs: int) -> Path:
-    """The learning curve of one run, made if it is not there yet."""
+    """Return the learning curve's file of a run, which is trained if there is none."""
     run = f"{config.stem}-{n_learners}x{n_envs // n_learners}-{seed}"
-    kept = folder / f"{run}.csv"
-    if kept.exists():
-        return kept
+    curve_file = folder / f"{run}.csv"
+    if curve_file.exists():
+        return curve_file
     build = folder / "cartpole"
     if not build.exists():
         pack("gymnasium", build, id=BEHAVIOR, n_agents=COPIES)
@@ -115,8 +115,8 @@ def trained(folder: Path, config: Path, n_learners: int, *, seed: int, n_envs: i
             check=True,
         )
     sys.stderr.write(f"{run}: {time.monotonic() - began:.0f} s\n")
-    write_whole(kept, (folder / "runs" / run / "progress.csv").read_text(encoding="utf-8"))
-    return kept
+    write_whole(curve_file, (folder / "runs" / run / "progress.csv").read_text(encoding="utf-8"))
+    return curve_file
 
 
 def n_updates(run: Path) -> int:
@@ -125,31 +125,31 @@ def n_updates(run: Path) -> int:
 
 
 def parts(progress: Path, steps: int) -> Curve:
-    """Mean reward of the summaries in each part of training; one without an episode has none."""
-    found: list[list[float]] = [[] for _ in range(N_PARTS)]
+    """Mean reward of the summaries in each part of training; NaN in a part without episodes."""
+    rewards: list[list[float]] = [[] for _ in range(N_PARTS)]
     with progress.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             part = min((int(row["step"]) - 1) * N_PARTS // steps, N_PARTS - 1)
             if row["reward"]:
-                found[part].append(float(row["reward"]))
-    return [float(np.mean(one)) if one else float("nan") for one in found]
+                rewards[part].append(float(row["reward"]))
+    return [float(np.mean(values)) if values else float("nan") for values in rewards]
 
 
 def compared(ours: list[Curve], theirs: list[Curve], steps: int) -> list[list[str]]:
     """A row for each part of training, with 95 % intervals over seeds, and one for all."""
-    one, two = np.array(ours), np.array(theirs)
+    first, second = np.array(ours), np.array(theirs)
     rows = []
     for part in range(N_PARTS):
         upto = steps * (part + 1) // N_PARTS
-        rows.append([f"{upto:,}", *_cells(one[:, part], two[:, part])])
-    return [*rows, ["all", *_cells(np.nanmean(one, axis=1), np.nanmean(two, axis=1))]]
+        rows.append([f"{upto:,}", *_cells(first[:, part], second[:, part])])
+    return [*rows, ["all", *_cells(np.nanmean(first, axis=1), np.nanmean(second, axis=1))]]
 
 
-def _cells(one: np.ndarray, two: np.ndarray) -> list[str]:
-    """Both over seeds, and by how much the second is above the first."""
-    one, two = one[np.isfinite(one)], two[np.isfinite(two)]
-    summaries = [summarize(values) if len(values) else None for values in (one, two)]
-    apart = "" if None in summaries else f"{two.mean() - one.mean():+.2f}"
+def _cells(first: np.ndarray, second: np.ndarray) -> list[str]:
+    """Return the intervals of both over seeds, and by how much the second exceeds the first."""
+    first, second = first[np.isfinite(first)], second[np.isfinite(second)]
+    summaries = [summarize(values) if len(values) else None for values in (first, second)]
+    apart = "" if None in summaries else f"{second.mean() - first.mean():+.2f}"
     return [*(interval(summary) for summary in summaries), apart]
 
 
@@ -162,8 +162,8 @@ def draw(curves: dict[int, list[Curve]], steps: int, file: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(7.0, 3.9), layout="constrained")
     at = steps * (np.arange(N_PARTS) + 0.5) / N_PARTS
-    for n_learners, found in curves.items():
-        runs = np.array(found)
+    for n_learners, learner_curves in curves.items():
+        runs = np.array(learner_curves)
         colour = f"C{n_learners - 1}"
         for run in runs:
             axes.plot(at, run, color=colour, alpha=0.3, linewidth=1.0)

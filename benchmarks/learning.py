@@ -55,21 +55,21 @@ def main() -> None:
     folder = options.results or Path(tempfile.mkdtemp())
     rows = []
     for name in options.case:
-        how = {"steps": options.steps, "threaded": options.threaded}
-        runs = Runs(CASES[name], folder, sources=options.sources, **how)
-        found = {
+        run_options = {"steps": options.steps, "threaded": options.threaded}
+        runs = Runs(CASES[name], folder, sources=options.sources, **run_options)
+        outcomes = {
             program: [runs.outcome(program, seed) for seed in options.seeds]
             for program in options.programs
         }
-        rows.append(row(CASES[name], runs.max_steps, found))
-        if CASES[name].duel and len(found) > 1:
+        rows.append(row(CASES[name], runs.max_steps, outcomes))
+        if CASES[name].duel and len(outcomes) > 1:
             matches = interval(summarize(runs.matches(options.seeds)))
             cell = _HEADER.index("ours is")
-            said = [rows[-1][cell], f"against the peer {matches}"]
-            rows[-1][cell] = "; ".join(one for one in said if one)
+            parts = [rows[-1][cell], f"against the peer {matches}"]
+            rows[-1][cell] = "; ".join(part for part in parts if part)
         say(table(_HEADER, rows[-1:]).splitlines()[-1])
         if options.curves:
-            for line in curves(found):
+            for line in curves(outcomes):
                 say(line)
     if options.write:
         put(PAGE, "learning", _HEADER, rows, keep=True)
@@ -77,32 +77,38 @@ def main() -> None:
 
 def row(case: Case, steps: int, found: dict[str, list[Outcome]]) -> list[str]:
     """The cells of one case."""
-    sampled = {one: summarize([run.sampled for run in runs]) for one, runs in found.items()}
-    fixed = {one: summarize([run.deterministic for run in runs]) for one, runs in found.items()}
-    whole = {one: summarize([mean_reward(run) for run in runs]) for one, runs in found.items()}
-    own = case.environment
+    sampled = {program: summarize([run.sampled for run in runs]) for program, runs in found.items()}
+    fixed = {
+        program: summarize([run.deterministic for run in runs]) for program, runs in found.items()
+    }
+    during_training = {
+        program: summarize([mean_reward(run) for run in runs]) for program, runs in found.items()
+    }
+    environment = case.environment
     return [
         case.title,
-        f"[{own.env_id or own.name}](environments/{own.page})",
+        f"[{environment.env_id or environment.name}](environments/{environment.page})",
         f"`{case.file}`",
         f"{steps:,}",
         str(max(len(runs) for runs in found.values())),
         case.untrained,
-        own.solved,
+        environment.solved,
         interval(sampled.get("peer")),
         interval(sampled.get("ours")),
         verdict(sampled.get("ours"), sampled.get("peer")),
-        difference(*([run.sampled for run in found.get(one, [])] for one in ("ours", "peer"))),
+        difference(
+            *([run.sampled for run in found.get(program, [])] for program in ("ours", "peer"))
+        ),
         interval(fixed.get("peer")),
         interval(fixed.get("ours")),
-        interval(whole.get("peer")),
-        interval(whole.get("ours")),
+        interval(during_training.get("peer")),
+        interval(during_training.get("ours")),
     ]
 
 
 def mean_reward(run: Outcome) -> float:
     """Mean of the rewards of all summaries of a run, which says how early it learned."""
-    return float(np.mean([one for one in run.curve.rewards if one is not None]))
+    return float(np.mean([reward for reward in run.curve.rewards if reward is not None]))
 
 
 def verdict(ours: Summary | None, peer: Summary | None) -> str:
@@ -118,27 +124,29 @@ def difference(ours: list[float], peer: list[float]) -> str:
     """Mean of ours minus the peer's, with its 95 % interval (Welch 1947); "" if not defined."""
     if min(len(ours), len(peer)) < 2 or np.ptp(ours) == np.ptp(peer) == 0:
         return ""
-    found = ttest_ind(ours, peer, equal_var=False).confidence_interval(CONFIDENCE)
+    bounds = ttest_ind(ours, peer, equal_var=False).confidence_interval(CONFIDENCE)
     n = n_digits(float(np.mean(peer)))
-    return f"{np.mean(ours) - np.mean(peer):+.{n}f} [{found.low:+.{n}f}, {found.high:+.{n}f}]"
+    return f"{np.mean(ours) - np.mean(peer):+.{n}f} [{bounds.low:+.{n}f}, {bounds.high:+.{n}f}]"
 
 
 def curves(found: dict[str, list[Outcome]]) -> list[str]:
-    """Mean reward of each program's seeds by steps, where all of a program's runs have one."""
+    """Return a table of each program's mean reward over seeds, at the steps of all its runs."""
     by_step: dict[str, dict[int, Summary]] = {}
     for program, runs in found.items():
-        each = [dict(zip(run.curve.steps, run.curve.rewards, strict=True)) for run in runs]
-        shared = sorted(set.intersection(*(set(one) for one in each)))
-        values = {step: [one[step] for one in each] for step in shared}
+        run_curves = [dict(zip(run.curve.steps, run.curve.rewards, strict=True)) for run in runs]
+        shared = sorted(set.intersection(*(set(curve) for curve in run_curves)))
+        values = {step: [curve[step] for curve in run_curves] for step in shared}
         by_step[program] = {
-            step: summarize([value for value in some if value is not None])
-            for step, some in values.items()
-            if None not in some
+            step: summarize([value for value in rewards if value is not None])
+            for step, rewards in values.items()
+            if None not in rewards
         }
-    steps = sorted(set.union(*(set(one) for one in by_step.values())))
-    lines = ["step".rjust(9) + "".join(NAMES[one].rjust(26) for one in by_step)]
+    steps = sorted(set.union(*(set(summaries) for summaries in by_step.values())))
+    lines = ["step".rjust(9) + "".join(NAMES[name].rjust(26) for name in by_step)]
     for step in steps:
-        cells = [interval(one[step]) if step in one else "" for one in by_step.values()]
+        cells = [
+            interval(summaries[step]) if step in summaries else "" for summaries in by_step.values()
+        ]
         lines.append(f"{step:>9}" + "".join(cell.rjust(26) for cell in cells))
     return lines
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MARK = "PIPELINE_KILLS_MARK"
-"""Environment variable by which the processes of a start are known, whoever their parent is."""
+"""Environment variable that marks all processes of a start, whatever their parent is."""
 ORPHANS_S = 10.0
 SKIPPED = {".git", "src", "config", "profiles", "__pycache__"}
 NUMBERS = re.compile(
@@ -30,33 +30,33 @@ NUMBERS = re.compile(
 )
 """Identifiers and digests too."""
 UNDECLARED = (".work", ".snakemake", ".dvc", "mlartifacts", "logs", "tmp", "cache", "site")
-"""Parts of paths of which not every file must be there again."""
+"""Parts of paths whose files need not all be there again."""
 
 
 def marked(mark: str) -> Iterator[psutil.Process]:
     """Living processes whose environment has the mark."""
-    wanted = f"{MARK}={mark}".encode()
+    entry = f"{MARK}={mark}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, psutil.Error):
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+            if entry in (folder / "environ").read_bytes().split(b"\0"):
                 yield psutil.Process(int(folder.name))
 
 
 def left_alive(mark: str) -> list[str]:
-    """Command lines of processes that do not end in time; they are ended then."""
+    """Kill the marked processes that do not end in time; return their command lines."""
     until = time.monotonic() + ORPHANS_S
     while (alive := list(marked(mark))) and time.monotonic() < until:
         time.sleep(0.05)
-    found = []
+    commands = []
     for process in alive:
         with contextlib.suppress(psutil.Error):
-            found.append(f"pid {process.pid}: {' '.join(process.cmdline())[:200]}")
+            commands.append(f"pid {process.pid}: {' '.join(process.cmdline())[:200]}")
             process.kill()
-    return found
+    return commands
 
 
 def being_written(work: Path) -> bool:
-    """Whether a file is beside its place, as `files.whole` writes it."""
+    """Whether a file is being written: the temporary file of `files.whole` is there."""
     places = (work / name for name in ("results", "data", "build") if (work / name).is_dir())
     return any(True for place in places for _ in place.rglob(".*.tmp"))
 
@@ -66,14 +66,14 @@ def kinds(work: Path) -> set[str]:
 
     Without the empty folder that Snakemake itself makes in the system's temporary folder.
     """
-    found = set()
+    all_kinds = set()
     for path, folders, names in os.walk(work):
         folders[:] = [name for name in folders if name not in SKIPPED]
         for name in [*folders, *names]:
             relative = (Path(path) / name).relative_to(work).as_posix()
             relative = re.sub(r"^results/run\.\d+", "results/run", relative)  # moved by --force
-            found.add(NUMBERS.sub("#", relative))
-    ours = (kind for kind in found if not re.match(r"tmp/snakemake[^/]*$", kind))
+            all_kinds.add(NUMBERS.sub("#", relative))
+    ours = (kind for kind in all_kinds if not re.match(r"tmp/snakemake[^/]*$", kind))
     return set(ours) - {"killed.log", "next.log", "log"}
 
 
@@ -83,8 +83,8 @@ def declared(kind: str) -> bool:
 
 
 def unreadable(work: Path, *, after_kill: bool = False) -> list[str]:
-    """Files that cannot be read; after a kill, of those that are written whole."""
-    found = []
+    """Return the files that cannot be read; after a kill, only of those written whole."""
+    problems = []
     places = [work / name for name in ("results", "data", "build", "workflow")]
     files = [path for place in places for path in place.rglob("*") if path.is_file()]
     for path in [*files, work / "mlflow.db", work / "dvc.lock"]:
@@ -94,9 +94,9 @@ def unreadable(work: Path, *, after_kill: bool = False) -> list[str]:
             continue
         try:
             reader(path)
-        except Exception as error:  # noqa: BLE001  # whatever a broken file makes of its reader
-            found.append(f"{path.relative_to(work)}: {type(error).__name__}: {str(error)[:200]}")
-    return found
+        except Exception as error:  # noqa: BLE001  # a broken file may raise anything
+            problems.append(f"{path.relative_to(work)}: {type(error).__name__}: {str(error)[:200]}")
+    return problems
 
 
 def read_arrays(path: Path) -> None:
@@ -127,7 +127,7 @@ def read_table(path: Path) -> None:
     if path.read_text()[-1:] != "\n" or any(len(row) != len(header) for row in rows):
         raise ValueError("a row is cut off")
     latest: dict[str, int] = {}
-    for row in (dict(zip(header, one, strict=True)) for one in rows if path.stem == "progress"):
+    for row in (dict(zip(header, cells, strict=True)) for cells in rows if path.stem == "progress"):
         behavior, step = row.get("behavior", ""), int(row["step"])
         if step <= latest.get(behavior, -1):
             raise ValueError(f"step {step} of {behavior} comes again")
@@ -137,9 +137,9 @@ def read_table(path: Path) -> None:
 def read_database(path: Path) -> None:
     """Let SQLite look for damage."""
     with contextlib.closing(sqlite3.connect(path)) as database:
-        (told,) = database.execute("PRAGMA integrity_check").fetchone()
-        if told != "ok":
-            raise ValueError(told)
+        (result,) = database.execute("PRAGMA integrity_check").fetchone()
+        if result != "ok":
+            raise ValueError(result)
 
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -159,27 +159,27 @@ IN_PLACE = {".csv", ".lock", ".db"}
 
 def saved_step(checkpoint: Path) -> int:
     """The step that the next start must continue from; 0 when nothing was saved."""
-    with contextlib.suppress(Exception):  # that a file cannot be read is told elsewhere
+    with contextlib.suppress(Exception):  # unreadable files are reported elsewhere
         return int(load_checkpoint(checkpoint)["learner"]["step"])
     return 0
 
 
 def lost(log: str, step: int) -> list[str]:
-    """What the next start did not take up of what was saved at a step."""
+    """Return what the next start lost of the state that was saved at `step`."""
     if not step:
         return []
-    found = [line for line in log.splitlines() if "Replay buffer was unable" in line]
+    problems = [line for line in log.splitlines() if "Replay buffer was unable" in line]
     if not re.search(rf"Resuming .* from step {step}\b", log):
-        found.append(f"it did not continue from step {step}")
-    return found
+        problems.append(f"it did not continue from step {step}")
+    return problems
 
 
 def ended_early(checkpoint: Path, max_steps: int) -> list[str]:
-    """Steps that lack, and files beside the last checkpoint that belong to none."""
+    """Return the missing steps, and the files that belong to no checkpoint."""
     state = load_checkpoint(checkpoint)
     step, folder = state["learner"]["step"], checkpoint.parent
-    found = [] if step >= max_steps else [f"ended at step {step} of {max_steps}"]
+    problems = [] if step >= max_steps else [f"ended at step {step} of {max_steps}"]
     replays = [path for path in folder.glob("*.npz") if path.name != state.get("replay")]
     policies = (path for path in folder.glob("*-[0-9]*.onnx"))
-    alone = [path for path in policies if not path.with_suffix(".pt").exists()]
-    return [*found, *(f"{path.name} belongs to no checkpoint" for path in [*replays, *alone])]
+    unpaired = [path for path in policies if not path.with_suffix(".pt").exists()]
+    return [*problems, *(f"{path.name} belongs to no checkpoint" for path in [*replays, *unpaired])]

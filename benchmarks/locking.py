@@ -17,9 +17,9 @@ SLIP = 0.2
 class Lock(gymnasium.Env[np.ndarray, np.int64]):
     """Sixteen dials, one after another: a right choice leads to the next, a wrong one a dial back.
 
-    Dials slip: one time in five a right choice leads back, too, so who knows the combination opens
-    the lock in 0.969 of the episodes. The last dial opens it, which is worth 1 and ends the
-    episode; all else is worth nothing. Which dial it is at is all that is observed, one-hot.
+    Dials slip: one time in five a right choice leads back, too, so a player who knows the
+    combination opens the lock in 0.969 of the episodes. The last dial opens it, which is worth 1
+    and ends the episode; all else is worth nothing. The only observation is the dial, one-hot.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Lock(gymnasium.Env[np.ndarray, np.int64]):
         """Begin at the first dial."""
         super().reset(seed=seed, options=options)
         self._dial = 0
-        return self._seen(), {}
+        return self._obs(), {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Turn the dial."""
@@ -41,12 +41,12 @@ class Lock(gymnasium.Env[np.ndarray, np.int64]):
         opened = is_right and self._dial == len(CODE) - 1
         if not opened:
             self._dial = max(self._dial + (1 if is_right else -1), 0)
-        return self._seen(), float(opened), opened, False, {}
+        return self._obs(), float(opened), opened, False, {}
 
-    def _seen(self) -> np.ndarray:
-        seen = np.zeros(len(CODE), np.float32)
-        seen[self._dial] = 1.0
-        return seen
+    def _obs(self) -> np.ndarray:
+        obs = np.zeros(len(CODE), np.float32)
+        obs[self._dial] = 1.0
+        return obs
 
 
 gymnasium.register("Lock-v0", entry_point=Lock, max_episode_steps=MAX_STEP)

@@ -38,7 +38,7 @@ ROUNDS = 5
 
 
 def algorithm(spec: BehaviorSpec, *, memory: bool = False, **numbers: Any) -> PPO:
-    """A policy that has learned nothing."""
+    """Return an untrained policy."""
     network: dict[str, Any] = {"hidden_units": 128, "num_layers": 2}
     if memory:
         network["memory"] = {"sequence_length": 64, "memory_size": 128}
@@ -48,9 +48,12 @@ def algorithm(spec: BehaviorSpec, *, memory: bool = False, **numbers: Any) -> PP
 
 
 def observations(spec: BehaviorSpec, n: int, entities: int = MOST) -> list[FloatArray]:
-    """Of n agents, which see so many entities each where their lists have them."""
+    """Return random observations of `n` agents, with `entities` entities in a list."""
     rng = np.random.default_rng(0)
-    drawn = [rng.normal(size=(n, *one.shape)).astype(np.float32) for one in spec.observation_specs]
+    drawn = [
+        rng.normal(size=(n, *obs_spec.shape)).astype(np.float32)
+        for obs_spec in spec.observation_specs
+    ]
     if len(drawn) > 1:
         drawn[0][:, entities:] = 0.0
     return drawn
@@ -61,22 +64,24 @@ def rollout(
 ) -> Rollout:
     """Random experience in trajectories of these lengths, each one sequence."""
     rng = np.random.default_rng(0)
-    n, each = sum(lengths), np.array(lengths)
+    n, trajectory_lengths = sum(lengths), np.array(lengths)
     branches = spec.action_spec.discrete_branches
     return Rollout(
         fields={
-            **{f"obs_{i}": one for i, one in enumerate(observations(spec, n, entities))},
+            **{f"obs_{i}": obs for i, obs in enumerate(observations(spec, n, entities))},
             "log_prob": np.full((n, len(branches)), -1.0, np.float32) * np.log(branches[0]),
             "continuous": np.zeros((n, 0), np.float32),
             "discrete": rng.integers(0, branches[0], (n, len(branches))),
             "allowed": np.ones((n, sum(branches)), np.bool_),
             "reward": rng.normal(size=n).astype(np.float32),
         },
-        starts=np.cumsum(each) - each,
-        lengths=each,
-        terminated=np.zeros(len(each), np.bool_),
-        next_obs=observations(spec, len(each), entities),
-        memory=np.zeros((len(each), 1, memory_size), np.float32) if memory_size else None,
+        starts=np.cumsum(trajectory_lengths) - trajectory_lengths,
+        lengths=trajectory_lengths,
+        terminated=np.zeros(len(trajectory_lengths), np.bool_),
+        next_obs=observations(spec, len(trajectory_lengths), entities),
+        memory=np.zeros((len(trajectory_lengths), 1, memory_size), np.float32)
+        if memory_size
+        else None,
     )
 
 
@@ -108,15 +113,17 @@ def memory_costs() -> None:
     say("decision, ms", kinds)
     for n in (1, 16, 64):
         acts = []
-        for one in kinds.values():
-            memory = np.zeros((n, one.memory_size), np.float32) if one.memory_size else None
-            acts.append(partial(one.act, observations(HALLWAY, n), None, memory))
+        for policy in kinds.values():
+            memory = np.zeros((n, policy.memory_size), np.float32) if policy.memory_size else None
+            acts.append(partial(policy.act, observations(HALLWAY, n), None, memory))
         say(f"{n} agents", [f"{best(act, 100):.3f}" for act in acts])
     say("update, ms", kinds)
     for label, lengths in {"16 episodes of 64": [64] * 16, "64 episodes of 16": [16] * 64}.items():
         updates = [
-            partial(one.update, rollout(HALLWAY, lengths, memory_size=one.memory_size), step=0)
-            for one in kinds.values()
+            partial(
+                policy.update, rollout(HALLWAY, lengths, memory_size=policy.memory_size), step=0
+            )
+            for policy in kinds.values()
         ]
         say(label, [f"{best(update, 5):.1f}" for update in updates])
 
@@ -130,14 +137,14 @@ def attention_costs() -> None:
     say("decision, ms", columns)
     for n in (1, 16, 64):
         acts = [
-            partial(one.act, observations(spec, n, entities), None)
-            for spec, one, entities in columns.values()
+            partial(policy.act, observations(spec, n, entities), None)
+            for spec, policy, entities in columns.values()
         ]
         say(f"{n} agents", [f"{best(act, 50):.2f}" for act in acts])
     say("update, ms", columns)
     updates = [
-        partial(one.update, rollout(spec, [64] * 32, entities=entities), step=0)
-        for spec, one, entities in columns.values()
+        partial(policy.update, rollout(spec, [64] * 32, entities=entities), step=0)
+        for spec, policy, entities in columns.values()
     ]
     say("2048 rows", [f"{best(update, 1):.0f}" for update in updates])
 

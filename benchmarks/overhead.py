@@ -60,16 +60,16 @@ def main() -> int:
     parser.add_argument(
         "--real-time", action="store_true", help="ahead of other programs; for root"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = make(Path(folder) / "project")
-        if given.real_time:
+        if options.real_time:
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-        found = measure(root, given.repeats)
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=2) + "\n")
-    print(table(found))  # noqa: T201  # the result
-    return int(any(statistics.median(one["wall"]) > MOST_S for one in found.values()))
+        seconds = measure(root, options.repeats)
+    if options.json:
+        options.json.write_text(json.dumps(seconds, indent=2) + "\n")
+    print(table(seconds))  # noqa: T201  # the result
+    return int(any(statistics.median(times["wall"]) > MOST_S for times in seconds.values()))
 
 
 def make(root: Path) -> Path:
@@ -86,22 +86,22 @@ def make(root: Path) -> Path:
 
 def run(root: Path, command: tuple[str, ...], *, check: bool = True, **more: str) -> None:
     """Run a command in the copy; a failure shows what it printed."""
-    done = subprocess.run(  # noqa: S603  # fixed commands
+    result = subprocess.run(  # noqa: S603  # fixed commands
         command, cwd=root, env=environment(root) | more, capture_output=True, text=True, check=False
     )
-    if check and done.returncode != 0:
-        sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
+    if check and result.returncode != 0:
+        sys.exit(f"{' '.join(command)}: exit {result.returncode}\n{result.stdout}\n{result.stderr}")
 
 
 def measure(root: Path, repeats: int) -> dict[str, dict[str, list[float]]]:
     """Seconds of each command, by name.
 
     Stages run in a copy of the copy, since their outputs are new to the engines. Each round begins
-    with the store of before, or `export` would find its model registered and do without that.
+    with the first MLflow store, or `export` would find its model registered and skip that work.
     """
     cases = [(name, COMMANDS[name], {}) for name in COMMANDS]
     cases += [(f"{name}, MLflow off", COMMANDS[name], more) for name, more in WITHOUT.items()]
-    found: dict[str, dict[str, list[float]]] = {
+    seconds: dict[str, dict[str, list[float]]] = {
         name: {"wall": [], "processor": []} for name, _, _ in cases
     }
     second = root.with_name("stages")
@@ -112,9 +112,9 @@ def measure(root: Path, repeats: int) -> dict[str, dict[str, list[float]]]:
             began, used = time.perf_counter(), processor_s()
             place = second if name.startswith("stage") else root
             run(place, command, check="refused" not in name, **more)
-            found[name]["wall"].append(time.perf_counter() - began)
-            found[name]["processor"].append(processor_s() - used)
-    return found
+            seconds[name]["wall"].append(time.perf_counter() - began)
+            seconds[name]["processor"].append(processor_s() - used)
+    return seconds
 
 
 def processor_s() -> float:

@@ -93,7 +93,7 @@ def train(
         config: the trainer configuration.
         env: the environment's executable.
         seed: of the run.
-        folder: where runs lie; one of the same program and seed is replaced.
+        folder: where runs lie; a run of the same program and seed is replaced.
         sources: of `ours`.
         site: a folder of packages that both find.
         options: more of `ours` only.
@@ -113,11 +113,11 @@ def train(
         command = [peer_command(), *common, "--base-port", str(free_port())]
         command += ["--timeout-wait", "120"]
         folders = [site]
-    environment["PYTHONPATH"] = os.pathsep.join(str(one) for one in folders if one is not None)
+    environment["PYTHONPATH"] = os.pathsep.join(str(path) for path in folders if path is not None)
     began = time.perf_counter()
     log = folder / f"{run}.log"
     with log.open("w") as stream:
-        done = subprocess.run(  # noqa: S603  # the two programs that are compared
+        completed = subprocess.run(  # noqa: S603  # the two programs that are compared
             command,
             env=environment,
             stdout=stream,
@@ -127,13 +127,15 @@ def train(
         )
     wall = time.perf_counter() - began
     output = log.read_text()
-    if done.returncode:
+    if completed.returncode:
         raise RuntimeError(f"{run} failed:\n" + "\n".join(output.splitlines()[-20:]))
-    found = [match.groupdict() for match in _SUMMARY.finditer(output)]
+    summaries = [match.groupdict() for match in _SUMMARY.finditer(output)]
     return Curve(
-        steps=[int(one["step"]) for one in found],
-        seconds=[float(one["time"]) for one in found],
-        rewards=[None if one["reward"] is None else float(one["reward"]) for one in found],
+        steps=[int(summary["step"]) for summary in summaries],
+        seconds=[float(summary["time"]) for summary in summaries],
+        rewards=[
+            None if summary["reward"] is None else float(summary["reward"]) for summary in summaries
+        ],
         wall_s=wall,
     )
 

@@ -47,19 +47,19 @@ Data = dict[str, np.ndarray]
 
 
 def main() -> None:
-    """Learn, and write what became of the weights."""
-    case_path, given, found = sys.argv[1:]
+    """Train, and write the new weights."""
+    case_path, input_path, output_path = sys.argv[1:]
     torch.set_num_threads(1)
     with open(case_path, encoding="utf-8") as file:  # noqa: PTH123  # nothing of ours is here
         case = json.load(file)
-    with np.load(given) as content:
+    with np.load(input_path) as content:
         data = {name: content[name] for name in content.files}
     trainer = make_trainer(case)
     networks = networks_of(trainer, case)
     for name, network in networks.items():
-        for number, one in enumerate(learned(network)):
+        for number, parameter in enumerate(learned(network)):
             values = torch.from_numpy(data[f"{name}/{number:03}"])
-            one.data.copy_(values.view_as(one))
+            parameter.data.copy_(values.view_as(parameter))
     draw_as_recorded(data)
     if case["clips_values"]:
         clip_values(trainer)
@@ -75,31 +75,31 @@ def main() -> None:
         average_branches(trainer, len(case["actions"]) - 1)
     Run(trainer, case, data).all()
     result = {
-        f"{name}/{number:03}": one.detach().numpy()
+        f"{name}/{number:03}": parameter.detach().numpy()
         for name, network in networks.items()
-        for number, one in enumerate(learned(network))
+        for number, parameter in enumerate(learned(network))
     }
-    np.savez(found, **result)
+    np.savez(output_path, **result)
 
 
 def make_trainer(case: dict[str, Any]) -> Any:
     """A trainer with a policy, as the settings ask for it."""
     register_trainer_plugins()
     settings = RunOptions.from_dict({"behaviors": {"B": case["settings"]}}).behaviors["B"]
-    seen = ObservationSpec(
+    obs_spec = ObservationSpec(
         (case["n_obs"],), (DimensionProperty.NONE,), ObservationType.DEFAULT, "seen"
     )
     n_continuous, *branches = case["actions"]
-    spec = BehaviorSpec([seen], ActionSpec(n_continuous, tuple(branches)))
+    spec = BehaviorSpec([obs_spec], ActionSpec(n_continuous, tuple(branches)))
     folder = tempfile.mkdtemp()
     trainer = TRAINERS[case["trainer"]]("B", 1, settings, True, False, 0, folder)
-    named = BehaviorIdentifiers.from_name_behavior_id(BEHAVIOR)
-    trainer.add_policy(named, trainer.create_policy(named, spec))
+    behavior_id = BehaviorIdentifiers.from_name_behavior_id(BEHAVIOR)
+    trainer.add_policy(behavior_id, trainer.create_policy(behavior_id, spec))
     return trainer
 
 
 def networks_of(trainer: Any, case: dict[str, Any]) -> dict[str, torch.nn.Module]:
-    """Its networks, by the names that tables show."""
+    """Return the trainer's networks, by their names in tables."""
     optimizer = trainer.optimizer
     networks: dict[str, Any] = {"policy": trainer.policy.actor}
     if case["trainer"] == "sac":
@@ -127,12 +127,12 @@ def networks_of(trainer: Any, case: dict[str, Any]) -> dict[str, torch.nn.Module
 
 
 def learned(network: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Its weights, without the numbers that are stored as parameters for Unity."""
-    return [one for one in network.parameters() if one.requires_grad]
+    """Return a network's weights, without the numbers stored as parameters for Unity."""
+    return [parameter for parameter in network.parameters() if parameter.requires_grad]
 
 
 def draw_as_recorded(data: Data) -> None:
-    """Let all that is drawn at random be what ours has drawn, in the same order."""
+    """Replace ML-Agents' random draws by the recorded ones, in the same order."""
     used = dict.fromkeys(("shuffles", "integers", "normal", "uniform"), 0)
 
     def take(name: str, n: int) -> np.ndarray:
@@ -151,16 +151,16 @@ def draw_as_recorded(data: Data) -> None:
     def shuffle(buffer: AgentBuffer, sequence_length: int, key_list: Any = None) -> None:
         keys = key_list or list(buffer.keys())
         n = len(buffer[keys[0]]) // sequence_length
-        wanted = take("shuffles", n).tolist()
+        order = take("shuffles", n).tolist()
         now = getattr(buffer, "order", None) or list(range(n))
         places = {row: place for place, row in enumerate(now)}
         for key in keys:
             rows = []
-            for row in wanted:
+            for row in order:
                 first = places[row] * sequence_length
                 rows += buffer[key][first : first + sequence_length]
             buffer[key].set(rows)
-        buffer.order = wanted
+        buffer.order = order
 
     def like(tensor: torch.Tensor, name: str) -> torch.Tensor:
         return torch.from_numpy(take(name, tensor.numel()).copy()).view(tensor.shape)
@@ -174,8 +174,8 @@ def draw_as_recorded(data: Data) -> None:
 def clip_values(trainer: Any) -> None:
     """Clip values as the paper has it, by epsilon standard deviations of the returns.
 
-    In ML-Agents' buffer old values and returns are one column, so that its clipping has no effect:
-    what it does is given the old values in a column of their own.
+    In ML-Agents' buffer old values and returns are one column, so that its clipping has no effect.
+    Here the old values get a column of their own.
     """
     names = list(trainer.optimizer.reward_signals)
     estimate, append = (
@@ -207,7 +207,7 @@ def clip_values(trainer: Any) -> None:
         for name in names:
             everything = trainer.update_buffer[RewardSignalUtil.returns_key(name)].get_batch()
             most = epsilon * float(np.std(np.asarray(everything, np.float32)))
-            only = ({name: each[name]} for each in (values, last["old"], returns))
+            only = ({name: tensors[name]} for tensors in (values, last["old"], returns))
             losses.append(loss(*only, most, masks))
         return torch.stack(losses).mean()
 
@@ -218,7 +218,7 @@ def clip_values(trainer: Any) -> None:
 
 
 def without_clipping_of_baselines() -> None:
-    """Ours clips neither values, which has no effect here anyway, nor baselines."""
+    """Switch clipping off: ours clips neither baselines nor values (without effect here)."""
     original = ModelUtils.trust_region_value_loss
 
     def unclipped(values: Any, old: Any, returns: Any, _: float, masks: Any) -> Any:
@@ -231,24 +231,27 @@ def clone_means(trainer: Any) -> None:
     """Compare continuous actions with the expert's on one scale.
 
     ML-Agents compares the Gaussian's sample, whose range is -3..3, with an action in -1..1. Here
-    the expert's is stretched, and the loss divided by the square of that.
+    the expert's action is stretched to -3..3, and the loss divided by the square of that factor.
     """
     module = trainer.optimizer.bc_module
     module.demonstration_buffer[BufferKey.CONTINUOUS_ACTION].set(
-        [3.0 * np.asarray(one) for one in module.demonstration_buffer[BufferKey.CONTINUOUS_ACTION]]
+        [
+            3.0 * np.asarray(action)
+            for action in module.demonstration_buffer[BufferKey.CONTINUOUS_ACTION]
+        ]
     )
     loss = module._behavioral_cloning_loss
     module._behavioral_cloning_loss = lambda *args: loss(*args) / 9.0
 
 
 def average_branches(trainer: Any, n: int) -> None:
-    """Make SAC's policy loss the mean over branches, as ours is, which is their sum."""
+    """Make SAC's policy loss, a sum over branches, the mean over them, as ours is."""
     loss = trainer.optimizer.sac_policy_loss
     trainer.optimizer.sac_policy_loss = lambda *args: loss(*args) / n
 
 
 class Run:
-    """Messages to ML-Agents' own bookkeeping of agents, and its trajectories to its trainer."""
+    """Feeds messages to ML-Agents' `AgentProcessor`, and its trajectories to the trainer."""
 
     def __init__(self, trainer: Any, case: dict[str, Any], data: Data) -> None:
         self.trainer, self.case, self.data = trainer, case, data
@@ -262,11 +265,11 @@ class Run:
         self.ids = np.arange(len(data["groups"]), dtype=np.int32)
 
     def put(self, trajectory: Trajectory) -> None:
-        """What a queue does."""
+        """Append a trajectory, as a queue does."""
         self.waiting.append(trajectory)
 
     def all(self) -> None:
-        """All messages, with an update after each block of them."""
+        """Process all messages, with an update after each block of them."""
         last = ActionInfo.empty()
         for number in range(len(self.data["obs"])):
             self.processor.add_experiences(*self.message(number), 0, last)
@@ -280,7 +283,7 @@ class Run:
                     raise ValueError(f"nothing was learned after message {number}")
 
     def process(self, trajectory: Trajectory) -> None:
-        """A trajectory, after which the critic goes on with what it remembers of its agent."""
+        """Process a trajectory with the critic's memory of its agent, and keep the new memory."""
         memories = getattr(self.trainer.optimizer, "critic_memory_dict", {})
         memories.clear()
         if trajectory.agent_id in self.memories:
@@ -291,13 +294,13 @@ class Run:
             self.memories[trajectory.agent_id] = memories[""]
 
     def message(self, number: int) -> tuple[DecisionSteps, TerminalSteps]:
-        """What the environment sends."""
+        """Return the steps that the environment sends in a message."""
         names = ("obs", "last_obs", "reward", "group_reward", "ends", "mask")
         obs, last, reward, shared, ends, mask = (self.data[name][number] for name in names)
         over, groups = ends > 0, self.data["groups"]
         branches = self.case["actions"][1:]
         masks = np.split(mask, np.cumsum(branches)[:-1], axis=1) if branches else None
-        gains = [np.where(over, 0.0, one).astype(np.float32) for one in (reward, shared)]
+        gains = [np.where(over, 0.0, rewards).astype(np.float32) for rewards in (reward, shared)]
         return (
             DecisionSteps([obs], gains[0], self.ids, masks, groups, gains[1]),
             TerminalSteps(
@@ -307,14 +310,14 @@ class Run:
         )  # fmt: skip
 
     def decided(self, number: int) -> ActionInfo:
-        """What the agents do."""
+        """Return the agents' actions after a message."""
         data, n_continuous = self.data, self.case["actions"][0]
         log_prob = data["log_prob"][number]
         action = ActionTuple(data["continuous"][number], data["discrete"][number].astype(np.int32))
         likely = LogProbsTuple(log_prob[:, :n_continuous], log_prob[:, n_continuous:])
         if "memory" in data:
-            named = [get_global_agent_id(0, agent) for agent in self.ids]
-            self.trainer.policy.save_memories(named, data["memory"][number])
+            agent_ids = [get_global_agent_id(0, agent) for agent in self.ids]
+            self.trainer.policy.save_memories(agent_ids, data["memory"][number])
         outputs = {"action": action, "log_probs": likely}
         return ActionInfo(action, action, outputs, list(self.ids))
 

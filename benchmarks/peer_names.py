@@ -36,14 +36,14 @@ def package() -> Path:
 
 def public_names(folder: Path) -> dict[str, ast.AST]:
     """Return the public names of a package, dotted, with what defines each."""
-    found: dict[str, ast.AST] = {}
+    definitions: dict[str, ast.AST] = {}
     for file in sorted(folder.rglob("*.py")):
         module = ".".join(file.relative_to(folder.parent).with_suffix("").parts)
-        whole = module.removesuffix(".__init__")
-        for name, node in _defined(ast.parse(file.read_text()), imports=whole != module):
+        dotted = module.removesuffix(".__init__")
+        for name, node in _defined(ast.parse(file.read_text()), imports=dotted != module):
             if not name.startswith("_"):
-                found[f"{whole}.{name}"] = node
-    return found
+                definitions[f"{dotted}.{name}"] = node
+    return definitions
 
 
 def _defined(tree: ast.AST, *, imports: bool) -> Iterator[tuple[str, ast.AST]]:
@@ -52,9 +52,9 @@ def _defined(tree: ast.AST, *, imports: bool) -> Iterator[tuple[str, ast.AST]]:
             yield node.name, node
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from ((one.id, node) for one in targets if isinstance(one, ast.Name))
+            yield from ((target.id, node) for target in targets if isinstance(target, ast.Name))
         elif isinstance(node, ast.ImportFrom) and imports:
-            yield from ((one.asname or one.name, node) for one in node.names)
+            yield from ((alias.asname or alias.name, node) for alias in node.names)
         elif isinstance(node, ast.If | ast.Try | ast.With):
             yield from _defined(node, imports=imports)
 
@@ -64,12 +64,18 @@ def absent(node: ast.ClassDef, ours: type) -> Iterator[str]:
 
     An argument of the constructor is `(name)`; ours must have it at the same place.
     """
-    known = {one for cls in ours.__mro__ for one in getattr(cls, "__annotations__", ())}
+    known = {
+        annotation for cls in ours.__mro__ for annotation in getattr(cls, "__annotations__", ())
+    }
     known |= set(re.findall(r"self\.(\w+)", inspect.getsource(ours)))
     for name, member in _defined(node, imports=False):
         if name == "__init__" and isinstance(member, ast.FunctionDef):
-            taken = inspect.signature(ours.__init__).parameters.values()  # type: ignore[misc]
-            places = [one.name for one in taken if one.kind is not one.KEYWORD_ONLY]
+            parameters = inspect.signature(ours.__init__).parameters.values()  # type: ignore[misc]
+            places = [
+                parameter.name
+                for parameter in parameters
+                if parameter.kind is not parameter.KEYWORD_ONLY
+            ]
             for place, argument in enumerate(member.args.args):
                 if argument.arg not in places[place : place + 1]:
                     yield f"({argument.arg})"
@@ -77,10 +83,14 @@ def absent(node: ast.ClassDef, ours: type) -> Iterator[str]:
             yield name
 
 
-def _bases(node: ast.ClassDef, every: dict[str, ast.AST]) -> Iterator[ast.ClassDef]:
+def _bases(node: ast.ClassDef, definitions: dict[str, ast.AST]) -> Iterator[ast.ClassDef]:
     named = {base.id for base in node.bases if isinstance(base, ast.Name)}
-    found = {one.name: one for one in every.values() if isinstance(one, ast.ClassDef)}
-    return (found[name] for name in named & found.keys())
+    classes = {
+        definition.name: definition
+        for definition in definitions.values()
+        if isinstance(definition, ast.ClassDef)
+    }
+    return (classes[name] for name in named & classes.keys())
 
 
 @functools.cache
@@ -97,16 +107,16 @@ def lacking() -> Iterator[str]:
     """Yield the names, members and arguments for which there is neither equivalent nor reason."""
     theirs = public_names(package())
     for name, node in theirs.items():
-        known = compat.NAMES.get(name)
-        if known is None:
+        entry = compat.NAMES.get(name)
+        if entry is None:
             yield name
-        elif known.ours is not None and isinstance(node, ast.ClassDef):
+        elif entry.ours is not None and isinstance(node, ast.ClassDef):
             ours = compat.resolve(name)
-            found = {*absent(node, ours)}
+            members = {*absent(node, ours)}
             for base in _bases(node, theirs):
-                found |= {one for one in absent(base, ours) if not one.startswith("(")}
-            every = (f"{node.name}.{one}" for one in sorted(found))
-            yield from (one for one in every if one not in known_members())
+                members |= {member for member in absent(base, ours) if not member.startswith("(")}
+            missing = (f"{node.name}.{member}" for member in sorted(members))
+            yield from (label for label in missing if label not in known_members())
 
 
 def main() -> int:
@@ -114,12 +124,12 @@ def main() -> int:
     theirs = public_names(package())
     equivalent = sum(compat.NAMES[name].ours is not None for name in theirs if name in compat.NAMES)
     missing = list(lacking())
-    ours = {one for one in compat.NAMES if one.startswith(f"{package().name}.")}
+    ours = {qualified for qualified in compat.NAMES if qualified.startswith(f"{package().name}.")}
     unknown = sorted(ours - theirs.keys())
     print(f"{len(theirs)} public names of {package().name}: {equivalent} have an equivalent,")  # noqa: T201
     print(f"{len(theirs) - equivalent} have none and a reason; {len(missing)} are missing")  # noqa: T201
     print(f"{len(known_members())} members and arguments have none and a reason")  # noqa: T201
-    for name in [*missing, *(f"{one} (only here)" for one in unknown)]:
+    for name in [*missing, *(f"{qualified} (only here)" for qualified in unknown)]:
         print(f"  {name}")  # noqa: T201
     return int(bool(missing or unknown))
 

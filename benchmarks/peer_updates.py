@@ -52,7 +52,7 @@ class Stopwatch:
         self.seconds = 0.0
 
     def run(self, function: Callable[..., Any], *args: object) -> Any:
-        """Call it, and give what it gives."""
+        """Call it, and return its result."""
         began = time.process_time()
         result = function(*args)
         self.seconds += time.process_time() - began
@@ -63,16 +63,16 @@ UPDATES = Stopwatch()
 
 
 def numbers(*shape: int) -> np.ndarray:
-    """Standard normal ones."""
+    """Return standard normal numbers."""
     return RNG.normal(size=shape).astype(np.float32)
 
 
 def action() -> ActionTuple:
-    """What one agent does."""
-    taken = ActionTuple()
-    taken.add_continuous(np.tanh(numbers(N_ACTIONS)))
-    taken.add_discrete(NO_CHOICE)
-    return taken
+    """Return a random action of one agent."""
+    result = ActionTuple()
+    result.add_continuous(np.tanh(numbers(N_ACTIONS)))
+    result.add_discrete(NO_CHOICE)
+    return result
 
 
 def experience(n_mates: int) -> AgentExperience:
@@ -99,7 +99,7 @@ def experience(n_mates: int) -> AgentExperience:
 
 
 def filled(n_rows: int, size: int, *, leave: bool) -> AgentBuffer:
-    """Trajectories of agents whose groups have `size` members, or one less after another."""
+    """Return rows of agents in groups of `size` members, or of ever fewer if they `leave`."""
     buffer = AgentBuffer()
     for number in range(n_rows // LENGTH):
         present = size - (number // 3) % size if leave else size
@@ -115,29 +115,31 @@ def filled(n_rows: int, size: int, *, leave: bool) -> AgentBuffer:
             RewardSignalUtil.advantage_key("extrinsic"),
             BufferKey.ADVANTAGES,
         ):
-            rows[key].set(list(numbers(LENGTH)))  # two of these keys are one
+            rows[key].set(list(numbers(LENGTH)))  # two of these keys are the same
         rows.resequence_and_append(buffer, training_length=1)
     return buffer
 
 
 def policy(*, sac: bool = False) -> TorchPolicy:
-    """For balance_ball's agents."""
-    seen = ObservationSpec((N_OBS,), (DimensionProperty.NONE,), ObservationType.DEFAULT, "seen")
-    spec = BehaviorSpec([seen], ActionSpec.create_continuous(N_ACTIONS))
+    """Return a policy for balance_ball's agents."""
+    obs_spec = ObservationSpec((N_OBS,), (DimensionProperty.NONE,), ObservationType.DEFAULT, "seen")
+    spec = BehaviorSpec([obs_spec], ActionSpec.create_continuous(N_ACTIONS))
     kind = {"conditional_sigma": sac, "tanh_squash": sac}
     return TorchPolicy(0, spec, NETWORK, SimpleActor, kind)
 
 
 def on_policy(kind: str, batch_size: int, size: int, *, leave: bool) -> Callable[[], int]:
-    """An epoch; gives how many minibatches it had."""
-    made, own = {
+    """Return a function that runs an epoch and returns its number of minibatches."""
+    optimizer_class, settings_class = {
         "ppo": (TorchPPOOptimizer, PPOSettings),
         "poca": (TorchPOCAOptimizer, POCASettings),
     }[kind]
     settings = TrainerSettings(
-        trainer_type=kind, network_settings=NETWORK, hyperparameters=own(batch_size=batch_size)
+        trainer_type=kind,
+        network_settings=NETWORK,
+        hyperparameters=settings_class(batch_size=batch_size),
     )
-    optimizer = made(policy(), settings)
+    optimizer = optimizer_class(policy(), settings)
     buffer = filled(10 * batch_size, size, leave=leave)
     n_rows = buffer.num_experiences
 
@@ -152,7 +154,7 @@ def on_policy(kind: str, batch_size: int, size: int, *, leave: bool) -> Callable
 
 
 def sac(batch_size: int) -> Callable[[], int]:
-    """Some gradient steps; gives how many."""
+    """Return a function that makes gradient steps and returns their number."""
     settings = TrainerSettings(
         trainer_type="sac",
         network_settings=NETWORK,
@@ -176,7 +178,7 @@ def sac(batch_size: int) -> Callable[[], int]:
 
 @cache
 def prepared(kind: str, batch_size: int, size: int, leave: int) -> Callable[[], int]:
-    """What one round runs, already run once."""
+    """Return the function of one round, already run once."""
     run = sac(batch_size) if kind == "sac" else on_policy(kind, batch_size, size, leave=bool(leave))
     run()
     return run

@@ -36,8 +36,10 @@ class Pitches:
         )
         self.behavior_specs = {f"SoccerTwos?team={team}": spec for team in (0, 1)}
         n = n_agents // 2
-        self._seen = [self._rng.random((997 + n, *one.shape)) for one in spec.observation_specs]
-        self._seen = [one.astype(np.float32) for one in self._seen]
+        self._observations = [
+            self._rng.random((997 + n, *obs_spec.shape)) for obs_spec in spec.observation_specs
+        ]
+        self._observations = [array.astype(np.float32) for array in self._observations]
         self._ids = {name: k * n + np.arange(n) for k, name in enumerate(self.behavior_specs)}
 
     def reset(self) -> dict[str, Steps]:
@@ -45,12 +47,12 @@ class Pitches:
         return self._steps(np.zeros(0, np.int64))
 
     def step(self, actions: Mapping[str, ActionTuple]) -> dict[str, Steps]:
-        """One moment; some games end, and one of the teams has won."""
+        """Advance all games; some end, and one of their teams has won."""
         n_pitches = len(actions["SoccerTwos?team=0"].discrete) // 2
         return self._steps(np.flatnonzero(self._rng.random(n_pitches) < 1.0 / self.LENGTH))
 
     def set_parameter(self, name: str, value: float) -> None:
-        """There is none."""
+        """Do nothing: there is no parameter."""
 
     def close(self) -> None:
         """Nothing to free."""
@@ -63,15 +65,15 @@ class Pitches:
             ended = (2 * over[:, None] + np.arange(2)).flatten()
             nothing = np.zeros(len(ids), np.float32)
             first = int(self._rng.integers(997))
-            obs = [one[first : first + len(ids)] for one in self._seen]
+            obs = [array[first : first + len(ids)] for array in self._observations]
             masks = [np.zeros((len(ids), 3), np.bool_) for _ in range(3)]
-            here = ids.astype(np.int32)
+            agent_ids = ids.astype(np.int32)
             # a player keeps its id: it begins the next game in the same message
-            decisions = DecisionSteps(obs, nothing, here, masks, group, nothing)
+            decisions = DecisionSteps(obs, nothing, agent_ids, masks, group, nothing)
             gained = np.full(len(ended), 1.0 if won else -1.0, np.float32)
             stopped = np.zeros(len(ended), np.bool_)
-            last = [one[ended] for one in obs]
-            rest = (nothing[ended], stopped, here[ended], group[ended], gained)
+            last = [array[ended] for array in obs]
+            rest = (nothing[ended], stopped, agent_ids[ended], group[ended], gained)
             result[name] = (decisions, TerminalSteps(last, *rest))
             won = not won
         return result

@@ -56,9 +56,9 @@ class Workload:
     """From the repository's root."""
     simulator: str
     seconds: float = 12.0
-    """Of the environment's own time that a measurement shall take."""
+    """Seconds of the environment's own time that a measurement takes."""
     updates: int = 5
-    """That a run has at least."""
+    """Fewest updates of a run."""
     rollout: int | None = None
     """Agent steps between updates where trajectories end together; else `buffer_size`."""
     learning: float = 1.0
@@ -119,7 +119,7 @@ class Slowed:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Be the environment."""
+    """Run as the environment."""
 
     def make(seed: int, areas: int) -> Simulator:
         if options.serve == "soccer_twos":
@@ -154,9 +154,9 @@ def environment_only(env: Path, n_envs: int, seconds: float) -> float:
         n_steps, began = 0, time.perf_counter()
         while (spent := time.perf_counter() - began) < seconds:
             for name, spec in workers.behavior_specs.items():
-                here = [len(decision) for decision, _ in workers.get_steps(name)]
-                n_steps += sum(here)
-                actions = [spec.action_spec.random_action(n, rng) for n in here]
+                counts = [len(decision) for decision, _ in workers.get_steps(name)]
+                n_steps += sum(counts)
+                actions = [spec.action_spec.random_action(n, rng) for n in counts]
                 workers.set_actions(name, actions)
             workers.step()
         return n_steps / spent
@@ -187,7 +187,7 @@ def rollout_steps(workload: Workload) -> int:
 
 
 def taken(folder: Path) -> list[AnyArray]:
-    """The logs of the environments that have ended, [exchanges, 2] each, and no longer there."""
+    """Read and remove the logs of the environments that have ended, [exchanges, 2] each."""
     paths = sorted(folder.glob("*.npy"))
     logs = [np.load(path) for path in paths]
     for path in paths:
@@ -207,13 +207,13 @@ def steady_rate(logs: Sequence[AnyArray], every: int) -> float:
     """
     exchanges = np.concatenate(logs)
     seconds, n_steps = exchanges[exchanges[:, 0].argsort(kind="stable")].T
-    done = n_steps.cumsum()
-    first, last = done.searchsorted([2 * every, done[-1] - every])
-    return float((done[last] - done[first]) / (seconds[last] - seconds[first]))
+    total = n_steps.cumsum()
+    first, last = total.searchsorted([2 * every, total[-1] - every])
+    return float((total[last] - total[first]) / (seconds[last] - seconds[first]))
 
 
 def compute_only(curve: Curve, folder: Path, seed: int) -> float:
-    """Agent steps per second of the trainer's own time but for compiling, in a seed's run."""
+    """Agent steps per second of the trainer's own time, without compiling, in a seed's run."""
     spent = json.loads((folder / f"ours-{seed}/run_logs/seconds.json").read_text())
     return curve.steps[-1] / (spent["total"] - spent["environment"] - spent.get("compile", 0.0))
 
@@ -224,7 +224,7 @@ _PREDICTED = ("predicted for threaded", "predicted for 4 environments")
 def measure(
     name: str, ms: float, n_envs: int, options: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Rates of each round, by who."""
+    """Return the rates of each round, by program and mode."""
     workload = WORKLOADS[name]
     more = ["--torch-compile"] if options.compile else []
     rates: dict[str, list[float]] = {}
@@ -232,16 +232,17 @@ def measure(
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             env = executable(folder, workload.simulator, ms, options)
-            alone = workload.learning * environment_only(env, n_envs, workload.seconds / 3)
-            rates.setdefault("environment", []).append(alone)
+            env_rate = workload.learning * environment_only(env, n_envs, workload.seconds / 3)
+            rates.setdefault("environment", []).append(env_rate)
             programs = ["ours", "peer"] if options.peer else ["ours"]
             for program in programs:
-                speed = alone if program == "ours" else alone / 3  # the peer needs no more time
+                # The peer needs no more time.
+                speed = env_rate if program == "ours" else env_rate / 3
                 steps = int(speed * workload.seconds)
                 for threaded in (False, True):
                     changes = {"threaded": threaded, "n_envs": n_envs, "steps": steps}
                     config = configuration(workload, folder, **changes)
-                    taken(folder)  # those of random actions, or of the run before
+                    taken(folder)  # drops the logs of random actions, or of the run before
                     curve = train(program, config, env, seed=number, folder=folder, options=more)
                     every = int(rollout_steps(workload) / workload.learning)
                     logs = taken(folder)
@@ -254,42 +255,42 @@ def measure(
                         predicted.append(rate * times.after(threaded=True))
                         predicted = rates.setdefault(_PREDICTED[1], [])
                         predicted.append(rate * times.after(n_times=4))
-                    who = f"{program}, threaded" if threaded else program
-                    rates.setdefault(who, []).append(rate)
+                    variant = f"{program}, threaded" if threaded else program
+                    rates.setdefault(variant, []).append(rate)
     return rates
 
 
 def predictions(cells: Mapping[tuple[str, float, int], Mapping[str, list[float]]]) -> list[str]:
-    """What was predicted from one environment, and what came, for each workload and time."""
+    """Return lines of predicted and measured rates, for each workload and time."""
     lines = []
     for (name, ms, n_envs), rates in cells.items():
         if n_envs != 1:
             continue
         measured = [rates["ours, threaded"], cells.get((name, ms, 4), {}).get("ours")]
-        for what, came in zip(_PREDICTED, measured, strict=True):
-            if came is not None:
-                expected, got = statistics.median(rates[what]), statistics.median(came)
+        for title, measurements in zip(_PREDICTED, measured, strict=True):
+            if measurements is not None:
+                expected, got = statistics.median(rates[title]), statistics.median(measurements)
                 far = f"{expected / got - 1:+.0%}"
                 lines.append(
-                    f"{name}, {ms:g} ms: {what} {expected:,.0f}, measured {got:,.0f}: {far}"
+                    f"{name}, {ms:g} ms: {title} {expected:,.0f}, measured {got:,.0f}: {far}"
                 )
     return lines
 
 
 def line(name: str, ms: float, n_envs: int, rates: dict[str, list[float]]) -> str:
     """A row of the table."""
-    alone = rates["environment"]
+    env_rates = rates["environment"]
     cells = [name, f"{ms:g}", str(n_envs)]
-    cells += [f"{statistics.median(rates[who]):,.0f}" for who in ("environment", "compute")]
-    for who, found in rates.items():
-        if who not in ("environment", "compute", *_PREDICTED):
-            shares = [one / all_of_it for one, all_of_it in zip(found, alone, strict=True)]
-            cells.append(f"{statistics.median(found):,.0f} ({statistics.median(shares):.0%})")
+    cells += [f"{statistics.median(rates[variant]):,.0f}" for variant in ("environment", "compute")]
+    for variant, measured in rates.items():
+        if variant not in ("environment", "compute", *_PREDICTED):
+            shares = [rate / env_rate for rate, env_rate in zip(measured, env_rates, strict=True)]
+            cells.append(f"{statistics.median(measured):,.0f} ({statistics.median(shares):.0%})")
     return "| " + " | ".join(cells) + " |"
 
 
 def main() -> None:
-    """Measure and print, or be the environment."""
+    """Measure and print, or run as the environment."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one cell in about a minute")
     parser.add_argument("--workload", nargs="+", choices=list(WORKLOADS), default=["ppo"])
@@ -310,14 +311,14 @@ def main() -> None:
         return
     if options.quick:
         options.ms, options.envs, options.rounds = [6.0], [1], 1
-    whos = ["ours", "ours, threaded", "mlagents-learn", "mlagents-learn, threaded"]
+    programs = ["ours", "ours, threaded", "mlagents-learn", "mlagents-learn, threaded"]
     titles = [
         "workload",
         "ms",
         "environments",
         "environment only",
         "compute only",
-        *whos[: 4 if options.peer else 2],
+        *programs[: 4 if options.peer else 2],
     ]
     print("| " + " | ".join(titles) + " |")  # noqa: T201
     print("|---|" + "--:|" * (len(titles) - 1))  # noqa: T201
@@ -331,7 +332,7 @@ def main() -> None:
     print(*predictions(cells), sep="\n")  # noqa: T201
     if options.json is not None:
         names = ("workload", "ms", "envs")
-        results = [dict(zip(names, key, strict=True), rates=one) for key, one in cells.items()]
+        results = [dict(zip(names, key, strict=True), rates=cell) for key, cell in cells.items()]
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 
 

@@ -59,8 +59,8 @@ def task(name: str, env_id: str, file: str, **options: int) -> Case:
 
 
 TASKS = {
-    one.case.name: one
-    for one in (
+    published.case.name: published
+    for published in (
         Published(
             case=task("ppo_cartpole", "CartPole-v1", "config/ppo/CartPole.yaml", n_agents=8),
             known=f"500.0 after 100k ({ZOO})",
@@ -99,8 +99,8 @@ def main() -> None:
     rows = []
     for name in options.task:
         runs = Runs(TASKS[name].case, folder, steps=None, sources=options.sources)
-        found = [runs.outcome("ours", seed) for seed in options.seeds]
-        rows.append(row(TASKS[name], runs.max_steps, found))
+        outcomes = [runs.outcome("ours", seed) for seed in options.seeds]
+        rows.append(row(TASKS[name], runs.max_steps, outcomes))
         say(table(_HEADER, rows[-1:]).splitlines()[-1])
     if options.write:
         put(PAGE, "published", _HEADER, rows, keep=True)
@@ -108,8 +108,8 @@ def main() -> None:
 
 def row(published: Published, steps: int, found: list[Outcome]) -> list[str]:
     """The cells of one task."""
-    each = [run.deterministic for run in found]
-    summary = summarize(each)
+    returns = [run.deterministic for run in found]
+    summary = summarize(returns)
     return [
         published.case.title,
         f"`{published.case.file}`",
@@ -117,7 +117,7 @@ def row(published: Published, steps: int, found: list[Outcome]) -> list[str]:
         published.known,
         f"{published.least:g}",
         interval(summary, 1),
-        " / ".join(f"{value:.1f}" for value in each),
+        " / ".join(f"{value:.1f}" for value in returns),
         "yes" if summary.mean >= published.least else "**no**",
     ]
 

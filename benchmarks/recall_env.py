@@ -13,7 +13,7 @@ DELAYS = (8, 12)
 
 
 class Recall(gymnasium.Env[np.ndarray, np.int64]):
-    """Which of four was shown at the first decision? It is asked eight to twelve decisions later.
+    """A cue of four is shown at the first decision, and asked for 8 to 12 decisions later.
 
     Observed are the cue, one-hot and only at first, and whether this decision is the answer. The
     right answer is worth 1 and every other 0: guessing, which is the best without memory, 0.25.
@@ -31,17 +31,17 @@ class Recall(gymnasium.Env[np.ndarray, np.int64]):
         super().reset(seed=seed, options=options)
         self._cue = int(self.np_random.integers(N_CUES))
         self._left = int(self.np_random.integers(DELAYS[0], DELAYS[1] + 1))
-        seen = np.zeros(N_CUES + 1, np.float32)
-        seen[self._cue] = 1.0
-        return seen, {}
+        obs = np.zeros(N_CUES + 1, np.float32)
+        obs[self._cue] = 1.0
+        return obs, {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Wait, or answer."""
-        asked = self._left == 0
+        is_answer = self._left == 0
         self._left -= 1
-        seen = np.zeros(N_CUES + 1, np.float32)
-        seen[-1] = self._left == 0
-        return seen, float(asked and int(action) == self._cue), asked, False, {}
+        obs = np.zeros(N_CUES + 1, np.float32)
+        obs[-1] = self._left == 0
+        return obs, float(is_answer and int(action) == self._cue), is_answer, False, {}
 
 
 gymnasium.register("Recall-v0", entry_point=Recall)

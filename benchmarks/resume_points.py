@@ -53,12 +53,12 @@ class Meter:
     """CPU and clock, of each resume point."""
     began: tuple[float, float] = (0.0, 0.0)
     measured: tuple[float, float] = (0.0, 0.0)
-    """Of the training since the first resume point, with the others."""
+    """CPU and clock of the training since the first resume point, later ones included."""
 
     is_inside: bool = False
 
     def timed(self, call: Callable[..., Any], *, begins: bool) -> Callable[..., Any]:
-        """Return the call with its time added, to a resume point that it begins or to the last."""
+        """Return the call with its time added to a new resume point, or to the last one."""
 
         def wrapped(*arguments: Any, **named: Any) -> Any:
             if self.is_inside:
@@ -83,7 +83,7 @@ def clocks() -> tuple[float, float]:
 
 
 def since(start: tuple[float, float]) -> tuple[float, float]:
-    """Return what has passed on both."""
+    """Return the time that has passed on both clocks."""
     now = clocks()
     return now[0] - start[0], now[1] - start[1]
 
@@ -100,7 +100,7 @@ def fill(replay: Replay, rng: np.random.Generator) -> None:
 
 
 def measured(build: Path, settings: RunSettings, seconds: float, *, full: bool = False) -> Meter:
-    """Train in an executable for so long, and return what the resume points took."""
+    """Train in an executable for `seconds`, and return the times of the resume points."""
     meter, filled = Meter(), Replay.__init__
 
     def init(self: Replay, *arguments: Any, **named: Any) -> None:
@@ -130,9 +130,9 @@ def row(name: str, meter: Meter) -> tuple[str, ...]:
     """Return the cells of a row: all resume points but the first."""
     later = meter.seconds[1:]
     spent = [sum(column) for column in zip(*later, strict=True)] if later else [0.0, 0.0]
-    share = [part / max(whole, 1e-9) for part, whole in zip(spent, meter.measured, strict=True)]
-    cells = (f"{1000 * one / max(len(later), 1):.0f} ms" for one in spent)
-    return (name, str(len(later)), *cells, *(f"{100 * one:.2f} %" for one in share))
+    share = [part / max(total, 1e-9) for part, total in zip(spent, meter.measured, strict=True)]
+    cells = (f"{1000 * seconds / max(len(later), 1):.0f} ms" for seconds in spent)
+    return (name, str(len(later)), *cells, *(f"{100 * fraction:.2f} %" for fraction in share))
 
 
 def main() -> None:
@@ -145,8 +145,8 @@ def main() -> None:
     overrides = to_plain(merge(undotted(params.overrides(PPO), ""), longer))
     ppo = load_run_settings(ROOT / params.experiment(PPO).trainer, overrides=overrides)
     at = "behaviors.3DBall.hyperparameters"
-    kept = {f"{at}.save_replay_buffer": True, f"{at}.buffer_size": ROWS}
-    of_sac = {**kept, "behaviors.3DBall.max_steps": ENDLESS}
+    replay_settings = {f"{at}.save_replay_buffer": True, f"{at}.buffer_size": ROWS}
+    of_sac = {**replay_settings, "behaviors.3DBall.max_steps": ENDLESS}
     sac = load_run_settings(ROOT / "config/sac/3DBall.yaml", overrides=of_sac)
     rows = []
     with tempfile.TemporaryDirectory() as folder:

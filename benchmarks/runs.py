@@ -42,7 +42,7 @@ class Outcome:
 
 
 class Runs:
-    """The runs of one case, trained when they are asked for and not there yet.
+    """The runs of one case, each trained at its first use.
 
     Args:
         case: what is trained.
@@ -65,23 +65,23 @@ class Runs:
         name = f"{case.name}-{steps}" if steps else case.name
         self._folder = folder.resolve() / (f"{name}-threaded" if threaded else name)
         content = case.settings(steps, Path("expert.demo"), threaded=threaded)
-        own = case.environment
-        shown = [case.n_demonstrations] if case.n_demonstrations else []
-        described = json.dumps([content, own.name, own.options, *shown])
+        environment = case.environment
+        demonstrations = [case.n_demonstrations] if case.n_demonstrations else []
+        described = json.dumps([content, environment.name, environment.options, *demonstrations])
         self._digest = hashlib.sha256(described.encode()).hexdigest()
         (behavior,) = content["behaviors"].values()
         self.max_steps: int = behavior["max_steps"]
 
     def outcome(self, program: str, seed: int) -> Outcome:
-        """What a program made of the case with a seed; played again if by now more is asked for."""
-        kept = self._folder / f"{program}-{seed}.json"
+        """Return a program's outcome with a seed; train or measure if it is missing or outdated."""
+        outcome_file = self._folder / f"{program}-{seed}.json"
         curve = None
-        if kept.exists():
-            content = json.loads(kept.read_text())
+        if outcome_file.exists():
+            content = json.loads(outcome_file.read_text())
             old = Outcome(**{**content, "curve": Curve(**content["curve"])})
             if old.settings == self._digest:
-                wanted = (self._case.n_episodes, SEED + seed)
-                if (old.episodes, old.played_with) == wanted:
+                expected = (self._case.n_episodes, SEED + seed)
+                if (old.episodes, old.played_with) == expected:
                     return old
                 curve = old.curve
         if curve is None:
@@ -95,7 +95,7 @@ class Runs:
             episodes=self._case.n_episodes,
             played_with=SEED + seed,
         )
-        write_whole(kept, json.dumps(asdict(outcome)))
+        write_whole(outcome_file, json.dumps(asdict(outcome)))
         sys.stderr.write(
             f"{self._case.name}, {NAMES[program]}, seed {seed}: {outcome.sampled:.3f} sampled, "
             f"{outcome.deterministic:.3f} deterministic, {curve.wall_s:.0f} s\n"
@@ -103,11 +103,11 @@ class Runs:
         return outcome
 
     def matches(self, seeds: list[int]) -> list[float]:
-        """Of a duel whose runs are there: mean return of ours against the peer's, seed by seed."""
+        """Return the mean return of ours against the peer's in a duel, for each seed."""
         place = self._folder
         return [
-            match(self._case, place / f"ours-{one}", place / f"peer-{one}", seed=one)
-            for one in seeds
+            match(self._case, place / f"ours-{seed}", place / f"peer-{seed}", seed=seed)
+            for seed in seeds
         ]
 
     def _train(self, program: str, seed: int) -> Curve:
@@ -121,7 +121,7 @@ class Runs:
 
 
 def interval(summary: Summary | None, digits: int | None = None) -> str:
-    """Mean over seeds and its 95 % interval, with three digits where they are of small numbers."""
+    """Format a mean over seeds and its 95 % interval; small numbers get three digits."""
     if summary is None:
         return "not run"
     if digits is None:
@@ -133,7 +133,7 @@ def interval(summary: Summary | None, digits: int | None = None) -> str:
 
 
 def n_digits(value: float) -> int:
-    """Digits after the point that a table shows of values like this one."""
+    """Digits after the point that a table shows of a value of this size."""
     return 3 if abs(value) < 10 else 2
 
 

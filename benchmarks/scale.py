@@ -66,13 +66,13 @@ class Crowd:
         self._n_steps = 0
 
     def reset(self) -> Mapping[str, Steps]:
-        """Every agent asks."""
+        """Begin episodes; every agent requests a decision."""
         self._age[:] = 0
         over = np.zeros(self._ids.shape[1], dtype=np.bool_)
         return {name: self._steps(k, over) for k, name in enumerate(self.behavior_specs)}
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Every agent asks again, some after the end of an episode."""
+        """Every agent requests a decision, some after the end of an episode."""
         del actions
         self._n_steps += 1
         self._age += 1
@@ -86,7 +86,7 @@ class Crowd:
         return {name: self._steps(k, over[k]) for k, name in enumerate(self.behavior_specs)}
 
     def set_parameter(self, name: str, value: float) -> None:
-        """There are none."""
+        """Do nothing: there are no parameters."""
 
     def close(self) -> None:
         """Nothing to free."""
@@ -94,18 +94,18 @@ class Crowd:
     def _steps(self, behavior: int, over: np.ndarray) -> Steps:
         ids = self._ids[behavior]
         obs = self._rng.random((len(ids), 8), dtype=np.float32)
-        one, group = np.ones(len(ids), np.float32), np.zeros(len(ids), np.int32)
+        rewards, group = np.ones(len(ids), np.float32), np.zeros(len(ids), np.int32)
         rows = np.flatnonzero(over)
         none = np.zeros(len(rows), np.float32)
         cut = np.zeros(len(rows), np.bool_)
         return (
-            DecisionSteps([obs], one, ids.copy(), None, group, np.zeros_like(one)),
-            TerminalSteps([obs[rows]], one[rows], cut, ids[rows], group[rows], none),
+            DecisionSteps([obs], rewards, ids.copy(), None, group, np.zeros_like(rewards)),
+            TerminalSteps([obs[rows]], rewards[rows], cut, ids[rows], group[rows], none),
         )
 
 
 class Measured(UnityEnvironment):
-    """Notes time and memory of the steps, and asks for the end after the last one."""
+    """Measures time and memory of the steps, and interrupts the run after the last one."""
 
     n_steps, n_done = 0, 0
 
@@ -115,17 +115,20 @@ class Measured(UnityEnvironment):
         self.began, self.ended = 0.0, 0.0
         self.early: list[tuple[float, float]] = []
         self.late: list[tuple[float, float]] = []
-        self._here = psutil.Process()
-        self._there = self._here.children()[0]
+        self._own_process = psutil.Process()
+        self._env_process = self._own_process.children()[0]
 
     def step_wait(self) -> None:
-        """Half a step, counted."""
+        """Finish a step, count it and take the memory."""
         super().step_wait()
         self.n_done += 1
         fifth = (5 * self.n_done - 1) // self.n_steps
         if fifth in (1, 4):
-            both = self._here.memory_info().rss / 2**20, self._there.memory_info().rss / 2**20
-            (self.early if fifth == 1 else self.late).append(both)
+            memory_mb = (
+                self._own_process.memory_info().rss / 2**20,
+                self._env_process.memory_info().rss / 2**20,
+            )
+            (self.early if fifth == 1 else self.late).append(memory_mb)
         if fifth == 0:
             self.began = time.perf_counter()
         self.ended = time.perf_counter()
@@ -134,7 +137,7 @@ class Measured(UnityEnvironment):
 
 
 def measure(case: str, mode: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds per step, and memory of both processes at both marks."""
+    """Milliseconds per step, and the most memory of both processes early and late."""
     sizes = {**CASES[case], **{k: v for k, v in given(options).items() if CASES[case][k] > 1}}
     with tempfile.TemporaryDirectory() as name:
         program = Path(name) / "crowd"
@@ -190,7 +193,7 @@ def train(env: UnityEnvironment, sizes: dict[str, int], run_dir: Path, *, infere
 
 
 def main() -> None:
-    """Measure and print, or be the environment."""
+    """Measure and print, or run as the environment."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", choices=CASES, action="append")
     parser.add_argument("--mode", choices=MODES, action="append")
@@ -209,7 +212,7 @@ def main() -> None:
         client.converse(lambda *_: crowd, port=options.mlagents_port)
         return
     pairs = [(c, m) for c in options.case or CASES for m in options.mode or MODES]
-    if len(pairs) > 1:  # each in a process of its own, so that memory is its own
+    if len(pairs) > 1:  # each in its own process, so that memory is measured apart
         for case, mode in pairs:
             words = [f"--case={case}", f"--mode={mode}", f"--steps={options.steps}"]
             words += [f"--{key}={value}" for key, value in given(options).items()]
@@ -226,8 +229,8 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(found) + "\n")
         return
     memory = "   ".join(
-        f"{who} " + " -> ".join(f"{mb:4.0f}" for mb in found[f"{who}_mb"]) + " MB"
-        for who in ("trainer", "environment")
+        f"{process} " + " -> ".join(f"{mb:4.0f}" for mb in found[f"{process}_mb"]) + " MB"
+        for process in ("trainer", "environment")
     )
     sys.stdout.write(
         f"{found['behaviors']:3} x {found['agents']:4} agents, {found['vanishing']} vanish   "

@@ -37,7 +37,7 @@ SEED = 1
 
 
 class Scripted:
-    """The simulator's expert for one behavior, with the memories that it makes itself."""
+    """The simulator's expert for one behavior, which keeps its own memories."""
 
     kind = "scripted"
 
@@ -45,14 +45,14 @@ class Scripted:
         self._expert = registry.expert(name, behavior)
 
     def reset(self, seed: int) -> None:
-        """Begins without memories as it is."""
+        """Do nothing: it begins without memories."""
 
     def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:  # noqa: ARG002  # of the interface
-        """What the expert does."""
+        """Return the expert's actions."""
         return self._expert(steps)
 
     def end(self, agent_ids: Iterable[int]) -> None:
-        """Experts see for themselves where an episode begins."""
+        """Do nothing: experts notice where an episode begins."""
 
 
 class Random:
@@ -65,7 +65,7 @@ class Random:
         self._rng = seeding.stream(SEED, "random player")
 
     def reset(self, seed: int) -> None:
-        """Its stream goes on."""
+        """Do nothing: its random stream continues."""
 
     def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:  # noqa: ARG002  # of the interface
         """One action per agent."""
@@ -77,7 +77,7 @@ class Random:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What the agents of one behavior reached."""
+    """Results of the agents of one behavior."""
 
     behavior: str
     kind: str
@@ -105,10 +105,10 @@ def made(name: str, *, seed: int = SEED, **options: Any) -> Simulator:
 
 
 def action_specs(name: str, **options: Any) -> dict[str, ActionSpec]:
-    """What the agents of each behavior do, by its qualified name."""
+    """Return the action spec of each behavior, by its qualified name."""
     simulator = made(name, **options)
     try:
-        return {one: spec.action_spec for one, spec in simulator.behavior_specs.items()}
+        return {behavior: spec.action_spec for behavior, spec in simulator.behavior_specs.items()}
     finally:
         simulator.close()
 
@@ -124,8 +124,8 @@ def play(name: str, kinds: Mapping[str, str], n_episodes: int, **options: Any) -
         played = evaluate(env, players, episodes=n_episodes, seed=SEED)
     scores = []
     for behavior, kind in kinds.items():
-        own = [one for one in played if one.behavior == behavior]
-        returns = np.array([one.episode_return for one in own])
+        counted = [episode for episode in played if episode.behavior == behavior]
+        returns = np.array([episode.episode_return for episode in counted])
         scores.append(
             Score(
                 behavior=behavior,
@@ -135,8 +135,8 @@ def play(name: str, kinds: Mapping[str, str], n_episodes: int, **options: Any) -
                 low=float(returns.min()),
                 high=float(returns.max()),
                 won=float((returns > 0).mean()),
-                length=float(np.mean([one.length for one in own])),
-                interrupted=float(np.mean([one.interrupted for one in own])),
+                length=float(np.mean([episode.length for episode in counted])),
+                interrupted=float(np.mean([episode.interrupted for episode in counted])),
             )
         )
     return scores
@@ -157,5 +157,5 @@ if __name__ == "__main__":
     parser.add_argument("names", nargs="*", metavar="NAME", help="all simulators if none is named")
     parser.add_argument("--episodes", type=int, default=600, help="of each behavior")
     arguments = parser.parse_args()
-    for one in arguments.names or registry.NAMES:
-        report(one, arguments.episodes)
+    for environment_name in arguments.names or registry.NAMES:
+        report(environment_name, arguments.episodes)

@@ -67,17 +67,17 @@ def settings(values: dict[str, Any], steps: int) -> dict[str, Any]:
 
 
 def score(values: dict[str, Any], seed: int, steps: int, known: dict[str, float]) -> float:
-    """Mean return of the policy that these values train; of the same values, the same."""
+    """Return the mean return of a policy trained with these values; kept in `known`."""
     key = f"{seed} {sorted(values.items())}"
     if key not in known:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
             env = pipeline.make_env("gymnasium:CartPole-v1", seed=seed, n_agents=16)
-            done = pipeline.train(env, settings(values, steps), seed=seed, run_dir=folder)
-            policy = pipeline.export_policy(done.behaviors["CartPole-v1"].checkpoint, folder)
+            trained = pipeline.train(env, settings(values, steps), seed=seed, run_dir=folder)
+            policy = pipeline.export_policy(trained.behaviors["CartPole-v1"].checkpoint, folder)
             episodes = pipeline.evaluate(
                 policy, "gymnasium:CartPole-v1", episodes=EPISODES, n_agents=16
             )
-        known[key] = statistics.fmean(one.episode_return for one in episodes)
+        known[key] = statistics.fmean(episode.episode_return for episode in episodes)
     return known[key]
 
 
@@ -88,11 +88,11 @@ def search(
     block = SWEEP | {"seed": seed, "runs": trials}
     sweep = read_dataclass(SweepParams, from_plain(block, "searches.py"), "")
     sweep = replace(sweep, startup=trials) if method == "random" else sweep
-    done: dict[str, tuple[dict[str, Any], float]] = {}
+    finished: dict[str, tuple[dict[str, Any], float]] = {}
     for number in range(1, trials + 1):
-        values = sweep.propose(number, done, ())
-        done[f"{number:03}"] = (values, score(values, 1, steps, known))
-    return list(done.values())
+        values = sweep.propose(number, finished, ())
+        finished[f"{number:03}"] = (values, score(values, 1, steps, known))
+    return list(finished.values())
 
 
 def tell(cells: list[str]) -> None:
@@ -115,11 +115,11 @@ def main() -> None:
     tell(["---:", "---", *["---:"] * (len(at) + 1)])
     for repeat in range(arguments.repeats):
         for method in ("random", "optuna"):
-            found = search(method, repeat, arguments.trials, arguments.steps, known)
-            best = [max(one for _, one in found[:n]) for n in at]
-            chosen = max(found, key=lambda one: one[1])[0]
-            fresh = statistics.fmean(score(chosen, one, arguments.steps, known) for one in FRESH)
-            tell([str(repeat), method, *(f"{one:.1f}" for one in (*best, fresh))])
+            results = search(method, repeat, arguments.trials, arguments.steps, known)
+            best = [max(value for _, value in results[:n]) for n in at]
+            chosen = max(results, key=lambda trial: trial[1])[0]
+            fresh = statistics.fmean(score(chosen, seed, arguments.steps, known) for seed in FRESH)
+            tell([str(repeat), method, *(f"{value:.1f}" for value in (*best, fresh))])
 
 
 if __name__ == "__main__":

@@ -74,25 +74,25 @@ def adapted(source: Path, steps: int | None) -> RunSettings:
     settings = load_run_settings(source)
     n_turns = N_TURNS if len(settings.behaviors) > 1 else 1
     behaviors = {}
-    for name, one in settings.behaviors.items():
-        n_steps = one.max_steps if steps is None else steps
+    for name, behavior in settings.behaviors.items():
+        n_steps = behavior.max_steps if steps is None else steps
         behaviors[name] = replace(
-            one,
+            behavior,
             max_steps=n_steps,
             checkpoint_interval=n_steps // N_CHECKPOINTS,
             keep_checkpoints=0,
             summary_freq=n_steps // N_SUMMARIES,
-            self_play=turns(one, n_steps // n_turns),
+            self_play=turns(behavior, n_steps // n_turns),
         )
     return replace(settings, behaviors=behaviors)
 
 
 def turns(settings: TrainerSettings, longest: int) -> SelfPlaySettings | None:
     """Self-play with turns of `longest` steps at most."""
-    asked = settings.self_play
-    if asked is None:
+    self_play = settings.self_play
+    if self_play is None:
         return None
-    return replace(asked, team_change=min(asked.team_change, longest))
+    return replace(self_play, team_change=min(self_play.team_change, longest))
 
 
 def train(name: str, settings: RunSettings, seed: int, folder: Path) -> None:
@@ -108,7 +108,7 @@ def train(name: str, settings: RunSettings, seed: int, folder: Path) -> None:
 
 
 def report(name: str, folder: Path, *, n_games: int, seed: int) -> None:
-    """Print who beats whom."""
+    """Print the win rates of all pairs of players."""
     sides = list(action_specs(name))
     rows, columns = (choices(folder, side) for side in sides)
     sys.stdout.write(f"share of decided games that {sides[0]} wins against {sides[1]}\n")
@@ -122,7 +122,7 @@ def report(name: str, folder: Path, *, n_games: int, seed: int) -> None:
             }
             with InProcessEnvironment(registry.make(name, seed=seed + 1000)) as env:
                 episodes = evaluate(env, players, episodes=n_games, seed=seed, deterministic=False)
-            won, decided = score([one for one in episodes if one.behavior == sides[1]])
+            won, decided = score([episode for episode in episodes if episode.behavior == sides[1]])
             low, high = wilson(won, decided)
             share = won / decided if decided else math.nan
             cells.append(f"{share:8.2f} [{low:.2f}, {high:.2f}] {decided:>4}")
@@ -142,7 +142,7 @@ def choices(folder: Path, side: str) -> list[str]:
 
 
 def player(name: str, folder: Path, side: str, choice: str) -> ActingPolicy:
-    """Who plays a side."""
+    """Return the player of a side."""
     behavior = side.partition("?")[0]
     if choice == Random.kind:
         return Random(action_specs(name)[side])
@@ -153,8 +153,8 @@ def player(name: str, folder: Path, side: str, choice: str) -> ActingPolicy:
 
 def score(episodes: list[Episode]) -> tuple[int, int]:
     """Games that the other side won, and games that had a winner, from one side's episodes."""
-    lost = sum(one.episode_return < 0 for one in episodes)
-    return lost, lost + sum(one.episode_return > 0 for one in episodes)
+    lost = sum(episode.episode_return < 0 for episode in episodes)
+    return lost, lost + sum(episode.episode_return > 0 for episode in episodes)
 
 
 def wilson(won: int, n: int) -> tuple[float, float]:

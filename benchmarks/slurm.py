@@ -96,24 +96,24 @@ NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory=8000 State=UNKNOWN
 PartitionName=main Nodes={host} Default=YES MaxTime=60 State=UP
 """
 TRAINED_S = 200.0
-"""Seconds of training that the second experiment is made for, at the pace of the first.
+"""Planned seconds of training of the second experiment, at the pace of the first.
 
-More than come before the warning, and less than four tries have, even at half or twice that pace.
+More than pass before the warning, and less than four tries last, even at half or twice that pace.
 """
 STARTUP_S = 60.0
 
 
 def main() -> int:
-    """Run, print what was found as JSON, and give 1 if anything is not as it should be."""
+    """Run, print the results as JSON, and return 1 if a check fails."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trained-s", type=float, default=TRAINED_S)
     trained_s = parser.parse_args().trained_s
     if missing := [name for name in DAEMONS if find(name) is None]:
         sys.exit(f"not installed: {', '.join(missing)}; `apt-get install slurm-wlm munge`")
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), trained_s)
-    print(json.dumps(found, indent=2))  # noqa: T201  # the result
-    return 0 if whole(found) else 1
+        results = measure(Path(folder), trained_s)
+    print(json.dumps(results, indent=2))  # noqa: T201  # the result
+    return 0 if whole(results) else 1
 
 
 def find(name: str) -> str | None:
@@ -122,7 +122,7 @@ def find(name: str) -> str | None:
 
 
 def whole(found: dict[str, Any]) -> bool:
-    """Whether everything is as it should be."""
+    """Whether every check passes."""
     return bool(
         found["exit_code"] == 0
         and found["evaluated"] == ["late", "quick"]
@@ -135,26 +135,26 @@ def whole(found: dict[str, Any]) -> bool:
 
 
 def measure(folder: Path, trained_s: float = TRAINED_S) -> dict[str, Any]:
-    """Run the experiments through a SLURM in `folder`, and say what came of them."""
+    """Run the experiments through a SLURM in `folder`, and return the results."""
     root = copy_project(folder / "project", PARAMS.replace("STEPS", "100000"))
     started = time.monotonic()
     with slurm(folder) as configuration:
-        done = snakemake(root, configuration, "results/quick")
+        first = snakemake(root, configuration, "results/quick")
         steps = int(trained_s * pace((root / "logs/train/quick/seed1.log").read_text()))
         change_params(root, PARAMS.replace("STEPS", str(steps)))
         second = snakemake(root, configuration, "results/late")
     mine, other = digests(root), digests(undisturbed(folder / "undisturbed", root))
-    told = done.stdout + done.stderr + second.stdout + second.stderr
-    if done.returncode or second.returncode:
-        sys.stderr.write(told[-6000:])
-    kept = [log.read_text() for log in (root / ".snakemake/slurm_logs").rglob("*.log")]
+    output = first.stdout + first.stderr + second.stdout + second.stderr
+    if first.returncode or second.returncode:
+        sys.stderr.write(output[-6000:])
+    job_logs = [log.read_text() for log in (root / ".snakemake/slurm_logs").rglob("*.log")]
     log = (root / "logs/train/late/seed1.log").read_text()
     return {
-        "exit_code": done.returncode or second.returncode,
+        "exit_code": first.returncode or second.returncode,
         "seconds": round(time.monotonic() - started, 1),
         "steps_of_late": steps,
-        "submitted": told.count("has been submitted with SLURM jobid"),
-        "stopped": sum("(command exited with non-zero exit code)" in one for one in kept),
+        "submitted": output.count("has been submitted with SLURM jobid"),
+        "stopped": sum("(command exited with non-zero exit code)" in text for text in job_logs),
         "resumed_from_step": [
             int(n) for n in re.findall(r"Resuming training of \S+ from step (\d+)", log)
         ],
@@ -163,19 +163,19 @@ def measure(folder: Path, trained_s: float = TRAINED_S) -> dict[str, Any]:
         ),
         "files": len(mine),
         "differences": sorted(n for n in {**mine, **other} if mine.get(n) != other.get(n)),
-        "left_over": [" ".join(one.cmdline()) for one in processes_in(folder)],
+        "left_over": [" ".join(process.cmdline()) for process in processes_in(folder)],
     }
 
 
 def undisturbed(folder: Path, project: Path) -> Path:
-    """A copy of the project, where the second experiment has as much time as it needs."""
+    """Run the second experiment without a limit in a copy of the project; return the copy."""
     root = copy_project(folder, (project / "params.yaml").read_text())
     command = [sys.executable, "-m", "snakemake", "--cores", "1", "--", "results/late"]
-    done = subprocess.run(  # noqa: S603  # fixed command
+    completed = subprocess.run(  # noqa: S603  # fixed command
         command, cwd=root, env=environment(root), capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        sys.stderr.write(done.stderr[-6000:])
+    if completed.returncode:
+        sys.stderr.write(completed.stderr[-6000:])
     return root
 
 
@@ -190,13 +190,13 @@ def pace(log: str) -> float:
 
     What comes before the first is start-up, which a longer training has only once.
     """
-    said = re.findall(r"Step: (\d+)\. Time Elapsed: ([\d.]+) s", log)
-    (first, begun), (last, ended) = said[0], said[-1]
+    summaries = re.findall(r"Step: (\d+)\. Time Elapsed: ([\d.]+) s", log)
+    (first, begun), (last, ended) = summaries[0], summaries[-1]
     return (int(last) - int(first)) / (float(ended) - float(begun))
 
 
 def snakemake(root: Path, configuration: Path, *targets: str) -> subprocess.CompletedProcess[str]:
-    """Run the DAG with the profile and what a SLURM without accounting needs beside it."""
+    """Run the DAG with the profile, and the options that a SLURM without accounting needs."""
     return subprocess.run(  # noqa: S603  # fixed command
         [
             *(sys.executable, "-m", "snakemake", "--profile", "profiles/slurm"),
@@ -223,14 +223,14 @@ def variables(root: Path, configuration: Path) -> dict[str, str]:
     wrapper = folder / "srun"
     wrapper.write_text(f'#!/bin/sh\nSLURM_CONF={configuration} exec {find("srun")} "$@"\n')
     wrapper.chmod(0o755)
-    known = environment(root)
-    path = os.pathsep.join((str(folder), known["PATH"]))
-    return known | {"SLURM_CONF": str(configuration), "PATH": path}
+    inherited = environment(root)
+    path = os.pathsep.join((str(folder), inherited["PATH"]))
+    return inherited | {"SLURM_CONF": str(configuration), "PATH": path}
 
 
 @contextlib.contextmanager
 def slurm(folder: Path) -> Iterator[Path]:
-    """A SLURM of one node for the block; gives its configuration file."""
+    """Run a SLURM of one node for the block; yield its configuration file."""
     import getpass
 
     for name in ("state", "spool"):
@@ -249,12 +249,19 @@ def slurm(folder: Path) -> Iterator[Path]:
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o600)
-    own = [f"--{name}={folder}/munge.{name}" for name in ("socket", "log-file", "pid-file")]
-    own += [f"--seed-file={folder}/munge.seed", f"--key-file={key}", "--foreground", "--force"]
+    munge_options = [
+        f"--{name}={folder}/munge.{name}" for name in ("socket", "log-file", "pid-file")
+    ]
+    munge_options += [
+        f"--seed-file={folder}/munge.seed",
+        f"--key-file={key}",
+        "--foreground",
+        "--force",
+    ]
     settings = os.environ | {"SLURM_CONF": str(configuration)}
     with contextlib.ExitStack() as started:
         for name, arguments in (
-            ("munged", own),
+            ("munged", munge_options),
             ("slurmctld", ["-D", "-f", str(configuration)]),
             ("slurmd", ["-D", "-f", str(configuration)]),
         ):
@@ -285,7 +292,7 @@ def cancel_all(settings: dict[str, str]) -> None:
 
 def nodes(settings: dict[str, str]) -> str:
     """States of the nodes, as sinfo says."""
-    done = subprocess.run(
+    completed = subprocess.run(
         ["sinfo", "--noheader", "--format=%T"],  # noqa: S607  # fixed command
         env=settings,
         capture_output=True,
@@ -293,16 +300,16 @@ def nodes(settings: dict[str, str]) -> str:
         check=False,
         timeout=60,
     )
-    return done.stdout
+    return completed.stdout
 
 
 def wait_for(ready: Any, name: str, folder: Path) -> None:
-    """Wait until a daemon answers; a failure shows what it said."""
+    """Wait until a daemon answers; a failure shows its output."""
     limit = time.monotonic() + STARTUP_S
     while not ready():
         if time.monotonic() > limit:
-            said = (folder / f"{name}.out").read_text()[-2000:]
-            sys.exit(f"{name} does not answer after {STARTUP_S:g} s:\n{said}")
+            output = (folder / f"{name}.out").read_text()[-2000:]
+            sys.exit(f"{name} does not answer after {STARTUP_S:g} s:\n{output}")
         time.sleep(0.2)
 
 
@@ -310,9 +317,9 @@ def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on now."""
     with contextlib.ExitStack() as open_sockets:
         sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -99,15 +99,15 @@ def main() -> None:
     curves: dict[str, list[Curve]] = {name: [] for name in options.variants}
     for seed in options.seeds:
         for name in options.variants:
-            kept = folder / f"{name}-{seed}-{options.steps}.json"
-            if not kept.exists():
+            curve_file = folder / f"{name}-{seed}-{options.steps}.json"
+            if not curve_file.exists():
                 began = time.process_time()
                 curve = train(name, demo, seed=seed, steps=options.steps, folder=folder)
-                kept.write_text(json.dumps(curve))
+                curve_file.write_text(json.dumps(curve))
                 seconds = time.process_time() - began
                 sys.stderr.write(f"{name} seed {seed}: {seconds:.0f} s of processor time\n")
-            found = json.loads(kept.read_text())
-            curves[name].append({int(step): reward for step, reward in found.items()})
+            content = json.loads(curve_file.read_text())
+            curves[name].append({int(step): reward for step, reward in content.items()})
     report(curves)
     if options.plot is not None:
         draw(curves, options.plot)
@@ -126,9 +126,9 @@ def push_along(steps: DecisionSteps) -> ActionTuple:
 
 def record(demo: Path) -> None:
     """Write the rule's episodes."""
-    with environment(900, DEMONSTRATIONS) as played:
-        played.reset()
-        write_episodes(played, push_along, demo, episodes=DEMONSTRATIONS)
+    with environment(900, DEMONSTRATIONS) as env:
+        env.reset()
+        write_episodes(env, push_along, demo, episodes=DEMONSTRATIONS)
 
 
 def train(name: str, demo: Path, *, seed: int, steps: int, folder: Path) -> Curve:
@@ -161,13 +161,15 @@ def over_seeds(curves: list[Curve]) -> tuple[list[int], np.ndarray]:
 
 def report(curves: Mapping[str, list[Curve]]) -> None:
     """Print the table."""
-    tables = {name: over_seeds(found) for name, found in curves.items()}
+    tables = {name: over_seeds(seed_curves) for name, seed_curves in curves.items()}
     steps = sorted(set.union(*(set(steps) for steps, _ in tables.values())))
     print("step     " + "".join(f"{name:>12}" for name in tables))  # noqa: T201
     for step in steps:
         cells = [
-            f"{rewards[:, found.index(step)].mean():12.2f}" if step in found else " " * 12
-            for found, rewards in tables.values()
+            f"{rewards[:, variant_steps.index(step)].mean():12.2f}"
+            if step in variant_steps
+            else " " * 12
+            for variant_steps, rewards in tables.values()
         ]
         print(f"{step:<9}" + "".join(cells))  # noqa: T201
 
@@ -180,11 +182,11 @@ def draw(curves: Mapping[str, list[Curve]], file: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.0, 3.9), layout="constrained")
-    for name, found in curves.items():
-        steps, rewards = over_seeds(found)
+    for name, seed_curves in curves.items():
+        steps, rewards = over_seeds(seed_curves)
         axes.plot(steps, rewards.mean(axis=0), label=VARIANTS[name][0])
         axes.fill_between(steps, rewards.min(axis=0), rewards.max(axis=0), alpha=0.15)
-    n_seeds = max(len(found) for found in curves.values())
+    n_seeds = max(len(seed_curves) for seed_curves in curves.values())
     axes.set_title(f"{BEHAVIOR}, {n_seeds} seed{'s' * (n_seeds > 1)}")
     axes.set_xlabel("agent steps")
     axes.set_ylabel("mean episode return")

@@ -79,7 +79,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""Simulator and trainer configuration by what is shown."""
+"""Simulator and trainer configuration of each case."""
 
 
 def site(folder: Path) -> Path:
@@ -101,16 +101,16 @@ def told(noted: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what has to be equal: of each call everything but values."""
     statistics: dict[str, str] = {}
     properties, hyperparameters, steps = [], set(), []
-    for one in noted:
-        if one["call"] == "write_stats":
-            steps.append((one["category"], one["step"]))
+    for call in noted:
+        if call["call"] == "write_stats":
+            steps.append((call["category"], call["step"]))
             # ML-Agents reports the temperature of discrete choices also where there are none: NaN
-            numbers = {key: told for key, told in one["values"].items() if not isnan(told[2])}
-            statistics |= {key: told[0] for key, told in numbers.items()}
+            numbers = {key: entry for key, entry in call["values"].items() if not isnan(entry[2])}
+            statistics |= {key: entry[0] for key, entry in numbers.items()}
         else:
-            properties.append((one["category"], one["type"], one["known"]))
-            if isinstance(one["value"], dict):
-                hyperparameters |= set(one["value"])
+            properties.append((call["category"], call["type"], call["known"]))
+            if isinstance(call["value"], dict):
+                hyperparameters |= set(call["value"])
     return {
         "steps": steps,
         "statistics": statistics,
@@ -126,11 +126,11 @@ def compare(folder: Path, environment: str, run: dict[str, Any]) -> dict[str, di
     folder.mkdir(parents=True)
     config.write_text(yaml.safe_dump(run))
     installed = site(folder / "site")
-    found = {}
+    by_program = {}
     for program in ("peer", "ours"):
         peer.train(program, config, executable, seed=SEED, folder=folder, site=installed)
-        found[program] = told(calls(folder / f"{program}-{SEED}/calls.jsonl"))
-    return found
+        by_program[program] = told(calls(folder / f"{program}-{SEED}/calls.jsonl"))
+    return by_program
 
 
 def main() -> int:
@@ -138,15 +138,15 @@ def main() -> int:
     same = True
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, (environment, run)) in enumerate(CASES.items()):
-            found = compare(Path(folder) / str(number), environment, run)
-            theirs, ours = found["peer"], found["ours"]
+            reports = compare(Path(folder) / str(number), environment, run)
+            theirs, ours = reports["peer"], reports["ours"]
             print(f"{name} ({environment}): {len(theirs['statistics'])} statistics")  # noqa: T201
-            for what, expected in theirs.items():
-                equal = ours[what] == expected
+            for kind, expected in theirs.items():
+                equal = ours[kind] == expected
                 same &= equal
-                print(f"  {what}: {'equal' if equal else 'DIFFERENT'}")  # noqa: T201
+                print(f"  {kind}: {'equal' if equal else 'DIFFERENT'}")  # noqa: T201
                 if not equal:
-                    print(f"    mlagents-learn: {expected}\n    pipeline learn: {ours[what]}")  # noqa: T201
+                    print(f"    mlagents-learn: {expected}\n    pipeline learn: {ours[kind]}")  # noqa: T201
     return 0 if same else 1
 
 

@@ -40,13 +40,13 @@ def put(
         ValueError: A marker is missing.
     """
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
-    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
-    old, also_found, after = rest.partition(end)
-    if not found or not also_found:
+    before, begin_marker, rest = page.read_text(encoding="utf-8").partition(begin)
+    old, end_marker, after = rest.partition(end)
+    if not begin_marker or not end_marker:
         raise ValueError(f"{page}: there are no markers called '{name}'")
     lines = [line.strip("| \n") for line in old.splitlines() if line.startswith("| ")][2:]
     cells = [line.split(" | ") for line in lines] if keep else []
     # The strip above takes empty last cells as well.
-    stay = [[*one, *[""] * (len(header) - len(one))] for one in cells]
-    merged = {tuple(one[:n_keys]): one for one in (*stay, *map(list, rows))}
+    old_rows = [[*row, *[""] * (len(header) - len(row))] for row in cells]
+    merged = {tuple(row[:n_keys]): row for row in (*old_rows, *map(list, rows))}
     write_whole(page, f"{before}{begin}\n{table(header, merged.values())}\n{end}{after}")

@@ -36,13 +36,13 @@ def main() -> int:
     if arguments.worker is not None:
         return work(arguments.root, arguments.worker, arguments.summaries, arguments.metrics)
     with tempfile.TemporaryDirectory() as folder:
-        told = run(Path(folder), arguments.processes, arguments.summaries, arguments.metrics)
-    sys.stdout.write(json.dumps(told, indent=2) + "\n")
-    return int(told["errors"] > 0 or told["points_missing"] > 0)
+        results = run(Path(folder), arguments.processes, arguments.summaries, arguments.metrics)
+    sys.stdout.write(json.dumps(results, indent=2) + "\n")
+    return int(results["errors"] > 0 or results["points_missing"] > 0)
 
 
 def run(root: Path, n_processes: int, n_summaries: int, n_metrics: int) -> dict[str, float]:
-    """Let the processes log at once into a store that none of them finds there.
+    """Let the processes log at once into a store that does not exist before.
 
     Returns:
         Numbers of processes, points and errors, and seconds.
@@ -59,23 +59,25 @@ def run(root: Path, n_processes: int, n_summaries: int, n_metrics: int) -> dict[
         )
         for number in range(n_processes)
     ]
-    told = [worker.communicate()[0] for worker in workers]
-    took = time.perf_counter() - start
+    outputs = [worker.communicate()[0] for worker in workers]
+    seconds = time.perf_counter() - start
     errors = sum(worker.returncode != 0 for worker in workers)
-    reports = [json.loads(text) for text in told if text]
+    reports = [json.loads(text) for text in outputs if text]
     return {
         "processes": n_processes,
         "errors": errors,
         "points_logged": n_processes * n_summaries * n_metrics,
         "points_missing": missing(root, n_processes, n_summaries, n_metrics),
-        "seconds": round(took, 1),
-        "slowest_begin_and_end_s": round(max(one["ended_s"] for one in reports), 1),
-        "caller_us_per_summary": round(1e6 * max(one["called_s"] for one in reports) / n_summaries),
+        "seconds": round(seconds, 1),
+        "slowest_begin_and_end_s": round(max(report["ended_s"] for report in reports), 1),
+        "caller_us_per_summary": round(
+            1e6 * max(report["called_s"] for report in reports) / n_summaries
+        ),
     }
 
 
 def work(root: Path, number: int, n_summaries: int, n_metrics: int) -> int:
-    """Be one of the processes: exit code 0 when nothing was lost as far as it knows."""
+    """Run as one of the processes; return 0 if it knows of no loss."""
     record = root / "records" / f"{number}.json"
     record.parent.mkdir(exist_ok=True)
     key = RunKey(
@@ -99,11 +101,11 @@ def work(root: Path, number: int, n_summaries: int, n_metrics: int) -> int:
 
 def values_at(number: int, step: int, n_metrics: int) -> dict[str, float]:
     """What a process logs at a step: a value that no other process, step or metric has."""
-    return {f"m{one}": number * 1e6 + step * 1e3 + one for one in range(n_metrics)}
+    return {f"m{metric}": number * 1e6 + step * 1e3 + metric for metric in range(n_metrics)}
 
 
 def missing(root: Path, n_processes: int, n_summaries: int, n_metrics: int) -> int:
-    """How many of the points that were logged the store does not have with their value."""
+    """Return how many logged points are missing from the store, or have another value."""
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{root / 'mlflow.db'}")
@@ -114,14 +116,14 @@ def missing(root: Path, n_processes: int, n_summaries: int, n_metrics: int) -> i
     }
     lost = 0
     for number in range(n_processes):
-        wanted = [values_at(number, step, n_metrics) for step in range(n_summaries)]
+        expected = [values_at(number, step, n_metrics) for step in range(n_summaries)]
         if str(number) not in runs:
             lost += n_summaries * n_metrics
             continue
-        for name in wanted[0]:
+        for name in expected[0]:
             points = client.get_metric_history(runs[str(number)].info.run_id, name)
-            found = {point.step: point.value for point in points}
-            lost += sum(found.get(step) != values[name] for step, values in enumerate(wanted))
+            stored = {point.step: point.value for point in points}
+            lost += sum(stored.get(step) != values[name] for step, values in enumerate(expected))
     return lost
 
 

@@ -54,7 +54,7 @@ NETWORK = {"normalize": True, "hidden_units": 128, "num_layers": 2}
 
 
 def settings(kind: str, **numbers: int) -> TrainerSettings:
-    """Of a behavior with these hyperparameters."""
+    """Return the settings of a behavior with these hyperparameters."""
     behavior = {"trainer_type": kind, "hyperparameters": numbers, "network_settings": NETWORK}
     return load_run_settings(None, overrides={"behaviors": {"B": behavior}}).behaviors["B"]
 
@@ -79,7 +79,7 @@ def rollout(n_rows: int, rng: np.random.Generator, length: int = LENGTH) -> Roll
 
 
 def teamed(n_rows: int, rng: np.random.Generator, size: int, *, leave: bool) -> Rollout:
-    """Trajectories of groups of `size`, side by side; where they leave, of ever fewer of them."""
+    """Return trajectories of groups of `size` agents, or of ever fewer if they `leave`."""
     n_groups = n_rows // (LENGTH * size) + (n_rows % (LENGTH * size) > 0)
     sizes = np.full(n_groups, size)
     if leave:
@@ -91,22 +91,22 @@ def teamed(n_rows: int, rng: np.random.Generator, size: int, *, leave: bool) -> 
     moment = np.zeros(plain.n_rows, np.int64)
     following = []
     first = 0
-    for here in sizes:
+    for n_members in sizes:
         for step in range(LENGTH + 1):
-            seen = {
-                "obs_0": rng.normal(size=(here, 8)).astype(np.float32),
-                "continuous": np.tanh(rng.normal(size=(here, 2))).astype(np.float32),
+            fields = {
+                "obs_0": rng.normal(size=(n_members, 8)).astype(np.float32),
+                "continuous": np.tanh(rng.normal(size=(n_members, 2))).astype(np.float32),
             }
-            members = moments.add_entities(here, seen)
-            number = moments.add_moments(members, np.array([here]))
+            members = moments.add_entities(n_members, fields)
+            number = moments.add_moments(members, np.array([n_members]))
             if step == LENGTH:
-                following.append(np.repeat(number, here))
+                following.append(np.repeat(number, n_members))
                 break
-            rows = first + np.arange(here) * LENGTH + step
-            plain.fields["obs_0"][rows] = seen["obs_0"]
-            plain.fields["continuous"][rows] = seen["continuous"]
+            rows = first + np.arange(n_members) * LENGTH + step
+            plain.fields["obs_0"][rows] = fields["obs_0"]
+            plain.fields["continuous"][rows] = fields["continuous"]
             entity[rows], moment[rows] = members, number
-        first += here * LENGTH
+        first += n_members * LENGTH
     return Rollout(
         fields={**plain.fields, "entity": entity, "moment": moment},
         starts=plain.starts,
@@ -121,11 +121,11 @@ def teamed(n_rows: int, rng: np.random.Generator, size: int, *, leave: bool) -> 
 def on_policy(
     kind: str, batch_size: int, size: int, *, leave: bool, compiled: bool
 ) -> Callable[[], int]:
-    """A whole update; gives how many minibatches it had."""
+    """Return a function that makes a whole update and returns its number of minibatches."""
     n_rows = N_MINIBATCHES * batch_size
     numbers = {"batch_size": batch_size, "buffer_size": n_rows, "num_epoch": N_EPOCHS}
-    made = {"ppo": PPO, "poca": POCA}[kind]
-    algorithm = made(SPEC, settings(kind, **numbers), seed=1, device=CPU)
+    algorithm_class = {"ppo": PPO, "poca": POCA}[kind]
+    algorithm = algorithm_class(SPEC, settings(kind, **numbers), seed=1, device=CPU)
     if compiled:
         algorithm.compile()
     rng = np.random.default_rng(0)
@@ -139,9 +139,9 @@ def on_policy(
 
 
 def sac(batch_size: int, *, compiled: bool) -> Callable[[], int]:
-    """Gradient steps as one update with new rows makes them; gives how many."""
-    own = settings("sac", batch_size=batch_size, buffer_size=N_STORED, steps_per_update=1)
-    algorithm = SAC(SPEC, own, seed=1, device=CPU)
+    """Return a function that makes an update's gradient steps and returns their number."""
+    sac_settings = settings("sac", batch_size=batch_size, buffer_size=N_STORED, steps_per_update=1)
+    algorithm = SAC(SPEC, sac_settings, seed=1, device=CPU)
     if compiled:
         algorithm.compile()
     rng = np.random.default_rng(0)
@@ -171,7 +171,7 @@ CASES: dict[str, tuple[str, int, int, bool]] = {
 
 
 def prepared(case: str, *, compiled: bool = False) -> Callable[[], int]:
-    """What one round runs, already run once."""
+    """Return the function of one round, already run once."""
     kind, batch_size, size, leave = CASES[case]
     if kind == "sac":
         run = sac(batch_size, compiled=compiled)
@@ -223,11 +223,11 @@ def main() -> None:
                 rounds.append((mine, *map(float, peer.stdout.readline().split())))
             middle = [statistics.median(column) for column in zip(*rounds, strict=True)]
             ratios = sorted(theirs / mine for mine, theirs, _ in rounds)
-            alone = statistics.median(update / mine for mine, _, update in rounds)
+            second = statistics.median(update / mine for mine, _, update in rounds)
             print(  # noqa: T201
                 f"{case}, minibatches of {batch_size}: ours {middle[0]:.2f} ms, ML-Agents "
                 f"{middle[1]:.2f} ms, ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to "
-                f"{ratios[-1]:.2f}); its optimizer.update {middle[2]:.2f} ms, ratio {alone:.2f}",
+                f"{ratios[-1]:.2f}); its optimizer.update {middle[2]:.2f} ms, ratio {second:.2f}",
                 flush=True,
             )
         peer.stdin.close()

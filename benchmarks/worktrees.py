@@ -21,7 +21,7 @@ FOLDERS = ("src", "workflow", "config", "profiles", ".dvc")
 
 
 def copy_project(root: Path, params: str) -> Path:
-    """The project as a git repository with these contents of params.yaml, nothing built."""
+    """Copy the project into a git repository with these contents of params.yaml, nothing built."""
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "tmp", "cache", "*.local")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, root / name, ignore=ignored)
@@ -34,13 +34,13 @@ def copy_project(root: Path, params: str) -> Path:
 
 
 def change_params(root: Path, params: str) -> None:
-    """Give the copy these contents of params.yaml, and plan them."""
+    """Write these contents of params.yaml into the copy, and plan them."""
     (root / "params.yaml").write_text(params)
     write_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
 
 
 def git(root: Path, *arguments: str) -> None:
-    """Run git in the copy, as somebody."""
+    """Run git in the copy, with a made-up identity."""
     identity = ["-c", "user.name=benchmark", "-c", "user.email=benchmark@example.org"]
     subprocess.run(["git", *identity, *arguments], cwd=root, check=True)  # noqa: S603, S607  # fixed
 
@@ -53,10 +53,10 @@ def commit(root: Path, message: str) -> None:
 
 def environment(root: Path) -> dict[str, str]:
     """Variables for commands in the copy: this Python, the copy's sources, a store of its own."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_"))}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_"))}
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     more = {"PATH": path, "PYTHONPATH": str(root / "src"), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    return kept | more | {"OMP_NUM_THREADS": "1"}
+    return inherited | more | {"OMP_NUM_THREADS": "1"}
 
 
 def shortened(steps: int) -> str:
@@ -78,13 +78,13 @@ def shortened(steps: int) -> str:
 
 def processes_in(root: Path) -> list[psutil.Process]:
     """Processes that work in the copy or were started with a path in it."""
-    root, found = root.resolve(), []
+    root, processes = root.resolve(), []
     for process in psutil.process_iter():
         try:
             named = any(word.startswith(f"{root}/") for word in process.cmdline())
-            here = named or Path(process.cwd()).is_relative_to(root)
-            if here and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+            is_inside = named or Path(process.cwd()).is_relative_to(root)
+            if is_inside and process.status() != psutil.STATUS_ZOMBIE:
+                processes.append(process)
         except psutil.Error:
             continue
-    return found
+    return processes

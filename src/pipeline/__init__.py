@@ -1,7 +1,7 @@
 """Reproducible reinforcement learning for game and robot agents: the public Python API.
 
-Every name in `__all__` may be imported from here; nothing is imported before it is asked for, so
-that `import pipeline` stays quick. docs/reference/python.md shows how they are used.
+Every name in `__all__` may be imported from here. Each is imported on first access, so that
+`import pipeline` stays quick. docs/reference/python.md shows how they are used.
 """
 
 from __future__ import annotations
@@ -110,11 +110,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module of a public name when it is asked for."""
+    """Import a public name on first access."""
     from importlib import import_module
 
-    # Here, and not beside `__all__`: a module's name in a text counts as an import, and the stages
-    # of the DAG, which all import this package, need none of these.
+    # Here, and not beside `__all__`: a module's name in a string counts as an import, and the
+    # stages of the DAG, which all import this package, need none of these.
     modules = {
         "pipeline.api": "Callback LoadedPolicy build_env evaluate export_policy load_policy "
         "make_env train",

@@ -26,9 +26,9 @@ def main(*words: str) -> int:
     """Run the command and give its exit code.
 
     Args:
-        words: before those of the command line; with some, help calls the program as it was called.
+        words: put before the command line's words; if given, help shows the name of this program.
     """
-    # a shell's background jobs ignore Ctrl+C, and go on to do so
+    # the background jobs of a shell ignore Ctrl+C, and keep ignoring it
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interrupts:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

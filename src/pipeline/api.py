@@ -1,7 +1,6 @@
 """What `import pipeline` offers beside the low-level classes: train, evaluate, export, act.
 
-It stands above everything else: the stages of the DAG do not use it, so that a change of it makes
-none of them run again.
+No stage of the DAG imports this module, so a change of it makes none of them run again.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Is told how a run goes, and may end it; a subclass overrides what it wants to know.
+    """Receives the events of a run, and may end it; subclasses override the methods they need.
 
     An error in a callback ends the run, whose state is saved first, and is raised by `train`.
     """
@@ -42,10 +41,10 @@ class Callback:
     """Set it to True to end the run after the present step, as if `max_steps` had been reached."""
 
     def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """A behavior is there and will be trained with these settings, as plain values."""
+        """A behavior has appeared, and will be trained with these settings (plain values)."""
 
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """A summary has been made: numbers by TensorBoard tag."""
+        """A summary is ready: numbers by TensorBoard tag."""
 
     def on_update(self, behavior: str, update: Update) -> None:
         """The networks of a behavior have been updated."""
@@ -58,7 +57,7 @@ class Callback:
 
 
 class _Callbacks(Sink):
-    """Hands what training reports to callbacks, and keeps the curves of a run."""
+    """Passes the events of a run to callbacks, and keeps its curves."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = callbacks
@@ -67,7 +66,7 @@ class _Callbacks(Sink):
 
     def wants_end(self) -> bool:
         """Whether a callback has asked for the end, or failed."""
-        return self.error is not None or any(one.stop for one in self._callbacks)
+        return self.error is not None or any(callback.stop for callback in self._callbacks)
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Pass on a start."""
@@ -92,8 +91,8 @@ class _Callbacks(Sink):
         if self.error is not None:
             return
         try:
-            for one in self._callbacks:
-                getattr(one, event)(*facts)
+            for callback in self._callbacks:
+                getattr(callback, event)(*facts)
         except Exception as error:  # noqa: BLE001  # raised by `train` when the run is saved
             self.error = error
 
@@ -114,12 +113,12 @@ def train(
     Args:
         env: anything that `make_env` takes, or a list of such objects, stepped together; None for
             the Unity Editor. Executables run in processes of their own, all else in this one.
-        settings: a trainer configuration: read already, as a map, or its file. A map or file that
-            lists behaviors has to list all, or to have `default_settings`.
+        settings: a trainer configuration: an object, a mapping, or the path of a file. A mapping or
+            file that lists behaviors has to list all, or to have `default_settings`.
         seed: from which all randomness of the run derives.
         run_dir: gets a folder with checkpoints for each behavior.
-        callbacks: told how the run goes; they may end it. For one learner.
-        num_envs: environments to step together, where `env` is a text.
+        callbacks: receive the events of the run, and may end it. Only with one learner.
+        num_envs: environments to step together, where `env` is a string.
         sinks: where summaries go: objects, or names as of `pipeline learn --track`, which write
             into `run_dir`. With `mlflow` each checkpoint gets its ONNX file too, for the model of
             the row, unless `exporter` says otherwise.
@@ -142,13 +141,13 @@ def train(
 
     if callbacks and max(options.get("learners", 1), launched()[1]) > 1:
         raise SettingsError("callbacks may end a run, which one of several learners cannot")
-    opened = [one for one in sinks if not isinstance(one, str)]
+    opened = [sink for sink in sinks if not isinstance(sink, str)]
     if len(opened) < len(sinks) and launched()[0] == 0:
         settings = read_settings(settings)
         if "mlflow" in sinks:
             options.setdefault("exporter", publish)
-        given = {"env": env, "seed": seed, "folder": Path(run_dir), "num_envs": num_envs}
-        opened += _by_name(sinks, settings, **given, **options)
+        facts = {"env": env, "seed": seed, "folder": Path(run_dir), "num_envs": num_envs}
+        opened += _by_name(sinks, settings, **facts, **options)
     observers = _Callbacks(callbacks)
     if isinstance(env, str) and max(options.get("learners", 1), launched()[1]) > 1:
         env = executable_of(env)  # each learner has processes of its own
@@ -158,7 +157,7 @@ def train(
         envs, several = [env] * num_envs, True
     if not (len(envs) == 1 and (envs[0] is None or _is_program(envs[0]))):
         first = seeding.derive(seed, "environment") + launched()[0] * len(envs)
-        envs = [make_env(one, seed=first + worker) for worker, one in enumerate(envs)]
+        envs = [make_env(source, seed=first + worker) for worker, source in enumerate(envs)]
     result = trainer.train(
         envs if several else envs[0],
         settings,
@@ -172,13 +171,13 @@ def train(
     if observers.error is not None:
         raise observers.error
     result = replace(result, curves=observers.curves)
-    for one in callbacks:
-        one.on_end(result)
+    for callback in callbacks:
+        callback.on_end(result)
     return result
 
 
 def _by_name(sinks: Sequence[Sink | str], settings: RunSettings, **run: Any) -> list[Sink]:
-    """Return the sinks that are given as names."""
+    """Return the sinks that the caller named by a string."""
     from pipeline.tracking.sinks import named_sinks
     from pipeline.tracking.tracked_run import run_outside_dag
     from pipeline.trainer.supported import usable_device
@@ -187,23 +186,23 @@ def _by_name(sinks: Sequence[Sink | str], settings: RunSettings, **run: Any) -> 
     facts = {name: run[name] for name in used if name in run}
     facts["device"] = str(usable_device(run.get("device", "cpu")))
     described = run_outside_dag(settings, source="pipeline.train", **facts)
-    return named_sinks(described, [one for one in sinks if isinstance(one, str)])
+    return named_sinks(described, [sink for sink in sinks if isinstance(sink, str)])
 
 
 def make_env(source: Any, *, seed: int = 0, n_agents: int | None = None, **options: Any) -> BaseEnv:
-    """Return an environment, whatever names it, with ML-Agents' low-level API.
+    """Return an environment with ML-Agents' low-level API.
 
     Args:
         source: the path of an executable; a simulator, such as `balance_ball`; `gymnasium:ID` or
-            `pettingzoo:ID`; `module:function`, a simulator's class or a function that gives one of
-            the following; an environment of Gymnasium or PettingZoo; or any object with the
+            `pettingzoo:ID`; `module:function`, a simulator's class or a function that returns one
+            of the following; an environment of Gymnasium or PettingZoo; or any object with the
             low-level API, which is returned as it is.
-        seed: of everything random in it; an object keeps its own.
+        seed: of everything random in the environment; an object keeps its own seed.
         n_agents: agents or copies in this process, for simulators and ids.
         options: further keywords of the simulator, the bridge, or of `UnityEnvironment`.
 
     Raises:
-        SettingsError: Nothing is called so, or the object is no environment.
+        SettingsError: No environment has this name, or the object is no environment.
         UnityException: The executable cannot be started.
     """
     if not isinstance(source, str | Path):
@@ -222,7 +221,7 @@ def make_env(source: Any, *, seed: int = 0, n_agents: int | None = None, **optio
 
 
 def build_env(source: str, target: Path | str, **options: Any) -> Path:
-    """Write the executable of a simulator, or around an environment of others.
+    """Pack a simulator or a third-party environment into an executable.
 
     Args:
         source: a simulator, such as `balance_ball`; `gymnasium:ID`, `pettingzoo:ID`, or
@@ -234,8 +233,8 @@ def build_env(source: str, target: Path | str, **options: Any) -> Path:
         The file, which `train` and `make_env` take.
 
     Raises:
-        SettingsError: Nothing is called so, or it lacks an option.
-        StageError: It cannot be packed.
+        SettingsError: No environment has this name, or an option is missing.
+        StageError: The environment cannot be packed.
     """
     from pipeline.simulators.pack import pack
 
@@ -270,11 +269,11 @@ def export_policy(checkpoint: Path | str, folder: Path | str) -> Path:
 
 
 class LoadedPolicy:
-    """A trained policy that acts on arrays, or on what an environment sends.
+    """A trained policy that acts on arrays, or on an environment's `DecisionSteps`.
 
     Attributes:
-        behavior: name that the file gives, without `?team=`.
-        onnx: acts on `DecisionSteps`, as `evaluate` needs it.
+        behavior: name of the behavior as the file has it, without `?team=`.
+        onnx: the policy that acts on `DecisionSteps`, which `evaluate` takes.
     """
 
     def __init__(self, onnx: OnnxPolicy, behavior: str) -> None:
@@ -294,7 +293,7 @@ class LoadedPolicy:
         Args:
             obs: [N, *shape], or one such array for each observation.
             action_mask: bool [N, branch size] per branch, True where forbidden; None allows all.
-            agent_id: int [N], whose memories are meant; None for 0 to N - 1.
+            agent_id: int [N], the agents whose memories are used; None for 0 to N - 1.
             deterministic: the most likely actions; False draws them.
 
         Raises:
@@ -312,11 +311,11 @@ class LoadedPolicy:
         return self.onnx.act(steps, deterministic=deterministic)
 
     def end(self, agent_ids: Sequence[int]) -> None:
-        """Forget what agents remember whose episodes have ended."""
+        """Forget the memories of agents whose episodes have ended."""
         self.onnx.end(agent_ids)
 
     def reset(self, seed: int) -> None:
-        """Forget every agent, and begin the random numbers of `seed`."""
+        """Forget every agent, and restart the random numbers from `seed`."""
         self.onnx.reset(seed)
 
 
@@ -351,11 +350,11 @@ def evaluate(
     deterministic: bool = True,
     **options: Any,
 ) -> list[Episode]:
-    """Play episodes with a policy, the first that start and every one of them to its end.
+    """Play the first `episodes` episodes that start, each to its end.
 
     Args:
-        policy: loaded already, or its file; several by behavior name.
-        env: anything that `make_env` takes; closed in the end.
+        policy: a loaded policy or its file; several as a mapping by behavior name.
+        env: anything that `make_env` takes; closed at the end.
         episodes: of each behavior, at least 1.
         seed: of the environment, and of actions that are drawn.
         deterministic: the most likely actions; False draws them.
@@ -369,10 +368,10 @@ def evaluate(
     """
     from pipeline.evaluation.episodes import evaluate as play
 
-    given = policy if isinstance(policy, Mapping) else {None: policy}
+    by_name = policy if isinstance(policy, Mapping) else {None: policy}
     policies = {}
-    for name, one in given.items():
-        loaded = one if isinstance(one, LoadedPolicy) else load_policy(one)
+    for name, source in by_name.items():
+        loaded = source if isinstance(source, LoadedPolicy) else load_policy(source)
         policies[loaded.behavior if name is None else name] = loaded.onnx
     environment = make_env(env, seed=seed, **options)
     try:
@@ -391,7 +390,7 @@ def _is_program(source: object) -> bool:
 
 
 def _of_object(env: Any, seed: int) -> BaseEnv:
-    """Return an environment of Gymnasium or PettingZoo as one of this project, others as given."""
+    """Wrap an environment of Gymnasium or PettingZoo; return other environments unchanged."""
     try:
         return InProcessEnvironment(around([env], seed=seed))
     except OtherObjectError:

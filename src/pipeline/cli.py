@@ -93,7 +93,7 @@ show it to others
 def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
     """Run the command of `argv`, or of this process's command line, and return its exit code.
 
-    `name` is that of the program, when it is another than `pipeline` with the command's name.
+    `name` is the program's name, where it is not `pipeline COMMAND`.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     # Before parsing, which leaves no arguments where a module cannot be imported.
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
 
 
 def _print(text: str) -> None:
-    """Print to standard output, whose reader may have gone, as `head` does."""
+    """Print to standard output, whose reader may have closed it, as `head` does."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -124,26 +124,26 @@ def _print(text: str) -> None:
 
 @contextlib.contextmanager
 def _log_on_the_console(*, debug: bool) -> Iterator[None]:
-    """Show what a user follows, or with `debug` everything of ours with its time and place."""
+    """Log INFO to the console, or with `debug` all our messages with time and place."""
     detailed = "%(asctime)s %(levelname)s [%(filename)s:%(lineno)d] %(message)s"
     logging.basicConfig(
         level=logging.INFO, format=detailed if debug else "[%(levelname)s] %(message)s"
     )
-    ours = logging.getLogger("pipeline")
-    before = ours.level
-    ours.setLevel(logging.DEBUG if debug else before)
+    logger = logging.getLogger("pipeline")
+    old_level = logger.level
+    logger.setLevel(logging.DEBUG if debug else old_level)
     try:
         yield
     finally:
         # `main` may be called again in this process, as tests do, and then without --debug.
-        ours.setLevel(before)
+        logger.setLevel(old_level)
 
 
 def _report(error: BaseException) -> int:
     """Say on one line what ended the command, and give its exit code."""
     if isinstance(error, Interrupted | KeyboardInterrupt):
         print(f"interrupted: {one_line(error) or 'stopped by Ctrl+C'}", file=sys.stderr)
-        # KeyboardInterrupt has none: 128 + SIGINT, as shells say it.
+        # KeyboardInterrupt has no exit code; shells report 128 + SIGINT.
         return int(getattr(error, "exit_code", 130))
     if isinstance(error, ModuleNotFoundError):
         return _missing(error)
@@ -152,13 +152,13 @@ def _report(error: BaseException) -> int:
 
 
 def _missing(error: ModuleNotFoundError) -> int:
-    """Say which part of the installation lacks a package; a module of ours is a bug of ours."""
+    """Name the extra that installs a missing package; raise for a module of our own."""
     package = (error.name or "").partition(".")[0]
     if package in ("", "pipeline"):
         raise error
     extras = {"gymnasium": "envs", "pettingzoo": "envs", "minari": "minari", "h5py": "minari"}
     extras |= dict.fromkeys(("huggingface_hub", "model_signing", "OpenSSL", "cryptography"), "hub")
-    # Others come with the extra `train`, or are looked for where they are used.
+    # Other packages come with the extra `train`, or are checked where they are used.
     extra = extras.get(package, "train")
     print(
         f"error: this needs the package {package}, which is not installed; install the whole: "
@@ -169,13 +169,13 @@ def _missing(error: ModuleNotFoundError) -> int:
 
 
 def parser_for(words: Sequence[str], *, name: str | None = None) -> Parser:
-    """Return the parser, with the options of the command that is asked for and of no other."""
+    """Return the parser with the options of the one command that `words` names."""
     # No option before the command takes a value, so the first other word is its name.
     return _parser([word for word in words if not word.startswith("-")][:1], program=name)
 
 
 def _parser(names: Collection[str], *, program: str | None = None) -> Parser:
-    """Return the parser with the options of some commands, and the names of all."""
+    """Return the parser with all commands, and the options of those in `names`."""
     parser = Parser(
         prog="pipeline",
         description="From an environment to a trained, exported, evaluated and compared agent.",

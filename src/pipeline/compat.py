@@ -1,8 +1,8 @@
-"""ML-Agents' names: what `mlagents_envs` 1.1.0 calls what, and stand-ins for its modules.
+"""ML-Agents' names: what replaces each name of `mlagents_envs` 1.1.0, and stand-in modules.
 
 Code that was written for `mlagents_envs` runs after its imports have been changed as `NAMES` says:
-docs/how-to/migrating.md is the guide. `stand_in` spares even that. Nothing is imported from here
-before it is asked for.
+docs/how-to/migrating.md is the guide. With `stand_in` even the imports may stay. Each replacement
+is imported on first access.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Name(NamedTuple):
-    """What takes the place of a name of ML-Agents."""
+    """What replaces a name of ML-Agents."""
 
     ours: str | None
-    """Dotted path to import; None where there is nothing of the kind."""
+    """Dotted path to import; None where there is no equivalent."""
     note: str = ""
-    """What differs; where there is no equivalent, why, and what to use."""
+    """What differs; without an equivalent the reason, and what to use instead."""
 
 
 _ZOO = "today's PettingZoo: docs/how-to/wrappers.md"
@@ -219,7 +219,8 @@ def _every() -> Iterator[tuple[str, Name]]:
     for level in ("CRITICAL", "DEBUG", "ERROR", "FATAL", "INFO", "NOTSET", "WARNING"):
         yield f"logging_util.{level}", Name(f"logging.{level}")
     for ours, name, last in _listed(_EQUAL):
-        # Joined: a text that begins so would count as an import; see `stages.shared.sources`.
+        # Joined: a string that begins with the package's name and a dot would count as an import;
+        # see `stages.shared.sources`.
         yield name, Name(".".join(part for part in ("pipeline", ours, last) if part))
     for reason, name, _ in _listed(_NONE):
         yield name, Name(None, reason)
@@ -233,10 +234,10 @@ NAMES: dict[str, Name] = {
 
 
 def resolve(name: str) -> Any:
-    """Return what takes the place of a dotted name, such as `mlagents_envs.base_env.ActionTuple`.
+    """Return what replaces a dotted name, such as `mlagents_envs.base_env.ActionTuple`.
 
     Raises:
-        KeyError: ML-Agents 1.1.0 has no such name, or none that is known here.
+        KeyError: ML-Agents 1.1.0 has no such name, or `NAMES` does not list it.
         ImportError: There is no equivalent; the message says why.
     """
     entry = NAMES[name]
@@ -249,23 +250,25 @@ def resolve(name: str) -> Any:
 
 
 def stand_in() -> None:
-    """Make `import mlagents_envs` find ours, in this process, where ML-Agents is not installed.
+    """Make `import mlagents_envs` work in this process where ML-Agents is not installed.
 
-    A package of that name that is installed is left alone.
+    An installed package of that name is left alone.
     """
-    if not any(isinstance(one, _StandIns) for one in sys.meta_path):
-        sys.meta_path.append(_StandIns())  # last: it is asked for what nobody else has
+    if not any(isinstance(finder, _StandIns) for finder in sys.meta_path):
+        sys.meta_path.append(_StandIns())  # last: only for modules that no other finder has
 
 
 class _StandIns(MetaPathFinder, Loader):
-    """Finds and makes the modules that the tables have names of."""
+    """Finds and makes the modules whose names are in `NAMES`."""
 
     def __init__(self) -> None:
         parts = [name.split(".")[:-1] for name in NAMES]
-        self._modules = {".".join(one[:n]) for one in parts for n in range(1, len(one) + 1)}
+        self._modules = {
+            ".".join(module[:n]) for module in parts for n in range(1, len(module) + 1)
+        }
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        """Return how to make a module; None for one that is not ML-Agents', or beside its own."""
+        """Return a module's spec; None for other modules and where ML-Agents is installed."""
         top = sys.modules.get(name.partition(".")[0])
         installed = top is not None and getattr(top.__spec__, "loader", None) is not self
         if name not in self._modules or installed:
@@ -274,14 +277,14 @@ class _StandIns(MetaPathFinder, Loader):
         return ModuleSpec(name, self, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give a module its names; each is looked for when it is asked for."""
+        """Give a module its names; each is resolved on access."""
         start = f"{module.__name__}."
 
         def named(attribute: str) -> Any:
             if attribute.startswith("_"):
                 raise AttributeError(f"module {module.__name__!r} has no attribute {attribute!r}")
             # their modules also show what they import, and scripts take it from there
-            elsewhere = (one for one in NAMES if one.endswith(f".{attribute}"))
+            elsewhere = (full_name for full_name in NAMES if full_name.endswith(f".{attribute}"))
             name = start + attribute if start + attribute in NAMES else next(elsewhere, None)
             if name is None:
                 raise AttributeError(f"module {module.__name__!r} has no attribute {attribute!r}")

@@ -35,7 +35,7 @@ class TrainingError(PipelineError):
 
 
 class LearnerLostError(TrainingError):
-    """Another process of the run has failed, or is gone."""
+    """Another process of the run has failed or ended."""
 
 
 class FetchError(PipelineError):
@@ -53,7 +53,7 @@ class StageError(PipelineError):
 
 
 def one_line(error: BaseException) -> str:
-    """What a command prints of an error: its message, or the system's with the file, on one line.
+    """Return an error's message on one line; of an OSError the file and the system's message.
 
     The lines of a longer message are joined with ` | `.
     """
@@ -94,7 +94,7 @@ class UnityObservationException(UnityException):
 
 
 class UnitySpecificationException(UnityException):
-    """A behavior's shapes or actions cannot be, or what is sent would take too much memory."""
+    """A behavior's shapes or actions are impossible, or its messages would take too much memory."""
 
 
 class UnityActionException(UnityException):
@@ -119,12 +119,12 @@ class UnityWorkerInUseException(UnityException):
     def __init__(
         self, worker_id: int, port: int | None = None, *, remedy: str | None = None
     ) -> None:
-        where = f" (port {port})" if port is not None else ""
+        port_text = f" (port {port})" if port is not None else ""
         remedy = remedy or (
             "Close the environment that holds it, or use a different worker number or --base-port."
         )
         super().__init__(
-            f"Couldn't start socket communication because worker number {worker_id}{where} is "
+            f"Couldn't start socket communication because worker number {worker_id}{port_text} is "
             f"still in use. {remedy}"
         )
         self.worker_id = worker_id

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 LONGEST_NAME = 200
-"""Bytes of a name that leave room for what is added to it, of the 255 that systems allow."""
+"""Most bytes of a name: systems allow 255, and suffixes are added to it."""
 _WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _MOST_FILES, _DEEPEST = 2000, 3
-"""How far `similar` looks: it is for a message, and a home folder may be large."""
+"""Limits of the search of `similar`: it only serves a message, and a home folder may be large."""
 _RANDOM = "[a-z0-9_]" * 8
 """The random part of a temporary file's name, as a pattern."""
 
 
 @contextmanager
 def whole(path: Path | str) -> Iterator[Path]:
-    """Replace a file atomically: the block writes the temporary path that it is given.
+    """Replace a file atomically: the block writes to the temporary path that it gets.
 
     The temporary file is flushed to disk before it is moved to `path`, so that after a crash `path`
     holds either its old content or all of the new. If the block raises, nothing remains.
@@ -55,19 +55,22 @@ def whole(path: Path | str) -> Iterator[Path]:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Remove what killed writers have left in a folder and below; files being written stay."""
+    """Remove the temporary files of killed writers in a folder and below.
+
+    Files that are still being written stay.
+    """
     _remove_abandoned(folder.rglob(f".*.{_RANDOM}.tmp"))
 
 
 @contextmanager
 def sole_writer(folder: Path | str) -> Iterator[None]:
-    """Be the only one who writes into a folder, for the block; it need not exist.
+    """Lock a folder against other writers for the block; the folder need not exist.
 
-    What killed writers were writing there is removed first.
+    Temporary files of killed writers are removed first.
 
-    The lock is the operating system's, so that a process that was killed holds none. Its file
-    stands beside the folder, which may be renamed in the block, and is gone afterwards. The thread
-    that holds it may ask again.
+    The lock is the operating system's, so a killed process holds none. Its file stands beside the
+    folder, which the block may rename, and is removed afterwards. The thread that holds the lock
+    may take it again.
 
     Raises:
         SettingsError: Another process, or another thread, writes there.
@@ -77,7 +80,7 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
     real = Path(folder).resolve()
     missing = [path for path in real.parents if not path.exists()]
     real.parent.mkdir(parents=True, exist_ok=True)
-    beside = os.access(real.parent, os.W_OK)  # else the folder is a volume, and stays where it is
+    beside = os.access(real.parent, os.W_OK)  # else the folder is a volume, and is not renamed
     path = real.with_name(f".{real.name}.lock") if beside else real / ".lock"
     # One object for a path, so that a nested block counts up instead of waiting for itself.
     lock = FileLock(path, is_singleton=True)
@@ -98,22 +101,22 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
             path.unlink(missing_ok=True)
         lock.release()
         for parent in missing:
-            with suppress(OSError):  # it is used by now
+            with suppress(OSError):  # no longer empty
                 parent.rmdir()
 
 
 def named(folder: Path | str, name: str, suffix: str = "") -> Path:
-    """Return the path in `folder` of what is called after a behavior, with a suffix.
+    """Return the path in `folder` of a behavior's file or folder.
 
-    Names come from environments and files. Each has a path of its own, which is the name itself, as
-    in ML-Agents' results; one that cannot be such a path is refused.
+    Names come from environments and files. The path is the name itself with the suffix, as in
+    ML-Agents' results; a name that cannot be a path is refused.
     """
-    why = _why_no_file_name(name)
-    if why is not None:
-        shown = name if len(name) <= LONGEST_NAME else f"{name[:60]}..."
+    reason = _why_no_file_name(name)
+    if reason is not None:
+        short_name = name if len(name) <= LONGEST_NAME else f"{name[:60]}..."
         raise SettingsError(
-            f"behavior {shown!r}: this name cannot name a folder, because {why}; give the behavior "
-            "another name in its environment, and in the files that mention it"
+            f"behavior {short_name!r}: this name cannot name a folder, because {reason}; give the "
+            "behavior another name in its environment, and in the files that mention it"
         )
     return Path(folder) / f"{name}{suffix}"
 
@@ -139,35 +142,37 @@ def _why_no_file_name(name: str) -> str | None:
 
 
 def similar(path: Path | str) -> str:
-    """Return `; did you mean 'x'?` for the file that a missing path is most like, or nothing.
+    """Return `; did you mean 'x'?` for the file most like a missing path, or an empty string.
 
-    Files of the same kind count, in the nearest folder that is there and a few levels below.
+    Only files with the same suffix count, in the nearest existing folder and a few levels below.
     """
     path = Path(path)
-    folder = next((one for one in path.parents if one.is_dir()), None)
-    found: dict[str, Path] = {}
+    folder = next((parent for parent in path.parents if parent.is_dir()), None)
+    candidates: dict[str, Path] = {}
     for file in [] if folder is None else _below(folder):
         if path.suffix in ("", file.suffix) or {path.suffix, file.suffix} == {".yml", ".yaml"}:
-            found.setdefault(file.stem, file)  # the first is the one that lies highest
-    near = get_close_matches(path.stem, found, n=1)
-    return f"; did you mean '{found[near[0]]}'?" if near else ""
+            candidates.setdefault(file.stem, file)  # the first of a stem lies highest
+    near = get_close_matches(path.stem, candidates, n=1)
+    return f"; did you mean '{candidates[near[0]]}'?" if near else ""
 
 
 def _below(folder: Path) -> list[Path]:
-    """Return some files of a folder and of those below, without hidden ones."""
+    """Return files of a folder and of its subfolders, without hidden ones, up to the limits."""
     levels, paths = [folder], list[Path]()
     for _ in range(_DEEPEST):
         entries: list[Path] = []
         for level in levels:
             with suppress(OSError):  # it may not be read
-                entries += sorted(one for one in level.iterdir() if one.name[0] != ".")
-        paths += [one for one in entries[:_MOST_FILES] if one.is_file()]
-        levels = [one for one in entries[:_MOST_FILES] if one.is_dir() and not one.is_symlink()]
+                entries += sorted(entry for entry in level.iterdir() if entry.name[0] != ".")
+        paths += [entry for entry in entries[:_MOST_FILES] if entry.is_file()]
+        levels = [
+            entry for entry in entries[:_MOST_FILES] if entry.is_dir() and not entry.is_symlink()
+        ]
     return paths
 
 
 def refuse_shared_folder(folder: Path | str, name: str, others: Iterable[str]) -> None:
-    """Refuse a behavior whose folder is that of another on a disk that does not mind the case."""
+    """Refuse a behavior that shares another's folder on a case-insensitive disk."""
     target = named(folder, name)
     if target.exists() and not target.is_dir():
         raise SettingsError(
@@ -217,13 +222,16 @@ def fingerprint(value: Any) -> str:
 
 
 def _temporary(target: Path) -> tuple[int, Path]:
-    """A new file beside `target`, and the handle by which others see that its writer lives."""
+    """Return the locked handle and the path of a new file beside `target`.
+
+    Others see by the lock that the writer is alive.
+    """
     # While it is written, only those may read it who may read the file that it replaces.
     mode = 0o600 | target.stat().st_mode & 0o666 if target.exists() else 0o666
     while True:
         path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
-        with suppress(ImportError, OSError):  # without it nobody takes the file for abandoned
+        with suppress(ImportError, OSError):  # without locks nobody takes the file for abandoned
             import fcntl
 
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -242,7 +250,7 @@ def _remove_abandoned(paths: Iterable[Path]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to disk, where that can be done."""
+    """Flush the names in a folder to disk, on systems that can."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)

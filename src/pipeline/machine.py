@@ -1,4 +1,4 @@
-"""What of a machine decides roundings: which kernels its libraries choose, and how to fix them.
+"""The facts of a machine that decide roundings: the libraries' kernels, and how to fix them.
 
 Torch, MKL, oneDNN, OpenBLAS and NumPy look at the processor and choose their fastest kernels for
 it. Kernels add in different orders, so equal inputs give other last bits on another processor.
@@ -35,7 +35,7 @@ def is_portable() -> bool:
 
 
 def begin_again_portably() -> None:
-    """Begin this process again with the variables of `PORTABLE`, unless it has them.
+    """Restart this process with the variables of `PORTABLE`, unless it has them.
 
     Libraries read them while they are loaded, so it is too late to set them here.
     """
@@ -43,13 +43,13 @@ def begin_again_portably() -> None:
         return
     os.environ.update(PORTABLE)
     command = [sys.executable, *sys.orig_argv[1:]]
-    if os.name == "nt":  # whose exec ends this process, so that its parent takes it for done
+    if os.name == "nt":  # where exec ends this process, and the parent would think it finished
         sys.exit(subprocess.call(command))  # noqa: S603  # our own command line
-    os.execv(sys.executable, command)  # noqa: S606  # the same process, for whoever waits for it
+    os.execv(sys.executable, command)  # noqa: S606  # keeps the process that a parent waits for
 
 
 def facts() -> dict[str, Any]:
-    """Return what decides roundings in this process, of the libraries that it has loaded."""
+    """Return the facts that decide roundings in this process, of the libraries it has loaded."""
     # Not imported: a stage without networks does without torch.
     torch = sys.modules.get("torch")
     variables = {name: os.environ[name] for name in (*PORTABLE, *_OTHERS) if name in os.environ}
@@ -66,11 +66,11 @@ def facts() -> dict[str, Any]:
 
 
 def decisive(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that decide roundings: where kernels are fixed, no processor does."""
-    kept = {key: value for key, value in recorded.items() if key not in _NOT_DECISIVE}
+    """Return the facts that decide roundings; with fixed kernels the processor is none of them."""
+    selected = {key: value for key, value in recorded.items() if key not in _NOT_DECISIVE}
     if recorded.get("portable"):
-        kept.pop("processor", None)
-    return kept | dict(recorded.get("variables", {}))
+        selected.pop("processor", None)
+    return selected | dict(recorded.get("variables", {}))
 
 
 def summary(recorded: Mapping[str, Any]) -> str:
@@ -82,7 +82,7 @@ def summary(recorded: Mapping[str, Any]) -> str:
     return f"{start}: {kernels}" if kernels else str(start)
 
 
-_NOT_DECISIVE = ("portable", "variables", "system")  # of themselves
+_NOT_DECISIVE = ("portable", "variables", "system")  # but `decisive` adds each of the variables
 _IN_FRONT = ("portable", "processor", "variables")
 
 
@@ -91,22 +91,24 @@ def _openblas() -> dict[str, Any]:
         from threadpoolctl import threadpool_info  # type: ignore[import-untyped]  # has no stubs
     except ModuleNotFoundError:  # a part of `train`
         return {}
-    libraries = [one for one in threadpool_info() if one["internal_api"] == "openblas"]
+    libraries = [library for library in threadpool_info() if library["internal_api"] == "openblas"]
     # SciPy may have loaded one of its own; the kernel is the same.
     return {
-        "OpenBLAS": ", ".join(sorted({str(one.get("architecture")) for one in libraries})),
-        "OpenBLAS threads": max((one["num_threads"] for one in libraries), default=0),
+        "OpenBLAS": ", ".join(sorted({str(library.get("architecture")) for library in libraries})),
+        "OpenBLAS threads": max((library["num_threads"] for library in libraries), default=0),
     }
 
 
 def processor() -> str:
-    """Return its model and the vector instructions that libraries choose kernels by."""
+    """Return the processor's model and the vector instructions that decide kernels."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return f"{platform.machine()} {platform.processor()}".strip()
     lines = info.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0].splitlines()
-    of_one = {key.strip(): value.strip() for key, _, value in (one.partition(":") for one in lines)}
-    flags = set(of_one.get("flags", of_one.get("Features", "")).split())
+    fields = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
+    }
+    flags = set(fields.get("flags", fields.get("Features", "")).split())
     has = [flag for flag in _FLAGS if flag in flags]
-    model = [of_one[key] for key in ("model name", "cpu family", "model") if key in of_one]
+    model = [fields[key] for key in ("model name", "cpu family", "model") if key in fields]
     return " ".join([platform.machine(), *model, *has])

@@ -1,10 +1,11 @@
-"""Parts of a run that are chosen by name: ours, and those of installed packages by entry points.
+"""Parts of a run that are chosen by name: built-in ones, and plug-ins of installed packages.
 
-A package brings a part with an entry point of one of five groups: `pipeline.algorithms`,
-`pipeline.reward_signals`, `pipeline.encoders`, `pipeline.simulators`, `pipeline.sinks`. Ours stand
-in a table of the same form, `name: module:attribute`, and not in the metadata of our distribution:
-stages run the code of the checkout they lie in, executables carry our files without metadata, and
-an edited table would count only after a new installation. docs/how-to/plugins.md is the guide.
+A package brings a plug-in with an entry point of one of five groups: `pipeline.algorithms`,
+`pipeline.reward_signals`, `pipeline.encoders`, `pipeline.simulators`, `pipeline.sinks`. Built-in
+parts stand in a table of the same form, `name: module:attribute`, and not in the metadata of our
+distribution: stages run the code of the checkout they lie in, executables carry our files without
+metadata, and an edited table would count only after a new installation. docs/how-to/plugins.md is
+the guide.
 """
 
 from __future__ import annotations
@@ -41,29 +42,29 @@ class Group(Mapping[str, T], Generic[T]):
     base: type | None = None
     """The class that each plug-in must extend; None for parts that are no classes."""
     theirs: str = ""
-    """ML-Agents' group of entry points for such parts, which cannot be used here."""
+    """ML-Agents' group of entry points for the same kind, whose parts cannot be used here."""
 
     def __contains__(self, name: object) -> bool:
-        return name in self.ours or name in self._others()
+        return name in self.ours or name in self._plugins()
 
     def __iter__(self) -> Iterator[str]:
         yield from self.ours
-        yield from sorted(set(self._others()) - set(self.ours))
+        yield from sorted(set(self._plugins()) - set(self.ours))
 
     def __len__(self) -> int:
-        return len({*self.ours, *self._others()})
+        return len({*self.ours, *self._plugins()})
 
     def __getitem__(self, name: str) -> T:
         """Import a part.
 
         Raises:
-            KeyError: There is none of that name.
+            KeyError: No part has this name.
             SettingsError: It cannot be imported, is not of the right kind, or comes twice.
         """
         return self.load(name, room=self.room)
 
     def load(self, name: str, *, room: str) -> T:
-        """Import a part; `room` as for the class, where the caller alone knows it."""
+        """Import a part; `room` replaces the attribute where only the caller knows the package."""
         if name in self.ours:
             part: T = load(self.ours[name], room=room)
             return part
@@ -83,24 +84,26 @@ class Group(Mapping[str, T], Generic[T]):
         """Return the entry point of a plug-in.
 
         Raises:
-            KeyError: There is none of that name.
+            KeyError: No plug-in has this name.
             SettingsError: Several packages bring it.
         """
-        points = self._others()[name]
+        points = self._plugins()[name]
         if len(points) > 1:
-            names = " and ".join(sorted(brought_by(one)[0] for one in points))
+            names = " and ".join(sorted(brought_by(point)[0] for point in points))
             raise SettingsError(f"{self.name}: {names} both bring {name!r}; uninstall one of them")
         return points[0]
 
     @property
     def more(self) -> str:
-        """Say how to get other plug-ins, for an error that lists the known names."""
+        """Advice on getting other plug-ins, for an error that lists the known names."""
         text = f". Packages with an entry point in {self.name!r} bring more: docs/how-to/plugins.md"
         points = all_of(self.theirs) if self.theirs else []
         # ML-Agents lists its own trainers the same way, and those are built in here.
-        others = [one for one in points if brought_by(one)[0] != "mlagents"]
-        if others:
-            named = ", ".join(f"{one.name!r} of {' '.join(brought_by(one))}" for one in others)
+        foreign = [point for point in points if brought_by(point)[0] != "mlagents"]
+        if foreign:
+            named = ", ".join(
+                f"{point.name!r} of {' '.join(brought_by(point))}" for point in foreign
+            )
             guide = "docs/how-to/migrating.md"
             text += f". Written for ML-Agents, and to be ported as {guide} says: {named}"
         return text
@@ -113,9 +116,9 @@ class Group(Mapping[str, T], Generic[T]):
     @property
     def brought(self) -> bool:
         """Whether an installed package provides a plug-in of this kind."""
-        return bool(self._others())
+        return bool(self._plugins())
 
-    def _others(self) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
+    def _plugins(self) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
         return _installed(self.name, tuple(sys.path))
 
     def _unusable(self, point: metadata.EntryPoint, reason: str) -> SettingsError:
@@ -144,7 +147,7 @@ def brought_by(point: metadata.EntryPoint) -> tuple[str, str]:
     return ("", "") if point.dist is None else (point.dist.name, point.dist.version)
 
 
-@cache  # `path` is a part of the key, for what is installed depends on it
+@cache  # `path` is only a part of the key: it decides what is installed
 def _installed(group: str, path: tuple[str, ...]) -> dict[str, tuple[metadata.EntryPoint, ...]]:  # noqa: ARG001
     """Return the installed entry points of a group by name; a name may come from several."""
     points_of: dict[str, dict[str, metadata.EntryPoint]] = {}

@@ -1,7 +1,7 @@
-"""How a stage tells `pipeline run` how far it is: a line of JSON for each event, in one file.
+"""How a stage reports its progress to `pipeline run`: a line of JSON per event, in one file.
 
-The environment variable `PIPELINE_PROGRESS` names the file. Without it a stage tells nothing, and
-it never fails because of what it cannot tell.
+The environment variable `PIPELINE_PROGRESS` names the file. Without it a stage reports nothing, and
+a stage never fails because a report cannot be written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _job: dict[str, str] = {}
 def log_of(stage: str, instance: str) -> Path:
     """Return the log of a stage's instance, relative to the project, as Snakemake's rules name it.
 
-    A stage without instances has `all` for one.
+    The instance of a stage without instances is `all`.
     """
     return (
         Path("logs", f"{stage}.log")
@@ -68,9 +68,9 @@ def tell(**facts: Any) -> None:
     if not path or not _job:
         return
     line = json.dumps({**_job, "at": time.time(), **facts}) + "\n"
-    # It is for a display, which must not fail a stage.
+    # The file only serves a display, which must not fail a stage.
     with contextlib.suppress(OSError):
-        # one write to a file that is there: lines of several processes do not mix
+        # one write to an existing file: lines of several processes do not mix
         handle = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(handle, line.encode())
@@ -80,7 +80,7 @@ def tell(**facts: Any) -> None:
 
 def _print_to(log: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
-    # What is buffered was printed before, and does not belong into the log.
+    # Text in the buffers was printed before, and does not belong into the log.
     sys.stdout.flush()
     sys.stderr.flush()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)

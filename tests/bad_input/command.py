@@ -37,13 +37,13 @@ class Done:
 
     @property
     def error(self) -> str:
-        """The one line that says what was wrong; fails unless it is one, and the last."""
+        """The only error line; fails unless there is exactly one, as the last line."""
         lines = self.err.splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
         assert len(errors) == 1, self.err
         assert lines[-1] == errors[0], self.err
-        told = ("[INFO] ", "[WARNING] ", "\t")  # after a tab: a dump of settings goes on
-        assert all(line.startswith(told) for line in lines[:-1]), self.err
+        prefixes = ("[INFO] ", "[WARNING] ", "\t")  # after a tab: a dump of settings goes on
+        assert all(line.startswith(prefixes) for line in lines[:-1]), self.err
         assert self.code == 2
         return errors[0].removeprefix("error: ")
 
@@ -88,9 +88,9 @@ class Place:
         """This interpreter with the project's sources."""
         env = os.environ | self._variables() | variables
         if before is None:
-            done = forking(*_LIBRARIES).run(*arguments, timeout=240, cwd=self.folder, env=env)
+            completed = forking(*_LIBRARIES).run(*arguments, timeout=240, cwd=self.folder, env=env)
         else:
-            done = subprocess.run(  # noqa: S603  # this interpreter
+            completed = subprocess.run(  # noqa: S603  # this interpreter
                 [sys.executable, *arguments],
                 cwd=self.folder,
                 env=env,
@@ -101,7 +101,7 @@ class Place:
                 preexec_fn=before,  # sets a limit, takes no lock
             )
         assert left_over(str(self.folder)) == []
-        return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+        return Done(code=completed.returncode, out=completed.stdout, err=completed.stderr)
 
     @contextlib.contextmanager
     def started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
@@ -121,32 +121,32 @@ class Place:
         assert left_over(str(self.folder)) == []
 
     def _variables(self) -> dict[str, str]:
-        own = {"PYTHONPATH": str(ROOT / "src"), "PIPELINE_MLFLOW": "off"}
-        return own | {_MARK: str(self.folder)}
+        variables = {"PYTHONPATH": str(ROOT / "src"), "PIPELINE_MLFLOW": "off"}
+        return variables | {_MARK: str(self.folder)}
 
     def files(self) -> dict[str, bytes | None]:
         """Everything that lies in the folder; None for a folder."""
-        found = sorted(self.folder.rglob("*"))
-        return {str(path): path.read_bytes() if path.is_file() else None for path in found}
+        paths = sorted(self.folder.rglob("*"))
+        return {str(path): path.read_bytes() if path.is_file() else None for path in paths}
 
 
 def left_over(mark: str) -> list[str]:
     """Processes that descend from a command of the place called `mark`, and stay.
 
-    What has been killed is gone when the system gets to it, on a busy machine a little later.
+    On a busy machine a killed process stays a little longer.
     """
     end = time.monotonic() + _GONE_S
-    while (found := _living(mark)) and time.monotonic() < end:
+    while (commands := _living(mark)) and time.monotonic() < end:
         time.sleep(0.05)
-    return found
+    return commands
 
 
 def _living(mark: str) -> list[str]:
-    found = []
+    commands = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(process.cmdline()))
+                commands.append(" ".join(process.cmdline()))
         except psutil.Error:
             continue
-    return found
+    return commands

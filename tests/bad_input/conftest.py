@@ -28,6 +28,6 @@ def project(place: Place) -> Place:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """A place with a run in the fake environment; tests only read it."""
     place = Place(folder=tmp_path_factory.mktemp("trained"))
-    done = place.learn(place.fake())
-    assert done.code == 0, done.err
+    result = place.learn(place.fake())
+    assert result.code == 0, result.err
     return place

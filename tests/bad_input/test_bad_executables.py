@@ -28,9 +28,9 @@ def test_an_earlier_run_is_replaced_only_when_the_new_one_starts(place, trained)
     assert place.learn("broken", "--force").code == 2
     (place.folder / "broken").unlink()
     assert place.files() == before
-    done = place.learn(env, "--force")
-    assert done.code == 0, done.err
-    assert "The earlier run of this id is kept in results/run.1." in done.err
+    result = place.learn(env, "--force")
+    assert result.code == 0, result.err
+    assert "The earlier run of this id is kept in results/run.1." in result.err
     results = place.folder / "results"
     assert sorted(path.name for path in results.iterdir()) == ["run", "run.1"]
     after = place.files()
@@ -44,11 +44,11 @@ def test_an_earlier_run_is_replaced_only_when_the_new_one_starts(place, trained)
 @pytest.mark.parametrize("command", ["learn", "evaluate"])
 def test_debug_shows_the_traceback_as_well(place, trained, command):
     first = place.config() if command == "learn" else trained.folder / "results/run/Echo.onnx"
-    done = place.pipeline(command, str(first), "--debug", "--env", "nowhere")
-    assert done.code == 2
-    assert "Traceback (most recent call last)" in done.err
-    assert "UnityEnvironmentException" in done.err
-    assert done.err.splitlines()[-1].startswith("error: Couldn't launch the nowhere environment.")
+    result = place.pipeline(command, str(first), "--debug", "--env", "nowhere")
+    assert result.code == 2
+    assert "Traceback (most recent call last)" in result.err
+    assert "UnityEnvironmentException" in result.err
+    assert result.err.splitlines()[-1].startswith("error: Couldn't launch the nowhere environment.")
 
 
 def test_a_missing_file_is_answered_with_the_one_that_its_name_is_like(place):

@@ -49,14 +49,14 @@ COMMANDS = {
 
 
 def one_line(capsys, caplog, *arguments: str) -> str:
-    """The line that a command says in this process, which has to be the only one."""
+    """Return the error of a command run in this process, which must print that line alone."""
     assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert len(said.err.splitlines()) == 1, said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert len(output.err.splitlines()) == 1, output.err
     assert [record.getMessage() for record in caplog.records] == []
-    assert said.err.startswith("error: ")
-    return said.err.removeprefix("error: ").rstrip("\n")
+    assert output.err.startswith("error: ")
+    return output.err.removeprefix("error: ").rstrip("\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

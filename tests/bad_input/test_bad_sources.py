@@ -26,9 +26,9 @@ class Shop:
         return self.place.pipeline("env", *arguments)
 
     def left(self) -> list[str]:
-        """What lies in the cache, but for locks."""
-        found = [p.relative_to(self.cache).as_posix() for p in self.cache.rglob("*")]
-        return [name for name in found if not name.startswith("locks") and name != "downloads"]
+        """Paths in the cache, without locks."""
+        paths = [p.relative_to(self.cache).as_posix() for p in self.cache.rglob("*")]
+        return [name for name in paths if not name.startswith("locks") and name != "downloads"]
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ def test_a_missing_digest_is_refused_with_the_one_that_was_found(shop, web):
     error = shop.env("fetch", url).error
     assert f"If you trust it, give --sha256 {digest(BUILD)}" in error
     assert [name for name in shop.left() if not name.startswith("downloads/")] == []
-    done = shop.env("fetch", url, "--sha256", digest(BUILD))
-    assert done.code == 0, done.err
-    assert Path(done.out.strip()) == shop.cache / digest(BUILD) / "game/Game.x86_64"
+    result = shop.env("fetch", url, "--sha256", digest(BUILD))
+    assert result.code == 0, result.err
+    assert Path(result.out.strip()) == shop.cache / digest(BUILD) / "game/Game.x86_64"
     assert len(web.asked) == 1
 
 
@@ -75,13 +75,13 @@ def test_the_entries_of_a_manifest_are_listed_and_fetched(shop, web):
     url = web.add("game.zip", BUILD)
     entry = f"  - Game:\n      linux_url: {url}\n      description: Find the exit.\n"
     shop.place.config(f"environments:\n{entry}", "envs.yaml")
-    done = shop.env("list", "--manifest", "envs.yaml")
-    assert "Game             Find the exit. (linux)" in done.out.splitlines()
-    assert done.out.startswith("balance_ball ")
-    done = shop.env("fetch", "Game", "--manifest", "envs.yaml")
-    assert done.out.strip().endswith("/game/Game.x86_64")
-    assert "[WARNING]" in done.err
-    assert "envs.yaml.lock on this first use" in done.err
+    result = shop.env("list", "--manifest", "envs.yaml")
+    assert "Game             Find the exit. (linux)" in result.out.splitlines()
+    assert result.out.startswith("balance_ball ")
+    result = shop.env("fetch", "Game", "--manifest", "envs.yaml")
+    assert result.out.strip().endswith("/game/Game.x86_64")
+    assert "[WARNING]" in result.err
+    assert "envs.yaml.lock on this first use" in result.err
     web.add("game.zip", BIG)
     shutil.rmtree(shop.cache)
     error = shop.env("fetch", "Game", "--manifest", "envs.yaml").error
@@ -91,12 +91,12 @@ def test_the_entries_of_a_manifest_are_listed_and_fetched(shop, web):
 def stage(project: Place, source: str) -> Done:
     """The `env` stage of an environment from this source."""
     (project.folder / "params.yaml").write_text(f"environments:\n  game: {{{source}}}\n")
-    done = project.pipeline("plan")
-    assert done.code == 0, done.err
-    done = project.python("workflow/scripts/env.py", "game")
-    if done.code:
+    result = project.pipeline("plan")
+    assert result.code == 0, result.err
+    result = project.python("workflow/scripts/env.py", "game")
+    if result.code:
         assert not (project.folder / "build").exists()
-    return done
+    return result
 
 
 def test_the_stage_says_that_an_archive_is_for_another_system(project, web):

@@ -34,8 +34,8 @@ def experiment(project, *player: str, params: str) -> None:
     """Plan one experiment in the fake environment, which is built."""
     project.config()
     (project.folder / "params.yaml").write_text(params)
-    done = project.pipeline("plan")
-    assert done.code == 0, done.err
+    result = project.pipeline("plan")
+    assert result.code == 0, result.err
     build = project.folder / "build/env/fake"
     build.mkdir(parents=True)
     shutil.move(project.fake(*player), build / "fake")
@@ -57,13 +57,13 @@ def test_training_goes_on_when_mlflow_cannot_be_reached(project):
     stage = ["workflow/scripts/train.py", "small", "--seed", "1"]
     assert project.python(*stage, PIPELINE_MLFLOW="off").code == 0
     without = duration_s(project)
-    done = project.python(*stage, **variables)
-    assert done.code == 0, done.err
-    (warning,) = [line for line in done.err.splitlines() if not line.startswith(("[INFO]", "\t"))]
+    result = project.python(*stage, **variables)
+    assert result.code == 0, result.err
+    (warning,) = [line for line in result.err.splitlines() if not line.startswith(("[INFO]", "\t"))]
     assert warning.startswith("[WARNING] MLflow is not being written (")
     assert "Check MLFLOW_TRACKING_URI" in warning
-    made = [path.name for path in (project.folder / "results/train").rglob("*") if path.is_file()]
-    assert sorted(made) == ["metrics.json", "policy.pt", "progress.csv"]
+    names = [path.name for path in (project.folder / "results/train").rglob("*") if path.is_file()]
+    assert sorted(names) == ["metrics.json", "policy.pt", "progress.csv"]
     # its import takes some seconds; beside training, so that a busy machine slows both down
     assert duration_s(project) < 60 + 2 * without
 

@@ -7,7 +7,7 @@ import numpy as np
 
 
 def shifted(training, before, draws, folder):
-    return {name: [values + 1e-3 for values in some] for name, some in before.items()}
+    return {name: [values + 1e-3 for values in arrays] for name, arrays in before.items()}
 
 
 def run(monkeypatch, *options):
@@ -29,7 +29,7 @@ def test_what_is_drawn_at_random_is_given_to_the_reference(monkeypatch):
 
     monkeypatch.setattr(agreement, "peer_weights", noted)
     assert run(monkeypatch, "--case", "sac, curiosity and gail", "--rollouts", "1") == 0
-    assert {name: len(some) > 0 for name, some in draws.items()} == {
+    assert {name: len(arrays) > 0 for name, arrays in draws.items()} == {
         "shuffles": False, "integers": True, "normal": True, "uniform": True,
     }  # fmt: skip
     assert run(monkeypatch, "--case", "ppo, cloning, discrete", "--rollouts", "1") == 0

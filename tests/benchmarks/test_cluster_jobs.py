@@ -30,9 +30,9 @@ WHOLE = {
 @pytest.mark.slow
 def test_jobs_killed_and_signalled_in_every_way_continue_and_end_whole(tmp_path: Path) -> None:
     pytest.importorskip("snakemake_executor_plugin_cluster_generic")
-    found = cluster_jobs.measure(tmp_path, jobs=5, kill=4, at_once=2, seed=1)
-    assert cluster_jobs.whole(found), found
-    assert all(len(stopped) == 1 for stopped in found["how"].values())
+    results = cluster_jobs.measure(tmp_path, jobs=5, kill=4, at_once=2, seed=1)
+    assert cluster_jobs.whole(results), results
+    assert all(len(stopped) == 1 for stopped in results["how"].values())
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_a_job_lost_after_its_stage_has_finished_is_not_trained_again(tmp_path: 
     assert text.count('echo "$code" >') == 1
     submit.write_text(text.replace('echo "$code" >', first))
     engine = (sys.executable, "-m", "snakemake", "--profile", "profiles/cluster-generic")
-    done = subprocess.run(  # noqa: S603  # fixed command
+    completed = subprocess.run(  # noqa: S603  # fixed command
         [*engine, "--jobs", "1", "--", "results/short"],
         cwd=root,
         env=worktrees.environment(root),
@@ -54,9 +54,9 @@ def test_a_job_lost_after_its_stage_has_finished_is_not_trained_again(tmp_path: 
         check=False,
         timeout=600,
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     assert (root / "lost").exists()
-    assert "Trying to restart job" in done.stderr
+    assert "Trying to restart job" in completed.stderr
     assert cluster_jobs.complete(cluster_jobs.place(root, 1, "train"))
     assert "taking what it made" in cluster_jobs.logs(root)[0].read_text()
     facts = json.loads((cluster_jobs.place(root, 1, ".work/train") / "stage.json").read_text())

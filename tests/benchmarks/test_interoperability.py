@@ -16,16 +16,18 @@ def small(name, config=None, demo="expert.demo"):
 
 
 # Box2D cannot be imported where warnings are errors: its import then ends the interpreter.
-IN_PROCESS = [one for one in catalogue.ALL if "LunarLander" not in one.name]
-IN_PROCESS = [one for one in IN_PROCESS if "CarRacing" not in one.name]
+IN_PROCESS = [listed for listed in catalogue.ALL if "LunarLander" not in listed.name]
+IN_PROCESS = [listed for listed in IN_PROCESS if "CarRacing" not in listed.name]
 
 
-@pytest.mark.parametrize("listed", IN_PROCESS, ids=lambda one: one.name)
+@pytest.mark.parametrize("listed", IN_PROCESS, ids=lambda entry: entry.name)
 def test_configurations_name_the_behaviors_and_update_within_their_steps(listed, tmp_path):
     qualified = interoperability.scores.action_specs(listed.name, **listed.options)
     for config in listed.configs or (None,):
         content = interoperability.settings(listed, config, 2000, tmp_path / "expert.demo")
-        assert set(content["behaviors"]) == {one.partition("?")[0] for one in qualified}
+        assert set(content["behaviors"]) == {
+            behavior_id.partition("?")[0] for behavior_id in qualified
+        }
         file = tmp_path / "trainer.yaml"
         file.write_text(yaml.safe_dump(content))
         for behavior in load_run_settings(file).behaviors.values():

@@ -15,7 +15,7 @@ def test_the_configuration_of_a_row_is_one(name: str):
     row = interruptions.ROWS[name]
     settings = load_run_settings(None, overrides=row.content())
     assert set(settings.behaviors) == set(row.behaviors)
-    assert all(one.threaded == row.threaded for one in settings.behaviors.values())
+    assert all(behavior.threaded == row.threaded for behavior in settings.behaviors.values())
     assert settings.torch_settings.compile == row.compiled
 
 

@@ -47,19 +47,21 @@ def test_only_files_of_another_kind_are_left_over(tmp_path: Path):
             (folder / name).touch()
         return left_behind.kinds(folder)
 
-    whole = kinds("results/run/Ball-100.pt", "results/run/progress.csv")
-    assert kinds("results/run/Ball-73.pt", "results/run.1/progress.csv") <= whole | {
+    uninterrupted = kinds("results/run/Ball-100.pt", "results/run/progress.csv")
+    assert kinds("results/run/Ball-73.pt", "results/run.1/progress.csv") <= uninterrupted | {
         "results/run.#"
     }
-    left = kinds("results/run/Ball-100.pt", "results/run/.progress.csv.k_ab12cd.tmp") - whole
+    left = (
+        kinds("results/run/Ball-100.pt", "results/run/.progress.csv.k_ab12cd.tmp") - uninterrupted
+    )
     assert left == {"results/run/.progress.csv.k_ab#cd.tmp"}
 
 
 def test_what_was_not_continued_is_reported():
-    said = "[INFO] Resuming training of Ball from step 400."
-    assert left_behind.lost(said, 400) == []
-    assert left_behind.lost(said, 0) == []
-    assert left_behind.lost(said, 40) == ["it did not continue from step 40"]
+    log = "[INFO] Resuming training of Ball from step 400."
+    assert left_behind.lost(log, 400) == []
+    assert left_behind.lost(log, 0) == []
+    assert left_behind.lost(log, 40) == ["it did not continue from step 40"]
 
 
 def test_a_process_is_known_by_its_mark_when_its_parent_is_gone():
@@ -69,9 +71,9 @@ def test_a_process_is_known_by_its_mark_when_its_parent_is_gone():
     try:
         subprocess.run([sys.executable, "-c", code], env=variables, stdin=reading, check=True)  # noqa: S603  # fixed
         until = time.monotonic() + 60.0
-        while not (found := left_behind.marked("test")) and time.monotonic() < until:
+        while not (processes := left_behind.marked("test")) and time.monotonic() < until:
             time.sleep(0.01)  # its variables can be read a moment after it has begun
-        (orphan,) = found
+        (orphan,) = processes
         assert orphan.cmdline()[-1] == "input()"
     finally:
         os.close(writing)

@@ -21,9 +21,12 @@ from pipeline.settings import load_run_settings
 
 @pytest.mark.parametrize("case", cases.CASES.values(), ids=lambda case: case.name)
 def test_settings_are_for_the_behaviors_of_the_environment(case, tmp_path):
-    own = case.environment
+    environment = case.environment
     content = case.settings(demo=tmp_path / "expert.demo")
-    names = {one.partition("?")[0] for one in action_specs(own.name, **own.options)}
+    names = {
+        behavior_id.partition("?")[0]
+        for behavior_id in action_specs(environment.name, **environment.options)
+    }
     assert set(content["behaviors"]) == names
     file = tmp_path / "trainer.yaml"
     file.write_text(yaml.safe_dump(content))
@@ -46,15 +49,15 @@ def test_recall_is_worth_a_quarter_to_those_who_guess_and_one_to_those_who_remem
     env = gymnasium.make("recall_env:Recall-v0")
     guessed, remembered, lengths = 0.0, 0.0, set()
     for episode in range(400):
-        seen, _ = env.reset(seed=episode)
-        cue, length, ended = int(seen[:4].argmax()), 0, False
+        obs, _ = env.reset(seed=episode)
+        cue, length, ended = int(obs[:4].argmax()), 0, False
         while not ended:
-            asked = bool(seen[4])
-            seen, reward, ended, truncated, _ = env.step(cue if episode % 2 else 0)
+            is_question = bool(obs[4])
+            obs, reward, ended, truncated, _ = env.step(cue if episode % 2 else 0)
             length += 1
             assert not truncated
-            assert ended == asked
-            assert not seen[:4].any()
+            assert ended == is_question
+            assert not obs[:4].any()
         lengths.add(length - 1)
         remembered += reward * (episode % 2)
         guessed += reward * (1 - episode % 2)
@@ -66,15 +69,15 @@ def test_recall_is_worth_a_quarter_to_those_who_guess_and_one_to_those_who_remem
 def test_a_duel_is_measured_against_the_scripted_opponent_from_both_sides(monkeypatch, tmp_path):
     case = replace(cases.CASES["self_play"], n_episodes=60)
     specs = action_specs("pong")
-    asked = []
+    behaviors = []
 
     def scripted(models, behavior):
-        asked.append(behavior)
+        behaviors.append(behavior)
         return Scripted("pong", behavior)
 
     monkeypatch.setattr(evaluate_policies, "policy", scripted)
     assert abs(evaluate_policies.returns(case, tmp_path, seed=1, deterministic=True)) < 0.3
-    assert set(asked) == set(specs)
+    assert set(behaviors) == set(specs)
     monkeypatch.setattr(evaluate_policies, "policy", lambda _, behavior: Random(specs[behavior]))
     assert evaluate_policies.returns(case, tmp_path, seed=1, deterministic=True) < -0.9
 
@@ -97,7 +100,7 @@ def test_a_measurement_may_have_more_agents_than_training_had(monkeypatch, tmp_p
     (behavior,) = specs = action_specs("balance_ball")
     player, sizes = Random(specs[behavior]), []
     act = player.act
-    player.act = lambda steps, **given: sizes.append(len(steps)) or act(steps, **given)
+    player.act = lambda steps, **options: sizes.append(len(steps)) or act(steps, **options)
     monkeypatch.setattr(evaluate_policies, "policy", lambda *_: player)
     assert 1 < evaluate_policies.returns(case, tmp_path, seed=1, deterministic=True) < 3
     assert set(sizes) == {5}
@@ -109,10 +112,12 @@ def test_every_run_is_measured_by_luck_of_its_own(monkeypatch, tmp_path):
     begins = []
 
     def player(models, name):
-        one = Random(specs[behavior])
-        act = one.act
-        one.act = lambda steps, **given: begins.append(steps.obs[0][0, 2]) or act(steps, **given)
-        return one
+        random_player = Random(specs[behavior])
+        act = random_player.act
+        random_player.act = lambda steps, **options: (
+            begins.append(steps.obs[0][0, 2]) or act(steps, **options)
+        )
+        return random_player
 
     monkeypatch.setattr(evaluate_policies, "policy", player)
     firsts = []
@@ -172,15 +177,15 @@ def test_runs_are_kept_until_the_settings_change(monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "train", train)
     monkeypatch.setattr(runs, "returns", lambda *_, **__: 5.0)
     monkeypatch.setattr(type(cases.CASES["ppo"].environment), "build", lambda _, folder: folder)
-    kept = runs.Runs(cases.CASES["ppo"], tmp_path, steps=None, sources=tmp_path)
-    first = kept.outcome("peer", 1)
-    assert kept.outcome("peer", 1) == first
+    case_runs = runs.Runs(cases.CASES["ppo"], tmp_path, steps=None, sources=tmp_path)
+    first = case_runs.outcome("peer", 1)
+    assert case_runs.outcome("peer", 1) == first
     assert trained == [("peer", 1)]
-    kept.outcome("ours", 1)
+    case_runs.outcome("ours", 1)
     assert len(trained) == 2
     file = tmp_path / "ppo/peer-1.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "settings": "others"}))
-    kept.outcome("peer", 1)
+    case_runs.outcome("peer", 1)
     assert len(trained) == 3
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 
 def chance_of_opening() -> float:
-    """That of an episode in which every choice is the right one."""
+    """Return the chance that an episode opens the lock if every choice is right."""
     n_dials = len(locking.CODE)
     at = np.eye(n_dials + 1)[0]  # probability of each dial; the last is that it is open
     for _ in range(locking.MAX_STEP):

@@ -15,7 +15,7 @@ from pipeline.simulators import registry
 
 @pytest.fixture
 def slept(monkeypatch):
-    """The seconds that were asked for, without the wait."""
+    """Record the seconds of each sleep, without the wait."""
     seconds: list[float] = []
     monkeypatch.setattr(profiles.time, "sleep", seconds.append)
     return seconds
@@ -33,8 +33,8 @@ def test_every_exchange_takes_so_much_longer_and_is_the_same_otherwise(slept):
     assert slept == [0.006] * 5
     quick = steps(5, ms=0.0, sigma=0.0)
     assert len(slept) == 5
-    for (one, _), (other, _) in zip(slow, quick, strict=True):
-        assert np.array_equal(one.obs[0], other.obs[0])
+    for (slow_step, _), (quick_step, _) in zip(slow, quick, strict=True):
+        assert np.array_equal(slow_step.obs[0], quick_step.obs[0])
 
 
 def test_times_that_vary_have_the_median_that_was_asked_for(slept):
@@ -45,8 +45,8 @@ def test_times_that_vary_have_the_median_that_was_asked_for(slept):
 
 def test_configuration_differs_in_what_is_compared_only(tmp_path):
     workload = profiles.WORKLOADS["ppo"]
-    made = profiles.configuration(workload, tmp_path, steps=61_000, threaded=True, n_envs=4)
-    content = yaml.safe_load(made.read_text())
+    config_file = profiles.configuration(workload, tmp_path, steps=61_000, threaded=True, n_envs=4)
+    content = yaml.safe_load(config_file.read_text())
     (behavior,) = content["behaviors"].values()
     assert behavior["threaded"]
     # whole rollouts, each with a summary
@@ -92,9 +92,11 @@ def test_players_come_in_teams_of_two_whose_games_end_together():
         actions = {
             name: spec.action_spec.empty_action(6) for name, spec in game.behavior_specs.items()
         }
-        (here, ended), (there, lost) = game.step(actions).values()
-        assert [one.shape for one in here.obs] == [(6, 264), (6, 72)]
-        assert sorted(here.agent_id.tolist() + there.agent_id.tolist()) == list(range(12))
+        (first_team, ended), (second_team, lost) = game.step(actions).values()
+        assert [obs.shape for obs in first_team.obs] == [(6, 264), (6, 72)]
+        assert sorted(first_team.agent_id.tolist() + second_team.agent_id.tolist()) == list(
+            range(12)
+        )
         assert len(ended.agent_id) == len(lost.agent_id)
         assert set(np.bincount(ended.group_id).tolist()) <= {0, 2}
         assert np.array_equal(ended.group_reward, -lost.group_reward)

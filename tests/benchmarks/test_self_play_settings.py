@@ -11,18 +11,18 @@ TAG = self_play.ROOT / self_play.CONFIGURATIONS["tag"]
 
 
 def test_a_whole_run_keeps_the_files_lengths_and_turns():
-    own = load_run_settings(TAG).behaviors
-    made = self_play.adapted(TAG, None).behaviors
-    for name, one in made.items():
-        assert one.max_steps == own[name].max_steps
-        assert one.self_play == own[name].self_play
-        assert one.checkpoint_interval == one.max_steps // 5
-    assert made["Hunter"].max_steps == 2 * made["Runner"].max_steps
+    original = load_run_settings(TAG).behaviors
+    adapted = self_play.adapted(TAG, None).behaviors
+    for name, behavior in adapted.items():
+        assert behavior.max_steps == original[name].max_steps
+        assert behavior.self_play == original[name].self_play
+        assert behavior.checkpoint_interval == behavior.max_steps // 5
+    assert adapted["Hunter"].max_steps == 2 * adapted["Runner"].max_steps
 
 
 def test_a_shorter_run_has_at_least_four_turns():
-    for one in self_play.adapted(TAG, 1000).behaviors.values():
-        assert (one.max_steps, one.self_play.team_change) == (1000, 250)
+    for behavior in self_play.adapted(TAG, 1000).behaviors.values():
+        assert (behavior.max_steps, behavior.self_play.team_change) == (1000, 250)
 
 
 def test_a_run_without_steps_is_refused(monkeypatch, capsys):

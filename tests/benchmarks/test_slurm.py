@@ -25,8 +25,8 @@ FOUND = {
 )
 def test_a_job_that_meets_its_time_limit_continues_and_the_dag_ends_whole(tmp_path: Path) -> None:
     pytest.importorskip("snakemake_executor_plugin_slurm")
-    found = slurm.measure(tmp_path)
-    assert slurm.whole(found), found
+    results = slurm.measure(tmp_path)
+    assert slurm.whole(results), results
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,6 @@ def test_what_is_not_whole_is_seen(wrong: dict) -> None:
 
 
 def test_the_pace_of_a_training_leaves_out_its_start() -> None:
-    said = "[INFO] 3DBall. Step: {}. Time Elapsed: {} s. Mean Reward: 1.000."
-    log = "\n".join(["started", said.format(10000, "30.5"), said.format(20000, "31.500")])
+    line = "[INFO] 3DBall. Step: {}. Time Elapsed: {} s. Mean Reward: 1.000."
+    log = "\n".join(["started", line.format(10000, "30.5"), line.format(20000, "31.500")])
     assert slurm.pace(log) == 10000.0

@@ -28,7 +28,7 @@ PRESENT = sorted((FIXTURES / "configs" / "v2.0").rglob("*.yaml"))
 FLAT = sorted((FIXTURES / "configs" / "v1.0").rglob("*.yaml"))
 OWN = sorted((ROOT / "config").rglob("*.yaml"))
 
-here = pytest.mark.skipif(
+needs_fixtures = pytest.mark.skipif(
     not PRESENT, reason="files of Unity and ML-Agents: PIPELINE_FIXTURES names no folder of them"
 )
 
@@ -106,15 +106,15 @@ def names_of(paths: list[Path]) -> str:
 
 
 def settings_of(paths: list[Path]) -> RunSettings:
-    """What the files say together, with nothing but what each is by name."""
-    given: dict[str, Path] = {}
+    """Load the files together, each as the kind that its name tells."""
+    files: dict[str, Path] = {}
     for path in paths:
         is_curriculum = "curricula" in path.parts
-        given["curriculum" if is_curriculum else "sampler" if "generalize" in path.name else ""] = (
+        files["curriculum" if is_curriculum else "sampler" if "generalize" in path.name else ""] = (
             path
         )
     return load_run_settings(
-        given.get(""), curriculum=given.get("curriculum"), sampler=given.get("sampler")
+        files.get(""), curriculum=files.get("curriculum"), sampler=files.get("sampler")
     )
 
 
@@ -133,8 +133,8 @@ def test_every_published_file_passes_the_check(
         assert main(["config", "check", "--full", str(trainer), *more]) == 0
     else:
         assert main(["config", "check", "--full", str(paths[0])]) == 0
-    shown = parse_yaml(capsys.readouterr().out, source="shown")
-    assert structure(shown) == settings_of(paths)
+    output = parse_yaml(capsys.readouterr().out, source="shown")
+    assert structure(output) == settings_of(paths)
 
 
 @pytest.mark.fixtures
@@ -144,10 +144,10 @@ def test_an_upgraded_file_means_the_same_as_the_originals(
 ) -> None:
     new = tmp_path / "new.yaml"
     assert main(["config", "upgrade", *map(str, paths), "-o", str(new)]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     original, upgraded = settings_of(paths), load_run_settings(new)
     if "gail_config" in paths[0].name:  # which mlagents-learn could not read with its defaults
-        assert "default_settings are left out" in said
+        assert "default_settings are left out" in output
         original = replace(original, default_settings=None)
     assert upgraded == original
 
@@ -163,23 +163,23 @@ def test_nothing_has_to_be_changed_in_a_present_file(
     assert to_plain(read_yaml(new)) == to_plain(read_yaml(path))
 
 
-@here
+@needs_fixtures
 @pytest.mark.fixtures
 def test_a_flat_file_gives_each_behavior_what_its_program_gave_it() -> None:
     flat = load_run_settings(OLD / "trainer_config.yaml")
     sections = to_plain(read_yaml(OLD / "trainer_config.yaml"))
     assert list(flat.behaviors) == [name for name in sections if name != "default"]
     for name, behavior in flat.behaviors.items():
-        said = sections["default"] | sections[name]
+        section = sections["default"] | sections[name]
         hyperparameters, network = behavior.hyperparameters, behavior.network_settings
         for key in ("batch_size", "beta", "buffer_size", "epsilon", "lambd", "learning_rate"):
-            assert getattr(hyperparameters, key) == said[key], f"{name}.{key}"
+            assert getattr(hyperparameters, key) == section[key], f"{name}.{key}"
         for key in ("hidden_units", "normalize", "num_layers", "vis_encode_type"):
-            assert getattr(network, key) == said[key], f"{name}.{key}"
+            assert getattr(network, key) == section[key], f"{name}.{key}"
         for key in ("max_steps", "time_horizon", "summary_freq"):
-            assert getattr(behavior, key) == said[key], f"{name}.{key}"
-        assert (network.memory is not None) == said["use_recurrent"], name
-        assert list(behavior.reward_signals) == list(said["reward_signals"]), name
+            assert getattr(behavior, key) == section[key], f"{name}.{key}"
+        assert (network.memory is not None) == section["use_recurrent"], name
+        assert list(behavior.reward_signals) == list(section["reward_signals"]), name
 
 
 @pytest.mark.parametrize("path", OWN, ids=name_of)
@@ -192,7 +192,7 @@ def test_our_own_configurations_load_without_a_warning(
     assert caplog.records == []
 
 
-@here
+@needs_fixtures
 @pytest.mark.fixtures
 def test_our_ball_configuration_has_the_published_values() -> None:
     ours = load_run_settings(ROOT / "config/ppo/3DBall.yaml")

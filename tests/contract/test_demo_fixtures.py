@@ -79,9 +79,9 @@ def test_recorded_demonstration_survives_being_written_again(
             interrupted=demo.interrupted,
             action_mask=demo.action_mask,
         )
-    again = read_demo(tmp_path / "again.demo")
-    assert again.spec.action_spec == demo.spec.action_spec
+    reread = read_demo(tmp_path / "again.demo")
+    assert reread.spec.action_spec == demo.spec.action_spec
     for field in ("continuous", "discrete", "reward", "done", "interrupted"):
-        np.testing.assert_array_equal(getattr(again, field), getattr(demo, field))
-    for got, expected in zip(again.obs, demo.obs, strict=True):
+        np.testing.assert_array_equal(getattr(reread, field), getattr(demo, field))
+    for got, expected in zip(reread.obs, demo.obs, strict=True):
         np.testing.assert_array_equal(got, expected)

@@ -26,16 +26,16 @@ def run(code: str, *path: Path, arguments: Sequence[str] = ()) -> subprocess.Com
 
 
 def test_an_equivalent_is_where_the_table_says_and_every_other_name_has_a_reason():
-    for name, known in compat.NAMES.items():
-        if known.ours is not None:
+    for name, entry in compat.NAMES.items():
+        if entry.ours is not None:
             assert compat.resolve(name) is not None, name
             continue
         with pytest.raises(
             ImportError, match=r"has no equivalent: .*docs/how-to/migrating\.md"
         ) as refused:
             compat.resolve(name)
-        assert len(known.note) > 10
-        assert known.note in str(refused.value)
+        assert len(entry.note) > 10
+        assert entry.note in str(refused.value)
 
 
 def test_messages_of_agents_are_decoded_as_the_reason_for_steps_from_proto_says():
@@ -49,15 +49,15 @@ def test_messages_of_agents_are_decoded_as_the_reason_for_steps_from_proto_says(
     assert (steps.agent_id.tolist(), steps.reward.tolist(), len(ended)) == ([4], [2.0], 0)
 
 
-def row(name: str, known: compat.Name) -> str:
+def row(name: str, entry: compat.Name) -> str:
     """The line of docs/how-to/migrating.md that a name must have."""
-    return f"| `{name}` | {f'`{known.ours}`' if known.ours else ''} | {known.note} |"
+    return f"| `{name}` | {f'`{entry.ours}`' if entry.ours else ''} | {entry.note} |"
 
 
 def test_the_page_has_every_name():
     lines = PAGE.read_text().partition("## Every name\n")[2].splitlines()
     rows = [line for line in lines if line.startswith("| `mlagents")]
-    assert rows == [row(name, known) for name, known in sorted(compat.NAMES.items())]
+    assert rows == [row(name, entry) for name, entry in sorted(compat.NAMES.items())]
 
 
 LISTED = Path(os.environ.get("MLAGENTS_LEARN", ROOT / ".venv-mlagents/bin/mlagents-learn"))
@@ -65,8 +65,8 @@ LISTED = Path(os.environ.get("MLAGENTS_LEARN", ROOT / ".venv-mlagents/bin/mlagen
 
 @pytest.mark.skipif(not LISTED.exists(), reason="`make peer` installs mlagents_envs 1.1.0")
 def test_the_table_has_every_public_name_of_the_installed_mlagents_envs():
-    done = python(ROOT / "benchmarks/peer_names.py", check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = python(ROOT / "benchmarks/peer_names.py", check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 SCRIPT = """
@@ -98,9 +98,9 @@ except ModuleNotFoundError as error:
 
 
 def test_modules_of_ml_agents_are_stood_in_for_when_asked():
-    done = run(SCRIPT)
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
+    completed = run(SCRIPT)
+    assert completed.returncode == 0, completed.stderr
+    first, second = completed.stdout.splitlines()
     assert first.startswith("mlagents_envs.timers.timed has no equivalent: ")
     assert second == "No module named 'mlagents_envs.nothing'"
 
@@ -113,9 +113,9 @@ def test_an_installed_ml_agents_is_left_alone(tmp_path: Path):
         "from pipeline import compat; compat.stand_in(); import mlagents_envs as one\n"
         "print(one.theirs); import mlagents_envs.base_env"
     )
-    done = run(code, tmp_path)
-    assert done.stdout == "True\n"
-    assert "No module named 'mlagents_envs.base_env'" in done.stderr
+    completed = run(code, tmp_path)
+    assert completed.stdout == "True\n"
+    assert "No module named 'mlagents_envs.base_env'" in completed.stderr
 
 
 def test_importing_the_table_imports_nothing_else_of_ours():
@@ -147,13 +147,13 @@ def test_the_commands_of_ml_agents_are_installed_by_a_package_of_their_own():
         module, function = target.split(":")
         code = f"import sys; from {module} import {function} as main; sys.exit(main())"
         words = options.get(name, ["--num-envs", "0", "--run-id", "x"])
-        done = run(code, arguments=words)
-        assert done.returncode == 2
-        assert done.stderr.startswith(refused[name])
-        assert done.stderr.count("\n") == 1
+        completed = run(code, arguments=words)
+        assert completed.returncode == 2
+        assert completed.stderr.startswith(refused[name])
+        assert completed.stderr.count("\n") == 1
 
 
 def test_the_commands_of_ml_agents_say_their_own_name_in_their_help():
     code = "import sys; sys.argv[0] = '/bin/mlagents-learn'; from pipeline.__main__ import *; "
-    done = run(code + "mlagents_learn()", arguments=["--help"])
-    assert done.stdout.startswith("usage: mlagents-learn [CONFIG] [options]")
+    completed = run(code + "mlagents_learn()", arguments=["--help"])
+    assert completed.stdout.startswith("usage: mlagents-learn [CONFIG] [options]")

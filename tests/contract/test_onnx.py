@@ -172,9 +172,9 @@ def test_memory_is_kept_per_agent_and_dropped_at_the_end(models):
     assert np.abs(second[2] - first[0]).max() > 1e-3
     policy.reset(seed=0)
     np.testing.assert_allclose(act(policy, [0])[0], first[0], atol=1e-6)
-    alone = OnnxPolicy(path)
-    act(alone, [0])
-    np.testing.assert_allclose(act(alone, [0])[0], second[2], atol=1e-6)
+    fresh = OnnxPolicy(path)
+    act(fresh, [0])
+    np.testing.assert_allclose(act(fresh, [0])[0], second[2], atol=1e-6)
 
 
 def test_recurrent_model_is_reproducible_with_a_seed(models):
@@ -202,10 +202,10 @@ def test_hallway_rebuilt_from_its_weights_remembers_and_prefers_the_same(models)
     ]
     memories = [np.zeros((5, 1, 128), dtype=np.float32)] * 2
     for step in range(12):
-        seen = {f"obs_{i}": o for i, o in enumerate(random_steps(spec, 5, seed=step).obs)}
-        seen["action_masks"] = np.ones((5, 5), dtype=np.float32)
+        feeds = {f"obs_{i}": o for i, o in enumerate(random_steps(spec, 5, seed=step).obs)}
+        feeds["action_masks"] = np.ones((5, 5), dtype=np.float32)
         results = [
-            session.run([name, "recurrent_out"], seen | {"recurrent_in": memory})
+            session.run([name, "recurrent_out"], feeds | {"recurrent_in": memory})
             for session, name, memory in zip(sessions, logits, memories, strict=True)
         ]
         np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-4)
@@ -265,9 +265,11 @@ def test_sorter_rebuilt_from_its_weights_prefers_the_same(models, n_tiles):
     logits = [n.output[0] for n in theirs.graph.node if ".branches." in " ".join(n.input)]
     expected = create_session(theirs, 0, logits).run([actions, *logits], feeds)
     logits = [f"branch.{i}.out" for i in (0, 1, 2)]
-    found = create_session(ours, 0, logits).run([actions, *logits], feeds)
-    for one, two in zip([*expected, *expected[1:]], [*found, *by_torch], strict=True):
-        np.testing.assert_allclose(one, two, atol=1e-5)
+    outputs = create_session(ours, 0, logits).run([actions, *logits], feeds)
+    for expected_output, output in zip(
+        [*expected, *expected[1:]], [*outputs, *by_torch], strict=True
+    ):
+        np.testing.assert_allclose(expected_output, output, atol=1e-5)
     assert np.concatenate(expected[1:]).std(axis=0).max() > 0.05
 
 
@@ -302,10 +304,10 @@ def sorter(model, spec):
         pairs[layer] = f"{BODY}.{place}"
     for index, branch in enumerate(policy.actor.heads.branches):
         pairs[branch] = f"{BRANCHES}.{index}"
-    given = [dense(name) for name in pairs.values()]
-    sizes = sum(weight.size + bias.size for weight, bias in given)
+    dense_weights = [dense(name) for name in pairs.values()]
+    sizes = sum(weight.size + bias.size for weight, bias in dense_weights)
     assert sizes == sum(p.numel() for p in policy.actor.parameters())
-    give(pairs, given)
+    give(pairs, dense_weights)
     return policy
 
 

@@ -33,9 +33,9 @@ def test_run_with_compressed_images_equals_the_run_with_numbers(packed, tmp_path
             env_args=args,
             log_folder=tmp_path / "logs",
         )
-        one = result.behaviors["GridWorld"]
-        assert one.n_updates >= 5
-        weights.append(dict(leaves(load_checkpoint(one.checkpoint)["learner"]["algorithm"])))
+        behavior = result.behaviors["GridWorld"]
+        assert behavior.n_updates >= 5
+        weights.append(dict(leaves(load_checkpoint(behavior.checkpoint)["learner"]["algorithm"])))
         assert "Ignored" not in (tmp_path / "logs" / "Player-0.log").read_text()
     assert len([value for value in weights[0].values() if isinstance(value, np.ndarray)]) > 10
     assert_equal_states(*weights)

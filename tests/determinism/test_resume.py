@@ -144,16 +144,16 @@ def run(folder: Path, name: str, *, updates: int, kill_at: int = 0, how: str = "
 
 
 def python(folder: Path, *program: object) -> int:
-    """Run a program; in a run of another name than `whole`, sets of texts have another order."""
+    """Run a program; unless the folder is called `whole`, it has another hash seed."""
     modules = ("torch", "pytest", "pipeline.trainer.api", "pipeline.simulators.registry")
     interpreter = forking(*modules, hash_seed="1" if folder.name == "whole" else "2")
-    done = interpreter.run("-c", *map(str, program), timeout=WAIT_S, env=variables())
-    assert done.returncode <= 0, done.stderr
-    return done.returncode
+    completed = interpreter.run("-c", *map(str, program), timeout=WAIT_S, env=variables())
+    assert completed.returncode <= 0, completed.stderr
+    return completed.returncode
 
 
 def leaves(value, path=""):
-    """Every array and plain value of a state, by its place."""
+    """Every array and plain value of a state, by its path."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from leaves(item, f"{path}/{key}")
@@ -169,35 +169,35 @@ def final_state(folder: Path) -> dict:
     return dict(leaves(load_checkpoint(file)))
 
 
-def assert_equal_states(one: dict, two: dict) -> None:
-    assert one.keys() == two.keys()
-    differing = [key for key in one if not np.array_equal(one[key], two[key])]
+def assert_equal_states(first: dict, second: dict) -> None:
+    assert first.keys() == second.keys()
+    differing = [key for key in first if not np.array_equal(first[key], second[key])]
     assert differing == []
 
 
-def assert_equal_files(one: Path, two: Path) -> None:
-    """Whatever two runs have kept on their way is the same, byte by byte."""
-    kept, again = (
+def assert_equal_files(first: Path, second: Path) -> None:
+    """All files that two runs have kept are the same, byte by byte."""
+    first_files, second_files = (
         {p.relative_to(folder): p.read_bytes() for p in folder.glob("*/*") if p.suffix != ".log"}
-        for folder in (one, two)
+        for folder in (first, second)
     )
-    assert len(kept) > 1
-    assert kept.keys() == again.keys()
-    assert [name for name in kept if kept[name] != again[name]] == []
+    assert len(first_files) > 1
+    assert first_files.keys() == second_files.keys()
+    assert [name for name in first_files if first_files[name] != second_files[name]] == []
 
 
 def killed_and_resumed(
     folder: Path, name: str, how: str = "", *, updates: int = 8, kill_at: int = 5
 ) -> tuple[dict, dict]:
-    """The last state of a run, which is that of one that is killed and resumed; and that one's."""
-    whole, killed = folder / "whole", folder / "killed"
-    assert run(whole, name, updates=updates, how=how) == 0
+    """Return a run's final state, equal to a resumed run's, and the latter's when it was killed."""
+    uninterrupted, killed = folder / "whole", folder / "killed"
+    assert run(uninterrupted, name, updates=updates, how=how) == 0
     assert run(killed, name, updates=updates, kill_at=kill_at, how=how) == -signal.SIGKILL
     halfway = final_state(killed)
     assert run(killed, name, updates=updates, how=f"{how} resume") == 0
-    assert_equal_states(final_state(whole), final_state(killed))
-    assert_equal_files(whole, killed)
-    return final_state(whole), halfway
+    assert_equal_states(final_state(uninterrupted), final_state(killed))
+    assert_equal_files(uninterrupted, killed)
+    return final_state(uninterrupted), halfway
 
 
 @pytest.mark.slow
@@ -228,16 +228,16 @@ def killed_and_resumed(
     ],
 )
 def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, tmp_path):
-    whole, killed = killed_and_resumed(tmp_path, name, how)
+    uninterrupted, killed = killed_and_resumed(tmp_path, name, how)
     assert killed["/learner/n_updates"] == 4
-    assert whole["/learner/n_updates"] == 8
-    assert any(key.startswith("/experience/open") for key in whole)
-    assert len([key for key in whole if isinstance(whole[key], np.ndarray)]) > 30
+    assert uninterrupted["/learner/n_updates"] == 8
+    assert any(key.startswith("/experience/open") for key in uninterrupted)
+    assert len([key for key in uninterrupted if isinstance(uninterrupted[key], np.ndarray)]) > 30
     if "lessons" in how:
         assert 1 <= killed["/run/lessons/curriculum/lessons/mass"] < 5
-        assert whole["/run/lessons/curriculum/lessons/mass"] == 5
+        assert uninterrupted["/run/lessons/curriculum/lessons/mass"] == 5
     if how.startswith("memory"):
-        assert np.abs(whole["/experience/memories"]).max() > 0.01
+        assert np.abs(uninterrupted["/experience/memories"]).max() > 0.01
 
 
 @pytest.mark.slow
@@ -254,14 +254,14 @@ def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, 
 def test_killed_run_in_an_executable_equals_the_uninterrupted_run(name, how, packed, tmp_path):
     """The state side channel: each process is asked for its state, and given it back."""
     build = str(packed(name, tmp_path / name, n_agents=6))
-    whole, killed = killed_and_resumed(tmp_path, build, how, kill_at=6)
+    uninterrupted, killed = killed_and_resumed(tmp_path, build, how, kill_at=6)
     assert 3 <= killed["/learner/n_updates"] <= 5
-    assert any(key.startswith("/experience/open") for key in whole)
+    assert any(key.startswith("/experience/open") for key in uninterrupted)
 
 
 @pytest.mark.slow
 def test_groups_of_executables_step_in_turn_whenever_the_run_is_saved(packed, tmp_path):
-    """To be saved, all are waited for; the order in which they are acted on stays."""
+    """Saving waits for all groups; the order in which they get actions stays."""
     build = str(packed("balance_ball", tmp_path / "balance_ball", n_agents=6))
     for how in ("four", "four rarely"):
         assert run(tmp_path / how, build, updates=4, how=how) == 0
@@ -294,10 +294,12 @@ def test_run_that_was_told_to_stop_equals_the_uninterrupted_run(packed, tmp_path
 )
 def test_resumed_run_with_sac_equals_the_uninterrupted_run(name, how, tmp_path):
     """Replay, noise and the count of gradient steps included; more rows came than it holds."""
-    whole, _ = killed_and_resumed(tmp_path, name, how, updates=12, kill_at=7)
-    assert whole["/learner/step"] > 120
-    one, two = (next((tmp_path / part).glob("*/replay-*.npz")) for part in ("whole", "killed"))
-    assert one.read_bytes() == two.read_bytes()
+    uninterrupted, _ = killed_and_resumed(tmp_path, name, how, updates=12, kill_at=7)
+    assert uninterrupted["/learner/step"] > 120
+    first_replay, second_replay = (
+        next((tmp_path / part).glob("*/replay-*.npz")) for part in ("whole", "killed")
+    )
+    assert first_replay.read_bytes() == second_replay.read_bytes()
 
 
 @pytest.mark.slow
@@ -306,10 +308,10 @@ def test_run_with_sac_whose_replay_is_not_kept_goes_on_with_an_empty_one(tmp_pat
     assert run(tmp_path / "whole", "Chase", updates=12, how=how) == 0
     assert run(tmp_path / "killed", "Chase", updates=12, kill_at=7, how=how) == -signal.SIGKILL
     assert run(tmp_path / "killed", "Chase", updates=12, how=f"{how} resume") == 0
-    whole, resumed = final_state(tmp_path / "whole"), final_state(tmp_path / "killed")
+    uninterrupted, resumed = final_state(tmp_path / "whole"), final_state(tmp_path / "killed")
     assert not list(tmp_path.glob("*/*/replay-*.npz"))
-    weights = [key for key in whole if key.startswith("/learner/algorithm/policy/actor")]
-    assert not all(np.array_equal(whole[key], resumed[key]) for key in weights)
+    weights = [key for key in uninterrupted if key.startswith("/learner/algorithm/policy/actor")]
+    assert not all(np.array_equal(uninterrupted[key], resumed[key]) for key in weights)
 
 
 @pytest.mark.slow
@@ -325,9 +327,9 @@ def test_saving_completes_the_update_under_way_and_changes_nothing(name, how, tm
     """One run is saved after each update and one only at its end."""
     assert run(tmp_path / "whole", name, updates=8, how=how) == 0
     assert run(tmp_path / "seldom", name, updates=8, how=f"{how} rarely") == 0
-    whole, seldom = final_state(tmp_path / "whole"), final_state(tmp_path / "seldom")
-    assert whole["/learner/algorithm/threaded/steps"] > 0
-    assert_equal_states(whole, seldom)
+    uninterrupted, seldom = final_state(tmp_path / "whole"), final_state(tmp_path / "seldom")
+    assert uninterrupted["/learner/algorithm/threaded/steps"] > 0
+    assert_equal_states(uninterrupted, seldom)
 
 
 @pytest.mark.slow
@@ -341,10 +343,10 @@ def test_resumed_run_with_a_learned_reward_equals_the_uninterrupted_run(how, tmp
             reward=np.zeros(50, dtype=np.float32),
             done=np.arange(50) % 10 == 9,
         )
-    whole, _ = killed_and_resumed(tmp_path, "Both", how)
-    kept = [key for key in whole if key.startswith("/learner/algorithm/signals/")]
-    assert len([key for key in kept if "optimizer/state/0/exp_avg" in key]) == 2
-    assert len(kept) > 10
+    uninterrupted, _ = killed_and_resumed(tmp_path, "Both", how)
+    signal_keys = [key for key in uninterrupted if key.startswith("/learner/algorithm/signals/")]
+    assert len([key for key in signal_keys if "optimizer/state/0/exp_avg" in key]) == 2
+    assert len(signal_keys) > 10
 
 
 @pytest.mark.slow
@@ -358,6 +360,6 @@ def test_resumed_run_would_differ_if_its_experience_were_lost(tmp_path):
     state = load_checkpoint(file)
     save_checkpoint(file, {k: v for k, v in state.items() if k not in ("format", "environments")})
     assert run(tmp_path / "killed", "Chase", updates=6, how="resume") == 0
-    whole, resumed = final_state(tmp_path / "whole"), final_state(tmp_path / "killed")
-    weights = [key for key in whole if key.startswith("/learner/algorithm/policy/actor")]
-    assert not all(np.array_equal(whole[key], resumed[key]) for key in weights)
+    uninterrupted, resumed = final_state(tmp_path / "whole"), final_state(tmp_path / "killed")
+    weights = [key for key in uninterrupted if key.startswith("/learner/algorithm/policy/actor")]
+    assert not all(np.array_equal(uninterrupted[key], resumed[key]) for key in weights)

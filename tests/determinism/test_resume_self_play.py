@@ -39,7 +39,7 @@ NAMES = {
 
 def settings(toy, max_steps):
     memory = {"memory": {"sequence_length": 2, "memory_size": 8}} if toy == "Recall" else {}
-    one = {
+    behavior = {
         "trainer_type": "ppo",
         "hyperparameters": {"batch_size": 32, "buffer_size": 80, "num_epoch": 2},
         "network_settings": {"hidden_units": 16, "num_layers": 1, "normalize": True} | memory,
@@ -50,33 +50,33 @@ def settings(toy, max_steps):
         "self_play": SELF_PLAY,
     }
     lessons = {"environment_parameters": {"length": {"curriculum": RATED}}} if toy == "Duel" else {}
-    return {"behaviors": dict.fromkeys(NAMES[toy], one)} | lessons
+    return {"behaviors": dict.fromkeys(NAMES[toy], behavior)} | lessons
 
 
 def environments(toy):
     if toy == "tag":
         return [InProcessEnvironment(registry.make("tag", seed=3, n_agents=6))]
-    made = {"Duel": Duel, "Recall": Recall, "Uneven": Uneven}[toy]
-    return [InProcessEnvironment(made(seed=seed, n_areas=2)) for seed in (3, 4)]
+    toy_class = {"Duel": Duel, "Recall": Recall, "Uneven": Uneven}[toy]
+    return [InProcessEnvironment(toy_class(seed=seed, n_areas=2)) for seed in (3, 4)]
 
 
 def train(toy, folder, *, seed=5, max_steps=700, **options):
     result = pipeline.train(
         environments(toy), settings(toy, max_steps), seed=seed, run_dir=folder, **options
     )
-    numbers = {name: one.numbers() for name, one in result.behaviors.items()}
+    numbers = {name: outcome.numbers() for name, outcome in result.behaviors.items()}
     return numbers, {p.name: p.read_bytes() for p in sorted(folder.glob("*/*.pt"))}
 
 
 @pytest.mark.parametrize("toy", ["Duel", "Uneven"])
 def test_same_seed_gives_the_same_opponents_ratings_and_weights(toy, tmp_path):
-    one, two, other = (
+    first, second, other = (
         train(toy, tmp_path / label, seed=seed)
         for label, seed in (("one", 5), ("two", 5), ("other", 6))
     )
-    assert one == two
-    assert one[0] != other[0]
-    assert len(one[1]) >= 2 * len(NAMES[toy])
+    assert first == second
+    assert first[0] != other[0]
+    assert len(first[1]) >= 2 * len(NAMES[toy])
 
 
 RUN = """
@@ -111,23 +111,25 @@ sys.exit("ended by itself")
 
 def run(folder, toy, *, at, number=signal.SIGTERM, resume="no"):
     """Train until the last behavior learns at step `at`, and end the process with a signal."""
-    here = os.path.dirname(__file__)  # noqa: PTH120  # a text for the command line
-    return python(folder, RUN, here, folder, toy, at, int(number), resume)
+    test_folder = os.path.dirname(__file__)  # noqa: PTH120  # a text for the command line
+    return python(folder, RUN, test_folder, folder, toy, at, int(number), resume)
 
 
 def states(folder):
-    found = {
+    by_behavior = {
         p.parent.name: dict(leaves(load_checkpoint(p))) for p in folder.glob("*/checkpoint.pt")
     }
-    return {f"{name}{key}": value for name, one in found.items() for key, value in one.items()}
+    return {
+        f"{name}{key}": value for name, state in by_behavior.items() for key, value in state.items()
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("toy", ["Duel", "Recall", "Uneven", "tag"])
 def test_self_play_killed_halfway_and_resumed_equals_the_uninterrupted_run(toy, tmp_path):
-    whole = tmp_path / "whole"
-    assert run(whole, toy, at=1000) == 0
-    complete = states(whole)
+    uninterrupted = tmp_path / "whole"
+    assert run(uninterrupted, toy, at=1000) == 0
+    complete = states(uninterrupted)
     last = NAMES[toy][-1]
     assert complete[f"{last}/learner/step"] >= 1000
     assert complete[f"{last}/run/self_play/order/1"] in (0, 1)
@@ -145,4 +147,4 @@ def test_self_play_killed_halfway_and_resumed_equals_the_uninterrupted_run(toy, 
         assert run(killed, toy, at=1000, resume="yes") == 0
         assert any(not np.array_equal(complete[key], halfway[key]) for key in snapshots)
         assert_equal_states(complete, states(killed))
-        assert_equal_files(whole, killed)
+        assert_equal_files(uninterrupted, killed)

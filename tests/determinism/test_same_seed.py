@@ -28,18 +28,18 @@ WAIT_S = 300
 
 
 class Recorder(Sink):
-    """Keeps the metrics but the timings."""
+    """Keeps the metrics without the timings."""
 
     def __init__(self) -> None:
         self.rows: list[str] = []
 
     def metrics(self, behavior, values, step):
-        kept = {tag: value for tag, value in values.items() if not tag.startswith("Time/")}
-        self.rows.append(json.dumps([behavior, step, kept], sort_keys=True))
+        untimed = {tag: value for tag, value in values.items() if not tag.startswith("Time/")}
+        self.rows.append(json.dumps([behavior, step, untimed], sort_keys=True))
 
 
 def settings(*names, **changes):
-    one = {
+    behavior = {
         "trainer_type": "ppo",
         "hyperparameters": {"batch_size": 32, "buffer_size": 128},
         "network_settings": {"hidden_units": 16, "num_layers": 2, "normalize": True},
@@ -48,7 +48,7 @@ def settings(*names, **changes):
         "summary_freq": 100,
         "checkpoint_interval": 250,
     }
-    return {"behaviors": dict.fromkeys(names or ("Toy",), one | changes)}
+    return {"behaviors": dict.fromkeys(names or ("Toy",), behavior | changes)}
 
 
 def artifacts(folder: Path) -> dict[str, bytes]:
@@ -65,15 +65,15 @@ def trained(folder: Path, make_environments, configuration, *, seed=1):
     recorder = Recorder()
     csv = CsvSink(folder / "progress.csv")
     result = pipeline.train(
-        [InProcessEnvironment(one) for one in make_environments()],
+        [InProcessEnvironment(simulator) for simulator in make_environments()],
         configuration,
         seed=seed,
         run_dir=folder,
         sinks=[recorder, csv],
     )
-    for one in result.behaviors.values():
-        publish(one.checkpoint, folder / "export")
-    numbers = {name: one.numbers() for name, one in result.behaviors.items()}
+    for outcome in result.behaviors.values():
+        publish(outcome.checkpoint, folder / "export")
+    numbers = {name: outcome.numbers() for name, outcome in result.behaviors.items()}
     return artifacts(folder), recorder.rows, numbers
 
 
@@ -96,21 +96,21 @@ def test_same_seed_gives_the_same_checkpoints_onnx_files_and_metrics(name, tmp_p
     if name == "memory":
         network = configuration["behaviors"]["Toy"]["network_settings"]
         network["memory"] = {"sequence_length": 3, "memory_size": 8}
-    one, two, other = (
+    first, second, other = (
         trained(tmp_path / label, ENVIRONMENTS[name], configuration, seed=seed)
         for label, seed in (("one", 5), ("two", 5), ("other", 6))
     )
     for behavior in NAMES.get(name, ["Toy"]):
-        assert f"{behavior}/checkpoint.pt" in one[0]
-        assert f"export/{behavior}.onnx" in one[0]
-    assert len(one[0]) > 3
-    assert one[0].keys() == two[0].keys()
-    assert [file for file in one[0] if one[0][file] != two[0][file]] == []
-    assert one[1:] == two[1:]
-    assert len(one[1]) > 3
-    assert other[1] != one[1]
+        assert f"{behavior}/checkpoint.pt" in first[0]
+        assert f"export/{behavior}.onnx" in first[0]
+    assert len(first[0]) > 3
+    assert first[0].keys() == second[0].keys()
+    assert [file for file in first[0] if first[0][file] != second[0][file]] == []
+    assert first[1:] == second[1:]
+    assert len(first[1]) > 3
+    assert other[1] != first[1]
     telling = [file for file in other[0] if Path(file).suffix in (".pt", ".onnx", ".csv")]
-    assert [file for file in telling if other[0][file] in one[0].values()] == []
+    assert [file for file in telling if other[0][file] in first[0].values()] == []
 
 
 def test_neither_global_streams_nor_threads_change_a_run(tmp_path):
@@ -175,17 +175,22 @@ def test_separate_processes_with_two_environments_give_the_same_bytes(tmp_path):
     configuration = settings(
         "GridWorld", network_settings={"hidden_units": 16, "num_layers": 2}, time_horizon=5
     )
-    found = []
+    all_artifacts = []
     for label, seed in (("one", 5), ("two", 5), ("other", 6)):
         folder = tmp_path / label
-        own = {"PYTHONHASHSEED": str(len(found)), "PIPELINE_CACHE": str(tmp_path / "cache")}
-        python("-c", RUN, built, folder, json.dumps(configuration), seed, timeout=WAIT_S, **own)
-        found.append(artifacts(folder))
-    one, two, other = found
+        variables = {
+            "PYTHONHASHSEED": str(len(all_artifacts)),
+            "PIPELINE_CACHE": str(tmp_path / "cache"),
+        }
+        python(
+            "-c", RUN, built, folder, json.dumps(configuration), seed, timeout=WAIT_S, **variables
+        )
+        all_artifacts.append(artifacts(folder))
+    first, second, other = all_artifacts
     assert {"GridWorld/checkpoint.pt", "export/GridWorld.onnx", "progress.csv", "outcome.json"} <= (
-        one.keys()
+        first.keys()
     )
-    assert one.keys() == two.keys()
-    assert [name for name in one if one[name] != two[name]] == []
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
     for name in ("GridWorld/checkpoint.pt", "export/GridWorld.onnx", "progress.csv"):
-        assert one[name] != other[name]
+        assert first[name] != other[name]

@@ -85,14 +85,16 @@ class Target:
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-            said, code = self.process.communicate()[0], self.process.returncode
+            output, code = self.process.communicate()[0], self.process.returncode
             state = json.loads(self.state.read_text()) if self.state.exists() else {}
             self._add(state)
             if code == 0:
                 return
-            failed = re.search(r"(\d+) failed", said)
+            failed = re.search(r"(\d+) failed", output)
             self.n_failures += int(failed[1]) if failed else 1
-            print(f"\n{self.name}: ended with code {code} in {state.get('round')}\n{said[-6000:]}")
+            print(
+                f"\n{self.name}: ended with code {code} in {state.get('round')}\n{output[-6000:]}"
+            )
             if code == 1 or not state or time.monotonic() > end:
                 return
             seed = state["seed"] + 1

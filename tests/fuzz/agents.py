@@ -60,7 +60,7 @@ def agents_of(spec: BehaviorSpec, n: int, n_ended: int, seed: int) -> tuple[Any,
         return fixed.choice(edges, count, replace=False).astype(np.int32)
 
     def parts(count: int) -> tuple[Any, ...]:
-        obs = [floats(count, *one.shape) for one in spec.observation_specs]
+        obs = [floats(count, *obs_spec.shape) for obs_spec in spec.observation_specs]
         return obs, floats(count) * (fixed.random(count) < 0.7), ids(count)
 
     branches = spec.action_spec.discrete_branches

@@ -77,14 +77,17 @@ class Tally:
         file = os.environ.get("PIPELINE_FUZZ_STATE")
         if file is None:
             return
-        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        used = [
+            resource.getrusage(target)
+            for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        ]
         state = {
             "outcomes": self.outcomes,
             "refused_at": self.refused_at,
             "most_bytes": self.most_bytes,
             "most_s": self.most_s,
             "rounds": self.rounds,
-            "cpu_s": sum(one.ru_utime + one.ru_stime for one in used),
+            "cpu_s": sum(usage.ru_utime + usage.ru_stime for usage in used),
             "round": f"{test} with seed {seed}",
             "seed": seed,
         }
@@ -245,8 +248,8 @@ def _sandbox() -> Iterator[Path]:
 class _Writes:
     """Notices files that this process opens for writing, makes, moves or removes elsewhere.
 
-    It hears of Python's own calls only: that is how `pipeline` writes. What else appears beside
-    the folder of an example is found by looking there.
+    It notices Python's own calls only: that is how `pipeline` writes. Other new files beside the
+    folder of an example are found by listing them.
     """
 
     _PATHS: ClassVar = {
@@ -270,7 +273,7 @@ class _Writes:
 
     def begin(self, inside: Path) -> None:
         if not self._installed:
-            sys.addaudithook(self._hear)
+            sys.addaudithook(self._on_audit_event)
             self._installed = True
         self._elsewhere = []
         self._inside = str(inside)
@@ -283,16 +286,16 @@ class _Writes:
     def end_quietly(self) -> None:
         self._inside = None
 
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._inside is None:
             return
         if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & self._WRITING):
             return
         for index in self._PATHS.get(event, ()):
             if isinstance(arguments[index], str | bytes | os.PathLike):
-                self._look(os.fsdecode(arguments[index]))
+                self._check_path(os.fsdecode(arguments[index]))
 
-    def _look(self, path: str) -> None:
+    def _check_path(self, path: str) -> None:
         inside = self._inside
         folder, name = os.path.split(path)
         try:
@@ -310,7 +313,7 @@ _WRITES = _Writes()
 
 @contextlib.contextmanager
 def _limits(size: int) -> Iterator[None]:
-    """Time and memory of one example of `size` bytes."""
+    """Limit time and memory of one example of `size` bytes."""
     most = TIMES_INPUT * size + EXTRA_BYTES
     began, waited, resident = time.perf_counter(), _waited(), _resident()
     try:
@@ -356,13 +359,13 @@ def _deadline() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, max(left, 0.1))
 
     handler = signal.signal(signal.SIGALRM, ring)
-    others = signal.setitimer(signal.ITIMER_REAL, HANG_S)  # pytest-timeout's, put back below
+    previous_timer = signal.setitimer(signal.ITIMER_REAL, HANG_S)  # pytest-timeout's
     faulthandler.dump_traceback_later(_LONGEST_S, exit=True)
     try:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-        signal.setitimer(signal.ITIMER_REAL, *others)
+        signal.setitimer(signal.ITIMER_REAL, *previous_timer)
         signal.signal(signal.SIGALRM, handler)
 
 

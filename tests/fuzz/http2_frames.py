@@ -145,9 +145,9 @@ def conversations(draw: Any) -> list[bytes]:
 
 
 @st.composite
-def _changed(draw: Any, one: bytes) -> bytes:
+def _changed(draw: Any, original: bytes) -> bytes:
     """A frame of another type, stream, length or content, or with other flags."""
-    out = bytearray(one)
+    out = bytearray(original)
     kind = draw(st.integers(0, 5))
     if kind == 0:
         out[3] = draw(st.sampled_from((*range(10), 0xEE)))

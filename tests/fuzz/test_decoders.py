@@ -48,13 +48,13 @@ def _conversations(draw: Any) -> tuple[BehaviorSpec, list[bytes]]:
 def _arrays(steps: Any) -> list[Any]:
     decision, terminal = steps
     arrays = [*decision.obs, *(decision.action_mask or ()), *terminal.obs, terminal.interrupted]
-    for one in steps:
-        arrays += [one.reward, one.agent_id, one.group_id, one.group_reward]
+    for part in steps:
+        arrays += [part.reward, part.agent_id, part.group_id, part.group_reward]
     return arrays
 
 
 def _outcome(read: Any, arrays: Any = _arrays) -> Any:
-    """What a reader gives: arrays, or the kind and the words of its refusal."""
+    """Return a reader's arrays, or the type and the message of its refusal."""
     try:
         return arrays(read())
     except PipelineError as error:
@@ -66,14 +66,16 @@ def _assert_same(left: Any, right: Any) -> None:
     if isinstance(left, tuple) or isinstance(right, tuple):
         assert left == right
         return
-    assert [(one.dtype, one.shape) for one in left] == [(one.dtype, one.shape) for one in right]
-    for one, two in zip(left, right, strict=True):
-        assert one.tobytes() == two.tobytes()
-        assert one.flags.writeable
+    assert [(array.dtype, array.shape) for array in left] == [
+        (array.dtype, array.shape) for array in right
+    ]
+    for first, second in zip(left, right, strict=True):
+        assert first.tobytes() == second.tobytes()
+        assert first.flags.writeable
 
 
 def _read_together(data: bytes, spec: BehaviorSpec) -> Any:
-    """What is read of so few agents as if they were many; None where that cannot be."""
+    """Read the few agents with the reader for many; None where that is impossible."""
     fields = vectorized.read_fields(data, spec, lambda *_: None)
     TALLY.outcomes["read together"] += fields is not None
     return None if fields is None else _outcome(lambda: fields.steps(spec, "b"))

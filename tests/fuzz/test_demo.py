@@ -22,7 +22,7 @@ from .mutations import messages, mutated, usually
 _COUNTS = st.sampled_from((0, 1, 2, 7, -1, 2**31 - 1))
 
 
-def _some(draw: Any) -> bool:
+def _seldom(draw: Any) -> bool:
     return draw(st.integers(0, 5)) == 5
 
 
@@ -30,12 +30,12 @@ def _head(draw: Any, n: int, brain: Any) -> bytes:
     meta = m.DemonstrationMetaProto(
         api_version=draw(st.sampled_from((*(1,) * 16, 0, 2, -1))),
         demonstration_name=draw(st.sampled_from(("demo", "", "éé"))),
-        number_steps=draw(_COUNTS) if _some(draw) else n,
+        number_steps=draw(_COUNTS) if _seldom(draw) else n,
         number_episodes=draw(_COUNTS),
         mean_reward=draw(st.sampled_from((0.0, 1.5, float("nan"), 3e38))),
     )
     padded = delimited_message(meta).ljust(BRAIN_OFFSET, b"\0")
-    return (padded if _some(draw) else padded[:BRAIN_OFFSET]) + delimited_message(brain)
+    return (padded if _seldom(draw) else padded[:BRAIN_OFFSET]) + delimited_message(brain)
 
 
 @st.composite
@@ -45,13 +45,13 @@ def _demos(draw: Any) -> bytes:
     n, n_ended = draw(st.integers(1, 6)), draw(st.integers(0, 2))
     infos = message_of(draw, spec, n, n_ended, draw(st.integers(0, 99))).value
     brain = brain_parameters("Ball", spec, old_fields=draw(st.booleans()))
-    if _some(draw):
+    if _seldom(draw):
         spoil_announcement(draw, brain)
     rng = np.random.default_rng(draw(st.integers(0, 9)))
     actions = encode_actions(spec.action_spec.random_action(len(infos), rng), spec).value
-    if _some(draw) and infos:
+    if _seldom(draw) and infos:
         draw(st.sampled_from(SPOILS))(draw, draw(st.sampled_from(list(infos))))
-    if _some(draw) and infos:
+    if _seldom(draw) and infos:
         action = draw(st.sampled_from(list(actions)))
         action.Clear() if draw(st.booleans()) else None
         action.MergeFrom(draw(messages(m.AgentActionProto, likely=0.4)))
@@ -67,7 +67,7 @@ def _old_demos(draw: Any) -> bytes:
     """Agent infos alone, as packages before 0.12 recorded them."""
     brain = draw(messages(m.OldBrainParametersProto, likely=0.3))
     announced = m.BrainParametersProto(brain_name="Old", vector_action_size_deprecated=[2])
-    if _some(draw):
+    if _seldom(draw):
         spoil_announcement(draw, announced)
     infos = []
     for _ in range(draw(st.integers(1, 4))):
@@ -77,7 +77,7 @@ def _old_demos(draw: Any) -> bytes:
             reward=0.5,
             id=3,
         )
-        if _some(draw):
+        if _seldom(draw):
             info.MergeFrom(draw(messages(m.OldAgentInfoProto, likely=0.4)))
         infos.append(info)
     brain_data = announced.SerializeToString() + brain.SerializeToString()

@@ -47,12 +47,12 @@ _TOLERATED = re.compile(
     r"|Host and :authority|content-length|Content-Length|InvalidBodyLength|:protocol"
     r"|ConnectionState.CLOSED"
 )
-"""What h2 says of what is tolerated, and of frames after GOAWAY (docs/reference/protocol.md)."""
+"""h2's messages on what ours tolerates, and on frames after GOAWAY (docs/reference/protocol.md)."""
 _OURS = re.compile(
     r"larger than|bytes in one call|bytes of headers|frame of \d+ bytes|calls than|SETTINGS is due"
     r"|RST_STREAM frame on stream \d+, which was never opened|PUSH_PROMISE"
 )
-"""What we say of what is more than we take, and of three things that h2 does not always look at."""
+"""Our messages on what exceeds our bounds, and on three things that h2 does not always check."""
 
 
 class Wire:
@@ -124,7 +124,7 @@ class Beside:
         self.give(PREFACE, [len(PREFACE)])
 
     def give(self, data: bytes, sizes: list[int]) -> None:
-        """Ours in pieces of `sizes`, and h2 at once."""
+        """Give the data to ours in pieces of `sizes`, and to h2 at once."""
         self._give_ours(data, sizes)
         self._give_theirs(data)
 
@@ -140,7 +140,7 @@ class Beside:
             self.messages[0].append((stream, body))
             self.ours.refuse(stream, 9, "no greeting")
         self.ours.messages.clear()
-        refusals = [one for one in cut(self.wire.take()) if one.kind == RST_STREAM]
+        refusals = [frame for frame in cut(self.wire.take()) if frame.kind == RST_STREAM]
         self.refused[0] = not self.ours.is_open or bool(refusals)
         self.why[0] = self.ours.failure or ("more calls than are allowed" if refusals else "")
 
@@ -152,9 +152,9 @@ class Beside:
             return
         for event in events:
             self._follow(event)
-        codes = [one for one in cut(self.theirs.data_to_send()) if one.kind == RST_STREAM]
+        codes = [frame for frame in cut(self.theirs.data_to_send()) if frame.kind == RST_STREAM]
         self.refused[1] = bool(codes)
-        self.why[1] = f"RST_STREAM {[one.payload for one in codes]} after {events}"
+        self.why[1] = f"RST_STREAM {[frame.payload for frame in codes]} after {events}"
 
     def _follow(self, event: Any) -> None:
         if isinstance(event, h2.events.RequestReceived):
@@ -168,9 +168,9 @@ class Beside:
         elif isinstance(event, h2.events.DataReceived):
             self._calls[event.stream_id][1].extend(event.data)
         elif isinstance(event, h2.events.StreamEnded):
-            known, body = self._calls.pop(event.stream_id)
-            whole = len(body) >= 5 and body[0] == 0
-            if known and whole and int.from_bytes(body[1:5], "big") == len(body) - 5:
+            is_call, body = self._calls.pop(event.stream_id)
+            is_complete = len(body) >= 5 and body[0] == 0
+            if is_call and is_complete and int.from_bytes(body[1:5], "big") == len(body) - 5:
                 self.messages[1].append((event.stream_id, bytes(body[5:])))
             answer = [(":status", "200"), ("grpc-status", "9")]
             with contextlib.suppress(h2.exceptions.ProtocolError):
@@ -182,11 +182,11 @@ class Beside:
 )
 def test_legal_frames_give_the_same_messages(example: Any, folder: Path) -> None:
     sent, sizes = example
-    both = Beside()
-    for one in sent:
-        both.give(one, sizes)
-        assert both.refused == [False, False], (one, both.why)
-    assert both.messages[0] == both.messages[1]
+    connections = Beside()
+    for frame in sent:
+        connections.give(frame, sizes)
+        assert connections.refused == [False, False], (frame, connections.why)
+    assert connections.messages[0] == connections.messages[1]
 
 
 @st.composite
@@ -194,11 +194,11 @@ def _broken(draw: Any) -> list[bytes]:
     return draw(spoiled(draw(conversations())))
 
 
-def _is_legal(one: bytes) -> bool:
+def _is_legal(frame: bytes) -> bool:
     """Whether a frame is legal that h2 refuses: all padding, or a window with the reserved bit."""
-    if one[3] == WINDOW_UPDATE:
-        return len(one) == 13 and one[9] > 127
-    return bool(one[4] & PADDED) and len(one) > 9 and one[9] == len(one) - 10
+    if frame[3] == WINDOW_UPDATE:
+        return len(frame) == 13 and frame[9] > 127
+    return bool(frame[4] & PADDED) and len(frame) > 9 and frame[9] == len(frame) - 10
 
 
 @fuzz(st.tuples(_broken(), PIECES), examples=150, size=lambda example: sum(map(len, example[0])))
@@ -206,18 +206,18 @@ def test_broken_frames_are_refused_where_the_strict_implementation_refuses(
     example: Any, folder: Path
 ) -> bool:
     sent, sizes = example
-    both = Beside()
-    for one in sent:
-        both.give(one, sizes)
-        if any(both.refused):
+    connections = Beside()
+    for frame in sent:
+        connections.give(frame, sizes)
+        if any(connections.refused):
             break
-    ours, theirs = both.refused
+    ours, theirs = connections.refused
     if ours and not theirs:
-        assert _OURS.search(both.why[0]), both.why
+        assert _OURS.search(connections.why[0]), connections.why
     if theirs and not ours:
-        assert _is_legal(one) or _TOLERATED.search(both.why[1]), (one, both.why)
-    if not any(both.refused):
-        assert both.messages[0] == both.messages[1]
+        assert _is_legal(frame) or _TOLERATED.search(connections.why[1]), (frame, connections.why)
+    if not any(connections.refused):
+        assert connections.messages[0] == connections.messages[1]
     return not ours
 
 
@@ -381,7 +381,7 @@ def test_broken_answers_end_the_connection_or_are_none(example: list[bytes], fol
 @fuzz(
     st.tuples(_broken(), _broken()),
     examples=25,
-    size=lambda pair: sum(len(one) for sent in pair for one in sent),
+    size=lambda pair: sum(len(frame) for sent in pair for frame in sent),
 )
 def test_conversation_goes_on_beside_broken_connections(
     example: tuple[list[bytes], list[bytes]], folder: Path
@@ -394,5 +394,5 @@ def test_conversation_goes_on_beside_broken_connections(
             environment.send(call(2 * number + 1, message(number)))
             served(server, environment, 2 * number + 1, number)
             clients.append(RawClient(server.port, first=PREFACE + b"".join(example[1])))
-        for one in [*clients, environment]:
-            one.close()
+        for client in [*clients, environment]:
+            client.close()

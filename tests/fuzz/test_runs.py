@@ -169,12 +169,12 @@ def _runs(draw: Any) -> tuple[int, dict[str, bytes]]:
         st.sampled_from([n for n in files if n.endswith(suffix)] or ["Toy/checkpoint.pt"])
     )
     data = files[chosen]
-    how = draw(st.integers(0, 5))
-    if how <= 3 and chosen.endswith(".pt"):
+    change = draw(st.integers(0, 5))
+    if change <= 3 and chosen.endswith(".pt"):
         data = _spoiled_checkpoint(draw, data)
-    elif how <= 3 and chosen.endswith(".npz"):
+    elif change <= 3 and chosen.endswith(".npz"):
         data = _spoiled_arrays(draw, data)
-    elif how == 4 and not chosen.endswith(".json"):
+    elif change == 4 and not chosen.endswith(".json"):
         data = _spoiled_parts(draw, data)
     else:
         data = draw(mutated(st.just(data)))

@@ -175,9 +175,9 @@ def test_old_curricula_and_samplers_mean_something_or_are_refused(
     (folder / name).write_bytes(curriculum)
     (folder / "sampler.yaml").write_bytes(sampler)
     (folder / "config.yaml").write_text(_SECTIONS.partition("parameter_")[0])
-    both = command("config", "check", "config.yaml", "--curriculum", name)
-    both &= command("config", "check", "config.yaml", "--sampler", "sampler.yaml")
-    return both
+    accepted = command("config", "check", "config.yaml", "--curriculum", name)
+    accepted &= command("config", "check", "config.yaml", "--sampler", "sampler.yaml")
+    return accepted
 
 
 _PARAMETERS = st.sampled_from(

@@ -74,8 +74,8 @@ class Answer(Toy):
     def observe(self):
         numbers = np.concatenate((np.eye(N_NAMES)[self.name], self.level[:, None]), axis=1)
         if self.remembers:
-            shown = numbers * (self.age == 0)[:, None]
-            return [np.concatenate((shown, (self.age == WAIT - 1)[:, None]), axis=1)]
+            visible = numbers * (self.age == 0)[:, None]
+            return [np.concatenate((visible, (self.age == WAIT - 1)[:, None]), axis=1)]
         if self.observation == "visual":
             return [self._image()]
         if self.observation == "entities":
@@ -90,8 +90,8 @@ class Answer(Toy):
             parts.append(1.0 - np.abs(action.continuous[:, 0] - self.level) / 0.8)
         worth = np.mean(parts, axis=0)
         if self.remembers:
-            asked = self.age == WAIT - 1
-            return np.where(asked, worth, 0.0), asked
+            is_question = self.age == WAIT - 1
+            return np.where(is_question, worth, 0.0), is_question
         self.begin(np.arange(self.n))
         return worth / ANSWERS, self.age == ANSWERS - 1
 
@@ -112,8 +112,8 @@ class Answer(Toy):
 
     def _entities(self, numbers):
         """The wished entity and, unless it is alone, another; the order means nothing."""
-        own = np.concatenate((np.eye(N_KEYS)[self.key], numbers), axis=1)
-        others = np.concatenate(
+        wished = np.concatenate((np.eye(N_KEYS)[self.key], numbers), axis=1)
+        distractors = np.concatenate(
             (
                 np.eye(N_KEYS)[1 - self.key],
                 np.eye(N_NAMES)[self.other_name],
@@ -122,9 +122,9 @@ class Answer(Toy):
             axis=1,
         )
         swapped = (self.first == 1) & ~self.alone
-        others[self.alone] = 0.0
-        first = np.where(swapped[:, None], others, own)
-        second = np.where(swapped[:, None], own, others)
+        distractors[self.alone] = 0.0
+        first = np.where(swapped[:, None], distractors, wished)
+        second = np.where(swapped[:, None], wished, distractors)
         return np.stack((first, second), axis=1)
 
     def _as_teams(self, steps):

@@ -55,29 +55,33 @@ def _one_thread():
 
 @pytest.fixture
 def note(request):
-    """Keeps what one seed reached, for the table at the end."""
+    """Keeps the result of one seed for the table at the end."""
 
-    def keep(what: str, found: float, *, wanted: float, steps: int) -> None:
+    def keep(title: str, reached: float, *, threshold: float, steps: int) -> None:
         # a property of the test, because the table may be made in another process than the test
-        request.node.user_properties.append((_LEARNED, (what, steps, wanted, float(found))))
+        request.node.user_properties.append((_LEARNED, (title, steps, threshold, float(reached))))
 
     return keep
 
 
 def pytest_terminal_summary(terminalreporter, config):
     rows: dict[tuple, list[float]] = {}
-    reports = [one for kind in ("passed", "failed") for one in terminalreporter.getreports(kind)]
-    for report in sorted(reports, key=lambda one: one.nodeid):
+    reports = [
+        test_report
+        for kind in ("passed", "failed")
+        for test_report in terminalreporter.getreports(kind)
+    ]
+    for report in sorted(reports, key=lambda test_report: test_report.nodeid):
         for name, value in getattr(report, "user_properties", ()):
             if name == _LEARNED and report.when == "call":
-                *row, found = value
-                rows.setdefault(tuple(row), []).append(found)
+                *row, result = value
+                rows.setdefault(tuple(row), []).append(result)
     if not rows:
         return
     lines = ["| What | Agent steps | Wanted | Reached, by seed |", "| --- | ---: | ---: | --- |"]
-    for (what, steps, wanted), found in rows.items():
-        reached = " / ".join(f"{one:.2f}" for one in found)
-        lines.append(f"| {what} | {steps:,} | {wanted:g} | {reached} |")
+    for (title, steps, threshold), results in rows.items():
+        reached = " / ".join(f"{number:.2f}" for number in results)
+        lines.append(f"| {title} | {steps:,} | {threshold:g} | {reached} |")
     terminalreporter.section("what was learned")
     terminalreporter.write_line("\n".join(lines))
     file = config.getoption("--learning-table", default=None)

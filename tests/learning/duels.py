@@ -74,22 +74,22 @@ class Duel(Environment):
     def _ask(self, areas):
         self.question[:, areas] = self.rng.integers(0, CHOICES, (2, len(areas)))
 
-    def _seen(self, side):
-        seen = np.eye(CHOICES, dtype=np.float32)[self.question[side]]
-        seen[self.age >= self.shown] = 0.0
-        return seen
+    def _obs(self, side):
+        obs = np.eye(CHOICES, dtype=np.float32)[self.question[side]]
+        obs[self.age >= self.shown] = 0.0
+        return obs
 
     def _ids(self, side):
         return 2 * np.arange(self.n, dtype=np.int32) + np.int32(side)
 
     def _terminal(self, side, areas, reward):
-        return terminal_steps([self._seen(side)[areas]], self._ids(side)[areas], reward=reward)
+        return terminal_steps([self._obs(side)[areas]], self._ids(side)[areas], reward=reward)
 
     def _steps(self, ended):
         steps = {}
         for side, (name, spec) in enumerate(self.behavior_specs.items()):
             masks = [np.zeros((self.n, CHOICES), dtype=np.bool_)] if spec is PICK else None
-            decision = decision_steps([self._seen(side)], self._ids(side), masks=masks)
+            decision = decision_steps([self._obs(side)], self._ids(side), masks=masks)
             steps[name] = (decision, ended.get(name) or TerminalSteps.empty(spec))
         return steps
 

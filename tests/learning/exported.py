@@ -18,5 +18,5 @@ def played(result, toy, folder, *, seed, episodes=200):
 
 def exported_return(result, toy, folder, *, seed, episodes=200):
     """Mean return of those episodes."""
-    found = played(result, toy, folder, seed=seed, episodes=episodes)
-    return sum(one.episode_return for one in found) / len(found)
+    played_episodes = played(result, toy, folder, seed=seed, episodes=episodes)
+    return sum(episode.episode_return for episode in played_episodes) / len(played_episodes)

@@ -11,7 +11,7 @@ from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 class Waiting(Toy):
     """What is seen at an episode's first decision must be answered at its last, 3 to 6 later.
 
-    Decisions between the two change nothing and see nothing. `asked` marks the last one.
+    Decisions between the two change nothing and see nothing. The last number marks the last one.
     """
 
     length = 100
@@ -25,19 +25,19 @@ class Waiting(Toy):
         self.cue(rows)
 
     def observe(self):
-        is_first, asked = self.age == 0, self.age == self.delay
-        return [np.concatenate((self.shown() * is_first[:, None], asked[:, None]), axis=1)]
+        is_first, is_question = self.age == 0, self.age == self.delay
+        return [np.concatenate((self.shown() * is_first[:, None], is_question[:, None]), axis=1)]
 
     def advance(self, action):
-        asked = self.age == self.delay
-        return np.where(asked, self.worth(action), 0.0), asked
+        is_question = self.age == self.delay
+        return np.where(is_question, self.worth(action), 0.0), is_question
 
     def cue(self, rows):
         """Draw what is to be remembered."""
         raise AssertionError(rows)
 
     def shown(self):
-        """That, as numbers [N, n]."""
+        """The cue as numbers, [N, n]."""
         raise AssertionError
 
     def worth(self, action):

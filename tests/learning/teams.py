@@ -11,7 +11,7 @@ from pipeline.protocol.steps import TerminalSteps
 
 
 class Teamed:
-    """A toy's agents in groups of three, who only gain together the mean of what each earns.
+    """A toy's agents in groups of three, which get the mean of their rewards as group reward.
 
     An agent whose episode has ended waits until its mates' have, and then all begin together.
     """
@@ -36,13 +36,13 @@ class Teamed:
         return self._steps(np.zeros(self.n), np.zeros(self.n, bool), np.zeros(self.n, bool), None)
 
     def step(self, actions):
-        given = actions[BEHAVIOR]
+        playing_action = actions[BEHAVIOR]
         action = ActionTuple(
-            np.zeros((self.n, given.continuous.shape[1]), np.float32),
-            np.zeros((self.n, given.discrete.shape[1]), np.int32),
+            np.zeros((self.n, playing_action.continuous.shape[1]), np.float32),
+            np.zeros((self.n, playing_action.discrete.shape[1]), np.int32),
         )
-        action.continuous[self.playing] = given.continuous
-        action.discrete[self.playing] = given.discrete
+        action.continuous[self.playing] = playing_action.continuous
+        action.discrete[self.playing] = playing_action.discrete
         before = self.playing.copy()
         reward, terminated = self.toy.advance(action)
         self.toy.age += 1
@@ -52,10 +52,12 @@ class Teamed:
         last = [values[ended].astype(np.float32) for values in self.toy.observe()]
         self.playing &= ~ended
         over = np.flatnonzero(np.bincount(self.team, weights=self.playing) == 0)
-        again = np.isin(self.team, over)
-        self.toy._begin(np.flatnonzero(again))
-        self.playing |= again
-        return self._steps(gain[self.team] * ~again, ended, terminated, (last, gain[self.team]))
+        restarting = np.isin(self.team, over)
+        self.toy._begin(np.flatnonzero(restarting))
+        self.playing |= restarting
+        return self._steps(
+            gain[self.team] * ~restarting, ended, terminated, (last, gain[self.team])
+        )
 
     def set_parameter(self, name, value):
         self.parameters[name] = value
@@ -74,14 +76,14 @@ class Teamed:
                 group_id=self.team[ended] + 1,
                 group_reward=gained[ended],
             )
-        who = self.playing
+        playing = self.playing
         masks = self.toy.masks()
         asking = decision_steps(
-            [values[who] for values in self.toy.observe()],
-            self.toy.ids[who],
-            masks=None if masks is None else [mask[who] for mask in masks],
-            group_id=self.team[who] + 1,
-            group_reward=gain[who],
+            [values[playing] for values in self.toy.observe()],
+            self.toy.ids[playing],
+            masks=None if masks is None else [mask[playing] for mask in masks],
+            group_id=self.team[playing] + 1,
+            group_reward=gain[playing],
         )
         return {BEHAVIOR: (asking, terminal)}
 
@@ -160,30 +162,30 @@ class Door:
         sign = np.where(is_open, 2.0 * self.sign - 1.0, 0.0)
         return np.stack((is_holder, is_open, sign), axis=2).astype(np.float32)
 
-    def _group(self, who):
-        return (np.nonzero(who)[0] + 1).astype(np.int32)
+    def _group(self, mask):
+        return (np.nonzero(mask)[0] + 1).astype(np.int32)
 
-    def _ids(self, who):
-        return np.flatnonzero(who).astype(np.int32)
+    def _ids(self, mask):
+        return np.flatnonzero(mask).astype(np.int32)
 
     def _steps(self, reward, gained, ended, last):
         terminal = TerminalSteps.empty(self.spec)
         if last is not None and ended.any():
-            obs, own, group = last
+            obs, agent_reward, group = last
             terminal = terminal_steps(
                 [obs],
                 self._ids(ended),
-                reward=own,
+                reward=agent_reward,
                 group_id=self._group(ended),
                 group_reward=group,
             )
-        who = self.inside
+        inside = self.inside
         asking = decision_steps(
-            [self._observe()[who]],
-            self._ids(who),
-            masks=[np.zeros((int(who.sum()), 3), dtype=np.bool_)],
-            reward=reward[who],
-            group_id=self._group(who),
-            group_reward=gained[who],
+            [self._observe()[inside]],
+            self._ids(inside),
+            masks=[np.zeros((int(inside.sum()), 3), dtype=np.bool_)],
+            reward=reward[inside],
+            group_id=self._group(inside),
+            group_reward=gained[inside],
         )
         return {BEHAVIOR: (asking, terminal)}

@@ -66,9 +66,9 @@ def test_cloned_policy_keeps_the_ball_at_least_four_fifths_as_long_as_the_expert
         return policy.spec.action_spec.empty_action(len(decision))
 
     taught_by = episodes(expert, seed=seed + 100)
-    found = episodes(cloned, seed=seed + 100) / taught_by
-    note("cloning balance_ball's expert, share of its return", found, wanted=0.8, steps=0)
-    assert found >= 0.8
+    share = episodes(cloned, seed=seed + 100) / taught_by
+    note("cloning balance_ball's expert, share of its return", share, threshold=0.8, steps=0)
+    assert share >= 0.8
     assert episodes(untaught, seed=seed + 100) < 0.2 * taught_by
 
 
@@ -96,6 +96,6 @@ def test_cloned_policy_finds_the_largest_of_a_changing_number_of_entities(seed, 
         batch_size=64,
         learning_rate=1e-3,
     )
-    found = exported_return(result, LargestName, tmp_path, seed=seed)
-    note("cloning over entities, exported", found, wanted=3.6, steps=0)
-    assert found >= 3.6
+    mean_return = exported_return(result, LargestName, tmp_path, seed=seed)
+    note("cloning over entities, exported", mean_return, threshold=3.6, steps=0)
+    assert mean_return >= 3.6

@@ -73,28 +73,30 @@ def trained(trainer, toy, max_steps, folder, *, seed, network=None, **changes):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_stated_return_is_reached(name, seed, tmp_path, note):
-    (trainer, *_), (toy, max_steps, wanted) = name.split(","), CASES[name]
+    (trainer, *_), (toy, max_steps, threshold) = name.split(","), CASES[name]
     result = trained(trainer, toy, max_steps, tmp_path, seed=seed)
     if trainer == "sac":
         name += ", exported"
-        found = exported_return(result, toy, tmp_path, seed=seed)
+        mean_return = exported_return(result, toy, tmp_path, seed=seed)
     else:
         assert max_steps <= result.steps < max_steps + 1024
-        found = result.mean_reward
-    note(name, found, wanted=wanted, steps=max_steps)
+        mean_return = result.mean_reward
+    note(name, mean_return, threshold=threshold, steps=max_steps)
     assert result.n_updates > 10
-    assert found >= wanted
+    assert mean_return >= threshold
 
 
 @pytest.mark.in_full  # says what the toys are like
 @pytest.mark.parametrize("name", CASES)
 def test_a_policy_that_learned_nothing_is_far_from_the_stated_return(name, tmp_path):
-    (trainer, *_), (toy, _, wanted) = name.split(","), CASES[name]
+    (trainer, *_), (toy, _, threshold) = name.split(","), CASES[name]
     result = trained(trainer, toy, 200 if trainer == "sac" else 1000, tmp_path, seed=1)
     assert result.n_updates == 0
     is_exported = trainer == "sac"
-    found = exported_return(result, toy, tmp_path, seed=1) if is_exported else result.mean_reward
-    assert found < wanted - 0.4
+    mean_return = (
+        exported_return(result, toy, tmp_path, seed=1) if is_exported else result.mean_reward
+    )
+    assert mean_return < threshold - 0.4
 
 
 # What is to be reached with memory; guessing is worth 0.25 in `Cue`.
@@ -108,10 +110,10 @@ REMEMBERING = {
 def test_with_memory_it_answers_what_it_saw_steps_ago(trainer, seed, tmp_path, note):
     max_steps, changes = REMEMBERING[trainer]
     result = trained(trainer, Cue, max_steps, tmp_path, seed=seed, network=MEMORY, **changes)
-    found = exported_return(result, Cue, tmp_path, seed=seed)
-    note(f"{trainer} with memory, discrete, exported", found, wanted=0.9, steps=max_steps)
+    mean_return = exported_return(result, Cue, tmp_path, seed=seed)
+    note(f"{trainer} with memory, discrete, exported", mean_return, threshold=0.9, steps=max_steps)
     assert trainer == "sac" or result.mean_reward >= 0.9
-    assert found >= 0.9
+    assert mean_return >= 0.9
 
 
 @pytest.mark.in_full  # says what the toy is like
@@ -129,10 +131,10 @@ def test_ppo_with_attention_finds_the_largest_of_a_changing_number_of_entities(
     """Without comparing entities any name that is there is worth 1.8."""
     changes = {"batch_size": 128, "learning_rate": 1e-3}
     result = trained("ppo", LargestName, 12_000, tmp_path, seed=seed, **changes)
-    found = exported_return(result, LargestName, tmp_path, seed=seed)
-    note("ppo with attention, discrete, exported", found, wanted=3.6, steps=12_000)
+    mean_return = exported_return(result, LargestName, tmp_path, seed=seed)
+    note("ppo with attention, discrete, exported", mean_return, threshold=3.6, steps=12_000)
     assert result.mean_reward >= 3.4
-    assert found >= 3.6
+    assert mean_return >= 3.6
 
 
 # Steps, and group returns: the key used at once and every sign answered is 7.
@@ -143,15 +145,15 @@ OPENED, NEVER_OPENED = 6.0, 0.8
 def group_return(result, folder, seed):
     """Mean sum of group rewards over those who stay to the end, of the exported policy."""
     episodes = played(result, Door, folder, seed=seed, episodes=240)
-    stayed = [one.episode_return for one in episodes if one.length == Door.length]
+    stayed = [episode.episode_return for episode in episodes if episode.length == Door.length]
     return sum(stayed) / len(stayed)
 
 
 def test_poca_learns_that_one_must_leave_for_the_others(seed, tmp_path, note):
     result = trained("poca", Door, DOOR, tmp_path, seed=seed)
-    found = group_return(result, tmp_path, seed)
-    note("poca, one leaves for the others, exported", found, wanted=OPENED, steps=DOOR)
-    assert found >= OPENED
+    mean_return = group_return(result, tmp_path, seed)
+    note("poca, one leaves for the others, exported", mean_return, threshold=OPENED, steps=DOOR)
+    assert mean_return >= OPENED
 
 
 @pytest.mark.in_full  # says what the toy is like
@@ -177,8 +179,8 @@ def test_two_behaviors_with_different_settings_learn_in_one_run(seed, tmp_path, 
         run_dir=tmp_path,
     ).behaviors
     # who has learned nothing gets about 0.3 in `Corridor` and -6 in `Chase`
-    note("two behaviors, discrete", result["One"].mean_reward, wanted=0.9, steps=20_000)
-    note("two behaviors, continuous", result["Two"].mean_reward, wanted=-1.0, steps=40_000)
+    note("two behaviors, discrete", result["One"].mean_reward, threshold=0.9, steps=20_000)
+    note("two behaviors, continuous", result["Two"].mean_reward, threshold=-1.0, steps=40_000)
     assert result["One"].mean_reward >= 0.9
     assert result["Two"].mean_reward >= -1.0
     assert result["One"].n_updates < result["Two"].n_updates

@@ -43,12 +43,12 @@ def settings(max_steps, *, self_play=None, hyperparameters=None, network=None):
 def trained(toy, behaviors, seed, folder, steps=None):
     """What `steps` of training, or all, come to: the results and the policies."""
     if steps is not None:
-        behaviors = {name: one | {"max_steps": steps} for name, one in behaviors.items()}
+        behaviors = {name: behavior | {"max_steps": steps} for name, behavior in behaviors.items()}
     result = pipeline.train(
         InProcessEnvironment(toy(seed=seed)), {"behaviors": behaviors}, seed=seed, run_dir=folder
     )
-    for one in result.behaviors.values():
-        publish(one.checkpoint, folder)
+    for outcome in result.behaviors.values():
+        publish(outcome.checkpoint, folder)
     return result.behaviors, {name: OnnxPolicy(folder / f"{name}.onnx") for name in behaviors}
 
 
@@ -56,11 +56,11 @@ def mean_returns(toy, players, seed):
     """Mean return of each team in 400 games, by qualified name."""
     with InProcessEnvironment(toy(seed=seed + 100)) as environment:
         episodes = evaluate(environment, players, episodes=400, seed=seed, deterministic=False)
-    found = {}
+    means = {}
     for name in players:
-        own = [one.episode_return for one in episodes if one.behavior == name]
-        found[name] = sum(own) / len(own)
-    return found
+        returns = [episode.episode_return for episode in episodes if episode.behavior == name]
+        means[name] = sum(returns) / len(returns)
+    return means
 
 
 CASES = {
@@ -75,7 +75,7 @@ def test_policy_beats_what_it_was_and_its_rating_rises(name, seed, tmp_path, not
     behaviors = {"Duel": settings(max_steps, network=network)}
     _, early = trained(toy, behaviors, seed, tmp_path / "early", EARLY)
     result, last = trained(toy, behaviors, seed, tmp_path / "last")
-    note(f"self-play {name}, rating", result["Duel"].elo, wanted=1280, steps=max_steps)
+    note(f"self-play {name}, rating", result["Duel"].elo, threshold=1280, steps=max_steps)
     # against its equal a policy wins as often as it loses
     assert result["Duel"].elo > 1200 + 80
     left = {"Duel?team=0": last["Duel"], "Duel?team=1": early["Duel"]}
@@ -101,7 +101,7 @@ def test_both_sides_of_an_uneven_game_get_better(seed, tmp_path, note):
     before = pick_against_aim(early, early)
     gained = pick_against_aim(last, early) - before
     lost = before - pick_against_aim(early, last)
-    note("self-play, uneven, first side's gain", gained, wanted=0.3, steps=6000)
-    note("self-play, uneven, second side's gain", lost, wanted=0.3, steps=12_000)
+    note("self-play, uneven, first side's gain", gained, threshold=0.3, steps=6000)
+    note("self-play, uneven, second side's gain", lost, threshold=0.3, steps=12_000)
     assert gained > 0.3
     assert lost > 0.3

@@ -18,7 +18,7 @@ BEHAVIOR = f"{NAME}?team=0"
 
 
 class Environment:
-    """What is the same in every environment whose state is its arrays and its stream `rng`."""
+    """Base of the environments whose state is their arrays and the stream `rng`."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -273,7 +273,7 @@ class Crowd:
 
     Every agent has an id of its own, asks in about two of three steps, and leaves with a terminal
     step that is in half of the cases interrupted; of `Choice` there are at times none at all. A
-    twentieth of the agents just disappears. In `expected` stands, by behavior, what was given.
+    twentieth of the agents just disappears. `expected` holds, by behavior, what was sent.
     """
 
     def __init__(self, *, seed: int = 0, horizon: int = 8, n_agents: int = 6) -> None:
@@ -292,7 +292,7 @@ class Crowd:
         return self._steps()
 
     def step(self, actions):
-        assert set(actions) == {name for name, asked in self.asked.items() if asked}
+        assert set(actions) == {name for name, agent_ids in self.asked.items() if agent_ids}
         for name, action in actions.items():
             n_rows = len(self.asked[name])
             assert len(action.continuous) == len(action.discrete) == n_rows
@@ -323,8 +323,8 @@ class Crowd:
             expected.ended(life)
         for agent in [agent for agent in alive if self.rng.random() < 0.005]:
             expected.left.append(alive.pop(agent))
-        wanted = self.n_agents if name.startswith("Mood") or self.n_steps % 40 < 30 else 0
-        while len(alive) < wanted:
+        n_alive = self.n_agents if name.startswith("Mood") or self.n_steps % 40 < 30 else 0
+        while len(alive) < n_alive:
             alive[self.next_id] = Life()
             self.next_id += 1
         asking = [agent for agent in alive if self.rng.random() < 0.66]
@@ -353,7 +353,7 @@ class Crowd:
 
 
 class Life:
-    """One agent's: experiences and their return so far."""
+    """Number of an agent's experiences, and their return so far."""
 
     def __init__(self) -> None:
         self.waits = False

@@ -62,15 +62,15 @@ def main() -> int:
             warnings.simplefilter("ignore")
             importlib.import_module(name)
     equivalent = {
-        (each["file"], each["mutation"]): each["reason"]
-        for each in yaml.safe_load(EQUIVALENT.read_text(encoding="utf-8")) or []
+        (entry["file"], entry["mutation"]): entry["reason"]
+        for entry in yaml.safe_load(EQUIVALENT.read_text(encoding="utf-8")) or []
     }
     table = []
     for package in options.package or SAMPLES:
         mutations = _chosen(package, options)
         if options.list:
-            for each in mutations:
-                _say(f"{each.path}:{each.lines[0]}: {each.text}")
+            for mutation in mutations:
+                _say(f"{mutation.path}:{mutation.lines[0]}: {mutation.text}")
             continue
         start = time.monotonic()
         files = options.tests or _nearest_tests(package)
@@ -104,20 +104,20 @@ def _chosen(package: str, options: argparse.Namespace) -> list[Mutation]:
         name = path.relative_to(REPOSITORY).as_posix()
         if "/generated/" not in name:
             files[name] = mutations_of(name, path.read_text(encoding="utf-8"))
-    wanted = SAMPLES.get(package, 100)
+    n_wanted = SAMPLES.get(package, 100)
     in_module = {name for name in files if any(text in name for text in options.module)}
     if options.sample is not None:
         files = {name: files[name] for name in in_module}
-        wanted = options.sample or sum(map(len, files.values()))
+        n_wanted = options.sample or sum(map(len, files.values()))
     n_all = max(sum(map(len, files.values())), 1)
     chosen = []
     for name, mutations in files.items():
         if name in in_module:
-            share = min(-(-wanted * len(mutations) // n_all), len(mutations))
+            share = min(-(-n_wanted * len(mutations) // n_all), len(mutations))
             chosen += sample(mutations, share, options.seed)
     if options.again:
         last = json.loads((KEPT / f"{package}.json").read_text())
-        chosen = [each for each in chosen if last.get(each.key) == SURVIVED]
+        chosen = [mutation for mutation in chosen if last.get(mutation.key) == SURVIVED]
     return chosen
 
 
@@ -136,7 +136,7 @@ _HEAD = (
 
 def _row(package: str, verdicts: list[str], seconds: float) -> tuple[str, float]:
     """Return a line of the table, and the share that is caught."""
-    counts = [verdicts.count(each) for each in (CAUGHT, TIMED_OUT, EQUAL, SURVIVED)]
+    counts = [verdicts.count(verdict) for verdict in (CAUGHT, TIMED_OUT, EQUAL, SURVIVED)]
     caught, timed_out, equal, _ = counts
     share = (caught + timed_out) / max(len(verdicts) - equal, 1)
     cells = [package, len(verdicts), *counts, f"{100 * share:.1f} %", f"{seconds / 60:.1f}"]
@@ -162,19 +162,21 @@ def _verdicts(
     records = _records(package, files, jobs)
     verdicts = {}
     waiting = []
-    for each in mutations:
+    for mutant in mutations:
         tests = sorted(
             test
-            for known in records
-            for test in known.tests_of(each.path, range(each.lines[0], each.lines[1] + 1))
+            for file_record in records
+            for test in file_record.tests_of(
+                mutant.path, range(mutant.lines[0], mutant.lines[1] + 1)
+            )
         )
-        if (each.path, each.text) in equivalent:
-            verdicts[each.key] = EQUAL
+        if (mutant.path, mutant.text) in equivalent:
+            verdicts[mutant.key] = EQUAL
         elif tests:
-            waiting.append((each, tests))
+            waiting.append((mutant, tests))
         else:
-            verdicts[each.key] = SURVIVED
-            _say(f"{each.path}:{each.lines[0]}: {each.text}   (no test runs this line)")
+            verdicts[mutant.key] = SURVIVED
+            _say(f"{mutant.path}:{mutant.lines[0]}: {mutant.text}   (no test runs this line)")
     progress = _Progress(package, len(waiting))
 
     def judge(task: tuple[Mutation, list[tuple[bool, float, str]]], status: int) -> None:
@@ -190,7 +192,7 @@ def _verdicts(
 
 
 def _records(package: str, files: list[str], jobs: int) -> list[Record]:
-    """Return what the tests run; what is known from the last time is not run again."""
+    """Return the lines that the tests run; files with a current record are not run again."""
 
     def kept(file: str) -> Path:
         return KEPT / "lines" / f"{file.replace('/', '.')}.json"
@@ -215,7 +217,7 @@ def _records(package: str, files: list[str], jobs: int) -> list[Record]:
     for file, result in records.items():
         if result is None or not result.seconds:
             _say(f"no test of {file} passes here; it is left out")
-    return [each for each in records.values() if each]
+    return [file_record for file_record in records.values() if file_record]
 
 
 _EXIT_PASSED, _EXIT_TIME_OUT, _EXIT_NO_TESTS, _EXIT_BROKEN = 10, 1, 15, 70
@@ -307,15 +309,15 @@ def _clean_up(pid: int, scratch: str) -> None:
 class _Progress:
     """How much is done and how long the rest will take, on standard error."""
 
-    def __init__(self, what: str, n: int) -> None:
-        self._what, self._n, self._done, self._start = what, n, 0, time.monotonic()
+    def __init__(self, label: str, n: int) -> None:
+        self._label, self._n, self._done, self._start = label, n, 0, time.monotonic()
 
     def step(self) -> None:
         self._done += 1
         if self._done % 10 == 0 or self._done == self._n:
             spent = time.monotonic() - self._start
             left = spent / self._done * (self._n - self._done)
-            sys.stderr.write(f"{self._what}: {self._done}/{self._n}, {left:.0f} s left\n")
+            sys.stderr.write(f"{self._label}: {self._done}/{self._n}, {left:.0f} s left\n")
 
 
 def _say(line: str) -> None:

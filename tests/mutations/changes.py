@@ -88,7 +88,7 @@ class Mutation:
     def apply(self, source: str) -> ast.Module:
         """Return the file's syntax tree with the mutation."""
         tree = ast.parse(source)
-        _put(tree, self.place, self.replacement)
+        _replace(tree, self.place, self.replacement)
         return ast.fix_missing_locations(tree)
 
 
@@ -104,12 +104,12 @@ def sample(mutations: list[Mutation], n: int, seed: int) -> list[Mutation]:
     leaves the others in the sample.
     """
     kinds: dict[str, list[Mutation]] = {}
-    for mutation in sorted(mutations, key=lambda each: _digest(f"{seed} {each.key}")):
+    for mutation in sorted(mutations, key=lambda candidate: _digest(f"{seed} {candidate.key}")):
         kinds.setdefault(mutation.kind, []).append(mutation)
     turns = zip_longest(*(kinds[kind] for kind in sorted(kinds)))
     return sorted(
-        [each for turn in turns for each in turn if each is not None][:n],
-        key=lambda each: (each.lines, each.key),
+        [candidate for turn in turns for candidate in turn if candidate is not None][:n],
+        key=lambda candidate: (candidate.lines, candidate.key),
     )
 
 
@@ -146,8 +146,8 @@ class _Walk:
             if node.name in TEXT_ONLY:
                 return
             self._scope = (*self._scope, node.name)
-        for kind, where, new in self._in_statement(node):
-            yield self._mutation(node, place, kind, where, new)
+        for kind, inner_place, new in self._in_statement(node):
+            yield self._mutation(node, place, kind, inner_place, new)
         for field in ("body", "orelse", "finalbody"):
             yield from self._body(getattr(node, field, []), (field,), place)
         for index, part in enumerate([*getattr(node, "handlers", []), *getattr(node, "cases", [])]):
@@ -173,28 +173,28 @@ class _Walk:
         for field in _HEADS.get(type(node), ("value",)):
             part = getattr(node, field, None)
             parts = list(enumerate(part)) if isinstance(part, list) else [(None, part)]
-            for index, each in parts:
-                if isinstance(each, ast.AST):
-                    yield from self._expression(each, ((field, index),))
+            for index, child in parts:
+                if isinstance(child, ast.AST):
+                    yield from self._expression(child, ((field, index),))
 
     def _expression(self, node: ast.AST, place: tuple) -> Iterator[tuple[str, tuple, ast.AST]]:
         if isinstance(node, ast.JoinedStr) or _is_text(node):
             return
         for rule in _RULES:
-            for kind, where, new in rule(node, self._modules):
-                yield kind, (*place, *where), new
+            for kind, inner_place, new in rule(node, self._modules):
+                yield kind, (*place, *inner_place), new
         for field, value in ast.iter_fields(node):
-            for index, each in enumerate(value) if isinstance(value, list) else [(None, value)]:
-                if isinstance(each, ast.AST) and field not in {"annotation", "returns"}:
-                    yield from self._expression(each, (*place, (field, index)))
+            for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+                if isinstance(child, ast.AST) and field not in {"annotation", "returns"}:
+                    yield from self._expression(child, (*place, (field, index)))
 
     def _mutation(
-        self, node: ast.stmt, place: tuple, kind: str, where: tuple, new: ast.AST
+        self, node: ast.stmt, place: tuple, kind: str, inner_place: tuple, new: ast.AST
     ) -> Mutation:
         changed = copy.deepcopy(node)
-        if where:
-            _put(changed, where, new)
-        before, after = _head(node), _head(changed if where else new)
+        if inner_place:
+            _replace(changed, inner_place, new)
+        before, after = _head(node), _head(changed if inner_place else new)
         function = ".".join(self._scope)
         key = f"{self._path} {function} {before} -> {after}"
         self._alike[key] += 1
@@ -205,9 +205,9 @@ class _Walk:
             function=function,
             lines=(node.lineno, last),
             kind=kind,
-            text=_shown(before, after),
+            text=_shortened(before, after),
             key=f"{key} #{self._alike[key]}",
-            place=(*place, *where),
+            place=(*place, *inner_place),
             replacement=new,
         )
 
@@ -245,7 +245,7 @@ def _can_be_left_out(node: ast.stmt) -> bool:
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Call | ast.Await)
     if isinstance(node, ast.Assign):
-        return all(isinstance(each, ast.Attribute | ast.Subscript) for each in node.targets)
+        return all(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets)
     return isinstance(node, ast.AugAssign | ast.Continue | ast.Break)
 
 
@@ -350,8 +350,8 @@ _RULES: tuple[Callable[[ast.AST, set[str]], _Changes], ...] = (
 )
 
 
-def _put(root: ast.AST, place: tuple, new: ast.AST) -> None:
-    """Replace what the place leads to."""
+def _replace(root: ast.AST, place: tuple, new: ast.AST) -> None:
+    """Replace the node that `place` leads to."""
     node: object = root
     for field, index in place[:-1]:
         value = getattr(node, field)
@@ -372,7 +372,7 @@ def _head(node: ast.AST) -> str:
     return " ".join(ast.unparse(node).split()).removesuffix(":")
 
 
-def _shown(before: str, after: str) -> str:
+def _shortened(before: str, after: str) -> str:
     """Return `before -> after` without what is the same far from the change."""
     start = _n_common(before, after)
     limit = min(len(before), len(after)) - start
@@ -384,7 +384,7 @@ def _shown(before: str, after: str) -> str:
     return f"{head}{before[skip:keep]}{tail} -> {head}{after[skip : keep + longer]}{tail}"
 
 
-def _n_common(one: str, other: str) -> int:
+def _n_common(first: str, second: str) -> int:
     """Return how many characters two texts begin with alike."""
-    pairs = zip(one, other, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    pairs = zip(first, second, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -29,23 +29,23 @@ CHILDREN = str(Path(__file__).with_name("children"))
 _VARIABLE = "PIPELINE_MUTATIONS"
 
 
-def tell_children(what: str, where: str) -> None:
-    """Have the Python processes that tests start do the same: `mutation` or `lines`."""
-    os.environ[_VARIABLE] = f"{what}:{where}"
+def tell_children(kind: str, path: str) -> None:
+    """Have the Python processes that tests start do the same, by `kind`: `mutation` or `lines`."""
+    os.environ[_VARIABLE] = f"{kind}:{path}"
     os.environ["PYTHONPATH"] = os.pathsep.join([CHILDREN, os.environ.get("PYTHONPATH", "")])
     sys.path.insert(0, CHILDREN)  # tests hand on this, too
 
 
 def be_child() -> None:
-    """Do as the process that runs the tests does."""
-    what, _, where = os.environ.get(_VARIABLE, "").partition(":")
-    if what == "mutation":
-        mutate(pickle.loads(Path(where).read_bytes()))  # noqa: S301  # our parent wrote it
-    elif what == "lines":
+    """Mutate a module or trace lines, as the process that runs the tests does."""
+    kind, _, path = os.environ.get(_VARIABLE, "").partition(":")
+    if kind == "mutation":
+        mutate(pickle.loads(Path(path).read_bytes()))  # noqa: S301  # our parent wrote it
+    elif kind == "lines":
         lines: dict[str, set[int]] = {}
         Tracer(lines).start()
         test = os.environ.get("PYTEST_CURRENT_TEST", "")
-        atexit.register(_write_lines, lines, test, Path(where) / f"{os.getpid()}.json")
+        atexit.register(_write_lines, lines, test, Path(path) / f"{os.getpid()}.json")
 
 
 def _write_lines(lines: dict[str, set[int]], test: str, target: Path) -> None:

@@ -37,7 +37,7 @@ class Record:
 
     def is_current(self) -> bool:
         """Whether no file that it depends on has changed."""
-        return all(digest(REPOSITORY / name) == known for name, known in self.digests.items())
+        return all(digest(REPOSITORY / name) == recorded for name, recorded in self.digests.items())
 
     def tests_of(self, path: str, lines: Iterable[int]) -> Iterator[tuple[bool, float, str]]:
         """Yield the tests that may notice a change of the lines.
@@ -114,9 +114,9 @@ def record(test_file: str, target: Path) -> None:
     if status not in {0, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}:
         raise RuntimeError(f"{test_file}: its tests cannot be run")
     recorder.add_children(folder)
-    ours, this = (f"{REPOSITORY}/src/", f"{REPOSITORY}/tests/"), str(Path(__file__).parent)
+    ours, own_folder = (f"{REPOSITORY}/src/", f"{REPOSITORY}/tests/"), str(Path(__file__).parent)
     names = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
-    inside = {name for name in names if name.startswith(ours) and not name.startswith(this)}
+    inside = {name for name in names if name.startswith(ours) and not name.startswith(own_folder)}
     inside |= {name for lines in (recorder.imported, *recorder.lines.values()) for name in lines}
     result = Record(
         digests={_below(path): digest(Path(path)) for path in sorted(inside)},

@@ -29,7 +29,9 @@ def loss(policy: Thing, entropy, *, beta: float = 0.5):
 
 
 def texts(source, kind=None):
-    return {each.text for each in mutations_of("a.py", source) if kind in {None, each.kind}}
+    return {
+        mutation.text for mutation in mutations_of("a.py", source) if kind in {None, mutation.kind}
+    }
 
 
 @pytest.mark.parametrize(
@@ -76,23 +78,27 @@ def test_a_mutation_changes_what_it_says_and_nothing_else():
         changed = ast.unparse(mutation.apply(SOURCE)).splitlines()
         before = ast.unparse(ast.parse(SOURCE)).splitlines()
         assert sum(a != b for a, b in zip(before, changed, strict=True)) == 1
-    [each] = [each for each in mutations_of("a.py", SOURCE) if "mean(axis=1) - beta" in each.text]
-    assert "policy.mean(axis=1) - beta * entropy[1:n]" in ast.unparse(each.apply(SOURCE))
+    [candidate] = [
+        candidate
+        for candidate in mutations_of("a.py", SOURCE)
+        if "mean(axis=1) - beta" in candidate.text
+    ]
+    assert "policy.mean(axis=1) - beta * entropy[1:n]" in ast.unparse(candidate.apply(SOURCE))
 
 
 def test_a_sample_repeats_has_every_kind_and_keeps_to_itself_when_other_lines_change():
     mutations = mutations_of("a.py", SOURCE)
-    chosen = [each.key for each in sample(mutations, 9, 0)]
-    assert chosen == [each.key for each in sample(mutations[::-1], 9, 0)]
-    assert len({each.kind for each in sample(mutations, 9, 0)}) >= 8
-    assert chosen != [each.key for each in sample(mutations, 9, 1)]
+    chosen = [mutation.key for mutation in sample(mutations, 9, 0)]
+    assert chosen == [mutation.key for mutation in sample(mutations[::-1], 9, 0)]
+    assert len({mutation.kind for mutation in sample(mutations, 9, 0)}) >= 8
+    assert chosen != [mutation.key for mutation in sample(mutations, 9, 1)]
     longer = mutations_of("a.py", "first = 1\n\n\n" + SOURCE)
-    assert len({each.key for each in sample(longer, 9, 0)} & set(chosen)) >= 8
+    assert len({mutation.key for mutation in sample(longer, 9, 0)} & set(chosen)) >= 8
 
 
 @pytest.mark.slow
 def test_package_is_mutated_and_the_share_that_is_caught_is_stated(request):
-    done = subprocess.run(  # noqa: S603  # our own program
+    completed = subprocess.run(  # noqa: S603  # our own program
         [
             *(sys.executable, "tests/mutations", "--package", "nets"),
             *("--module", "layers.py", "--sample", "12"),
@@ -107,21 +113,21 @@ def test_package_is_mutated_and_the_share_that_is_caught_is_stated(request):
         timeout=600,
         check=False,
     )
-    assert done.returncode in {0, 1}, done.stderr
-    row = [cell.strip() for cell in done.stdout.splitlines()[-1].strip("|").split("|")]
+    assert completed.returncode in {0, 1}, completed.stderr
+    row = [cell.strip() for cell in completed.stdout.splitlines()[-1].strip("|").split("|")]
     assert row[:2] == ["nets", "12"]
     assert int(row[2]) >= 6
-    survivors = [line for line in done.stdout.splitlines() if line.startswith("src/")]
+    survivors = [line for line in completed.stdout.splitlines() if line.startswith("src/")]
     assert len(survivors) == int(row[5])
 
 
 def test_every_mistake_that_needs_no_test_still_exists_and_has_a_reason(request):
     root = request.config.rootpath
     listed = yaml.safe_load((root / "tests/mutations/equivalent.yaml").read_text())
-    known = {
+    mutation_texts = {
         name: {mutation.text for mutation in mutations_of(name, (root / name).read_text("utf-8"))}
-        for name in {each["file"] for each in listed}
+        for name in {entry["file"] for entry in listed}
     }
-    for each in listed:
-        assert each["mutation"] in known[each["file"]], each
-        assert each["reason"]
+    for entry in listed:
+        assert entry["mutation"] in mutation_texts[entry["file"]], entry
+        assert entry["reason"]

@@ -32,7 +32,7 @@ N_STEPS = 1500
 @pytest.fixture(autouse=True)
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = install(tmp_path / "site")
-    for name in [one for one in sys.modules if one.partition(".")[0] == "example_plugin"]:
+    for name in [module for module in sys.modules if module.partition(".")[0] == "example_plugin"]:
         monkeypatch.delitem(sys.modules, name)  # of another test's folder
     monkeypatch.syspath_prepend(str(folder))
     return folder
@@ -55,13 +55,15 @@ def test_trainer_signal_encoder_simulator_and_sink_take_part_in_a_run(tmp_path: 
     run = TrackedRun(folder=tmp_path / "run", max_steps={"Corridor": N_STEPS})
     result = train(tmp_path / "run", settings(), sinks=standard_sinks(run))
     assert result.steps >= N_STEPS
-    lines = [json.loads(one) for one in (tmp_path / "run/summaries.jsonl").read_text().splitlines()]
-    assert [one["step"] for one in lines] == [500, 1000, 1500]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run/summaries.jsonl").read_text().splitlines()
+    ]
+    assert [line["step"] for line in lines] == [500, 1000, 1500]
     for tag in ("Losses/Q Loss", "Policy/Epsilon", "Policy/Novelty Cells"):
         assert np.isfinite(lines[-1][tag]), tag
     assert lines[-1]["Policy/Epsilon"] == pytest.approx(0.05)
     saved = load_policy(result.checkpoint)
-    kinds = {type(one).__name__ for one in saved.policy.modules()}
+    kinds = {type(module).__name__ for module in saved.policy.modules()}
     assert {"PatchEncoder", "GreedyHeads"} <= kinds
     learner = load_checkpoint(result.checkpoint)["learner"]["algorithm"]
     assert int(learner["signals"]["novelty"]["counts"].sum()) >= N_STEPS
@@ -73,10 +75,10 @@ def test_trainer_signal_encoder_simulator_and_sink_take_part_in_a_run(tmp_path: 
     ((decision, _),) = env.reset().values()
     with torch.no_grad():
         hidden = saved.policy.actor([torch.from_numpy(decision.obs[0])])
-    wanted = saved.policy.actor.heads.values(hidden)[0].argmax(1).numpy()
+    expected = saved.policy.actor.heads.values(hidden)[0].argmax(1).numpy()
     for deterministic in (True, False):
-        found = policy.act(decision, deterministic=deterministic).discrete[:, 0]
-        assert found.tolist() == wanted.tolist()
+        actions = policy.act(decision, deterministic=deterministic).discrete[:, 0]
+        assert actions.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.4, 1.0])
@@ -90,17 +92,17 @@ def test_the_trainer_explores_as_often_as_epsilon_says_among_what_is_allowed(eps
     obs = [np.tile(np.float32([0.3, -1.0, 2.0]), (n, 1))]
     forbidden = [np.tile([False, True, False, False], (n, 1)), np.zeros((n, 3), np.bool_)]
     agents = {"memory": None, "action_mask": forbidden}
-    found = policy.act(obs, generator=torch.Generator().manual_seed(1), **agents).action.discrete
+    actions = policy.act(obs, generator=torch.Generator().manual_seed(1), **agents).action.discrete
     policy.actor.heads.epsilon.fill_(0.0)
     best = policy.act(obs, generator=torch.Generator().manual_seed(2), **agents).action.discrete
     assert (best == best[0]).all()
     for branch, possible in enumerate(([0, 2, 3], [0, 1, 2])):
         for choice in possible:
             is_best = choice == best[0, branch]
-            wanted = epsilon / len(possible) + (1.0 - epsilon) * is_best
-            share = (found[:, branch] == choice).mean()
-            assert share == pytest.approx(wanted, abs=0.04), (branch, choice)
-    assert not (found[:, 0] == 1).any()
+            expected = epsilon / len(possible) + (1.0 - epsilon) * is_best
+            share = (actions[:, branch] == choice).mean()
+            assert share == pytest.approx(expected, abs=0.04), (branch, choice)
+    assert not (actions[:, 0] == 1).any()
 
 
 def test_the_sink_of_a_resumed_run_drops_what_it_repeats(tmp_path: Path):
@@ -114,9 +116,9 @@ def test_the_sink_of_a_resumed_run_drops_what_it_repeats(tmp_path: Path):
                 sink.metrics(behavior, {"Loss": 0.5}, step)
         with path.open("a") as file:
             file.write(cut)
-    lines = [json.loads(one) for one in path.read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     for behavior in "AB":
-        assert [one["step"] for one in lines if one["behavior"] == behavior] == [1, 2, 3, 4]
+        assert [line["step"] for line in lines if line["behavior"] == behavior] == [1, 2, 3, 4]
 
 
 KILLED = """
@@ -153,8 +155,8 @@ def test_a_killed_and_resumed_run_gives_the_bytes_of_one_that_was_not(tmp_path: 
         folder.mkdir()
         (folder / "run.yaml").write_text(yaml.safe_dump(settings()))
         for kill_at in kills:
-            done = python("-c", KILLED, folder, kill_at, first=[site], check=False)
-            assert done.returncode == (-9 if kill_at else 0), done.stderr
+            completed = python("-c", KILLED, folder, kill_at, first=[site], check=False)
+            assert completed.returncode == (-9 if kill_at else 0), completed.stderr
         publish(folder / "Corridor/checkpoint.pt", folder / "onnx")
         exports.append((folder / "onnx/Corridor.onnx").read_bytes())
     assert exports[0] == exports[1]
@@ -189,15 +191,15 @@ def test_the_simulator_becomes_an_executable_that_runs_by_itself(tmp_path: Path,
     program = pack.pack("corridor", tmp_path / "corridor", n_agents=4)
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    done = subprocess.run(  # noqa: S603  # built just now
+    completed = subprocess.run(  # noqa: S603  # built just now
         [program, "--describe"],
         env=os.environ | {"PIPELINE_PYTHON": sys.executable},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert "Corridor" in done.stdout
+    assert completed.returncode == 0, completed.stderr
+    assert "Corridor" in completed.stdout
     first = program.read_bytes()
     pack.pack("corridor", tmp_path / "again", n_agents=4)
     assert (tmp_path / "again").read_bytes() == first
@@ -205,8 +207,8 @@ def test_the_simulator_becomes_an_executable_that_runs_by_itself(tmp_path: Path,
 
 def test_a_sink_that_cannot_be_made_takes_no_part_and_is_named(tmp_path, site, caplog):
     (site / "example_plugin/sink.py").write_text("def for_run(run):\n    raise OSError('full')\n")
-    made = standard_sinks(TrackedRun(folder=tmp_path, max_steps={}))
-    assert len(made) == 3
+    sinks = standard_sinks(TrackedRun(folder=tmp_path, max_steps={}))
+    assert len(sinks) == 3
     assert "json_lines" in caplog.text
     assert "full" in caplog.text
     assert len(standard_sinks(TrackedRun(folder=tmp_path, max_steps={}), ["tensorboard"])) == 3

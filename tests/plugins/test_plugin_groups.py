@@ -62,26 +62,26 @@ def test_a_part_that_is_not_installed_is_refused_with_its_place_and_how_to_get_m
     path = written(tmp_path, text)
     with pytest.raises(SettingsError) as refused:
         load_run_settings(path)
-    said = str(refused.value)
-    assert said.startswith(f"{path}:{line}: behaviors.B")
+    message = str(refused.value)
+    assert message.startswith(f"{path}:{line}: behaviors.B")
     names = {"pipeline.algorithms": HYPERPARAMETERS, "pipeline.encoders": ENCODERS}
     for name in names.get(group, REWARD_SIGNALS).ours:
-        assert name in said
-    assert repr(group) in said
-    assert "docs/how-to/plugins.md" in said
+        assert name in message
+    assert repr(group) in message
+    assert "docs/how-to/plugins.md" in message
 
 
 def test_a_trainer_of_ml_agents_is_refused_by_name_with_the_page_that_ports_it(tmp_path, site):
     points = {"another": "theirs.another:get_type_and_setting", "other": "theirs.other:get"}
     distribution(site, "theirs", "0.1", groups={"mlagents.trainer_type": points})
-    own = {"default": "mlagents.plugins.trainer_type:get_default_trainer_types"}
-    distribution(site, "mlagents", "1.1.0", groups={"mlagents.trainer_type": own})
+    mlagents_points = {"default": "mlagents.plugins.trainer_type:get_default_trainer_types"}
+    distribution(site, "mlagents", "1.1.0", groups={"mlagents.trainer_type": mlagents_points})
     path = written(tmp_path, DQN.replace("dqn", "another"))
     with pytest.raises(SettingsError) as refused:
         load_run_settings(path)
-    said = str(refused.value)
-    assert said.startswith(f"{path}:3: behaviors.B.trainer_type: 'another' is not allowed")
-    assert said.endswith(
+    message = str(refused.value)
+    assert message.startswith(f"{path}:3: behaviors.B.trainer_type: 'another' is not allowed")
+    assert message.endswith(
         "docs/how-to/migrating.md says: 'another' of theirs 0.1, 'other' of theirs 0.1"
     )
 
@@ -178,9 +178,9 @@ def test_a_class_that_is_no_algorithm_is_refused_before_anything_starts(tmp_path
     )
     points = {"odd": "odd_settings:Odd", "lost": "odd_settings:Lost"}
     distribution(site, "odd", "1", groups={"pipeline.algorithms": points})
-    for kind, said in (("odd", "no subclass of Algorithm"), ("lost", "cannot be imported")):
+    for kind, message in (("odd", "no subclass of Algorithm"), ("lost", "cannot be imported")):
         run = load_run_settings(written(tmp_path, f"behaviors:\n  B:\n    trainer_type: {kind}\n"))
-        with pytest.raises(SettingsError, match=rf"behaviors\.B\.trainer_type: .*{said}"):
+        with pytest.raises(SettingsError, match=rf"behaviors\.B\.trainer_type: .*{message}"):
             refuse_untrainable(run)
         with pytest.raises(SettingsError):
             algorithm_of(run.behaviors["B"])
@@ -260,8 +260,8 @@ def test_a_new_version_of_a_plug_in_changes_what_uses_it_in_the_plan_and_nothing
             plans.append(plan(params)["runs"])
             run = load_run_settings(tmp_path / "plugged.yaml")
             assert run.plugins() == {"example-plugin": version}
-            made = provenance.of_learn(run, 1, {})
-            assert made["versions"]["example-plugin"] == version
+            record = provenance.of_learn(run, 1, {})
+            assert record["versions"]["example-plugin"] == version
     before, after = plans
     changed = {
         f"{table}.{key}"

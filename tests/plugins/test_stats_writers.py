@@ -53,7 +53,7 @@ THEIRS = {
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A folder where packages are installed; what was imported by ML-Agents' names is forgotten."""
+    """A folder for installed packages; modules with ML-Agents' names are unloaded afterwards."""
     folder = tmp_path / "site"
     folder.mkdir()
     shutil.copy(WRITER, folder)
@@ -80,9 +80,9 @@ def calls(folder: Path) -> list[dict]:
 def sink(tmp_path: Path, site: Path) -> StatsWriterSink:
     """Tells a writer, which keeps the calls that it gets in the folder `run`."""
     distribution(site, "recorder", "1.0", groups={GROUP: {"r": "recording_writer:get_writers"}})
-    made = standard_sinks(tracked(tmp_path / "run"))
-    (found,) = (one for one in made if isinstance(one, StatsWriterSink))
-    return found
+    sinks = standard_sinks(tracked(tmp_path / "run"))
+    (writer_sink,) = (candidate for candidate in sinks if isinstance(candidate, StatsWriterSink))
+    return writer_sink
 
 
 def test_a_writer_gets_the_calls_that_ml_agents_makes(tmp_path: Path, sink: StatsWriterSink):
@@ -97,24 +97,24 @@ def test_a_writer_gets_the_calls_that_ml_agents_makes(tmp_path: Path, sink: Stat
     assert {"trainer_type", "hyperparameters", "reward_signals", "summary_freq"} <= set(
         first["value"]
     )
-    assert [(one["call"], one["category"], one["step"]) for one in rest] == [
+    assert [(call["call"], call["category"], call["step"]) for call in rest] == [
         ("write_stats", "3DBall", 1000),
         ("write_stats", "3DBall", 2000),
     ]
-    for one in rest:
-        assert {key: told[0] for key, told in one["values"].items()} == THEIRS
-        assert one["added"] == {key: told[1] for key, told in one["values"].items()}
-        _, n, mean, std, total, charted, length = one["values"]["Environment/Episode Length"]
+    for call in rest:
+        assert {key: entry[0] for key, entry in call["values"].items()} == THEIRS
+        assert call["added"] == {key: entry[1] for key, entry in call["values"].items()}
+        _, n, mean, std, total, charted, length = call["values"]["Environment/Episode Length"]
         assert n == length > 5
         assert total == pytest.approx(n * mean)
         assert charted == mean
         assert std > 0
-        returns = one["values"]["Environment/Cumulative Reward"]
+        returns = call["values"]["Environment/Cumulative Reward"]
         assert returns[1] == n
-        assert one["values"]["Step"][2] == one["step"]
-        for key, told in one["values"].items():  # the numbers are those of the other sinks
+        assert call["values"]["Step"][2] == call["step"]
+        for key, entry in call["values"].items():  # the numbers are those of the other sinks
             if key != "Step":
-                assert told[5] == pytest.approx(dict(curves[key])[one["step"]], rel=1e-6), key
+                assert entry[5] == pytest.approx(dict(curves[key])[call["step"]], rel=1e-6), key
 
 
 def test_self_play_is_told(tmp_path: Path, sink: StatsWriterSink):
@@ -127,9 +127,9 @@ def test_sums_are_charted_as_sums(tmp_path: Path, sink: StatsWriterSink):
     method = pipeline.StatsAggregationMethod.SUM
     sink.samples("B", {"Goals": (method, [1.0, 2.0])})
     sink.metrics("B", {"Goals": 3.0, "Time/update": 4.0}, 10)
-    told = calls(tmp_path / "run")[-1]["values"]
-    assert told["Goals"] == ["SUM", 2, 1.5, 0.5, 3.0, 3.0, 2]
-    assert set(told) == {"Step", "Goals"}
+    values = calls(tmp_path / "run")[-1]["values"]
+    assert values["Goals"] == ["SUM", 2, 1.5, 0.5, 3.0, 3.0, 2]
+    assert set(values) == {"Step", "Goals"}
 
 
 WRITERS = """\
@@ -177,6 +177,6 @@ def test_a_writer_that_fails_is_named_and_the_others_go_on(tmp_path, site, caplo
 
 def test_without_writers_nothing_stands_in_for_ml_agents(tmp_path: Path, site: Path):
     assert for_run(TrackedRun(folder=tmp_path, max_steps={})) is None
-    assert not [one for one in sys.meta_path if "compat" in type(one).__module__]
+    assert not [finder for finder in sys.meta_path if "compat" in type(finder).__module__]
     with pytest.raises(ModuleNotFoundError):
         __import__("mlagents.trainers.stats")

@@ -29,8 +29,8 @@ def distribution(
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     points = (
-        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in named.items())
-        for group, named in groups.items()
+        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in points_of_group.items())
+        for group, points_of_group in groups.items()
     )
     (info / "entry_points.txt").write_text("\n".join(points))
     files = [p.relative_to(folder).as_posix() for p in info.iterdir()]

@@ -132,21 +132,21 @@ def forking(*modules: str, hash_seed: str = "random") -> ForkingInterpreter:
 
 
 def _program(listener: socket.socket, lifeline: int) -> list[str] | None:
-    """The arguments of a program, in the process that is to run it; None at the end."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for programs
+    """Return a program's arguments in the process that is to run it; None at the end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks made here
     while listener in select.select([listener, lifeline], [], [])[0]:
-        asked, _ = listener.accept()
-        with asked:
+        connection, _ = listener.accept()
+        with connection:
             if os.fork() == 0:
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                return _forked(asked)
+                return _forked(connection)
     return None
 
 
-def _forked(asked: socket.socket) -> list[str]:
-    """Fork again, so that several programs run at once: this process tells of the other's end."""
-    data, streams, _, _ = socket.recv_fds(asked, 1 << 20, 3)
+def _forked(connection: socket.socket) -> list[str]:
+    """Fork again, so that several programs run at once; this process reports how the other ends."""
+    data, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     task = json.loads(data)
     pid = os.fork()
     if pid == 0:
@@ -160,9 +160,9 @@ def _forked(asked: socket.socket) -> list[str]:
     for stream in streams:
         os.close(stream)
     with contextlib.suppress(BrokenPipeError):
-        asked.send(str(pid).encode())
+        connection.send(str(pid).encode())
         _, status = os.waitpid(pid, 0)
-        asked.send(str(os.waitstatus_to_exitcode(status)).encode())
+        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
 
 
@@ -183,10 +183,10 @@ def _run(arguments: list[str]) -> None:
 
 
 def _run_to_its_end(arguments: list[str]) -> None:
-    """Run the program and end this process, without taking the libraries down in it.
+    """Run the program and end this process without unloading the libraries.
 
-    That would touch all of their memory, which is the other processes' as long as nobody does: it
-    takes longer than most programs.
+    Unloading would touch all of their memory, which the processes share until one of them writes
+    to it, and takes longer than most programs.
     """
     code: object = None
     try:
@@ -211,7 +211,7 @@ if __name__ == "__main__":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             importlib.import_module(_name)
-    gc.freeze()  # the collector of a program would touch them all
+    gc.freeze()  # a program's garbage collector would touch all of the libraries' memory
     with socket.socket(fileno=int(sys.argv[1])) as _listener:
         _arguments = _program(_listener, sys.stdin.fileno())
     if _arguments is not None:

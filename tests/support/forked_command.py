@@ -1,4 +1,4 @@
-"""The asking side of `forked`: a program that another process runs, with the caller's streams.
+"""The client of `forked`: it has another process run a program with the caller's streams.
 
 Commands on PATH begin with this module, so it imports little.
 """
@@ -21,7 +21,7 @@ def request(
     streams: Sequence[int],
     timeout: float | None = None,
 ) -> tuple[socket.socket, int]:
-    """Have `python *arguments` started, and return what tells of its end, and its process id."""
+    """Have `python *arguments` started; return the socket that tells its end, and its pid."""
     program = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program.settimeout(timeout)
     program.connect(address)
@@ -36,7 +36,7 @@ def status(program: socket.socket) -> int:
 
 
 def main(address: str, arguments: list[str]) -> int:
-    """Be that program: hand on its streams and the signals that come, and end as it does."""
+    """Stand in for the program: hand on streams and signals, and end as it does."""
     program, pid = request(address, arguments, os.getcwd(), os.environ, [0, 1, 2])  # noqa: PTH109
 
     def hand_on(number: int, _: object) -> None:

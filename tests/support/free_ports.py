@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 
 def free_ports(n_ports: int) -> int:
-    """The first of so many."""
+    """Return the first of `n_ports` free ports in a row."""
     while True:
         with ExitStack() as stack:
             first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]

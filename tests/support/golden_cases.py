@@ -29,7 +29,7 @@ N_DEMO = 25
 """Pairs of the demonstration, of which the last only closes its episode."""
 
 CONTINUOUS, DISCRETE, HYBRID = ActionSpec(2, ()), ActionSpec(0, (3, 2)), ActionSpec(2, (3, 2))
-# Who ends when: by agent, the messages of each block of N_MESSAGES and how the episode ends there.
+# By agent: at which messages of each block of N_MESSAGES its episode ends, and how it ends there.
 # With a horizon of 6 all trajectories are closed at the end of a block.
 WHOLE: tuple[dict[int, int], ...] = ({}, {6: 1, 12: 1}, {3: 1, 9: 1, 12: 1}, {6: 1})
 MIXED: tuple[dict[int, int], ...] = ({}, {4: 1, 9: 2, 12: 1}, {6: 1, 12: 2}, {5: 1, 12: 1})
@@ -46,11 +46,11 @@ class Case:
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     network: dict[str, Any] = field(default_factory=dict)
     signals: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Beside the extrinsic one."""
+    """Besides the extrinsic signal."""
     cloning: dict[str, Any] | None = None
     ends: tuple[dict[int, int], ...] = MIXED
     differs: str = ""
-    """Why the reference makes other weights of it, on purpose; empty where it makes the same."""
+    """Why the reference's weights differ on purpose; empty where they are the same."""
 
     @property
     def n_agents(self) -> int:
@@ -75,8 +75,8 @@ class Case:
             common |= {"batch_size": n_rows}
         network = {"hidden_units": hidden_units, "num_layers": 2}
         signals: dict[str, dict[str, Any]] = {"extrinsic": {"gamma": 0.9, "strength": 0.7}}
-        for name, own in self.signals.items():
-            signals[name] = {"network_settings": network, "learning_rate": 3e-3, **own}
+        for name, signal_settings in self.signals.items():
+            signals[name] = {"network_settings": network, "learning_rate": 3e-3, **signal_settings}
         if "gail" in signals:
             signals["gail"]["demo_path"] = str(demo)
         result: dict[str, Any] = {
@@ -221,10 +221,10 @@ CASES = {
 
 
 def experience(name: str, n_blocks: int) -> dict[str, AnyArray]:
-    """What `case`'s N agents see, do and get in M messages: [M, N, ...] of each.
+    """Return what the case's N agents see, do and get in M messages, [M, N, ...] each.
 
-    Drawn from a generator whose numbers NumPy never changes; log probabilities are near those that
-    an untrained policy gives.
+    Drawn from a generator whose numbers NumPy never changes; log probabilities are near the values
+    of an untrained policy.
     """
     case = CASES[name]
     draw = np.random.RandomState(zlib.crc32(name.encode()))
@@ -236,19 +236,19 @@ def experience(name: str, n_blocks: int) -> dict[str, AnyArray]:
 
     continuous = normal(actions.continuous_size)
     mask = draw.random_sample((n_messages, N, sum(actions.discrete_branches))) < 0.2
-    choices, likely, first = [], [-0.5 * continuous**2 - 0.92], 0
+    choices, log_probs, first = [], [-0.5 * continuous**2 - 0.92], 0
     for size in actions.discrete_branches:
         chosen = draw.randint(size, size=(n_messages, N))
         np.put_along_axis(mask[..., first : first + size], chosen[..., None], values=False, axis=2)
         allowed = size - mask[..., first : first + size].sum(-1, keepdims=True)
         choices.append(chosen)
-        likely.append(-np.log(allowed))
+        log_probs.append(-np.log(allowed))
         first += size
-    likely = np.concatenate(likely, axis=-1)
+    log_probs = np.concatenate(log_probs, axis=-1)
     ends = np.zeros((n_messages, N), np.int64)
-    for agent, own in enumerate(case.ends):
-        for message, how in own.items():
-            ends[message::N_MESSAGES, agent] = how
+    for agent, agent_ends in enumerate(case.ends):
+        for message, ending in agent_ends.items():
+            ends[message::N_MESSAGES, agent] = ending
     return {
         "obs": normal(N_OBS),
         "last_obs": normal(N_OBS),
@@ -256,7 +256,7 @@ def experience(name: str, n_blocks: int) -> dict[str, AnyArray]:
         "discrete": np.stack(choices, axis=-1)
         if choices
         else np.zeros((n_messages, N, 0), np.int64),
-        "log_prob": (likely + 0.15 * normal(likely.shape[-1])).astype(np.float32),
+        "log_prob": (log_probs + 0.15 * normal(log_probs.shape[-1])).astype(np.float32),
         "mask": mask,
         "reward": normal(),
         "group_reward": normal()[:, case.groups] * (case.groups > 0),

@@ -1,9 +1,9 @@
 """Our side of the cases in `golden_cases`: from messages of agents to weights.
 
 It goes through the interface that the trainer uses, so that a message passes storage, advantages,
-minibatches, signals and optimizers on its way into the weights. This file is all that a rebuild of
-those has to adapt: `Training` drives a learner, `networks` names its networks, and `recorded` notes
-what they draw at random, which only the making of golden files needs.
+minibatches, signals and optimizers on its way into the weights. A rebuild of these has to adapt
+this file alone: `Training` drives a learner, `networks` names its networks, and `recorded` notes
+what they draw at random, which is needed only to make golden files.
 """
 
 from __future__ import annotations
@@ -62,16 +62,18 @@ class Training:
         self.demo = demonstration(name, folder)
         self.settings = case.settings(n_blocks, hidden_units, self.demo)
         self.settings["hyperparameters"] |= hyperparameters
-        own = load_run_settings(None, overrides={"behaviors": {"B": self.settings}})
+        run_settings = load_run_settings(None, overrides={"behaviors": {"B": self.settings}})
         device = torch.device("cpu")
-        self.learner = Learner("B", behavior(case), own.behaviors["B"], seed=1, device=device)
+        self.learner = Learner(
+            "B", behavior(case), run_settings.behaviors["B"], seed=1, device=device
+        )
         self.memories: list[AnyArray] = []
         """By message, [N, M] what agents remember after their decision."""
 
     def run(self) -> None:
         """All messages, and an update after each block."""
-        learner, given = self.learner, self.experience
-        for number in range(len(given["obs"])):
+        learner, columns = self.learner, self.experience
+        for number in range(len(columns["obs"])):
             steps = [self._message(number)]
             slots = learner.absorb(steps)
             if number and number % N_MESSAGES == 0:  # before a decision, as no memory is older then
@@ -79,40 +81,40 @@ class Training:
                 assert learner.trajectories.n_closed == 0
             decided = learner.decide(steps)
             decision = decided.decision
-            instead = {
-                key: given[key][number]
+            overrides = {
+                key: columns[key][number]
                 for key in ("continuous", "discrete", "log_prob")
                 if key in decision.rows
             }
             if decision.memory is not None:
                 self.memories.append(decision.memory)
             decided = decided._replace(
-                decision=replace(decision, rows={**decision.rows, **instead})
+                decision=replace(decision, rows={**decision.rows, **overrides})
             )
             learner.remember(slots, decided)
 
     def _message(self, number: int) -> tuple[DecisionSteps, TerminalSteps]:
-        given = {
+        columns = {
             key: values[number]
             for key, values in self.experience.items()
             if len(values) == len(self.experience["obs"])
         }
         groups, ids = self.case.groups, np.arange(self.case.n_agents, dtype=np.int32)
-        over = given["ends"] > 0
+        ended = columns["ends"] > 0
         # what an agent gains comes with the end of its episode, and then nothing with its new start
-        gained = np.where(over, 0.0, given["reward"]).astype(np.float32)
-        shared = np.where(over, 0.0, given["group_reward"]).astype(np.float32)
+        reward = np.where(ended, 0.0, columns["reward"]).astype(np.float32)
+        group_reward = np.where(ended, 0.0, columns["group_reward"]).astype(np.float32)
         branches = self.case.actions.discrete_branches
-        masks = np.split(given["mask"], np.cumsum(branches)[:-1], axis=1) if branches else None
+        masks = np.split(columns["mask"], np.cumsum(branches)[:-1], axis=1) if branches else None
         return (
-            DecisionSteps([given["obs"]], gained, ids, masks, groups, shared),
+            DecisionSteps([columns["obs"]], reward, ids, masks, groups, group_reward),
             TerminalSteps(
-                [given["last_obs"][over]],
-                given["reward"][over],
-                given["ends"][over] == INTERRUPTED,
-                ids[over],
-                groups[over],
-                given["group_reward"][over],
+                [columns["last_obs"][ended]],
+                columns["reward"][ended],
+                columns["ends"][ended] == INTERRUPTED,
+                ids[ended],
+                groups[ended],
+                columns["group_reward"][ended],
             ),
         )
 
@@ -125,16 +127,21 @@ class Training:
         }
 
     def has_effect(self) -> dict[str, list[bool]]:
-        """Whether what a network gives depends on each of its tensors: keys' biases cancel out.
+        """Return whether each tensor of a network affects the network's output.
 
-        Their gradients are rounding alone, of which Adam makes steps.
+        The biases of attention keys cancel out: their gradients are rounding errors alone, of
+        which Adam makes steps.
         """
         algorithm, result = self.learner.algorithm, {}
         for name, network in networks(algorithm).items():
             parameters = network.named_parameters()
-            idle = {id(one) for own, one in parameters if own.endswith("attention.key.bias")}
+            idle = {
+                id(tensor)
+                for parameter_name, tensor in parameters
+                if parameter_name.endswith("attention.key.bias")
+            }
             tensors = _parameters(network, len(algorithm.signals.names))
-            result[name] = [id(one) not in idle for one in tensors]
+            result[name] = [id(tensor) not in idle for tensor in tensors]
         return result
 
 
@@ -156,7 +163,7 @@ def networks(algorithm: Any) -> dict[str, nn.Module]:
 
 
 def _parameters(network: nn.Module, n_signals: int) -> Iterator[torch.Tensor]:
-    """Weights; a critic's heads one signal after another, as the reference has a layer for each."""
+    """Yield the weights; a critic's heads signal by signal: the reference has a layer for each."""
     heads = network.heads if isinstance(network, Critic | GroupCritic | QNetwork) else None
     for parameter in network.parameters():
         if heads is None or (parameter is not heads.weight and parameter is not heads.bias):
@@ -171,7 +178,7 @@ def _parameters(network: nn.Module, n_signals: int) -> Iterator[torch.Tensor]:
 
 @contextmanager
 def recorded(training: Training) -> Iterator[dict[str, list[AnyArray]]]:
-    """What is drawn at random while updates go on, in the order in which it is drawn.
+    """Record what updates draw at random, in order.
 
     Gives lists of `shuffles` (new orders of rows or sequences), `integers` (rows out of a replay,
     counted from its oldest, and of a demonstration), `normal` and `uniform` numbers.
@@ -185,8 +192,8 @@ def recorded(training: Training) -> Iterator[dict[str, list[AnyArray]]]:
         def __init__(self, stream: np.random.Generator) -> None:
             self.stream = stream
 
-        def permutation(self, of: int) -> AnyArray:
-            draws["shuffles"].append(self.stream.permutation(of))
+        def permutation(self, size: int) -> AnyArray:
+            draws["shuffles"].append(self.stream.permutation(size))
             return draws["shuffles"][-1]
 
         def integers(self, low: int, high: int, n: int) -> AnyArray:
@@ -203,11 +210,11 @@ def recorded(training: Training) -> Iterator[dict[str, list[AnyArray]]]:
 
         return drawn
 
-    given = sac_module.squashed_action
+    original = sac_module.squashed_action
 
     def squashed(*, mu: torch.Tensor, log_sigma: torch.Tensor, noise: torch.Tensor) -> Any:
         draws["normal"].append(noise.numpy().copy())
-        return given(mu=mu, log_sigma=log_sigma, noise=noise)
+        return original(mu=mu, log_sigma=log_sigma, noise=noise)
 
     if isinstance(algorithm, sac_module.SAC):
         algorithm.sampler.stream = Stream(algorithm.minibatch_stream)
@@ -226,6 +233,6 @@ def recorded(training: Training) -> Iterator[dict[str, list[AnyArray]]]:
 def sampled(weights: dict[str, list[AnyArray]]) -> dict[str, AnyArray]:
     """At most SAMPLED evenly spaced numbers of each tensor, in one row for each network."""
     return {
-        name: np.concatenate([one.ravel()[:: -(-one.size // SAMPLED)] for one in some])
-        for name, some in weights.items()
+        name: np.concatenate([array.ravel()[:: -(-array.size // SAMPLED)] for array in arrays])
+        for name, arrays in weights.items()
     }

@@ -114,21 +114,21 @@ class RawClient:
             return
 
     def until(self, kind: int, stream: int = 0, flags: int = 0) -> Frame:
-        for one in self.frames():
-            if (one.kind, one.stream) == (kind, stream) and one.flags & flags == flags:
-                return one
+        for reply in self.frames():
+            if (reply.kind, reply.stream) == (kind, stream) and reply.flags & flags == flags:
+                return reply
         raise AssertionError(f"no frame of kind {kind}")
 
     def answer(self, stream: int) -> bytes:
         """The message of an answer that ends as gRPC wants."""
         body = b""
-        for one in self.frames():
-            if one.stream == stream and one.kind == DATA:
-                assert len(one.payload) <= 16384
-                body += one.payload
-            elif one.stream == stream and one.flags & END_STREAM:
-                assert one.kind == HEADERS
-                assert one.payload.endswith(b"grpc-status\x010")
+        for reply in self.frames():
+            if reply.stream == stream and reply.kind == DATA:
+                assert len(reply.payload) <= 16384
+                body += reply.payload
+            elif reply.stream == stream and reply.flags & END_STREAM:
+                assert reply.kind == HEADERS
+                assert reply.payload.endswith(b"grpc-status\x010")
                 break
         assert body[:1] == b"\0"
         assert int.from_bytes(body[1:5], "big") == len(body) - 5
@@ -143,7 +143,7 @@ class RawClient:
 
     def end(self) -> int | None:
         """The code in the last GOAWAY before the connection ends; None if there was none."""
-        codes = [one.payload[4:8] for one in self.frames() if one.kind == GOAWAY]
+        codes = [reply.payload[4:8] for reply in self.frames() if reply.kind == GOAWAY]
         return int.from_bytes(codes[-1], "big") if codes else None
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ _REPO = r"(?P<repo>[^/]+/[^/]+)"
 
 
 class Hub:
-    """Repositories of one branch, and what was asked."""
+    """Repositories of one branch, and the requests that came."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -32,7 +32,7 @@ class Hub:
         self.asked: list[str] = []
 
     def revision(self, repo: str) -> str:
-        """A commit's id, of the content."""
+        """Return a commit id that depends on the content alone."""
         content = sorted((name, data.hex()) for name, data in self.repos[repo].items())
         return hashlib.sha1(json.dumps(content).encode(), usedforsecurity=False).hexdigest()
 
@@ -66,37 +66,37 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/api/validate-yaml":
             return self._json({"errors": [], "warnings": []})
         if path == "/api/repos/create":
-            asked = json.loads(body)
-            name = f"{asked.get('organization') or 'me'}/{asked['name']}"
-            there = name in self.hub.repos
+            request = json.loads(body)
+            name = f"{request.get('organization') or 'me'}/{request['name']}"
+            exists = name in self.hub.repos
             self.hub.repos.setdefault(name, {".gitattributes": b"*.onnx filter=lfs\n"})
             return self._json(
-                {"url": f"{self.hub.url}/{name}", "name": name}, 409 if there else 200
+                {"url": f"{self.hub.url}/{name}", "name": name}, 409 if exists else 200
             )
-        if found := re.fullmatch(rf"/api/models/{_REPO}/preupload/main", path):
+        if match := re.fullmatch(rf"/api/models/{_REPO}/preupload/main", path):
             files = [
                 {
-                    "path": one["path"],
-                    "uploadMode": "lfs" if one["path"].endswith(LARGE) else "regular",
+                    "path": file["path"],
+                    "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular",
                     "shouldIgnore": False,
                 }
-                for one in json.loads(body)["files"]
+                for file in json.loads(body)["files"]
             ]
             return self._json({"files": files})
-        if found := re.fullmatch(rf"/{_REPO}\.git/info/lfs/objects/batch", path):
+        if match := re.fullmatch(rf"/{_REPO}\.git/info/lfs/objects/batch", path):
             objects = [
                 {
-                    "oid": one["oid"],
-                    "size": one["size"],
-                    "actions": {"upload": {"href": f"{self.hub.url}/objects/{one['oid']}"}},
+                    "oid": entry["oid"],
+                    "size": entry["size"],
+                    "actions": {"upload": {"href": f"{self.hub.url}/objects/{entry['oid']}"}},
                 }
-                for one in json.loads(body)["objects"]
+                for entry in json.loads(body)["objects"]
             ]
             return self._json({"transfer": "basic", "objects": objects})
-        if found := re.fullmatch(rf"/api/models/{_REPO}/commit/main", path):
-            self.hub.commit(found["repo"], [json.loads(line) for line in body.splitlines()])
-            revision = self.hub.revision(found["repo"])
-            url = f"{self.hub.url}/{found['repo']}/commit/{revision}"
+        if match := re.fullmatch(rf"/api/models/{_REPO}/commit/main", path):
+            self.hub.commit(match["repo"], [json.loads(line) for line in body.splitlines()])
+            revision = self.hub.revision(match["repo"])
+            url = f"{self.hub.url}/{match['repo']}/commit/{revision}"
             return self._json({"success": True, "commitUrl": url, "commitOid": revision})
         return self._json({"error": path}, 404)
 
@@ -112,22 +112,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self._path()
-        if found := re.fullmatch(rf"/api/models/{_REPO}(/revision/[^/]+)?", path):
-            if found["repo"] not in self.hub.repos:
+        if match := re.fullmatch(rf"/api/models/{_REPO}(/revision/[^/]+)?", path):
+            if match["repo"] not in self.hub.repos:
                 return self._json({"error": "Repository not found"}, 404, "RepoNotFound")
-            names = [{"rfilename": name} for name in self.hub.repos[found["repo"]]]
-            revision = self.hub.revision(found["repo"])
-            return self._json({"id": found["repo"], "sha": revision, "siblings": names})
-        if found := re.fullmatch(rf"/api/models/{_REPO}/tree/[^/]+(/.*)?", path):
+            names = [{"rfilename": name} for name in self.hub.repos[match["repo"]]]
+            revision = self.hub.revision(match["repo"])
+            return self._json({"id": match["repo"], "sha": revision, "siblings": names})
+        if match := re.fullmatch(rf"/api/models/{_REPO}/tree/[^/]+(/.*)?", path):
             entries = [
                 {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
-                for name, data in self.hub.repos[found["repo"]].items()
+                for name, data in self.hub.repos[match["repo"]].items()
             ]
             return self._json(entries)
-        if found := re.fullmatch(rf"/{_REPO}/resolve/[^/]+/(?P<name>.+)", path):
-            data = self.hub.repos[found["repo"]][found["name"]]
+        if match := re.fullmatch(rf"/{_REPO}/resolve/[^/]+/(?P<name>.+)", path):
+            data = self.hub.repos[match["repo"]][match["name"]]
             etag = f'"{hashlib.sha256(data).hexdigest()}"'
-            headers = {"X-Repo-Commit": self.hub.revision(found["repo"]), "ETag": etag}
+            headers = {"X-Repo-Commit": self.hub.revision(match["repo"]), "ETag": etag}
             return self._send(200, data, headers)
         return self._json({"error": path}, 404)
 

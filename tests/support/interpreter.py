@@ -23,7 +23,7 @@ def python(
     timeout: float = 300.0,
     **more: str,
 ) -> subprocess.CompletedProcess[str]:
-    """`python *arguments`, when it has ended.
+    """Run `python *arguments` and return the ended process.
 
     Args:
         arguments: which begin with -c, -m or a file.
@@ -34,7 +34,7 @@ def python(
         timeout: seconds after which it is killed.
         more: variables.
     """
-    done = subprocess.run(  # noqa: S603  # this interpreter
+    completed = subprocess.run(  # noqa: S603  # this interpreter
         [*before, sys.executable, *map(str, arguments)],
         cwd=cwd,
         env=variables(*first, **more),
@@ -43,5 +43,5 @@ def python(
         check=False,
         timeout=timeout,
     )
-    assert not check or done.returncode == 0, done.stderr
-    return done
+    assert not check or completed.returncode == 0, completed.stderr
+    return completed

@@ -1,4 +1,4 @@
-"""What one of two processes finds: `python ranked.py RANK STORE`, its findings as JSON."""
+"""One of two learner processes: `python ranked.py RANK STORE` prints its results as JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows(rank: int, round_: int = 0) -> np.ndarray:
 
 
 def half(rank: int) -> Rollout:
-    """A process's rollout: 48 rows of the one, 80 of the other."""
+    """Return a process's rollout: 48 rows for rank 0, 80 for rank 1."""
     n_rows = 48 + 32 * rank
     rng = np.random.default_rng(10 + rank)
     lengths = np.full(n_rows // 16, 16)
@@ -69,17 +69,17 @@ def found(ranks: DistributedGroup) -> dict:
     rank = ranks.rank
     gradient = torch.from_numpy(np.random.default_rng(rank).normal(size=1001).astype(np.float32))
     ranks.average_gradients_(gradient)
-    own = torch.from_numpy(rows(rank))
+    local_rows = torch.from_numpy(rows(rank))
     normalizer = RunningNormalizer(2)
     shared = SharedNormalizers({"network": torch.nn.Sequential(normalizer)})
     for round_ in range(3):
         normalizer.update(torch.from_numpy(rows(rank, round_)))
         shared.merge(ranks)
     stream = np.random.default_rng(rank)
-    sizes = [len(one.obs[0]) for one in batch(ROWS[rank]).minibatches(stream, 4, ranks)]
+    sizes = [len(minibatch.obs[0]) for minibatch in batch(ROWS[rank]).minibatches(stream, 4, ranks)]
     means = []
-    for one in batch(ROWS[rank]).minibatches(stream, 14, ranks):
-        mean = one.obs[0].mean().view(1)
+    for minibatch in batch(ROWS[rank]).minibatches(stream, 14, ranks):
+        mean = minibatch.obs[0].mean().view(1)
         ranks.average_gradients_(mean)
         means.append(mean.item())
     mean = torch.full((1,), float(rank))
@@ -92,7 +92,7 @@ def found(ranks: DistributedGroup) -> dict:
     return {
         "average": gradient.tolist(),
         "moments": ranks.moments(rows(rank)),
-        "deviation": ranks.std(own).tolist(),
+        "deviation": ranks.std(local_rows).tolist(),
         "least, most": [ranks.least(7 + rank), ranks.most(7 + rank)],
         "notes": ranks.all_gather_object({"rank": rank, "text": "x" * (100 * rank), "number": 0.1}),
         "normalizer": [

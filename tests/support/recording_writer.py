@@ -16,28 +16,28 @@ class RecordingWriter(StatsWriter):
         self.added[key] = self.added.get(key, 0) + 1
 
     def write_stats(self, category: str, values: "dict[str, StatsSummary]", step: int) -> None:
-        told = {
+        summaries = {
             key: [
-                one.aggregation_method.name,
-                one.num,
-                float(one.mean),
-                float(one.std),
-                float(one.sum),
-                float(one.aggregated_value),
-                len(one.full_dist),
+                summary.aggregation_method.name,
+                summary.num,
+                float(summary.mean),
+                float(summary.std),
+                float(summary.sum),
+                float(summary.aggregated_value),
+                len(summary.full_dist),
             ]
-            for key, one in values.items()
+            for key, summary in values.items()
         }
-        self.note("write_stats", category, step=int(step), values=told, added=self.added)
+        self.note("write_stats", category, step=int(step), values=summaries, added=self.added)
         self.added = {}
 
     def add_property(self, category: str, property_type: StatsPropertyType, value) -> None:
         known = property_type in (StatsPropertyType.HYPERPARAMETERS, StatsPropertyType.SELF_PLAY)
         self.note("add_property", category, type=property_type.name, known=known, value=value)
 
-    def note(self, call, category, **told):
+    def note(self, call, category, **fields):
         with self.path.open("a") as lines:
-            lines.write(json.dumps({"call": call, "category": category, **told}) + "\n")
+            lines.write(json.dumps({"call": call, "category": category, **fields}) + "\n")
 
 
 def get_writers(run_options: RunOptions) -> "list[StatsWriter]":

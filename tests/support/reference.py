@@ -111,11 +111,11 @@ def lstm(layer, x, memory):
     return new_h, np.concatenate((new_h, new_c))
 
 
-def attention(encoder, own, lists):
-    """One entity at a time, those that are padding left out."""
-    attention = encoder.attention
-    size = len(attention.out.weight)
-    code = np.zeros(0) if encoder.own is None else _swish(_dense(encoder.own, own))
+def attention(encoder, vector_obs, lists):
+    """Attend over the entities one at a time, leaving out padding."""
+    layers = encoder.attention
+    size = len(layers.out.weight)
+    code = np.zeros(0) if encoder.own is None else _swish(_dense(encoder.own, vector_obs))
     embedded = [
         _norm(_swish(_dense(layer, np.concatenate((code, entity)))))
         for entities, layer in zip(lists, encoder.embeddings, strict=True)
@@ -125,16 +125,15 @@ def attention(encoder, own, lists):
     if not embedded:
         return np.zeros(size)
     queries, keys, values = (
-        [_dense(layer, x) for x in embedded]
-        for layer in (attention.query, attention.key, attention.value)
+        [_dense(layer, x) for x in embedded] for layer in (layers.query, layers.key, layers.value)
     )
     total = np.zeros(size)
     for x, query in zip(embedded, queries, strict=True):
-        taken = []
+        head_outputs = []
         for part in np.split(np.arange(size), N_HEADS):
             p = np.exp([query[part] @ key[part] / np.sqrt(size) for key in keys])
-            taken.append(sum(s * v[part] for s, v in zip(p / p.sum(), values, strict=True)))
-        total += _norm(_dense(attention.out, np.concatenate(taken)) + x)
+            head_outputs.append(sum(s * v[part] for s, v in zip(p / p.sum(), values, strict=True)))
+        total += _norm(_dense(layers.out, np.concatenate(head_outputs)) + x)
     return total / (len(embedded) + 1e-7)
 
 
@@ -225,11 +224,11 @@ def policy(
         memory=MemorySettings(memory_size=memory) if memory else None,
     )
     spec = BehaviorSpec(specs, ActionSpec(continuous, tuple(branches)))
-    made = Policy(spec, settings, squash=squash)
+    random_policy = Policy(spec, settings, squash=squash)
     rng = np.random.default_rng(seed)
-    state = {name: _random(rng, name, like) for name, like in made.state_dict().items()}
-    made.load_state_dict(state)
-    return made
+    state = {name: _random(rng, name, like) for name, like in random_policy.state_dict().items()}
+    random_policy.load_state_dict(state)
+    return random_policy
 
 
 def _random(rng, name, like):
@@ -251,14 +250,14 @@ def _random(rng, name, like):
 
 
 def fill(layer, weight, bias):
-    """Give all weights, and all or each of the biases, other values."""
+    """Set all weights to `weight`, and the biases to `bias`: one value for all or for each."""
     with torch.no_grad():
         layer.weight.fill_(weight)
         layer.bias.copy_(torch.as_tensor(bias))
 
 
 def observations(policy, n_rows, seed=1):
-    """Random ones; of entities there is one less in each row than in the row before."""
+    """Return random observations; each row has one entity less than the row before."""
     rng = np.random.default_rng(seed)
     values = [
         rng.random((n_rows, *o.shape))
@@ -266,11 +265,11 @@ def observations(policy, n_rows, seed=1):
         else rng.normal(0, 3, (n_rows, *o.shape))
         for o in policy.spec.observation_specs
     ]
-    for entities in (values for values in values if values.ndim == 3):
+    for entities in (value for value in values if value.ndim == 3):
         most = entities.shape[1]
         used = (most - np.arange(n_rows)) % (most + 1)
         entities[np.arange(most) >= used[:, None]] = 0.0
-    return [one.astype(np.float32) for one in values]
+    return [array.astype(np.float32) for array in values]
 
 
 def memories(policy, n_rows, seed=2):

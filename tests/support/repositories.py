@@ -10,10 +10,10 @@ def git(root: Path, *arguments: str) -> str:
     """What git prints, without the blanks around it."""
     identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
     command = ["git", *identity, *arguments]
-    done = subprocess.run(  # noqa: S603  # git, with the tests' own arguments
+    completed = subprocess.run(  # noqa: S603  # git, with the tests' own arguments
         command, cwd=root, check=True, capture_output=True, text=True
     )
-    return done.stdout.strip()
+    return completed.stdout.strip()
 
 
 def commit(root: Path, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Steps of agents of which a test says only what it is about, and what a learner does on them."""
+"""Agents' steps of which a test gives only the fields it is about, and a learner's turn on them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 
 def decision_steps(obs, ids=None, *, masks=None, **values) -> DecisionSteps:
-    """N agents that ask, with the ids 0 to N - 1 where none are given, and zeros for the rest.
+    """Return steps of N agents that need a decision; ids default to 0 to N - 1, the rest to zeros.
 
     `reward`, `group_id` and `group_reward` are [N] or one value for all.
     """
@@ -23,7 +23,7 @@ def terminal_steps(obs, ids=None, *, interrupted=False, **values) -> TerminalSte
 
 
 def take_turn(learner, steps, *, team=""):
-    """Let a learner decide on what its workers sent, and keep that; returns what was decided."""
+    """Let a learner decide on its workers' steps and store both; return the decisions."""
     decided = learner.decide(steps, team=team)
     slots = learner.absorb(steps, team=team)
     learner.remember(slots, decided, team=team)

@@ -1,4 +1,4 @@
-"""A request to stop that comes when it has been asked for a number of times."""
+"""A request to stop that comes after it was polled a number of times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pipeline.trainer.stopping import StopRequest
 
 
 class StopsAfter(StopRequest):
-    """In place of signals."""
+    """Stands in for signals."""
 
     def __init__(self, n_asked):
         super().__init__()

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 def decode_steps(infos: Iterable[AgentInfoProto], spec: BehaviorSpec, name: str = "") -> Steps:
-    """The agents one by one."""
+    """Decode the agents one by one."""
     data = UnityRLOutputProto.ListAgentInfoProto(value=infos).SerializeToString()
     return decoding.decode_steps(ReceivedAgentInfosProto.FromString(data).value, spec, name)
 
 
 def decode_list(message: Any, spec: BehaviorSpec, name: str = "") -> Steps:
-    """The agents of a first message: together if they are many."""
+    """Decode the agents of a first message, all at once if they are many."""
     return Decoder(spec, name).decode(message.SerializeToString())
 
 
 def encode_actions(
     action: ActionTuple, spec: BehaviorSpec
 ) -> UnityRLInputProto.ListAgentActionProto:
-    """One entry per agent."""
+    """Encode one entry per agent."""
     data = actions.actions_bytes(action, spec.action_spec)
     return UnityRLInputProto.ListAgentActionProto.FromString(data)
 

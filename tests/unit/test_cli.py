@@ -140,10 +140,10 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(
 
     monkeypatch.setattr("pipeline.commands.env.build", build)
     assert cli.main(["env", "build", "balance_ball", "-o", "x"]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert f"package {package}," in told
-    assert f"rl-pipeline[{extra}]" in told
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"package {package}," in error
+    assert f"rl-pipeline[{extra}]" in error
 
 
 def test_a_missing_module_of_ours_is_not_blamed_on_the_installation(monkeypatch):

@@ -43,11 +43,11 @@ def run(capsys, *arguments: str) -> str:
 
 
 def test_check_shows_the_whole_configuration(here, capsys):
-    shown = to_plain(parse_yaml(run(capsys, "check", "old.yaml", "--full"), source="shown"))
-    assert shown["behaviors"]["Walker"]["hyperparameters"]["batch_size"] == 128
-    assert shown["behaviors"]["Walker"]["hyperparameters"]["num_epoch"] == 3
-    assert shown["engine_settings"]["time_scale"] == 20
-    assert shown["environment_parameters"] is None
+    settings = to_plain(parse_yaml(run(capsys, "check", "old.yaml", "--full"), source="shown"))
+    assert settings["behaviors"]["Walker"]["hyperparameters"]["batch_size"] == 128
+    assert settings["behaviors"]["Walker"]["hyperparameters"]["num_epoch"] == 3
+    assert settings["engine_settings"]["time_scale"] == 20
+    assert settings["environment_parameters"] is None
 
 
 def test_check_is_a_short_verdict_unless_all_is_asked_for(here, capsys):
@@ -83,9 +83,9 @@ def test_check_of_a_curriculum_alone_tells_its_parameters(here, capsys):
 
 @pytest.mark.parametrize(("file", "name"), [("Walker.json", "gap"), ("sampler.yaml", "mass")])
 def test_check_shows_what_a_curriculum_or_a_sampler_file_becomes(here, capsys, file, name):
-    shown = to_plain(parse_yaml(run(capsys, "check", file, "--full"), source="shown"))
-    assert list(shown) == ["environment_parameters"]
-    assert list(shown["environment_parameters"]) == [name]
+    settings = to_plain(parse_yaml(run(capsys, "check", file, "--full"), source="shown"))
+    assert list(settings) == ["environment_parameters"]
+    assert list(settings["environment_parameters"]) == [name]
 
 
 def test_check_lets_the_command_line_name_the_executable(here, capsys):
@@ -133,15 +133,15 @@ def test_upgrade_writes_what_was_said_and_no_more(here, capsys):
 
 
 def test_upgrade_tells_every_change_with_its_line(here, capsys):
-    said = run(capsys, "upgrade", "old.yaml", "sampler.yaml", "-o", "new.yaml").splitlines()
-    moved, gone = said.index("Moved:"), said.index("Without an equal:")
-    assert "  old.yaml:2: default.trainer -> default_settings.trainer_type" in said[moved:gone]
+    lines = run(capsys, "upgrade", "old.yaml", "sampler.yaml", "-o", "new.yaml").splitlines()
+    moved, gone = lines.index("Moved:"), lines.index("Without an equal:")
+    assert "  old.yaml:2: default.trainer -> default_settings.trainer_type" in lines[moved:gone]
     place = "behaviors.Walker.hyperparameters.batch_size"
-    assert f"  old.yaml:11: Walker.batch_size -> {place}" in said[moved:gone]
-    assert any(line.startswith("  old.yaml:6: default.memory_size: ") for line in said[gone:])
-    assert any(line.startswith("  old.yaml:12: Walker.burn_in_ratio: ") for line in said[gone:])
-    assert any(line.startswith("  sampler.yaml:1: resampling-interval: ") for line in said[gone:])
-    assert said[-1].startswith("Wrote new.yaml; read again, it gives the same settings")
+    assert f"  old.yaml:11: Walker.batch_size -> {place}" in lines[moved:gone]
+    assert any(line.startswith("  old.yaml:6: default.memory_size: ") for line in lines[gone:])
+    assert any(line.startswith("  old.yaml:12: Walker.burn_in_ratio: ") for line in lines[gone:])
+    assert any(line.startswith("  sampler.yaml:1: resampling-interval: ") for line in lines[gone:])
+    assert lines[-1].startswith("Wrote new.yaml; read again, it gives the same settings")
 
 
 def test_the_new_file_says_what_it_comes_from_and_what_to_mind(here, capsys):
@@ -176,16 +176,16 @@ def test_a_file_may_be_upgraded_in_its_place(here, capsys):
     before = load_run_settings("old.yaml")
     run(capsys, "upgrade", "old.yaml", "-o", "old.yaml", "--force")
     assert load_run_settings("old.yaml") == before
-    again = run(capsys, "upgrade", "old.yaml", "-o", "again.yaml")
-    assert again.startswith("Wrote again.yaml. old.yaml is in today's format already")
+    output = run(capsys, "upgrade", "old.yaml", "-o", "again.yaml")
+    assert output.startswith("Wrote again.yaml. old.yaml is in today's format already")
     assert to_plain(read_yaml("again.yaml")) == to_plain(read_yaml("old.yaml"))
 
 
 def test_what_only_we_can_read_is_not_written(here, capsys):
     text = FLAT + "  reward_signals: {curiosity: {strength: 0.5}}\n"
     (here / "old.yaml").write_text(text)
-    said = run(capsys, "upgrade", "old.yaml", "-o", "new.yaml")
-    assert "default_settings are left out, since behavior 'Walker'" in said
+    output = run(capsys, "upgrade", "old.yaml", "-o", "new.yaml")
+    assert "default_settings are left out, since behavior 'Walker'" in output
     new, old = load_run_settings("new.yaml"), load_run_settings("old.yaml")
     assert new.default_settings is None
     assert new.behaviors == old.behaviors

@@ -30,18 +30,18 @@ def is_ignored(root: Path, path: str) -> bool:
 def outputs() -> dict[str, bool]:
     """The files below results that stages of dvc.yaml make, and whether git is to keep each."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-    kept: dict[str, bool] = {}
+    kept_by_git: dict[str, bool] = {}
     for stage in stages.values():
-        one = stage.get("do", stage)
+        definition = stage.get("do", stage)
         for group in ("outs", "metrics", "plots"):
-            for entry in one.get(group, ()):
+            for entry in definition.get(group, ()):
                 path, options = (
                     next(iter(entry.items())) if isinstance(entry, dict) else (entry, {})
                 )
                 path = re.sub(r"\$\{[^}]*\}", "1", path)
                 if path.startswith("results/"):
-                    kept[path] = (options or {}).get("cache") is False
-    return kept
+                    kept_by_git[path] = (options or {}).get("cache") is False
+    return kept_by_git
 
 
 def test_outputs_that_dvc_does_not_keep_are_left_to_git(repository):
@@ -51,8 +51,8 @@ def test_outputs_that_dvc_does_not_keep_are_left_to_git(repository):
 
 
 def test_outputs_that_dvc_keeps_are_ignored_but_for_tables_and_metrics(repository):
-    others = [path for path, by_git in outputs().items() if not by_git]
-    large = [path for path in others if not path.endswith((".json", ".csv"))]
+    by_dvc = [path for path, by_git in outputs().items() if not by_git]
+    large = [path for path in by_dvc if not path.endswith((".json", ".csv"))]
     assert len(large) > 5
     assert [path for path in large if not is_ignored(repository, path)] == []
     assert is_ignored(repository, "results/report/figures/a.json")

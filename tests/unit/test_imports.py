@@ -1,4 +1,4 @@
-"""What is not needed is not imported."""
+"""Modules that are not needed are not imported."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ from interpreter import python
     ],
 )
 def test_no_heavy_module_is_imported(code, heavy):
-    told = f"sys.stderr.write(' '.join(set({heavy.split()}) & sys.modules.keys()))"
-    assert python("-c", f"import sys\n{code}\n{told}").stderr == ""
+    report_code = f"sys.stderr.write(' '.join(set({heavy.split()}) & sys.modules.keys()))"
+    assert python("-c", f"import sys\n{code}\n{report_code}").stderr == ""

@@ -60,11 +60,11 @@ def test_a_further_process_of_torchrun_chooses_the_kernels_of_the_first(
         params = params.replace("device: cpu", "device: cpu\n  deterministic: portable")
     (tmp_path / "params.yaml").write_text(params)
     shutil.copytree("config", tmp_path / "config")
-    there = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    for name, value in {**there, PROJECT: str(tmp_path)}.items():
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in {**variables, PROJECT: str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    done = []
-    monkeypatch.setattr(machine, "begin_again_portably", lambda: done.append("begun again"))
-    monkeypatch.setattr("pipeline.trainer.worker.work", lambda: done.append("learned") or 0)
+    calls = []
+    monkeypatch.setattr(machine, "begin_again_portably", lambda: calls.append("begun again"))
+    monkeypatch.setattr("pipeline.trainer.worker.work", lambda: calls.append("learned") or 0)
     assert train.main(["plain", "--seed", "1"]) == 0
-    assert done == ["begun again"] * is_portable + ["learned"]
+    assert calls == ["begun again"] * is_portable + ["learned"]

@@ -47,12 +47,12 @@ def test_the_page_has_every_public_name_with_the_first_line_of_its_docstring():
 
 
 def members() -> list[tuple[str, str]]:
-    found = []
+    pairs = []
     for name in PUBLIC:
         cls = getattr(pipeline, name)
         if inspect.isclass(cls):
-            found += [(name, one) for one in vars(cls) if not one.startswith("_")]
-    return found
+            pairs += [(name, attribute) for attribute in vars(cls) if not attribute.startswith("_")]
+    return pairs
 
 
 @pytest.mark.parametrize(("name", "member"), members())
@@ -97,12 +97,12 @@ class Told(pipeline.Callback):
 
 
 def test_callbacks_are_told_everything_and_curves_come_back(tmp_path: Path):
-    told = Told()
-    result = train(tmp_path, callbacks=[told])
+    callback = Told()
+    result = train(tmp_path, callbacks=[callback])
     steps = result.behaviors["3DBall"].steps
-    events = [event for event, _ in told.seen]
+    events = [event for event, _ in callback.seen]
     assert events[0] == "start"
-    assert told.seen[-1] == ("end", steps)
+    assert callback.seen[-1] == ("end", steps)
     assert events.count("summary") == 4
     assert events.count("update") == result.behaviors["3DBall"].n_updates
     assert events.count("checkpoint") == 2
@@ -140,10 +140,10 @@ def test_a_callback_ends_a_run_which_is_then_complete(tmp_path: Path):
             super().on_summary(behavior, values, step)
             self.stop = step >= 512
 
-    told = Enough()
-    result = train(tmp_path, callbacks=[told])
+    callback = Enough()
+    result = train(tmp_path, callbacks=[callback])
     assert 512 <= result.behaviors["3DBall"].steps < 1024
-    assert told.seen[-1][0] == "end"
+    assert callback.seen[-1][0] == "end"
     assert pipeline.export_policy(
         result.behaviors["3DBall"].checkpoint, tmp_path / "onnx"
     ).is_file()
@@ -154,10 +154,10 @@ def test_an_error_in_a_callback_is_raised_when_the_run_is_saved(tmp_path: Path):
         def on_summary(self, behavior, values, step):  # noqa: ARG002
             raise ZeroDivisionError("mine")
 
-    told = Broken()
+    callback = Broken()
     with pytest.raises(ZeroDivisionError, match="mine"):
-        train(tmp_path, callbacks=[told])
-    assert "end" not in [event for event, _ in told.seen]
+        train(tmp_path, callbacks=[callback])
+    assert "end" not in [event for event, _ in callback.seen]
     assert (tmp_path / "3DBall/checkpoint.pt").is_file()
     resumed = train(tmp_path, resume=True)
     assert resumed.behaviors["3DBall"].steps >= 1024
@@ -178,11 +178,13 @@ def test_checkpoint_and_onnx_act_alike_and_are_evaluated(tmp_path: Path):
     env = pipeline.make_env("balance_ball", seed=4, n_agents=5)
     env.reset()
     ((decision, _),) = [env.get_steps(name) for name in env.behavior_specs]
-    one, other = first.act(decision.obs), second.act(decision.obs[0])
-    assert one.continuous.shape == (5, 2)
-    assert np.array_equal(one.continuous, other.continuous)
+    action, onnx_action = first.act(decision.obs), second.act(decision.obs[0])
+    assert action.continuous.shape == (5, 2)
+    assert np.array_equal(action.continuous, onnx_action.continuous)
     env.close()
-    played = [pipeline.evaluate(one, "balance_ball", episodes=3, seed=2) for one in (first, model)]
+    played = [
+        pipeline.evaluate(policy, "balance_ball", episodes=3, seed=2) for policy in (first, model)
+    ]
     assert len(played[0]) == 3
     assert played[0] == played[1]
 
@@ -193,8 +195,8 @@ def test_every_form_of_an_environment_gives_the_low_level_api(tmp_path: Path, mo
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = pipeline.make_env("balance_ball", n_agents=2)
-    forms = ["gymnasium:CartPole-v1", "mine_of_api:pole", gymnasium.make("CartPole-v1"), own]
+    ball_env = pipeline.make_env("balance_ball", n_agents=2)
+    forms = ["gymnasium:CartPole-v1", "mine_of_api:pole", gymnasium.make("CartPole-v1"), ball_env]
     for form in forms:
         env = pipeline.make_env(form, seed=1)
         env.reset()
@@ -221,7 +223,7 @@ def test_a_mistake_in_a_name_is_one_line_that_says_what_may_stand_there(form, sa
 @pytest.mark.slow
 def test_the_notebook_runs_from_an_environment_to_actions_of_an_exported_policy(tmp_path: Path):
     short = {"NOTEBOOK_FOLDER": str(tmp_path), "NOTEBOOK_STEPS": "15000", "MPLBACKEND": "agg"}
-    done = python(ROOT / "examples/notebook.py", cwd=tmp_path, timeout=1000, **short)
-    assert "12 agents ask for a decision" in done.stdout
+    completed = python(ROOT / "examples/notebook.py", cwd=tmp_path, timeout=1000, **short)
+    assert "12 agents ask for a decision" in completed.stdout
     assert (tmp_path / "curves.png").stat().st_size > 0
     assert (tmp_path / "onnx/3DBall.onnx").is_file()

@@ -33,9 +33,11 @@ def settings() -> str:
 
 
 def test_every_settings_class_of_the_package_is_on_the_page():
-    named = {one for name, one in vars(schema).items() if name.endswith("Settings")}
+    settings_classes = {
+        settings_class for name, settings_class in vars(schema).items() if name.endswith("Settings")
+    }
     bases = {schema.HyperparameterSettings, schema.RewardSignalSettings, schema.SamplerSettings}
-    assert named - set(CLASSES) <= bases
+    assert settings_classes - set(CLASSES) <= bases
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
@@ -62,8 +64,8 @@ def test_every_option_has_a_row_that_says_what_it_does(name: str):
         if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
             continue
         if action.help != argparse.SUPPRESS and action.dest != "debug":
-            shown = PARSERS[name]._get_formatter()._format_action_invocation(action)
-            word = re.escape((action.option_strings or [shown])[0])
+            invocation = PARSERS[name]._get_formatter()._format_action_invocation(action)
+            word = re.escape((action.option_strings or [invocation])[0])
             row = re.search(rf"^\| `[^|]*{word}[^`]*` \| (.+) \|$", section, re.MULTILINE)
             assert row, f"pipeline {name}: {word} has no help"
 
@@ -86,14 +88,14 @@ def test_every_statistic_that_the_code_names_is_on_the_page():
     patterns = [re.sub(r"<[^>]+>", "[^/]+", tag) for tag in explained]
     tag = re.compile(r'"((?:Losses|Policy|Environment|Self-play)/[\w ]*\w)"')
     texts = [path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py")]
-    found = {one for text in texts for one in tag.findall(text)}
-    assert len(found) > 20
-    assert [one for one in found if not any(re.fullmatch(p, one) for p in patterns)] == []
+    tags = {name for text in texts for name in tag.findall(text)}
+    assert len(tags) > 20
+    assert [name for name in tags if not any(re.fullmatch(p, name) for p in patterns)] == []
 
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path):
-    done = subprocess.run(  # noqa: S603  # our own site
+    completed = subprocess.run(  # noqa: S603  # our own site
         [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")],
         cwd=ROOT,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
@@ -101,8 +103,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path):
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert "WARNING" not in done.stderr
+    assert completed.returncode == 0, completed.stderr
+    assert "WARNING" not in completed.stderr
     page = (tmp_path / "site/reference/api.html").read_text()
     for name in pipeline.__all__:
         assert name == "__version__" or f'.{name}"' in page, name

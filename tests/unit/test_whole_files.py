@@ -14,8 +14,8 @@ from pipeline.errors import SettingsError
 
 def killed(program: str, *arguments: Path) -> None:
     """Run a program that must end by its own SIGKILL."""
-    done = python("-c", PREPARED + program, *arguments, check=False, timeout=60)
-    assert done.returncode == -signal.SIGKILL
+    completed = python("-c", PREPARED + program, *arguments, check=False, timeout=60)
+    assert completed.returncode == -signal.SIGKILL
 
 
 PREPARED = "import os, sys; from pipeline import files"
@@ -51,19 +51,26 @@ def test_what_a_killed_writer_left_goes_with_the_next_write_of_the_file(tmp_path
     assert len(names(tmp_path)) == 2
     files.write_whole(tmp_path / "model.pt", "whole")
     assert "model.pt" in names(tmp_path)
-    (left,) = set(names(tmp_path)) - {"model.pt"}
-    assert left.startswith(".other.pt.")
+    (leftover,) = set(names(tmp_path)) - {"model.pt"}
+    assert leftover.startswith(".other.pt.")
 
 
 def test_what_killed_writers_left_can_be_removed_from_a_whole_tree(tmp_path):
     (tmp_path / "Walker").mkdir()
     killed(KILLED_WRITING, tmp_path / "Walker" / "replay-128.npz")
     assert len(names(tmp_path / "Walker")) == 1
-    kept = [".tmp", "a.abcd1234.tmp", ".a.tmp", ".a.ABCD1234.tmp", ".a.abcd12345.tmp", "b.npz"]
-    for name in kept:
+    lookalikes = [
+        ".tmp",
+        "a.abcd1234.tmp",
+        ".a.tmp",
+        ".a.ABCD1234.tmp",
+        ".a.abcd12345.tmp",
+        "b.npz",
+    ]
+    for name in lookalikes:
         (tmp_path / "Walker" / name).touch()
     files.remove_temporary(tmp_path)
-    assert names(tmp_path / "Walker") == sorted(kept)
+    assert names(tmp_path / "Walker") == sorted(lookalikes)
     files.remove_temporary(tmp_path / "missing")
 
 
@@ -89,11 +96,11 @@ def test_a_second_writer_of_a_folder_is_refused_with_the_first_ones_number(tmp_p
         error = second_writer(folder)
         with files.sole_writer(str(folder)):  # the same thread may
             pass
-        again = second_writer(folder)
-    for one in (error, again):
-        assert isinstance(one, SettingsError)
-        assert str(folder) in str(one)
-        assert f"pid {os.getpid()}" in str(one)
+        second_error = second_writer(folder)
+    for raised in (error, second_error):
+        assert isinstance(raised, SettingsError)
+        assert str(folder) in str(raised)
+        assert f"pid {os.getpid()}" in str(raised)
     assert second_writer(folder) is None
     assert names(tmp_path) == []  # nor has a folder been made
 
@@ -154,7 +161,7 @@ def test_a_behavior_s_file_has_its_name(name, tmp_path):
     path = files.named(tmp_path, name, "-12.pt")
     assert path == tmp_path / f"{name}-12.pt"
     files.write_whole(path, "x")  # with what is added to it while it is written
-    assert [one.name for one in tmp_path.iterdir()] == [f"{name}-12.pt"]
+    assert [file.name for file in tmp_path.iterdir()] == [f"{name}-12.pt"]
 
 
 @pytest.mark.parametrize(("name", "why"), IMPOSSIBLE.items())

@@ -27,10 +27,10 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Learning]]:
         return begun[-1]
 
     yield start
-    for one in begun:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.end()
+    for learning in begun:
+        if learning.process.poll() is None:
+            learning.process.kill()
+            learning.end()
 
 
 @pytest.fixture(scope="session")

@@ -61,23 +61,26 @@ def dvc_before(root: Path) -> dict[str, set[str]]:
     with Repo(str(root)) as repo, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of DVC's pygtrie
         return {
-            stage.name: {one.name for one in nx.descendants(repo.index.graph, stage)}
+            stage.name: {upstream.name for upstream in nx.descendants(repo.index.graph, stage)}
             for stage in repo.index.stages
         }
 
 
 def counted_before(root: Path) -> dict[str, set[str]]:
-    """What `pipeline run` takes each stage to need, directly or not, by DVC's names."""
+    """The stages that `pipeline run` counts before each, directly or not, by DVC's names."""
     graph = graph_of(load_params(root / "params.yaml"), root)
     names = {job: name for name, job in graph.names.items()}
-    return {name: {names[one] for one in graph.before(job)} for name, job in graph.names.items()}
+    return {
+        name: {names[needed_job] for needed_job in graph.before(job)}
+        for name, job in graph.names.items()
+    }
 
 
 def snakemake_nodes(root: Path) -> list[Node]:
     from snakemake.api import SnakemakeApi
     from snakemake.settings.types import DAGSettings, OutputSettings, Quietness, ResourceSettings
 
-    here = Path.cwd()
+    previous_folder = Path.cwd()
     nodes = []
     try:
         with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
@@ -107,7 +110,7 @@ def snakemake_nodes(root: Path) -> list[Node]:
                     )
                 )
     finally:
-        os.chdir(here)
+        os.chdir(previous_folder)
     return nodes
 
 
@@ -122,12 +125,12 @@ def expanded(nodes: list[Node], root: Path) -> list[Node]:
     A folder that other stages write into stands for their outputs, a folder of sources for its
     files.
     """
-    made = {out for node in nodes for out in node.outs}
+    all_outs = {out for node in nodes for out in node.outs}
     return [
         Node(
             node.name,
             node.outs,
-            {path for dep in node.deps for path in _within(dep, made, root)},
+            {path for dep in node.deps for path in _within(dep, all_outs, root)},
             node.params,
             node.cmd,
         )
@@ -135,10 +138,10 @@ def expanded(nodes: list[Node], root: Path) -> list[Node]:
     ]
 
 
-def _within(dep: str, made: set[str], root: Path) -> set[str]:
-    if dep in made:
+def _within(dep: str, all_outs: set[str], root: Path) -> set[str]:
+    if dep in all_outs:
         return {dep}
-    below = {out for out in made if out.startswith(f"{dep}/")}
+    below = {out for out in all_outs if out.startswith(f"{dep}/")}
     if below:
         return below
     if (root / dep).is_dir():
@@ -153,19 +156,19 @@ def differences(ours: list[Node], theirs: list[Node], root: Path) -> list[str]:
     """What differs between two descriptions, one line each."""
     left = {node.name: node for node in expanded(ours, root)}
     right = {node.name: node for node in expanded(theirs, root)}
-    found = [f"{name}: only in dvc.yaml" for name in sorted(left.keys() - right.keys())]
-    found += [f"{name}: only in the Snakefile" for name in sorted(right.keys() - left.keys())]
+    problems = [f"{name}: only in dvc.yaml" for name in sorted(left.keys() - right.keys())]
+    problems += [f"{name}: only in the Snakefile" for name in sorted(right.keys() - left.keys())]
     for name in sorted(left.keys() & right.keys()):
-        for what in ("outs", "deps", "params", "cmd"):
-            one, other = getattr(left[name], what), getattr(right[name], what)
-            if one != other:
-                found.append(f"{name}: {what}: {_contrast(one, other)}")
-    return found
+        for part in ("outs", "deps", "params", "cmd"):
+            left_value, right_value = getattr(left[name], part), getattr(right[name], part)
+            if left_value != right_value:
+                problems.append(f"{name}: {part}: {_contrast(left_value, right_value)}")
+    return problems
 
 
-def _contrast(one: Any, other: Any) -> str:
-    if isinstance(one, set):
+def _contrast(left: Any, right: Any) -> str:
+    if isinstance(left, set):
         return (
-            f"only in dvc.yaml {sorted(one - other)}, only in the Snakefile {sorted(other - one)}"
+            f"only in dvc.yaml {sorted(left - right)}, only in the Snakefile {sorted(right - left)}"
         )
-    return f"{one!r} != {other!r}"
+    return f"{left!r} != {right!r}"

@@ -27,7 +27,7 @@ WAIT_S = 200
 
 
 class Learning:
-    """A command that learns in `folder`, with what it has said so far."""
+    """A command that learns in `folder`, with its output so far."""
 
     def __init__(self, folder: Path, *command: str, within: Sequence[str] = ()) -> None:
         self.folder = folder
@@ -66,13 +66,13 @@ class Learning:
     def follower(self) -> psutil.Process:
         """The process of rank 1."""
         children = psutil.Process(self.process.pid).children()
-        (one,) = (one for one in children if "pipeline.trainer.worker" in one.cmdline())
-        return one
+        (worker,) = (worker for worker in children if "pipeline.trainer.worker" in worker.cmdline())
+        return worker
 
     def processes(self) -> list[psutil.Process]:
         """The command and everything below it."""
-        own = psutil.Process(self.process.pid)
-        return [own, *own.children(recursive=True)]
+        process = psutil.Process(self.process.pid)
+        return [process, *process.children(recursive=True)]
 
 
 def write(folder: Path, settings: dict) -> None:

@@ -77,8 +77,8 @@ def ran(root: Path, *command: str) -> list[str]:
 def environment(root: Path) -> dict[str, str]:
     """Variables for a command in a copy of the project: its own sources, this interpreter."""
     scripts = str(Path(sys.executable).parent)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_"))}
-    return kept | {
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_"))}
+    return inherited | {
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(root / "src"),
         "PIPELINE_MLFLOW": "off",
@@ -97,7 +97,7 @@ def run(
         python=(), dvc=("-m", "dvc"), snakemake=("-m", "snakemake"), pipeline=("-m", "pipeline")
     )
     variables["PATH"] = f"{commands}{os.pathsep}{variables['PATH']}"
-    done = subprocess.run(  # noqa: S603  # the tests' own commands
+    result = subprocess.run(  # noqa: S603  # the tests' own commands
         command,
         cwd=root,
         env=variables | extra,
@@ -106,6 +106,8 @@ def run(
         check=False,
         timeout=1000,
     )
-    if check and done.returncode != 0:
-        pytest.fail(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
-    return done
+    if check and result.returncode != 0:
+        pytest.fail(
+            f"{' '.join(command)}: exit {result.returncode}\n{result.stdout}\n{result.stderr}"
+        )
+    return result

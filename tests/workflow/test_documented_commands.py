@@ -46,7 +46,11 @@ def commands(page: Path) -> list[str]:
     """The lines of a page's blocks without a language, comments taken away."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     lines = [line for language, text in blocks if not language for line in text.splitlines()]
-    return [one.partition("  #")[0].strip() for one in lines if PROGRAM.match(one)]
+    return [
+        command_line.partition("  #")[0].strip()
+        for command_line in lines
+        if PROGRAM.match(command_line)
+    ]
 
 
 @pytest.fixture
@@ -66,11 +70,11 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def here(page: Path) -> list[str]:
-    return [one for one in commands(page) if one not in ELSEWHERE]
+    return [command for command in commands(page) if command not in ELSEWHERE]
 
 
 def test_no_command_is_excused_that_no_page_has():
-    everything = {one for page in PAGES for one in commands(page)}
+    everything = {command for page in PAGES for command in commands(page)}
     assert set(ELSEWHERE) <= everything
     assert len(everything - set(ELSEWHERE)) > 20
 
@@ -96,14 +100,14 @@ def test_every_message_on_the_page_about_messages_is_one_of_ours():
     for path in (ROOT / "src/pipeline").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
-                parts = [one.value for one in node.values if isinstance(one, ast.Constant)]
+                parts = [part.value for part in node.values if isinstance(part, ast.Constant)]
                 texts.append("\0".join(parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 texts.append(node.value)
     everything = "\n".join(texts)
     page = (ROOT / "docs/how-to/troubleshooting.md").read_text()
-    rows = [one for one in page.splitlines() if one.startswith("| ")]
-    quoted = [one for row in rows for one in re.findall(r"`([^`]+)`", row)]
-    messages = [one for one in quoted if " " in one and not one.startswith(("--", "pip"))]
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    quoted = [quote for row in rows for quote in re.findall(r"`([^`]+)`", row)]
+    messages = [quote for quote in quoted if " " in quote and not quote.startswith(("--", "pip"))]
     assert len(messages) > 10
-    assert [one for one in messages if one not in everything] == []
+    assert [message for message in messages if message not in everything] == []

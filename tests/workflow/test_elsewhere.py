@@ -65,8 +65,15 @@ def planned(text: str) -> set[str]:
 def test_config_or_a_configfile_says_where_params_lie(given: tuple[str, ...], elsewhere: Path):
     file = elsewhere.parent / "where.yaml"
     file.write_text(yaml.safe_dump({"params": str(elsewhere / "params.yaml")}))
-    done = run(elsewhere.parent, *COMMAND, str(ROOT / "Snakefile"), "-n", *given)
-    assert planned(done.stdout) == {"env", "evaluate", "everything", "export", "report", "train"}
+    completed = run(elsewhere.parent, *COMMAND, str(ROOT / "Snakefile"), "-n", *given)
+    assert planned(completed.stdout) == {
+        "env",
+        "evaluate",
+        "everything",
+        "export",
+        "report",
+        "train",
+    }
 
 
 @pytest.mark.parametrize(
@@ -79,16 +86,16 @@ def test_config_or_a_configfile_says_where_params_lie(given: tuple[str, ...], el
 )
 def test_other_values_are_refused_with_a_reason(given: list[str], said: str, elsewhere: Path):
     command = (*COMMAND, str(ROOT / "Snakefile"), "-n", "--config", *given)
-    done = run(elsewhere, *command, check=False)
-    assert done.returncode != 0
-    assert said in done.stdout + done.stderr
+    completed = run(elsewhere, *command, check=False)
+    assert completed.returncode != 0
+    assert said in completed.stdout + completed.stderr
 
 
 def test_two_folders_are_one_too_many(elsewhere: Path):
     command = (*COMMAND, str(ROOT / "Snakefile"), "-n", "--directory", str(ROOT))
-    done = run(elsewhere, *command, "--config", f"params={elsewhere}/params.yaml", check=False)
-    assert done.returncode != 0
-    assert "name different folders" in done.stdout + done.stderr
+    completed = run(elsewhere, *command, "--config", f"params={elsewhere}/params.yaml", check=False)
+    assert completed.returncode != 0
+    assert "name different folders" in completed.stdout + completed.stderr
 
 
 def test_the_catalogue_of_workflows_finds_what_its_standardized_usage_asks_for():
@@ -106,5 +113,5 @@ def test_as_a_module_it_makes_the_project_s_results_and_leaves_the_checkout_alon
     assert (elsewhere / "build/env/grid_world/environment.json").is_file()
     assert (elsewhere / "results/.work/env/grid_world/attempt.json").is_file()
     assert [path.name for path in (elsewhere / "workflow").iterdir()] == ["code"]
-    again = run(elsewhere, *command)
-    assert "Nothing to be done" in again.stdout + again.stderr
+    second_run = run(elsewhere, *command)
+    assert "Nothing to be done" in second_run.stdout + second_run.stderr

@@ -109,14 +109,14 @@ def test_a_seed_more_and_a_wider_network_are_refused_until_they_are_planned(toy)
         sync(root, engine)
     replace(root / "params.yaml", "      - 2\n", "      - 2\n      - 3\n")
     if engine == "snakemake":
-        done = run(root, "snakemake", "--cores", "1", check=False)
-        assert done.returncode != 0
-        assert "pipeline plan" in done.stdout + done.stderr
+        completed = run(root, "snakemake", "--cores", "1", check=False)
+        assert completed.returncode != 0
+        assert "pipeline plan" in completed.stdout + completed.stderr
     run(root, "python", "-m", "pipeline.cli", "plan")
     ran = repro(root, engine)
     assert "pretrain collector_bc_ppo --seed 1" in ran
-    wanted = of_experiment("grid_world_ppo", "train", "export", "evaluate", seeds=(3,))
-    assert [job for job in ran if "grid_world" in job] == sorted(wanted)
+    expected = of_experiment("grid_world_ppo", "train", "export", "evaluate", seeds=(3,))
+    assert [job for job in ran if "grid_world" in job] == sorted(expected)
 
 
 def test_sync_makes_the_other_engine_agree_which_still_sees_changes(toy):
@@ -124,11 +124,11 @@ def test_sync_makes_the_other_engine_agree_which_still_sees_changes(toy):
     (other,) = REPRO.keys() - {engine}
     with pytest.raises(StageError, match=other):
         sync(root, other)
-    made = [file for file in (root / "results").rglob("*") if file.is_file()]
-    before = {file: file.stat().st_mtime_ns for file in made}
+    files = [file for file in (root / "results").rglob("*") if file.is_file()]
+    before = {file: file.stat().st_mtime_ns for file in files}
     assert f"{other} now agrees with {engine}" in sync(root, None)
     if other == "dvc":  # times of large files are all that Snakemake goes by
-        assert {file: file.stat().st_mtime_ns for file in made} == before
+        assert {file: file.stat().st_mtime_ns for file in files} == before
     assert repro(root, other) == []
     assert sync(root, None) == "DVC and Snakemake agree already."
     replace(root / "params.yaml", "    seed: 100\n", "    seed: 101\n")
@@ -202,15 +202,15 @@ def test_a_run_that_fails_shows_the_end_of_the_failed_stages_log(toy):
         "with reporting('demos', 'collector_expert', Path.cwd()):\n"
         "    raise SystemExit('no luck')\n"
     )
-    done = run(root, "pipeline", "run", "--engine", engine, check=False)
-    assert done.returncode == 2
+    completed = run(root, "pipeline", "run", "--engine", engine, check=False)
+    assert completed.returncode == 2
     log = "logs/demos/collector_expert.log"
-    said = f"demos collector_expert failed; the end of {log}:\n  no luck\n"
-    assert said in done.stderr
-    assert f"logs/{engine}.log" in done.stderr.splitlines()[-1]
+    message = f"demos collector_expert failed; the end of {log}:\n  no luck\n"
+    assert message in completed.stderr
+    assert f"logs/{engine}.log" in completed.stderr.splitlines()[-1]
     # the build is there, and of the learning that needs the demonstrations not all is known to run
-    assert done.stderr.startswith("stage 1 of ")
-    assert done.stdout == ""
+    assert completed.stderr.startswith("stage 1 of ")
+    assert completed.stdout == ""
 
 
 def test_a_second_clone_pulls_from_dvcs_remote_and_only_evaluates(tmp_path: Path):

@@ -86,12 +86,12 @@ def test_videos_are_outputs(described: Described):
 
 
 def test_resources_are_those_of_the_experiment_and_for_each_learner(described: Described):
-    asked = {name: node.asked for name, node in described.snakemake.items()}
+    resources = {name: node.asked for name, node in described.snakemake.items()}
     for name in ("train@ball-1", "train@rates-002-1", "train_chosen@rates_best-11"):
-        assert asked[name] == {"mem_mb": 1500, "runtime": 30, "gpu": 0}
-    assert asked["sweep@rates"]["mem_mb"] != 1500
+        assert resources[name] == {"mem_mb": 1500, "runtime": 30, "gpu": 0}
+    assert resources["sweep@rates"]["mem_mb"] != 1500
     assert (
         described.dvc["train@shared-1"].params["runs.train_from_scratch.shared-1"]
         == (described.snakemake["train@shared-1"].params["runs.train_from_scratch.shared-1"])
     )
-    assert asked["train@shared-1"] == {"mem_mb": 1400, "runtime": 720, "gpu": 2}
+    assert resources["train@shared-1"] == {"mem_mb": 1400, "runtime": 720, "gpu": 2}

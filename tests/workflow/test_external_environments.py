@@ -140,7 +140,7 @@ def test_what_has_changed_is_taken_again_and_what_has_not_is_not(project, engine
             module.write_text(module.read_text().replace("max_step=50", "max_step=60"))
         before = sorted(_stamps(project))
         run(project, *command)
-        digests.append([described(project, one)["build_sha256"] for one in ("mine", "own")])
+        digests.append([described(project, name)["build_sha256"] for name in ("mine", "own")])
         changed = before != sorted(_stamps(project))
     for first, second, third in zip(*digests, strict=True):
         assert first != second == third
@@ -148,8 +148,8 @@ def test_what_has_changed_is_taken_again_and_what_has_not_is_not(project, engine
 
 
 def _stamps(project: Path) -> list[tuple[str, int]]:
-    found = (project / "results/.work/env").rglob("stage.json")
-    return [(str(path), path.stat().st_mtime_ns) for path in found]
+    paths = (project / "results/.work/env").rglob("stage.json")
+    return [(str(path), path.stat().st_mtime_ns) for path in paths]
 
 
 @pytest.mark.slow

@@ -16,21 +16,21 @@ CONDA = "Specify a conda environment or container for each rule."
 
 def complaints(text: str) -> list[str]:
     """Snakemake's lints, without the one that asks for conda: `make install` pins everything."""
-    found = re.findall(r"^    \* (.*?):?$", text, re.MULTILINE)
-    return [line for line in found if not line.startswith(CONDA[:-1])]
+    lints = re.findall(r"^    \* (.*?):?$", text, re.MULTILINE)
+    return [line for line in lints if not line.startswith(CONDA[:-1])]
 
 
 def test_snakemake_plans_every_run(project: Path):
-    done = run(project, "snakemake", "-n")
-    total = re.search(r"^total\s+(\d+)", done.stdout + done.stderr, re.MULTILINE)
+    completed = run(project, "snakemake", "-n")
+    total = re.search(r"^total\s+(\d+)", completed.stdout + completed.stderr, re.MULTILINE)
     tables = plan(load_params(project / "params.yaml"))["runs"]
     assert total is not None
     assert int(total[1]) == sum(map(len, tables.values())) + 2  # report and everything
 
 
 def test_snakemake_has_nothing_to_lint(project: Path):
-    done = run(project, "snakemake", "--lint", check=False)
-    text = done.stdout + done.stderr
+    completed = run(project, "snakemake", "--lint", check=False)
+    text = completed.stdout + completed.stderr
     assert "Congratulations" in text
     assert complaints(text) == []
 
@@ -50,13 +50,15 @@ def test_snakemake_and_stages_refuse_a_plan_that_is_out_of_date(project: Path):
         ("python", "workflow/scripts/train.py", "grid_world_ppo", "--seed", "1"),
         ("python", "-m", "pipeline.cli", "plan", "--check"),
     ):
-        done = run(project, *command, check=False)
-        assert done.returncode != 0
-        assert "run `pipeline plan`" in " ".join((done.stdout + done.stderr).split()), command
+        completed = run(project, *command, check=False)
+        assert completed.returncode != 0
+        assert "run `pipeline plan`" in " ".join((completed.stdout + completed.stderr).split()), (
+            command
+        )
 
 
 def test_a_stage_names_what_params_do_not_have_and_the_input_that_is_missing(project: Path):
-    for command, said in (
+    for command, message in (
         ("env.py nowhere", "error: params.yaml has no environments.nowhere"),
         ("train.py grid_world_ppo --seed 77", "experiments.grid_world_ppo.seeds"),
         (
@@ -64,10 +66,10 @@ def test_a_stage_names_what_params_do_not_have_and_the_input_that_is_missing(pro
             "results/train/grid_world_ppo/seed1/policy.pt does not exist",
         ),
     ):
-        done = run(project, "python", *f"workflow/scripts/{command}".split(), check=False)
-        assert done.returncode == 2
-        assert done.stderr.startswith("error: ")
-        assert said in done.stderr
+        completed = run(project, "python", *f"workflow/scripts/{command}".split(), check=False)
+        assert completed.returncode == 2
+        assert completed.stderr.startswith("error: ")
+        assert message in completed.stderr
 
 
 def test_dvc_neither_phones_home_nor_sees_snakemakes_marks():
@@ -82,9 +84,9 @@ def test_dvc_neither_phones_home_nor_sees_snakemakes_marks():
 def test_make_help_lists_every_target():
     text = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z][\w-]*):", text, re.MULTILINE))
-    told = run(ROOT, "make", "--silent", "help").stdout
+    output = run(ROOT, "make", "--silent", "help").stdout
     assert "run" in targets
-    assert set(re.findall(r"^ +make ([\w-]+)", told, re.MULTILINE)) == targets
+    assert set(re.findall(r"^ +make ([\w-]+)", output, re.MULTILINE)) == targets
 
 
 def test_constraints_pin_everything_and_name_no_machine():

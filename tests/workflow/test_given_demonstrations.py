@@ -33,12 +33,12 @@ def given(project: Path) -> Path:
 
 def test_a_file_is_taken_as_it_is_with_the_numbers_of_a_recording(given: Path):
     file = given / "data/people/food.demo"
-    said = record("collector", file, episodes=2, seed=1)
+    summary = record("collector", file, episodes=2, seed=1)
     record_named("collector_expert", given)
     assert (given / "data/demos/collector_expert.demo").read_bytes() == file.read_bytes()
     numbers = json.loads((given / "results/demos/collector_expert.json").read_text())
     assert numbers["episodes"] == 2
-    assert f"mean return {numbers['mean_return']:.3f}" in said
+    assert f"mean return {numbers['mean_return']:.3f}" in summary
     assert numbers["min_return"] <= numbers["mean_return"] <= numbers["max_return"]
 
 

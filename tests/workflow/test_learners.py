@@ -33,10 +33,10 @@ def learn(started, packed, tmp_path):
 @pytest.mark.slow
 def test_two_learners_give_the_same_bytes_again_and_under_torchrun(learn, tmp_path):
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
-    for run_id, how in (("a", ()), ("b", launcher)):
-        one = learn("--run-id", run_id, launcher=how)
-        assert one.end() == 0, one.told
-        assert "Trained with seed 3" in one.told
+    for run_id, prefix in (("a", ()), ("b", launcher)):
+        learning = learn("--run-id", run_id, launcher=prefix)
+        assert learning.end() == 0, learning.told
+        assert "Trained with seed 3" in learning.told
     a, b = tmp_path / "results" / "a", tmp_path / "results" / "b"
     for name in ("3DBall.onnx", "3DBall/checkpoint.pt", "progress.csv"):
         content = (a / name).read_bytes()
@@ -60,32 +60,32 @@ def test_two_learners_give_the_same_bytes_again_and_under_torchrun(learn, tmp_pa
 @pytest.mark.parametrize("victim", ["first", "second"])
 def test_two_killed_learners_leave_nothing_and_go_on_exactly_when_resumed(learn, tmp_path, victim):
     settings = {"max_steps": 20_000, "checkpoint_interval": 1000}
-    whole = learn("--run-id", "b", **settings)
-    assert whole.end() == 0, whole.told
-    one = learn("--run-id", "a", **settings)
-    one.until(r"Exported .*3DBall-2\d\d\d\.onnx")
-    processes = one.processes()
+    uninterrupted = learn("--run-id", "b", **settings)
+    assert uninterrupted.end() == 0, uninterrupted.told
+    learning = learn("--run-id", "a", **settings)
+    learning.until(r"Exported .*3DBall-2\d\d\d\.onnx")
+    processes = learning.processes()
     assert len(processes) == 4  # two learners, an environment each
-    (one.process if victim == "first" else one.follower).kill()
+    (learning.process if victim == "first" else learning.follower).kill()
     assert gone(processes)
-    one.end()
+    learning.end()
     before = checkpoint(tmp_path, "a")
     assert len(before["ranks"]) == 1
-    again = learn("--run-id", "a", "--resume", **settings)
-    assert again.end() == 0, again.told
-    assert f"Resuming training of 3DBall from step {before['learner']['step']}." in again.told
+    resumed = learn("--run-id", "a", "--resume", **settings)
+    assert resumed.end() == 0, resumed.told
+    assert f"Resuming training of 3DBall from step {before['learner']['step']}." in resumed.told
     assert results(tmp_path, "a") == results(tmp_path, "b")
 
 
 @pytest.mark.slow
 def test_another_number_of_learners_goes_on_but_not_exactly(learn, tmp_path):
-    one = learn("--run-id", "a", max_steps=1_000_000, checkpoint_interval=1000)
-    one.until(r"Exported .*3DBall-2\d\d\d\.onnx")
-    one.process.kill()
-    one.end()
+    learning = learn("--run-id", "a", max_steps=1_000_000, checkpoint_interval=1000)
+    learning.until(r"Exported .*3DBall-2\d\d\d\.onnx")
+    learning.process.kill()
+    learning.end()
     step = checkpoint(tmp_path, "a")["learner"]["step"]
-    again = learn("--run-id", "a", "--resume", "--learners", "1", max_steps=step + 1000)
-    assert again.end() == 0, again.told
+    resumed = learn("--run-id", "a", "--resume", "--learners", "1", max_steps=step + 1000)
+    assert resumed.end() == 0, resumed.told
     assert checkpoint(tmp_path, "a")["run"]["interrupted"] == [step]
 
 
@@ -111,25 +111,25 @@ def results(folder: Path, run: str) -> dict[str, str]:
 def test_the_end_of_another_learner_is_told_in_one_line_and_leaves_no_orphans(
     learn, tmp_path, victim, said
 ):
-    one = learn("--run-id", "a", "--max-lifetime-restarts", "0", max_steps=1_000_000)
-    one.until(r"Step: 1000\.")
-    processes = one.processes()
-    (environment,) = one.follower.children()
-    (one.follower if victim == "learner" else environment).kill()
-    assert one.end() == 2, one.told
-    assert re.search(said, one.error())
+    learning = learn("--run-id", "a", "--max-lifetime-restarts", "0", max_steps=1_000_000)
+    learning.until(r"Step: 1000\.")
+    processes = learning.processes()
+    (environment,) = learning.follower.children()
+    (learning.follower if victim == "learner" else environment).kill()
+    assert learning.end() == 2, learning.told
+    assert re.search(said, learning.error())
     assert gone(processes)
 
 
 @pytest.mark.slow
 def test_a_signal_saves_once_and_ends_all_learners(learn, tmp_path):
-    one = learn("--run-id", "a", max_steps=1_000_000)
-    one.until(r"Step: 1000\.")
-    processes = one.processes()
-    one.process.send_signal(signal.SIGUSR1)
-    assert one.end() == 138, one.told
-    assert one.told.count("give the same command with --resume") == 1
-    assert one.told.count("Exported") == 1
+    learning = learn("--run-id", "a", max_steps=1_000_000)
+    learning.until(r"Step: 1000\.")
+    processes = learning.processes()
+    learning.process.send_signal(signal.SIGUSR1)
+    assert learning.end() == 138, learning.told
+    assert learning.told.count("give the same command with --resume") == 1
+    assert learning.told.count("Exported") == 1
     assert gone(processes)
     assert checkpoint(tmp_path, "a")["learner"]["step"] >= 1000
     status = json.loads((tmp_path / "results/a/run_logs/training_status.json").read_text())
@@ -142,8 +142,8 @@ def test_other_algorithms_learn_with_two_learners_too(learn, tmp_path, algorithm
     rows = {"batch_size": 64, "buffer_size": 512}
     if algorithm == "sac":
         rows = {"batch_size": 32, "buffer_size": 4000, "steps_per_update": 10}
-    one = learn("--run-id", "a", trainer_type=algorithm, hyperparameters=rows, max_steps=2000)
-    assert one.end() == 0, one.told
+    learning = learn("--run-id", "a", trainer_type=algorithm, hyperparameters=rows, max_steps=2000)
+    assert learning.end() == 0, learning.told
     state = checkpoint(tmp_path, "a")["learner"]
     assert state["step"] >= 2000
     assert state["n_updates"] >= (3 if algorithm == "poca" else 10)
@@ -152,9 +152,9 @@ def test_other_algorithms_learn_with_two_learners_too(learn, tmp_path, algorithm
 
 def test_what_several_learners_cannot_do_is_one_line_and_leaves_nothing(learn, tmp_path):
     rows = {"batch_size": 65, "buffer_size": 520}
-    one = learn("--run-id", "a", trainer_type="sac", hyperparameters=rows)
-    assert one.end() == 2
-    assert "3DBall.hyperparameters.batch_size: 65 cannot be shared equally" in one.error()
+    learning = learn("--run-id", "a", trainer_type="sac", hyperparameters=rows)
+    assert learning.end() == 2
+    assert "3DBall.hyperparameters.batch_size: 65 cannot be shared equally" in learning.error()
     assert not (tmp_path / "results").exists()
 
 
@@ -168,9 +168,9 @@ def test_the_stage_trains_with_two_learners(project: Path):
     set_params(project, yaml.safe_dump(content, sort_keys=False))
     commit(project, "with two learners")
     snakemake = ("snakemake", "--cores", "2", "--quiet", "all")
-    made = project / "results/train/plain/seed1"
+    folder = project / "results/train/plain/seed1"
     run(project, *snakemake, "--", "results/train/plain/seed1/policy.pt")
-    metrics = json.loads((made / "metrics.json").read_text())["3DBall"]
+    metrics = json.loads((folder / "metrics.json").read_text())["3DBall"]
     assert metrics["steps"] >= 4000
     work = project / "results/.work/train/plain/seed1"
     facts = json.loads((work / "stage.json").read_text())

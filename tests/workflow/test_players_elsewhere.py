@@ -51,9 +51,9 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[Elsewhere]:
     )
     try:
         for step in steps:
-            done = subprocess.run(step.split(), capture_output=True, check=False)  # noqa: S603  # our own
-            if done.returncode:
-                pytest.skip(f"{step}: {done.stderr.decode()}")
+            completed = subprocess.run(step.split(), capture_output=True, check=False)  # noqa: S603  # our own
+            if completed.returncode:
+                pytest.skip(f"{step}: {completed.stderr.decode()}")
         yield Elsewhere(near, ("ip", "netns", "exec", name), is_far=True)
     finally:
         delete = f"ip netns del {name}".split()
@@ -85,9 +85,16 @@ def test_players_with_the_token_train_and_one_that_is_killed_comes_back(
         command = [*within, build, "--mlagents-port", str(port)]
         return subprocess.Popen(command, stderr=subprocess.DEVNULL)  # noqa: S603  # ours
 
-    where = ["--base-port", str(port), "--listen", elsewhere.address, "--token-file", "token"]
+    address_options = [
+        "--base-port",
+        str(port),
+        "--listen",
+        elsewhere.address,
+        "--token-file",
+        "token",
+    ]
     trainer = started(
-        "pipeline.cli", "learn", "config.yaml", "--seed", "1", "--attach", "3", *where
+        "pipeline.cli", "learn", "config.yaml", "--seed", "1", "--attach", "3", *address_options
     )
     trainer.until("Players of other machines come to")
     refused = attach(2, "--env", build, file="wrong")
@@ -105,8 +112,8 @@ def test_players_with_the_token_train_and_one_that_is_killed_comes_back(
     (player,) = psutil.Process(forwarders[0].process.pid).children()
     player.send_signal(signal.SIGKILL)
     assert trainer.end() == 0, trainer.told
-    assert [one.end() for one in forwarders] == [0] * len(forwarders)
-    assert [one.wait(60) for one in players] == [0] * len(players)
+    assert [forwarder.end() for forwarder in forwarders] == [0] * len(forwarders)
+    assert [process.wait(60) for process in players] == [0] * len(players)
     assert (
         trainer.told.count("Restarting worker") == trainer.told.count("Restarting worker[0]") == 1
     )

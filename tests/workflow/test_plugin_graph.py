@@ -11,8 +11,11 @@ from example_plugin_site import EXAMPLE, install
 from project import REPRO, commit, copy_project, fast_stages, init_dvc, ran, run
 
 HERE = Path(__file__).parent
-OWN = ["env corridor", *(f"{one} plugged --seed 1" for one in ("train", "export", "evaluate"))]
-OTHERS = ["env balance_ball", *(f"{one} plain --seed 1" for one in ("train", "export", "evaluate"))]
+OWN = ["env corridor", *(f"{stage} plugged --seed 1" for stage in ("train", "export", "evaluate"))]
+OTHERS = [
+    "env balance_ball",
+    *(f"{stage} plain --seed 1" for stage in ("train", "export", "evaluate")),
+]
 
 pytestmark = pytest.mark.slow
 
@@ -54,9 +57,9 @@ def test_a_real_run_names_its_version(plugged: Path):
     run(plugged, "dvc", "repro", "evaluate@plugged-1")
     place = plugged / "results"
     assert json.loads((place / "train/plugged/seed1/metrics.json").read_text())["Corridor"]
-    told = run(
+    completed = run(
         plugged,
         *("python", "-m", "pipeline.cli", "provenance", "--json"),
         str(place / "export/plugged/seed1/Corridor.onnx"),
     )
-    assert '"example-plugin": "1.0"' in told.stdout
+    assert '"example-plugin": "1.0"' in completed.stdout

@@ -34,56 +34,56 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def called(site: Path, root: Path, *command: str, **more: str) -> str:
     """Run a command with the installed package, and return what it printed."""
-    done = run(root, *command, PYTHONPATH=str(site), **more)
-    return done.stdout + done.stderr
+    completed = run(root, *command, PYTHONPATH=str(site), **more)
+    return completed.stdout + completed.stderr
 
 
 @pytest.mark.slow
 def test_a_project_from_the_wheel_runs_with_both_engines(installed: Path, tmp_path: Path):
     def here(*command: str) -> str:
-        return called(installed, own, *command)
+        return called(installed, root, *command)
 
-    own = tmp_path / "my own"
+    root = tmp_path / "my own"
     ours = ("python", "-m", "pipeline")
-    called(installed, tmp_path, *ours, "init", own.name, "--gymnasium", "CartPole-v1")
+    called(installed, tmp_path, *ours, "init", root.name, "--gymnasium", "CartPole-v1")
     assert str(ROOT) not in "".join(
-        path.read_text() for path in own.rglob("*") if path.is_file() and ".git/" not in str(path)
+        path.read_text() for path in root.rglob("*") if path.is_file() and ".git/" not in str(path)
     )
-    text = (own / "params.yaml").read_text().replace("overrides: {}\n", SMALL)
+    text = (root / "params.yaml").read_text().replace("overrides: {}\n", SMALL)
     text = text.replace("      - 2\n      - 3\n", "").replace("episodes: 50", "episodes: 2")
-    (own / "params.yaml").write_text(text)
+    (root / "params.yaml").write_text(text)
     here(*ours, "plan")
     here("dvc", "repro")
-    policy = own / "results/export/cartpole_v1_ppo/seed1/CartPole-v1.onnx"
+    policy = root / "results/export/cartpole_v1_ppo/seed1/CartPole-v1.onnx"
     first = policy.read_bytes()
     here(*ours, "card", "cartpole_v1_ppo-1", "-o", "card")
-    card = (own / "card/README.md").read_text()
+    card = (root / "card/README.md").read_text()
     assert "on evaluation episodes" in card
     assert "--env gymnasium:CartPole-v1" in card
-    again = here("dvc", "repro")
-    assert re.findall("Running stage '(.*)'", again) == ["check"]
+    output = here("dvc", "repro")
+    assert re.findall("Running stage '(.*)'", output) == ["check"]
     assert "now agrees" in here(*ours, "sync")
     assert "Nothing to be done" in here("snakemake", "--cores", "1")
-    for made in ("results", "build", ".snakemake", "workflow/code"):
-        shutil.rmtree(own / made)
+    for folder in ("results", "build", ".snakemake", "workflow/code"):
+        shutil.rmtree(root / folder)
     here("snakemake", "--cores", "1")
     assert policy.read_bytes() == first
-    _an_edit_reruns_what_imports_it(installed, own, here)
+    _an_edit_reruns_what_imports_it(installed, root, here)
 
 
-def _an_edit_reruns_what_imports_it(site: Path, own: Path, here) -> None:
+def _an_edit_reruns_what_imports_it(site: Path, root: Path, call) -> None:
     """As a newer version of the package would."""
-    here("dvc", "commit", "--force")
+    call("dvc", "commit", "--force")
     edited = site / "pipeline/evaluation/statistics.py"
     edited.write_text(edited.read_text() + "\nEDITED = True\n")
-    would = here("snakemake", "-n")
+    would = call("snakemake", "-n")
     assert re.search(r"^evaluate +1$", would, re.MULTILINE)
     assert not re.search(r"^train +1$", would, re.MULTILINE)
-    ran = re.findall("Running stage '(.*)'", here("dvc", "repro"))
+    ran = re.findall("Running stage '(.*)'", call("dvc", "repro"))
     assert ran[0] == "check"
     assert "evaluate@cartpole_v1_ppo-1" in ran
     assert "train@cartpole_v1_ppo-1" not in ran
     stage = json.loads(
-        (own / "results/.work/evaluate/cartpole_v1_ppo/seed1/stage.json").read_text()
+        (root / "results/.work/evaluate/cartpole_v1_ppo/seed1/stage.json").read_text()
     )
     assert os.fspath(site) not in json.dumps(stage["inputs"])

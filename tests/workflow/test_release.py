@@ -46,21 +46,21 @@ def test_the_citation_has_what_its_format_asks_for():
     assert CITATION["type"] == "software"
     assert CITATION["license"] == PROJECT["project"]["license"]
     assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", CITATION["date-released"])
-    assert all({"name"} == set(one) for one in CITATION["authors"])
+    assert all({"name"} == set(author) for author in CITATION["authors"])
     assert len(set(CITATION["keywords"])) == len(CITATION["keywords"])
 
 
 @pytest.mark.slow
 def test_wheel_and_sdist_carry_what_is_needed_and_have_the_version(built: Path):
     version = pipeline.__version__
-    assert [one.name for one in built.glob("*.tar.gz")] == [f"rl_pipeline-{version}.tar.gz"]
+    assert [path.name for path in built.glob("*.tar.gz")] == [f"rl_pipeline-{version}.tar.gz"]
     (wheel,) = built.glob("*.whl")
     assert wheel.name == f"rl_pipeline-{version}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {"pipeline/py.typed", "pipeline/project/dvc.yaml"} <= names
-    sources = {f"pipeline/{one.relative_to(ROOT / 'src/pipeline').as_posix()}"
-               for one in (ROOT / "src/pipeline").rglob("*.py")}  # fmt: skip
+    sources = {f"pipeline/{path.relative_to(ROOT / 'src/pipeline').as_posix()}"
+               for path in (ROOT / "src/pipeline").rglob("*.py")}  # fmt: skip
     assert sources <= names
     assert not [name for name in names if name.startswith(("tests", "docs"))]
 
@@ -73,22 +73,24 @@ def test_the_wheel_is_installed_and_its_command_works(built: Path, tmp_path: Pat
     # its dependencies are those of the tests' own installation
     (packages,) = (tmp_path / "env/lib").glob("python*/site-packages")
     (packages / "others.pth").write_text(
-        "\n".join(one for one in sys.path if one.endswith("site-packages"))
+        "\n".join(path for path in sys.path if path.endswith("site-packages"))
     )
     run(tmp_path, sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps",
         "--no-index", "--disable-pip-version-check", str(wheel))  # fmt: skip
-    told = run(tmp_path, str(tmp_path / "env/bin/pipeline"), "--version", PYTHONPATH="")
-    assert told.stdout == f"pipeline {pipeline.__version__}\n"
+    completed = run(tmp_path, str(tmp_path / "env/bin/pipeline"), "--version", PYTHONPATH="")
+    assert completed.stdout == f"pipeline {pipeline.__version__}\n"
     code = "import pipeline; print(pipeline.__file__)"
-    where = run(tmp_path, str(python), "-c", code, PYTHONPATH="").stdout
-    assert str(packages) in where
+    location = run(tmp_path, str(python), "-c", code, PYTHONPATH="").stdout
+    assert str(packages) in location
 
 
 def test_the_recipe_of_the_container_copies_and_installs_what_is_there():
     instructions = re.sub(r"\\\n", " ", RECIPE)
-    lines = [one.split() for one in instructions.splitlines() if one and not one.startswith("#")]
+    lines = [
+        text.split() for text in instructions.splitlines() if text and not text.startswith("#")
+    ]
     assert lines[0][0] == "FROM"
-    assert {one[0] for one in lines} <= {"FROM", "RUN", "WORKDIR", "ARG", "COPY", "ENV"}
+    assert {words[0] for words in lines} <= {"FROM", "RUN", "WORKDIR", "ARG", "COPY", "ENV"}
     for line in lines:
         if line[0] == "COPY":
             assert [name for name in line[1:-1] if not (ROOT / name).exists()] == []
@@ -98,13 +100,13 @@ def test_the_recipe_of_the_container_copies_and_installs_what_is_there():
 
 def scripts() -> list[tuple[str, str]]:
     cloud = yaml.safe_load((ROOT / "examples/cloud/skypilot.yaml").read_text())
-    found = [(f"skypilot.{key}", cloud[key]) for key in ("setup", "run")]
+    named_scripts = [(f"skypilot.{key}", cloud[key]) for key in ("setup", "run")]
     jobs = yaml.safe_load((ROOT / "examples/ci/metrics.yaml").read_text())["jobs"]
     steps = [step for job in jobs.values() for step in job["steps"]]
-    return found + [(step["name"], step["run"]) for step in steps if "run" in step]
+    return named_scripts + [(step["name"], step["run"]) for step in steps if "run" in step]
 
 
-@pytest.mark.parametrize(("name", "script"), scripts(), ids=lambda one: one[:30].split("\n")[0])
+@pytest.mark.parametrize(("name", "script"), scripts(), ids=lambda value: value[:30].split("\n")[0])
 def test_the_examples_parse_and_call_commands_that_exist(name: str, script: str):
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)  # noqa: S607
     from pipeline.cli import COMMANDS

@@ -52,14 +52,16 @@ def test_packages_count_whole_and_stages_one_by_one():
     files = sources.watched(ROOT, "train")
     for package in ("algos", "nets", "protocol", "tracking", "stages/shared"):
         inside = (ROOT / "src/pipeline" / package).rglob("*.p[yr]*")
-        assert {str(one.relative_to(ROOT)) for one in inside if one.suffix != ".pyc"} <= set(files)
+        assert {str(path.relative_to(ROOT)) for path in inside if path.suffix != ".pyc"} <= set(
+            files
+        )
     assert "src/pipeline/stages/report.py" not in files
-    assert not [one for one in files if one.startswith("src/pipeline/evaluation")]
+    assert not [path for path in files if path.startswith("src/pipeline/evaluation")]
     assert "src/pipeline/stages/reporting/report.html.j2" in sources.watched(ROOT, "report")
 
 
 def test_what_goes_into_an_executable_is_watched():
-    packed = {*pack._PACKAGE, *(f"{one}/__init__.py" for one in pack._FOLDERS)}
+    packed = {*pack._PACKAGE, *(f"{folder}/__init__.py" for folder in pack._FOLDERS)}
     files = set(sources.watched(ROOT, "env"))
     assert {f"src/pipeline/{name}" for name in packed} <= files
     assert "src/pipeline/envs/unity.py" not in files, "would build Unity projects again"
@@ -103,8 +105,8 @@ def tree(root: Path, **files: str) -> Path:
 
 
 def names(root: Path, module: str) -> set[str]:
-    found = closure(root, module)
-    return {str(p.relative_to(root / "pipeline"))[:-3] for p in found if p.name != "__init__.py"}
+    paths = closure(root, module)
+    return {str(p.relative_to(root / "pipeline"))[:-3] for p in paths if p.name != "__init__.py"}
 
 
 def test_lazy_relative_and_named_imports_count(tmp_path: Path):

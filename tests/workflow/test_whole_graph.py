@@ -70,8 +70,8 @@ def test_both_engines_make_the_same_bytes(by_dvc: Path, by_snakemake: Path):
 
 
 def test_every_artifact_is_there_and_says_what_it_should(by_dvc: Path):
-    shown = json.loads((by_dvc / "results/demos/balance_ball_expert.json").read_text())
-    assert shown["episodes"] == 2
+    recorded = json.loads((by_dvc / "results/demos/balance_ball_expert.json").read_text())
+    assert recorded["episodes"] == 2
     for name in ("plain", "cloned"):
         trained = json.loads((by_dvc / f"results/train/{name}/seed1/metrics.json").read_text())
         assert trained["3DBall"]["steps"] >= 4000
@@ -79,8 +79,8 @@ def test_every_artifact_is_there_and_says_what_it_should(by_dvc: Path):
             steps = [int(row["step"]) for row in csv.DictReader(file)]
         assert steps == [1000, 2000, 3000, 4000]
         model = by_dvc / f"results/export/{name}/seed1/3DBall.onnx"
-        told = run(by_dvc, "pipeline", "onnx", "check", str(model)).stdout
-        assert "keeps the contract" in told
+        output = run(by_dvc, "pipeline", "onnx", "check", str(model)).stdout
+        assert "keeps the contract" in output
         played = json.loads((by_dvc / f"results/evaluate/{name}/seed1/metrics.json").read_text())
         assert played["3DBall"]["episodes"] == 4
     filmed = by_dvc / "results/evaluate/cloned/seed1"
@@ -105,8 +105,8 @@ def test_every_artifact_is_there_and_says_what_it_should(by_dvc: Path):
 
 def provenance_of(root: Path, name: str) -> dict:
     model = f"results/export/{name}/seed1/3DBall.onnx"
-    done = run(root, "python", "-m", "pipeline.cli", "provenance", model, "--json")
-    return json.loads(done.stdout)
+    completed = run(root, "python", "-m", "pipeline.cli", "provenance", model, "--json")
+    return json.loads(completed.stdout)
 
 
 @pytest.fixture
@@ -116,19 +116,21 @@ def copied(by_dvc: Path, tmp_path: Path) -> Path:
 
 
 def test_a_model_says_what_made_it_and_whether_the_tree_would_again(by_dvc: Path, copied: Path):
-    told = provenance_of(by_dvc, "cloned")
-    assert [stage["stage"] for stage in told["stages"]] == ["pretrain", "train", "export"]
-    assert [stage["run"] for stage in told["stages"]] == ["cloned/seed1"] * 3
-    assert {check["verdict"] for check in told["checks"]} == {"same"}
-    assert told["commit"]["commit"] in git(by_dvc, "log", "--format=%H").split()
+    provenance = provenance_of(by_dvc, "cloned")
+    assert [stage["stage"] for stage in provenance["stages"]] == ["pretrain", "train", "export"]
+    assert [stage["run"] for stage in provenance["stages"]] == ["cloned/seed1"] * 3
+    assert {check["verdict"] for check in provenance["checks"]} == {"same"}
+    assert provenance["commit"]["commit"] in git(by_dvc, "log", "--format=%H").split()
     params = copied / "params.yaml"
     params.write_text(params.read_text().replace("max_steps: 4000", "max_steps: 5000"))
     source = copied / "src/pipeline/trainer/loop.py"
     source.write_text(source.read_text() + "# edited\n")
-    told = provenance_of(copied, "plain")
-    found = {check["what"]: check["details"] for check in told["checks"] if check["details"]}
-    assert told["verdict"] == "differs"
-    assert found == {
+    provenance = provenance_of(copied, "plain")
+    differences = {
+        check["what"]: check["details"] for check in provenance["checks"] if check["details"]
+    }
+    assert provenance["verdict"] == "differs"
+    assert differences == {
         "code": ["src/pipeline/trainer/loop.py has changed"],
         "parameters of train": ["settings.behaviors.3DBall.max_steps: 4000 then, 5000 now"],
     }
@@ -147,10 +149,10 @@ def test_every_job_has_a_log_and_its_time_and_memory_beside_it(by_snakemake: Pat
 
 
 def test_git_sees_metrics_and_no_models(by_dvc: Path):
-    done = run(by_dvc, "git", "status", "--short", "--untracked-files=all", "--", "results")
-    seen = [line.split()[1] for line in done.stdout.splitlines()]
-    assert seen
-    assert all(name.endswith((".json", ".csv")) and ".work" not in name for name in seen)
+    completed = run(by_dvc, "git", "status", "--short", "--untracked-files=all", "--", "results")
+    tracked = [line.split()[1] for line in completed.stdout.splitlines()]
+    assert tracked
+    assert all(name.endswith((".json", ".csv")) and ".work" not in name for name in tracked)
 
 
 def test_a_second_run_does_nothing_and_sync_works_both_ways(by_dvc: Path, by_snakemake: Path):
@@ -170,26 +172,30 @@ def test_one_mlflow_run_holds_an_experiment_and_seed(by_dvc: Path):
     client = mlflow_runs.client(by_dvc)
     runs = {run.info.run_name: run for run in client.search_runs(["1"])}
     assert set(runs) == {"plain-seed1", "cloned-seed1"}
-    for found in runs.values():
-        assert found.info.status == "FINISHED"
-        assert found.data.params["max_steps"] == "4000"
-        assert found.data.params["learning_rate"] == "0.0003"
-        assert found.data.params["environment"] == "balance_ball"
-        assert found.data.metrics["evaluate/episodes"] == 4
-        assert found.data.tags["pipeline.algorithm"] == "ppo"
-        assert len(found.data.tags["mlflow.source.git.commit"]) == 40
+    for mlflow_run in runs.values():
+        assert mlflow_run.info.status == "FINISHED"
+        assert mlflow_run.data.params["max_steps"] == "4000"
+        assert mlflow_run.data.params["learning_rate"] == "0.0003"
+        assert mlflow_run.data.params["environment"] == "balance_ball"
+        assert mlflow_run.data.metrics["evaluate/episodes"] == 4
+        assert mlflow_run.data.tags["pipeline.algorithm"] == "ppo"
+        assert len(mlflow_run.data.tags["mlflow.source.git.commit"]) == 40
         name = "Environment/Cumulative Reward"
-        history = client.get_metric_history(found.info.run_id, name)
+        history = client.get_metric_history(mlflow_run.info.run_id, name)
         assert [point.step for point in history] == [1000, 2000, 3000, 4000]
-        place = found.info.run_name.replace("-seed", "/seed")
+        place = mlflow_run.info.run_name.replace("-seed", "/seed")
         played = json.loads((by_dvc / f"results/evaluate/{place}/metrics.json").read_text())
-        mean = pytest.approx(found.data.metrics["evaluate/mean_return"])
+        mean = pytest.approx(mlflow_run.data.metrics["evaluate/mean_return"])
         assert played["3DBall"]["mean_return"] == mean
-        paths = {one.path for one in client.list_artifacts(found.info.run_id, "evaluate")}
+        paths = {
+            artifact.path for artifact in client.list_artifacts(mlflow_run.info.run_id, "evaluate")
+        }
         assert "evaluate/returns.png" in paths
-        assert ("evaluate/median.gif" in paths) == (found.info.run_name == "cloned-seed1")
+        assert ("evaluate/median.gif" in paths) == (mlflow_run.info.run_name == "cloned-seed1")
     assert "pretrain/loss" in runs["cloned-seed1"].data.metrics
-    data = {one.dataset.name for one in runs["cloned-seed1"].inputs.dataset_inputs}
+    data = {
+        dataset_input.dataset.name for dataset_input in runs["cloned-seed1"].inputs.dataset_inputs
+    }
     assert data == {"balance_ball", "balance_ball_expert"}
     models = client.search_logged_models(["1"])
     assert {model.source_run_id for model in models} == {r.info.run_id for r in runs.values()}
@@ -202,28 +208,28 @@ def test_the_best_policy_has_the_alias_and_its_row_leads_to_the_revision_and_bac
     (model,) = client.search_registered_models()
     assert model.name == "balance_ball.3DBall"
     versions = client.search_model_versions(f"name = '{model.name}'")
-    assert {one.tags["run"] for one in versions} == {"plain-seed1", "cloned-seed1"}
-    top = max(float(one.tags["score"]) for one in versions)
+    assert {version.tags["run"] for version in versions} == {"plain-seed1", "cloned-seed1"}
+    top = max(float(version.tags["score"]) for version in versions)
     assert float(client.get_model_version_by_alias(model.name, "best").tags["score"]) == top
-    for one in versions:
-        alias = one.tags["experiment"]
-        assert client.get_model_version_by_alias(model.name, alias).version == one.version
+    for version in versions:
+        alias = version.tags["experiment"]
+        assert client.get_model_version_by_alias(model.name, alias).version == version.version
 
     commit(copied, "results")
-    told = run(copied, "pipeline", "runs", "plain-1").stdout
-    assert told.count("as in results/") == 3
+    output = run(copied, "pipeline", "runs", "plain-1").stdout
+    assert output.count("as in results/") == 3
     head = git(copied, "rev-parse", "HEAD").strip()
-    assert f"git checkout {head[:12]} && dvc checkout" in told
+    assert f"git checkout {head[:12]} && dvc checkout" in output
     back = run(copied, "pipeline", "runs", "--at", "HEAD").stdout
-    rows = {one.tags["run"].replace("-seed", "-"): one.run_id for one in versions}
+    rows = {version.tags["run"].replace("-seed", "-"): version.run_id for version in versions}
     assert {line.split()[0]: line.split()[1] for line in back.splitlines()[1:]} == rows
 
 
 def rows_of(root: Path) -> dict[str, dict]:
     """Everything that MLflow says of each run, by the run's name."""
-    found = mlflow_runs.client(root).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
-    assert len({run.info.run_name for run in found}) == len(found)
-    return {run.info.run_name: run.to_dictionary() for run in found}
+    runs = mlflow_runs.client(root).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
+    assert len({run.info.run_name for run in runs}) == len(runs)
+    return {run.info.run_name: run.to_dictionary() for run in runs}
 
 
 def test_experiments_of_dvc_have_rows_of_their_own(copied: Path):
@@ -234,17 +240,17 @@ def test_experiments_of_dvc_have_rows_of_their_own(copied: Path):
     run(root, "python", "-m", "pipeline.cli", "runs")  # the store notices that it was copied
     before = rows_of(root)
 
-    def tried(name: str, episodes: int, *how: str) -> None:
+    def tried(name: str, episodes: int, *options: str) -> None:
         setting = f"experiments.plain.evaluation.episodes={episodes}"
-        run(root, "dvc", "exp", "run", *how, "-n", name, "-S", setting, PIPELINE_MLFLOW="on")
+        run(root, "dvc", "exp", "run", *options, "-n", name, "-S", setting, PIPELINE_MLFLOW="on")
 
     tried("here", 5)
     documented = re.search(
         r"^dvc (exp show .*)$", (ROOT / "docs/how-to/pipeline.md").read_text(), re.MULTILINE
     )
     assert documented is not None
-    shown = run(root, "dvc", *shlex.split(documented[1]), "--csv").stdout.splitlines()
-    assert shown[0].split(",")[4:] == [
+    csv_lines = run(root, "dvc", *shlex.split(documented[1]), "--csv").stdout.splitlines()
+    assert csv_lines[0].split(",")[4:] == [
         "plain.3DBall.iqm",
         "experiments.plain.evaluation.episodes",
     ], "what differs: an interquartile mean, and the parameter that was set"
@@ -261,10 +267,10 @@ def test_experiments_of_dvc_have_rows_of_their_own(copied: Path):
     }
     groups = [row["data"]["tags"]["pipeline.experiment"] for row in after.values()]
     assert len(set(groups)) == len(groups), "none of them looks like a seed of the baseline"
-    told = run(root, "python", "-m", "pipeline.cli", "runs", "plain-1 (queued)").stdout
-    assert new["plain-seed1 (queued)"]["tags"]["dvc.evaluate"] in told
-    again = ("dvc", "repro", "--force", "--single-item", "train@plain-1")
-    run(root, *again, PIPELINE_MLFLOW="on")
+    output = run(root, "python", "-m", "pipeline.cli", "runs", "plain-1 (queued)").stdout
+    assert new["plain-seed1 (queued)"]["tags"]["dvc.evaluate"] in output
+    retrain = ("dvc", "repro", "--force", "--single-item", "train@plain-1")
+    run(root, *retrain, PIPELINE_MLFLOW="on")
     trained = rows_of(root)
     assert trained.keys() == after.keys()
     assert trained["plain-seed1"]["info"]["run_id"] != before["plain-seed1"]["info"]["run_id"]
@@ -307,9 +313,9 @@ def test_a_stopped_training_publishes_nothing_and_resumes(trainable: Path):
         child.communicate(timeout=300)
     assert child.returncode == 143
     assert published.read_bytes() == before
-    again = run(trainable, *TRAIN)
-    assert "resuming the attempt that did not finish" in again.stderr
-    assert "Resuming training of 3DBall from step" in again.stderr
+    resumed = run(trainable, *TRAIN)
+    assert "resuming the attempt that did not finish" in resumed.stderr
+    assert "Resuming training of 3DBall from step" in resumed.stderr
     assert json.loads(published.read_text())["3DBall"]["steps"] >= 40000
     with (published.parent / "progress.csv").open() as file:
         steps = [int(row["step"]) for row in csv.DictReader(file)]
@@ -323,12 +329,12 @@ def test_a_training_whose_parameters_change_is_not_taken_for_one_of_the_new_ones
     with start_training(trainable, *command) as child:
         params.write_text(before.replace("seeds:\n      - 1", "seeds:\n      - 1\n      - 2", 1))
         params.write_text(params.read_text().replace("max_steps: 40000", "max_steps: 50000", 1))
-        _, told = child.communicate(timeout=300)
+        _, errors = child.communicate(timeout=300)
     assert child.returncode != 0
-    assert "its parameters were changed while it ran" in told
+    assert "its parameters were changed while it ran" in errors
     params.write_text(before)
-    again = run(trainable, *command)
-    assert "resuming the attempt that did not finish" in again.stderr
+    resumed = run(trainable, *command)
+    assert "resuming the attempt that did not finish" in resumed.stderr
     metrics = json.loads((trainable / "results/train/plain/seed1/metrics.json").read_text())
     assert 40000 <= metrics["3DBall"]["steps"] < 50000
 
@@ -372,20 +378,20 @@ def test_no_orphan_survives_a_killed_engine(trainable: Path, command: tuple[str,
 
 def test_what_finished_without_its_killed_snakemake_is_not_trained_again(trainable: Path):
     """As a scheduler's job does whose Snakemake is gone: the next call deletes its outputs."""
-    made = trainable / "results/train/plain/seed1/policy.pt"
+    policy = trainable / "results/train/plain/seed1/policy.pt"
     attempt = trainable / "results/.work/train/plain/seed1/attempt.json"
     log = trainable / "logs/train/plain/seed1.log"
     run(trainable, *TRAIN, PIPELINE_CALL="killed")
-    before = made.read_bytes()
-    made.unlink()
-    engine = ("snakemake", "--cores", "1", str(made.relative_to(trainable)))
+    before = policy.read_bytes()
+    policy.unlink()
+    engine = ("snakemake", "--cores", "1", str(policy.relative_to(trainable)))
     run(trainable, *engine)
     assert "an attempt before has finished; taking what it made" in log.read_text()
-    assert made.read_bytes() == before
+    assert policy.read_bytes() == before
     assert "call" not in json.loads(attempt.read_text()), "this call has ended, and knows of it"
     run(trainable, *engine, "--force")
     assert "taking what it made" not in log.read_text()
-    assert made.read_bytes() == before
+    assert policy.read_bytes() == before
 
 
 def wait_for_stage(engine, timeout_s: float = 120):

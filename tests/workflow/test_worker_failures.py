@@ -22,11 +22,11 @@ def learn(started, packed, tmp_path):
     command = ["learn", "config.yaml", "--env", str(build), "--num-envs", "4", "--seed", "1"]
 
     def run(kill_at: list[str]) -> Learning:
-        one = started("pipeline.cli", *command)
+        learning = started("pipeline.cli", *command)
         for pattern in kill_at:
-            one.until(pattern)
-            kill_newest(one.process.pid)
-        return one
+            learning.until(pattern)
+            kill_newest(learning.process.pid)
+        return learning
 
     return run
 
@@ -35,7 +35,9 @@ def kill_newest(trainer: int) -> None:
     """Kill -9 the executable that was started last: after a restart, the restarted one."""
     environments = psutil.Process(trainer).children()
     assert len(environments) == 4
-    max(environments, key=lambda one: (one.create_time(), one.pid)).send_signal(signal.SIGKILL)
+    max(environments, key=lambda process: (process.create_time(), process.pid)).send_signal(
+        signal.SIGKILL
+    )
 
 
 def nothing_is_left(folder) -> bool:
@@ -46,12 +48,12 @@ def nothing_is_left(folder) -> bool:
 def test_a_killed_one_of_four_goes_on_and_beyond_the_budget_the_run_stops_with_its_state_saved(
     learn, tmp_path
 ):
-    one = learn([r"Step: 3000\.", r"Step: 5000\."])
-    assert one.end() == 2, one.told
-    (restart,) = [line for line in one.told.splitlines() if "Restarting worker" in line]
+    learning = learn([r"Step: 3000\.", r"Step: 5000\."])
+    assert learning.end() == 2, learning.told
+    (restart,) = [line for line in learning.told.splitlines() if "Restarting worker" in line]
     assert re.search(r"Restarting worker\[3\] after '.*(killed|signal|SIGKILL|-9)", restart)
-    assert "Worker[3] goes on where it was." in one.told
-    assert "Worker 3 exceeded the allowed number of restarts, 1 of 1 in 3600 s" in one.error()
+    assert "Worker[3] goes on where it was." in learning.told
+    assert "Worker 3 exceeded the allowed number of restarts, 1 of 1 in 3600 s" in learning.error()
     assert 5000 <= checkpoint(tmp_path, "ppo")["learner"]["step"] < 12000
     assert (tmp_path / "results/ppo/3DBall.onnx").is_file()
     assert nothing_is_left(tmp_path)

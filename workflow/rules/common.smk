@@ -109,7 +109,7 @@ def watched(*names, of=None):
     """
 
     def of_job(wildcards):
-        found, more = {}, {}
+        selected, more = {}, {}
         if of is not None:
             key = key_of(wildcards.experiment, wildcards.seed)
             more = {"base": RUNS[of][key]["base"], "key": key}
@@ -118,8 +118,8 @@ def watched(*names, of=None):
             value = VALUES
             for part in dotted.split("."):
                 value = value[part]
-            found[dotted] = value
-        return found
+            selected[dotted] = value
+        return selected
 
     return of_job
 
@@ -127,8 +127,8 @@ def watched(*names, of=None):
 def sources_of(stage):
     """What a stage imports, as files: Snakemake does not see an edit inside a folder.
 
-    Elsewhere it is the note of them on which DVC depends too: the code lies where it does on this
-    machine alone.
+    Outside the checkout it is the note of these files on which DVC depends too, because the path of
+    the code is that of this machine alone.
     """
     if CODE == Path():
         return watched_sources(CODE, stage)
@@ -141,15 +141,15 @@ SOURCES = {stage: sources_of(stage) for stage in stages(CODE)}
 
 def spelled_out(*paths):
     """Files, and the files in folders."""
-    found = []
+    files = []
     for path in map(Path, paths):
         inside = path.rglob("*") if path.is_dir() else [path]
-        found += [
+        files += [
             str(file)
             for file in inside
             if not file.is_dir() and "__pycache__" not in file.parts
         ]
-    return sorted(found)
+    return sorted(files)
 
 
 def one_of(names):
@@ -165,7 +165,7 @@ def run_of(table, field):
 
 
 def asked(resource, of=None):
-    """What the wildcards' experiment says under `resources`, for each learner in the table `of`."""
+    """The `resource` of the wildcards' experiment, times its learners in the table `of`."""
     return lambda wildcards: getattr(
         PARAMS.experiment(wildcards.experiment).resources, resource
     ) * learners_of(of, wildcards)
@@ -224,5 +224,8 @@ DELIVERABLES = []
 
 def stages_of_all(name):
     """Stages that every run of a subset, experiment or sweep has."""
-    each_has = [set(PARAMS.experiment(one).stages) for one, _ in PARAMS.runs_of(name)]
-    return sorted(set.intersection(*each_has))
+    stage_sets = [
+        set(PARAMS.experiment(experiment).stages)
+        for experiment, _ in PARAMS.runs_of(name)
+    ]
+    return sorted(set.intersection(*stage_sets))

@@ -108,8 +108,8 @@ rule report:
             for name in ("returns.png", "episodes.csv", "metrics.json")
         ],
         *[
-            each("evaluate_video", f"{EVALUATED}/{one}.gif")
-            for one in ("median", "best")
+            each("evaluate_video", f"{EVALUATED}/{kind}.gif")
+            for kind in ("median", "best")
         ],
         *[
             each(table, f"{TRAINED}/{name}")

@@ -1,4 +1,4 @@
-"""What the trainer asks of an algorithm, and what all algorithms do alike."""
+"""The interface through which the trainer uses an algorithm, and what all algorithms share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class Algorithm(ABC):
-    """Acts, says when there is something to do with what happened, and learns from it.
+    """Acts, says when it can use the experience collected so far, and learns from it.
 
     The mathematics stands in each algorithm's own file, which makes the networks and the optimizer.
     Weights, actions, noise and minibatches have a random stream each.
@@ -61,11 +61,11 @@ class Algorithm(ABC):
     bc: BehavioralCloning | None
     """The auxiliary loss that `behavioral_cloning` asks for."""
     recurrent_critic: Critic | None = None
-    """A critic that has a memory of its own, and so sees whatever the policy decides on."""
+    """A critic with a memory of its own, which reads every observation that the policy acts on."""
     intrinsic: IntrinsicRewards | None = None
     """Rewards that are learned from rollouts; None without, or where rows come from a replay."""
     replay: Replay | None = None
-    """What is kept to be learned from again."""
+    """The replay buffer of an off-policy algorithm, else None."""
 
     def __init__(
         self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
@@ -89,7 +89,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def ready(self, n_rows: int) -> bool:
-        """Whether `update` has a use for `n_rows` of closed trajectories."""
+        """Whether `n_rows` of closed trajectories are enough to call `update`."""
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
         """Learn from a rollout. An algorithm writes this, or `update_in_parts`, or both.
@@ -131,9 +131,9 @@ class Algorithm(ABC):
         return self.update(rollout, step=step)
 
     def refuse_divergence(self, losses: Mapping[str, float], *, step: int) -> None:
-        """Look once per update at the mean losses, and at all gradients and weights.
+        """Refuse mean losses, gradients and weights that are not finite, once per update.
 
-        A gradient that was not finite in any minibatch has made weights of that kind.
+        A gradient that was not finite in any minibatch has made weights not finite, too.
 
         Raises:
             TrainingError: A number is not finite.
@@ -152,15 +152,15 @@ class Algorithm(ABC):
         }
         for kind, (flat, gradients) in kinds.items():
             if not flat.isfinite().all():
-                where = first_non_finite(self.own_networks, gradients)
+                tensor_name = first_non_finite(self.own_networks, gradients)
                 raise TrainingError(
-                    f"{at} {kind} of {where} is not finite; lower learning_rate, or set "
+                    f"{at} {kind} of {tensor_name} is not finite; lower learning_rate, or set "
                     "max_grad_norm"
                 )
 
     @property
     def memory_size(self) -> int:
-        """Numbers that an agent remembers: the policy's, then those of a critic with its own."""
+        """Size of an agent's memory: the policy's part, then a recurrent critic's."""
         memory = None if self.recurrent_critic is None else self.recurrent_critic.memory
         return self.policy.memory_size + (0 if memory is None else memory.memory_size)
 
@@ -169,14 +169,14 @@ class Algorithm(ABC):
         """What each row of experience holds."""
         fields = rollout_fields(self.spec)
         if self.memory_size:
-            # One for each sequence and not for each row: training begins sequences from stored
-            # memories and computes the rest.
+            # Stored once per sequence and not per row: training begins each sequence from its
+            # stored memory and computes the rest.
             fields["memory"] = Field(shape=(self.memory_size,), every=self.sequence_length)
         return fields
 
     @property
     def member_fields(self) -> dict[str, Field]:
-        """What is kept of each member of a group; empty where groups do not matter."""
+        """Fields that are stored of each group member; empty if the algorithm ignores groups."""
         return {}
 
     def act(
@@ -185,7 +185,7 @@ class Algorithm(ABC):
         mask: Sequence[BoolArray] | None,
         memory: FloatArray | None = None,
     ) -> Decision:
-        """Decide for N agents, see `Policy.act`; a critic with memory of its own reads on."""
+        """Decide for N agents, see `Policy.act`; also advances a recurrent critic's memory."""
         if memory is None:
             return self.policy.act(obs, mask, self.action_stream)
         n = self.policy.memory_size
@@ -196,7 +196,7 @@ class Algorithm(ABC):
             with torch.inference_mode():
                 inputs = self.policy.normalizers(tensors(obs, self.device))
                 critic_memory = critic.step(inputs, tensors([memory[:, n:]], self.device)[0])
-            # [N, policy's numbers, then the critic's]: one memory for whoever keeps it.
+            # [N, policy's numbers, then the critic's]: one array for the caller to store.
             later = np.concatenate((later, critic_memory.cpu().numpy()), axis=1)
         return replace(decision, rows={**decision.rows, "memory": memory}, memory=later)
 
@@ -209,9 +209,12 @@ class Algorithm(ABC):
 
     @property
     def optimizers(self) -> list[FlatAdam]:
-        """All that learn from what the agents do: cloning has one of its own."""
-        others = [signal.optimizer for signal in self.signals.by_name.values()]
-        return [self.optimizer, *(one for one in others if one is not None)]
+        """Optimizers of the algorithm and its reward signals; behavioral cloning has its own."""
+        signal_optimizers = [signal.optimizer for signal in self.signals.by_name.values()]
+        return [
+            self.optimizer,
+            *(optimizer for optimizer in signal_optimizers if optimizer is not None),
+        ]
 
     @property
     def generators(self) -> dict[str, torch.Generator]:
@@ -228,8 +231,8 @@ class Algorithm(ABC):
                 "names), so nothing is compiled."
             )
             return
-        modules = (one for network in self.own_networks.values() for one in network.modules())
-        if any(isinstance(one, HyperLayer) for one in modules):
+        modules = (module for network in self.own_networks.values() for module in network.modules())
+        if any(isinstance(module, HyperLayer) for module in modules):
             # its work depends on how many goals a minibatch has
             _log.warning(
                 "torch_settings.compile: networks with a goal signal and goal_conditioning_type "
@@ -256,7 +259,7 @@ class Algorithm(ABC):
         return {**self.own_networks, **self.signals.modules}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that continues training but for experience, as tensors and plain values."""
+        """Everything needed to continue training but experience, as tensors and plain values."""
         return {
             **{name: network.state_dict() for name, network in self.own_networks.items()},
             "optimizer": self.optimizer.state_dict(),
@@ -276,7 +279,7 @@ class Algorithm(ABC):
         self.minibatch_stream.bit_generator.state = state["minibatch_stream"]
         if self.bc is not None and state["cloning"] is not None:
             self.bc.load_state_dict(state["cloning"])
-        if self.signals.learning:  # files of before there were such signals have none
+        if self.signals.learning:  # older files, from before such signals existed, have none
             self.signals.load_state_dict(state["signals"])
         if self.intrinsic is not None:
             self.intrinsic.load_state_dict(state["learned"])
@@ -289,10 +292,10 @@ class Algorithm(ABC):
         }
 
     def load_weights(self, state: dict[str, Any]) -> tuple[list[str], int]:
-        """Take over what fits of another run's policy and, where it has them, other networks.
+        """Load the weights of another run that fit, of its policy and of its other networks.
 
         Returns:
-            What was not loaded, with reasons, and how many tensors were.
+            What was not loaded, with reasons, and how many tensors were loaded.
         """
         return load_matching(self.networks, state)
 
@@ -304,33 +307,35 @@ def load_matching(
 
     Args:
         networks: by name; they keep their own values where nothing fits.
-        saved: what `state_dict` of the networks of another run gave, by the same names; a network
-            that is missing there, or None, is left as it is.
+        saved: each network's `state_dict` from another run, by the same names; a network that is
+            missing there, or None, is left as it is.
 
     Returns:
-        What was not loaded, each with the reason, and how many tensors were.
+        What was not loaded, each with the reason, and how many tensors were loaded.
     """
-    left: list[str] = []
+    skipped: list[str] = []
     n_loaded = 0
     for network_name, network in networks.items():
-        theirs = saved.get(network_name)
-        if theirs is None:
+        saved_weights = saved.get(network_name)
+        if saved_weights is None:
             continue
         weights = network.state_dict()
         fitting = {}
         for name, tensor in weights.items():
-            if name not in theirs:
-                left.append(f"{network_name}.{name} (not in the checkpoint)")
-            elif theirs[name].shape != tensor.shape:
-                shapes = f"{_shape(theirs[name])} there, {_shape(tensor)} here"
-                left.append(f"{network_name}.{name} ({shapes})")
+            if name not in saved_weights:
+                skipped.append(f"{network_name}.{name} (not in the checkpoint)")
+            elif saved_weights[name].shape != tensor.shape:
+                shapes = f"{_shape(saved_weights[name])} there, {_shape(tensor)} here"
+                skipped.append(f"{network_name}.{name} ({shapes})")
             else:
-                fitting[name] = theirs[name]
-        left += [f"{network_name}.{name} (unknown here)" for name in theirs if name not in weights]
+                fitting[name] = saved_weights[name]
+        skipped += [
+            f"{network_name}.{name} (unknown here)" for name in saved_weights if name not in weights
+        ]
         # Not strict, because what does not fit was left out above, and is named to the user.
         network.load_state_dict(fitting, strict=False)
         n_loaded += len(fitting)
-    return left, n_loaded
+    return skipped, n_loaded
 
 
 def _shape(tensor: Tensor) -> str:

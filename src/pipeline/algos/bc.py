@@ -57,10 +57,10 @@ def imitation_loss(
     if mean is not None:
         losses.append((mean - continuous).square().mean())
     if branch_log_probs:
-        taken = [
+        log_probs = [
             branch.gather(1, discrete[:, i : i + 1]) for i, branch in enumerate(branch_log_probs)
         ]
-        losses.append(-torch.cat(taken, dim=1).mean())
+        losses.append(-torch.cat(log_probs, dim=1).mean())
     return torch.stack(losses).sum()
 
 
@@ -110,7 +110,7 @@ class BehavioralCloning:
         self.batch_size = max(min(batch_size, len(rows)) // sequence_length, 1)
         self.num_epoch = num_epoch
         self.probabilities: AnyArray | None = None
-        """[units] of drawing each, where demonstrations have weights; None to take each once."""
+        """[units] probabilities, where demonstrations have weights; None to draw each unit once."""
         if rows.weights is not None:
             self.probabilities = self._by_unit(rows.weights.astype(np.float64))
         units = samples_per_update // sequence_length
@@ -151,7 +151,7 @@ class BehavioralCloning:
         return self.num_epoch * self._n_batches
 
     def update(self, *, step: int = 0) -> float:
-        """One update; gives the mean loss, 0 when the schedule has ended."""
+        """Make one update; return the mean loss, or 0 when the schedule has ended."""
         return completed(self.update_in_parts(step=step))
 
     def update_in_parts(self, *, step: int = 0) -> Generator[int, None, float]:
@@ -252,19 +252,19 @@ def hold_out(
     if not sequence_length:
         order = rng.permutation(len(rows))
         n_check = int(len(rows) * fraction)
-        return _taken(rows, order[n_check:]), _taken(rows, order[:n_check])
+        return _select_rows(rows, order[n_check:]), _select_rows(rows, order[:n_check])
     sequences = cut(_lengths(rows), sequence_length)
     order = rng.permutation(len(sequences))
     n_check = int(len(sequences) * fraction)
 
     def take(chosen: AnyArray) -> ExpertRows:
         lengths = sequences.lengths[chosen]
-        return _taken(rows, rows_of(sequences.starts[chosen], lengths), lengths)
+        return _select_rows(rows, rows_of(sequences.starts[chosen], lengths), lengths)
 
     return take(order[n_check:]), take(order[:n_check])
 
 
-def _taken(rows: ExpertRows, index: AnyArray, lengths: AnyArray | None = None) -> ExpertRows:
+def _select_rows(rows: ExpertRows, index: AnyArray, lengths: AnyArray | None = None) -> ExpertRows:
     return ExpertRows(
         obs=[values[index] for values in rows.obs],
         continuous=rows.continuous[index],

@@ -1,9 +1,10 @@
 """Curiosity: reward for what a model of the environment did not foresee.
 
-Observations become features by a network that must tell from two successive ones which action was
-taken, so that they hold what the agent can act on. A forward model predicts the next features from
-the present ones and the action; its error is the reward. Source: Pathak et al. 2017, arXiv
-1705.05363, equations 2 to 6. docs/explanation/reward-signals.md lists every detail with its reason.
+A network turns observations into features. It is trained to tell from two successive observations
+which action was taken, so that features hold what the agent can influence. A forward model predicts
+the next features from the present ones and the action; its error is the reward. Source: Pathak et
+al. 2017, arXiv 1705.05363, equations 2 to 6. docs/explanation/reward-signals.md lists every detail
+with its reason.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class CuriosityNetwork(nn.Module):
         self.next_features = linear(MODEL_UNITS, H)
 
     def features(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """[B, H] of what was seen, and of what the step led to."""
+        """Return the features [B, H] of the observations and of the next observations."""
         now: Tensor = self.body(self.normalizers(rows.obs))
         later: Tensor = self.body(self.normalizers(rows.next_obs))
         return now, later
@@ -89,7 +90,7 @@ class Curiosity(RewardSignal):
         with seeded_weights(seed, "curiosity"):
             self.network = CuriosityNetwork(spec, settings.network_settings).to(device)
         self.optimizer = FlatAdam(self.network.parameters(), learning_rate=settings.learning_rate)
-        # so that a step's reward times its strength is never more than 1
+        # so that a step's reward times `strength` is at most 1
         self.most = 1.0 / settings.strength if settings.strength > 0 else float("inf")
         self.has_learned = False
 

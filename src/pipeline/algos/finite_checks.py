@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def refuse_non_finite_decision(
     *, obs: Sequence[FloatArray], continuous: FloatArray, log_prob: FloatArray
 ) -> None:
-    """Look at what was seen and decided, in one pass over each array.
+    """Refuse observations and decisions that are not finite, in one pass over each array.
 
     Args:
         obs: [N, *shape] per observation.
@@ -33,8 +33,8 @@ def refuse_non_finite_decision(
     """
     # A sum of squares is the cheapest test; only if it is not finite are the numbers looked at.
     squares = 0.0
-    for one in (*obs, continuous, log_prob):
-        squares += float(np.vdot(one, one))
+    for array in (*obs, continuous, log_prob):
+        squares += float(np.vdot(array, array))
     if math.isfinite(squares):
         return
     for index, values in enumerate(obs):
@@ -51,17 +51,19 @@ def refuse_non_finite_decision(
 
 
 def refuse_non_finite_rollout(rollout: Rollout, *, step: int) -> None:
-    """Look at the rewards, and at the observations that only values are taken of.
+    """Refuse rewards, and observations after trajectories, that are not finite.
+
+    No decision was made at those observations, so nothing has checked them yet.
 
     Raises:
         TrainingError: A number is not finite.
     """
-    named: list[tuple[str, AnyArray]] = [("a reward", rollout.fields["reward"])]
-    named += [(f"observation {i}", values) for i, values in enumerate(rollout.next_obs)]
-    for what, values in named:
+    arrays: list[tuple[str, AnyArray]] = [("a reward", rollout.fields["reward"])]
+    arrays += [(f"observation {i}", values) for i, values in enumerate(rollout.next_obs)]
+    for name, values in arrays:
         if not np.isfinite(values).all():
             raise TrainingError(
-                f"step {step}: the environment gave {what} that is not finite; look for a division "
+                f"step {step}: the environment gave {name} that is not finite; look for a division "
                 "by zero, or for physics that explode"
             )
 
@@ -69,7 +71,7 @@ def refuse_non_finite_rollout(rollout: Rollout, *, step: int) -> None:
 def first_non_finite(
     networks: Mapping[str, nn.Module], gradients: Mapping[nn.Parameter, Tensor] | None = None
 ) -> str:
-    """Name of the first weight, or of `gradients`, that is not finite, with its network before."""
+    """Return `network.name` of the first weight, or gradient, that is not finite."""
     for network, module in networks.items():
         for name, parameter in module.named_parameters():
             values = parameter if gradients is None else gradients.get(parameter)

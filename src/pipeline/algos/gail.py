@@ -74,11 +74,11 @@ class Discriminator(nn.Module):
 
     def inputs(self, rows: Rows) -> list[Tensor]:
         """Inputs of steps with observations as they come, actions in the environment's range."""
-        seen: list[Tensor] = self.normalizers(rows.obs)
+        inputs: list[Tensor] = self.normalizers(rows.obs)
         if self.use_actions:
             action = flat_actions(rows.continuous, rows.discrete, self.actions.discrete_branches)
-            seen.append(torch.cat((action, rows.done.to(torch.float32).unsqueeze(1)), dim=1))
-        return seen
+            inputs.append(torch.cat((action, rows.done.to(torch.float32).unsqueeze(1)), dim=1))
+        return inputs
 
     def features(self, inputs: Sequence[Tensor]) -> Tensor:
         """[B, H] of steps; with a bottleneck [B, 128], the mean of their code."""
@@ -101,7 +101,7 @@ class Discriminator(nn.Module):
 
 
 class GAIL(RewardSignal):
-    """How much steps look like those of the demonstrations.
+    """Reward for steps that look like those of the demonstrations.
 
     Raises:
         DemonstrationError: The demonstrations cannot be used.
@@ -138,7 +138,7 @@ class GAIL(RewardSignal):
         # From the expert's rows alone, as in ML-Agents: new experience is not observed.
         self.network.normalizers.update(self.expert.obs)
         self.weights = None
-        """[R] of drawing each row; None where all are the same."""
+        """[R] weight with which each row is drawn; None where all weights are equal."""
         if expert.weights is not None:
             self.weights = tensors([expert.weights], device)[0]
 
@@ -186,26 +186,31 @@ class GAIL(RewardSignal):
     def gradient_penalty(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Mean squared distance from 1 of the gradient's norm, between policy and expert.
 
-        The gradient is that of the estimate by everything the discriminator sees, observations and
-        actions alike, at steps mixed number by number.
+        It is the gradient of the estimate by all inputs, observations and actions, at random
+        elementwise mixtures of the policy's and the expert's steps.
 
         Args:
             pairs: [B, *shape] of the policy and of the expert, per input.
         """
-        mixed = [self._between(own, other).requires_grad_() for own, other in pairs]
+        mixed = [
+            self._between(policy_input, expert_input).requires_grad_()
+            for policy_input, expert_input in pairs
+        ]
         estimates = self.network.estimates(self.network.features(mixed))
         # The sum, because each row's estimate depends on that row alone.
         gradients = torch.autograd.grad(estimates.sum(), mixed, create_graph=True)
-        squared = torch.stack([one.flatten(1).square().sum(1) for one in gradients]).sum(0)
+        squared = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(
+            0
+        )
         # The root has no finite derivative at 0.
         return ((squared + EPSILON).sqrt() - 1.0).square().mean()
 
-    def _between(self, own: Tensor, other: Tensor) -> Tensor:
-        share = torch.rand(own.shape, generator=self.generator, device=own.device)
-        return torch.lerp(other, own, share)
+    def _between(self, policy_input: Tensor, expert_input: Tensor) -> Tensor:
+        share = torch.rand(policy_input.shape, generator=self.generator, device=policy_input.device)
+        return torch.lerp(expert_input, policy_input, share)
 
     def _draw(self, n: int) -> list[Tensor]:
-        """Inputs of `n` of the expert's steps, each as often as its weight has it."""
+        """Draw the inputs of `n` of the expert's steps, in proportion to their weights."""
         if self.weights is None:
             device = self.generator.device
             index = torch.randint(len(self.expert), (n,), generator=self.generator, device=device)

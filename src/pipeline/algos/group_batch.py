@@ -1,4 +1,4 @@
-"""A rollout's groups as tensors: which members stand in the sets that a group critic looks at."""
+"""A rollout's groups as tensors: the members in the sets that a group critic evaluates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupBatch:
-    """The members, E in all, of M groups' moments, and which R rows of experience are of those."""
+    """The E members of groups at M moments, and the moment of each of R rows of experience."""
 
     obs: list[Tensor]
     """[E, *shape] per observation, normalised."""
@@ -35,17 +35,17 @@ class GroupBatch:
     actions: Tensor
     """[E, flat] what the members do, choices one-hot."""
     index: AnyArray
-    """int64 [M, N] which of the E each member is."""
+    """int64 [M, N] index among the E members."""
     present: BoolArray
     """[M, N] where there is a member."""
     over: BoolArray
-    """[M, N] whose task has ended, so that it is no part of what follows."""
+    """[M, N] members whose task has ended, so that they do not count for what follows."""
     moment: AnyArray
-    """int64 [R] which of the M each row is of."""
+    """int64 [R] moment of each row."""
     column: AnyArray
-    """int64 [R] which of the moment's members the row's own agent is."""
+    """int64 [R] place of the row's agent among the moment's members."""
     following: AnyArray
-    """int64 [K] which of the M follows each trajectory."""
+    """int64 [K] moment that follows each trajectory."""
 
     @staticmethod
     def of(
@@ -60,10 +60,12 @@ class GroupBatch:
         n_rows = rollout.n_rows
         moments = np.concatenate((rollout.fields["moment"], rollout.at_end["next_moment"]))
         # Mates share a moment, so each is looked up and encoded once.
-        ids, which = np.unique(moments, return_inverse=True)
+        ids, moment_of = np.unique(moments, return_inverse=True)
         members = rollout.moments.members(ids)
-        is_self = members.ids[members.index[which[:n_rows]]] == rollout.fields["entity"][:, None]
-        is_self &= members.present[which[:n_rows]]
+        is_self = (
+            members.ids[members.index[moment_of[:n_rows]]] == rollout.fields["entity"][:, None]
+        )
+        is_self &= members.present[moment_of[:n_rows]]
         entities = members.entities
         n_obs = sum(name.startswith("obs_") for name in entities)
         continuous, discrete = tensors([entities["continuous"], entities["discrete"]], device)
@@ -75,9 +77,9 @@ class GroupBatch:
             index=members.index,
             present=members.present,
             over=entities["over"][members.index] & members.present,
-            moment=which[:n_rows],
+            moment=moment_of[:n_rows],
             column=is_self.argmax(1),
-            following=which[n_rows:],
+            following=moment_of[n_rows:],
         )
 
     @property
@@ -88,7 +90,7 @@ class GroupBatch:
     def minibatches(
         self, rows: Rows, stream: np.random.Generator, size: int, group: ProcessGroup
     ) -> Iterator[Rows]:
-        """All rows of some moments, about `size`, in a new order of moments.
+        """Yield minibatches of about `size` rows: all rows of some moments, in a random order.
 
         So what mates have in common is computed once. A rest that fills no minibatch is left out.
         Several processes have a part of each minibatch.
@@ -97,7 +99,7 @@ class GroupBatch:
             rows: the rows [R] of this batch.
             stream: that the order is drawn from.
             size: rows of a minibatch of all processes.
-            group: those processes.
+            group: the processes.
         """
         # Rows of one moment side by side, so that a minibatch of moments is a few runs of rows.
         by_moment = np.argsort(self.moment, kind="stable")
@@ -122,17 +124,17 @@ class GroupBatch:
         *,
         size: int = 1,
     ) -> CriticInput:
-        """Members of P moments, for the critic to look at.
+        """Return the members of P moments, as input of the critic.
 
         Args:
             moments: int64 [P].
-            present: bool [P, N] who of them counts.
-            rows: int64 [B] rows of those moments, for their baselines; None for values only.
-            size: places for members that each moment has at least.
+            present: bool [P, N] which members count.
+            rows: int64 [B] rows of these moments, for their baselines; None for values only.
+            size: least number of places for members in each moment.
 
         Returns:
-            The members of these moments, of which P values are wanted, and with `rows` also the B
-            baselines of the rows' own agents.
+            The members of these moments, laid out for P values, and with `rows` also for the B
+            baselines of the rows' agents.
         """
         n_used = int(np.flatnonzero(present.any(axis=0)).max(initial=0)) + 1
         present = present[:, :n_used]
@@ -140,25 +142,25 @@ class GroupBatch:
         if size > n_used:
             present = np.pad(present, ((0, 0), (0, size - n_used)))
             n_used = size
-        here, columns = None, None
+        moment_of_row, columns = None, None
         device = self.actions.device
         if rows is not None:
-            here = np.searchsorted(moments, self.moment[rows])
+            moment_of_row = np.searchsorted(moments, self.moment[rows])
             first = np.arange(len(moments)) * (1 + n_used)
-            columns = np.concatenate((first, first[here] + 1 + self.column[rows]))
+            columns = np.concatenate((first, first[moment_of_row] + 1 + self.column[rows]))
         members = torch.from_numpy(chosen).to(device)
         return CriticInput(
             obs=[values[members] for values in self.obs],
             memory=None if self.memory is None else self.memory[members],
             actions=None if rows is None else self.actions[members],
             groups=GroupLayout.of(present, columns, device),
-            moment=None if here is None else torch.from_numpy(here).to(device),
+            moment=None if moment_of_row is None else torch.from_numpy(moment_of_row).to(device),
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CriticInput:
-    """What a group critic is to look at: see `GroupBatch.pick`."""
+    """Input of a group critic: see `GroupBatch.pick`."""
 
     obs: list[Tensor]
     memory: Tensor | None
@@ -175,8 +177,8 @@ class CriticInput:
             "mate_actions": self.actions,
             "group": self.moment,
         }
-        there = {name: values for name, values in named.items() if values is not None}
-        return {**observations(self.obs, "mate_obs"), **there, **self.groups.columns}
+        given_tensors = {name: values for name, values in named.items() if values is not None}
+        return {**observations(self.obs, "mate_obs"), **given_tensors, **self.groups.columns}
 
     def lengths(self, n_rows: int) -> dict[str, Length]:
         """Lengths of `columns` in minibatches of about `n_rows` rows, where members are absent."""
@@ -184,9 +186,9 @@ class CriticInput:
         rows, groups = Length("rows", n_rows), Length("groups", -(-n_rows // N))
         sets = Length("sets", rows.usual + groups.usual)
         members, entries = Length("members", n_rows), Length("entries", N * sets.usual)
-        of = {"group": rows, "present": groups, "wanted": sets, "count": sets}
-        of |= dict.fromkeys(("owner", "row", "embedding"), entries)
-        return {name: of.get(name, members) for name in self.columns}
+        by_name = {"group": rows, "present": groups, "wanted": sets, "count": sets}
+        by_name |= dict.fromkeys(("owner", "row", "embedding"), entries)
+        return {name: by_name.get(name, members) for name in self.columns}
 
     def over(self, columns: Mapping[str, Tensor]) -> CriticInput:
         """The same with the tensors that `columns` gives by name."""

@@ -1,4 +1,4 @@
-"""MA-POCA: agents of a group learn from what the group gains, each by what its own action changed.
+"""MA-POCA: each agent learns from its group's reward, by what its own action changed in it.
 
 Source: Cohen et al. 2021, "On the Use and Misuse of Absorbing States in Multi-agent Reinforcement
 Learning", arXiv 2111.05992. A critic that sees a whole group gives two things: the value of the
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 BASELINE_WEIGHT = 0.5
-"""Of the baseline's loss beside the value's; both are weighted as PPO's value loss."""
+"""Weight of the baseline's loss beside the value's; both are weighted as PPO's value loss."""
 _CHUNK = 2048
-"""Moments that are valued at once: few, so that visual features stay small."""
+"""Moments that are evaluated at once: few, so that visual features stay small."""
 _PLACES = 4096
-"""Places in all sets of the moments that are valued at once: few, so that they stay in a cache."""
+"""Places in all sets of moments that are evaluated at once: few, so that they stay in a cache."""
 
 
 class POCA(Algorithm):
@@ -94,7 +94,7 @@ class POCA(Algorithm):
 
     @property
     def member_fields(self) -> dict[str, Field]:
-        """What a group's critic knows of each member."""
+        """Fields of each group member that the critic reads."""
         rows = rollout_fields(self.spec)
         # A critic looks at what mates see and do, not at how likely that was.
         fields = {name: rows[name] for name in rows if name not in ("log_prob", "allowed")}
@@ -161,17 +161,17 @@ class POCA(Algorithm):
         # A program is for one size of groups: so small groups are large ones with absent members.
         is_compiled = self.optimizer.compiled is not None
         size = int(self.critic.largest) if is_compiled else 1
-        seen = groups.pick(moments, groups.present[moments], index, size=size)
+        critic_input = groups.pick(moments, groups.present[moments], index, size=size)
         lengths = None
-        if is_compiled and seen.groups.partial is not None:
+        if is_compiled and critic_input.groups.partial is not None:
             # Nearly every minibatch has another number of rows, and of moments.
             n_rows = self.hyperparameters.batch_size
             rows = dict.fromkeys(batch.columns, Length("rows", n_rows))
-            lengths = rows | seen.lengths(n_rows)
-        is_full = len(index) == len(moments) * seen.groups.size
+            lengths = rows | critic_input.lengths(n_rows)
+        is_full = len(index) == len(moments) * critic_input.groups.size
         (losses,) = self.optimizer.descend(
-            partial(self._losses, sequences=batch.sequences, seen=seen),
-            {**batch.columns, **seen.columns, "beta": beta},
+            partial(self._losses, sequences=batch.sequences, critic_input=critic_input),
+            {**batch.columns, **critic_input.columns, "beta": beta},
             max_norm=self.hyperparameters.max_grad_norm,
             lengths=lengths,
             steady=batch.sequences is None and (is_full or lengths is not None),
@@ -179,21 +179,24 @@ class POCA(Algorithm):
         return losses
 
     def _losses(
-        self, columns: Mapping[str, Tensor], sequences: SequenceState | None, seen: CriticInput
+        self,
+        columns: Mapping[str, Tensor],
+        sequences: SequenceState | None,
+        critic_input: CriticInput,
     ) -> tuple[Tensor, tuple[Tensor]]:
-        """The loss, and of it the policy's, the value's and the baseline's [3].
+        """Return the loss, and the policy's, the value's and the baseline's part of it [3].
 
         Args:
-            columns: of a minibatch, of what its critic looks at, and `beta`.
-            sequences: that the rows form; None without memory.
-            seen: how what the critic looks at belongs together.
+            columns: of a minibatch, of the critic's inputs, and `beta`.
+            sequences: the sequences that the rows form; None without memory.
+            critic_input: layout of the critic's inputs, whose tensors are in `columns`.
         """
         batch = Rows(columns=columns, sequences=sequences)
         hidden = self.policy.actor(batch.obs, sequences)
         log_prob, entropy = self.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
-        value, baseline = self._values_and_baselines(seen.over(columns))
+        value, baseline = self._values_and_baselines(critic_input.over(columns))
         loss_pi = policy_loss(
             log_ratio=log_prob - batch.log_prob,
             advantage=batch.advantage,
@@ -206,17 +209,23 @@ class POCA(Algorithm):
         loss = loss_pi + critic_loss - columns["beta"] * entropy
         return loss, (torch.stack((loss_pi, loss_v, loss_b)),)
 
-    def _values_and_baselines(self, seen: CriticInput) -> tuple[Tensor, Tensor]:
-        """Values of their group and baselines, [B, S] each, of rows of the moments [P]."""
-        estimates = self.critic(seen.obs, seen.memory, seen.actions, seen.groups)
-        if seen.moment is None:
+    def _values_and_baselines(self, critic_input: CriticInput) -> tuple[Tensor, Tensor]:
+        """Return group values and baselines, [B, S] each, of the B rows of P moments."""
+        estimates = self.critic(
+            critic_input.obs, critic_input.memory, critic_input.actions, critic_input.groups
+        )
+        if critic_input.moment is None:
             raise ValueError("baselines are of rows")
-        n_rows = seen.moment.shape[0]  # and not `len`, which compiling would take for a constant
-        return estimates.index_select(0, seen.moment), estimates[estimates.shape[0] - n_rows :]
+        n_rows = critic_input.moment.shape[
+            0
+        ]  # and not `len`, which compiling would take for a constant
+        return estimates.index_select(0, critic_input.moment), estimates[
+            estimates.shape[0] - n_rows :
+        ]
 
     @torch.no_grad()
     def _rows(self, rollout: Rollout) -> tuple[Rows, GroupBatch]:
-        """The rows of a rollout, and their groups.
+        """Return the rows of a rollout, and their groups.
 
         The rows have `value`, `baseline` and `returns` [R, S], and `advantage` [R, 1].
         """
@@ -225,10 +234,10 @@ class POCA(Algorithm):
         groups = GroupBatch.of(rollout, self.policy.normalizers, branches, self.device)
         # Before any value: the number of members is an input, relative to the largest group.
         self.critic.notice(self.processes.most(groups.largest))
-        value, baseline, following, further = self._values(groups)
+        value, baseline, following, following_all = self._values(groups)
         terminated = rollout.terminated[:, None]
         ignores = self.signals.ignores_done.cpu().numpy()
-        bootstrap = np.where(terminated & ignores, further, following)
+        bootstrap = np.where(terminated & ignores, following_all, following)
         if self.intrinsic is None:
             rewards = f["reward"][:, None] * self.signals.strength.cpu().numpy()
         else:
@@ -267,41 +276,45 @@ class POCA(Algorithm):
         return rows, groups
 
     def _values(self, groups: GroupBatch) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Values and baselines of rows [R, S], and values of what follows trajectories [K, S].
+        """Return values and baselines of rows [R, S], and values after trajectories [K, S].
 
-        The latter twice: of those whose task goes on, 0 where nobody's does; and of all members,
-        for signals that ignore ends.
+        Values after trajectories come twice: of the members whose task goes on, 0 where there are
+        none; and of all members, for signals that ignore ends.
         """
         n_rows = len(groups.moment)
         n_signals = len(self.signals.names)
         value, baseline = (np.empty((n_rows, n_signals), dtype=np.float32) for _ in range(2))
-        following, further = (
+        following, following_all = (
             np.zeros((len(groups.following), n_signals), np.float32) for _ in range(2)
         )
         by_moment = np.argsort(groups.moment, kind="stable")
         for moments in _chunks(np.unique(groups.moment), groups):
             first, last = np.searchsorted(groups.moment[by_moment], (moments[0], moments[-1] + 1))
             rows = by_moment[first:last]
-            seen = groups.pick(moments, groups.present[moments], rows)
-            estimates = self._values_and_baselines(seen)
-            value[rows], baseline[rows] = (one.cpu().numpy() for one in estimates)
-        for result, everyone in ((following, False), (further, True)):
+            critic_input = groups.pick(moments, groups.present[moments], rows)
+            estimates = self._values_and_baselines(critic_input)
+            value[rows], baseline[rows] = (tensor.cpu().numpy() for tensor in estimates)
+        for result, everyone in ((following, False), (following_all, True)):
             if everyone and not self.signals.ignores_done.any():
                 break
             for moments in _chunks(np.unique(groups.following), groups):
                 present = groups.present[moments]
                 if not everyone:
                     present = present & ~groups.over[moments]
-                someone = present.any(axis=1)
+                is_nonempty = present.any(axis=1)
                 # The critic has no value for a group of nobody; 0 stands there already.
-                if not someone.any():
+                if not is_nonempty.any():
                     continue
-                valued = moments[someone]
-                seen = groups.pick(valued, present[someone])
-                values = self.critic(seen.obs, seen.memory, None, seen.groups).cpu().numpy()
-                inside = np.isin(groups.following, valued)
-                result[inside] = values[np.searchsorted(valued, groups.following[inside])]
-        return value, baseline, following, further
+                nonempty = moments[is_nonempty]
+                critic_input = groups.pick(nonempty, present[is_nonempty])
+                values = (
+                    self.critic(critic_input.obs, critic_input.memory, None, critic_input.groups)
+                    .cpu()
+                    .numpy()
+                )
+                inside = np.isin(groups.following, nonempty)
+                result[inside] = values[np.searchsorted(nonempty, groups.following[inside])]
+        return value, baseline, following, following_all
 
 
 def _chunks(moments: AnyArray, groups: GroupBatch) -> Iterator[AnyArray]:

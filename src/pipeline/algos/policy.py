@@ -1,4 +1,4 @@
-"""What every algorithm shares: the acting policy, and the form of its decisions."""
+"""The acting policy and the form of its decisions, which all algorithms share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What was decided for N agents."""
+    """Decisions for N agents."""
 
     action: ActionTuple
     """For the environment, continuous parts in -1..1."""
@@ -100,7 +100,7 @@ class Policy(nn.Module):
             sample, remembered = self._in_torch(obs, allowed, drawing, memory, device)
         _, _, discrete, log_prob, entropy = sample
         refuse_non_finite_decision(obs=obs, continuous=sample.continuous, log_prob=log_prob)
-        # As they came: learning normalises them again, with the statistics of that time.
+        # Not normalised: learning normalises them again, with the statistics of that time.
         rows: dict[str, AnyArray] = {f"obs_{i}": values for i, values in enumerate(obs)}
         rows["log_prob"] = log_prob
         # As drawn, before clipping: the log probability is of this number.
@@ -124,7 +124,7 @@ class Policy(nn.Module):
         memory: FloatArray | None,
         device: torch.device,
     ) -> tuple[Sample[AnyArray], FloatArray | None]:
-        """What is decided, and what the agents remember from now on."""
+        """Return the chosen actions, and the agents' new memory."""
         heads = self.actor.heads
         noise = None if generator is None else heads.noise(len(obs[0]), generator)
         inputs = self.normalizers(tensors(obs, device))
@@ -135,7 +135,7 @@ class Policy(nn.Module):
             remembered = later.cpu().numpy()
         mask = None if allowed is None else torch.from_numpy(allowed).to(device)
         sample = heads.choose(hidden, mask, noise)
-        return Sample(*(one.cpu().numpy() for one in sample)), remembered
+        return Sample(*(tensor.cpu().numpy() for tensor in sample)), remembered
 
 
 def rollout_fields(spec: BehaviorSpec) -> dict[str, Field]:

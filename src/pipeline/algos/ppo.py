@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 ADVANTAGE_EPSILON = 1e-10
 VALUE_WEIGHT = 0.5
 LARGEST_WEIGHT = 2.0
-"""Of a row that an older policy has brought; see `decoupled`."""
+"""Largest weight of a row that an older policy collected; see `decoupled`."""
 CHUNK = 4096
 """Rows that go through a network at once where nothing is learned."""
 
@@ -69,7 +69,7 @@ def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest
 
 
 def with_clip_range(rows: Rows, epsilon: float) -> Rows:
-    """The rows with the range `lowest` to `highest` that `policy_loss` clips each ratio to."""
+    """Return the rows with columns `lowest` and `highest`, which `policy_loss` clips ratios to."""
     # Computed once for all minibatches: small networks are bound by the number of operations.
     advantage = rows.advantage
     bounds = {
@@ -108,11 +108,11 @@ def value_range(returns: Tensor, epsilon: float, processes: ProcessGroup) -> Ten
 
 
 def decoupled(rows: Rows, now: Tensor) -> Rows:
-    """Rows of an older policy, to be learned from relative to the policy as it now is.
+    """Return rows of an older policy, relative to the policy as it is now.
 
     The ratio that is clipped is relative to `now`, so that a full step is possible from here, and
-    what `now` is to the policy that acted weighs the advantage. Source: Hilton et al. 2021, arXiv
-    2110.00641, equation 3, per action component as `policy_loss` is.
+    the advantage is weighted by the ratio of `now` to the policy that acted. Source: Hilton et al.
+    2021, arXiv 2110.00641, equation 3, per action component as `policy_loss` is.
 
     Args:
         rows: with `log_prob` [R, C] of the policy that acted, and `advantage` [R, 1].
@@ -129,19 +129,19 @@ def decoupled(rows: Rows, now: Tensor) -> Rows:
 
 @torch.no_grad()
 def log_probs(policy: Policy, rows: Rows, sequences: SequenceState | None) -> Tensor:
-    """[R, C] of the rows' actions under a policy, in pieces that keep visual features small."""
+    """Return log probabilities [R, C] of the rows' actions, in pieces that keep features small."""
     parts = [rows] if sequences is not None else rows.split(CHUNK)
     actor, results = policy.actor, []
     for part in parts:
         hidden = actor(part.obs, sequences)
-        taken = part.continuous, part.discrete, part.allowed
-        results.append(actor.heads.evaluate(hidden, *taken)[0])
+        actions = part.continuous, part.discrete, part.allowed
+        results.append(actor.heads.evaluate(hidden, *actions)[0])
     return torch.cat(results)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepStats:
-    """What one gradient step found."""
+    """Losses and log ratios of one gradient step."""
 
     losses: tuple[Tensor, Tensor]
     """Policy loss and value loss, scalars."""
@@ -213,20 +213,22 @@ class PPO(Algorithm):
     def _statistics(
         self, steps: Sequence[StepStats], rows: Rows, now: Schedule, *, step: int
     ) -> dict[str, float]:
-        """What an update's gradient steps have found, by TensorBoard tag.
+        """Return the statistics of an update's gradient steps, by TensorBoard tag.
 
         Raises:
             TrainingError: A loss, a gradient or a weight is not finite.
         """
         # [P, 2] of P gradient steps
-        losses = torch.stack([loss for one in steps for loss in one.losses]).view(-1, 2)
+        losses = torch.stack([loss for step_stats in steps for loss in step_stats.losses]).view(
+            -1, 2
+        )
         self.processes.average_(losses, len(rows))
         # Absolute values, as ML-Agents charts the policy's.
         loss_pi, loss_v = losses.abs().mean(0).tolist()
         self.refuse_divergence({"policy": loss_pi, "value": loss_v}, step=step)
         # The last epoch's steps have moved furthest; the first ones start at a ratio of 1.
         n_per_epoch = len(steps) // self.hyperparameters.num_epoch
-        last_epoch = torch.cat([one.log_ratio for one in steps[-n_per_epoch:]])
+        last_epoch = torch.cat([step_stats.log_ratio for step_stats in steps[-n_per_epoch:]])
         # KL as the mean of (r - 1) - ln r: never negative and of low variance.
         change = last_epoch.exp() - 1.0
         stats = {
@@ -243,7 +245,7 @@ class PPO(Algorithm):
         return stats
 
     def _learn(self, batch: Rows, *, fixed: Mapping[str, Tensor]) -> StepStats:
-        """One gradient step on a minibatch; `fixed` has what `_losses` takes beside its columns."""
+        """Make one gradient step on a minibatch; `fixed` has more columns for `_losses`."""
         loss_pi, loss_v, log_ratio = self.optimizer.descend(
             partial(self._losses, sequences=batch.sequences),
             {**batch.columns, **fixed},
@@ -255,11 +257,11 @@ class PPO(Algorithm):
     def _losses(
         self, columns: Mapping[str, Tensor], sequences: SequenceState | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The loss, and of it the policy's, the value's, and the log ratio [B, C] of the actions.
+        """Return the loss, its policy and value parts, and the log ratio [B, C] of the actions.
 
         Args:
             columns: of a minibatch, `beta`, and `clip` [S] if values are clipped.
-            sequences: that the rows form; None without memory.
+            sequences: the sequences that the rows form; None without memory.
         """
         batch = Rows(columns=columns, sequences=sequences)
         hidden, value = self.both(batch.obs, *self._sequence_states(batch.sequences))
@@ -302,7 +304,7 @@ class PPO(Algorithm):
                     self._value, obs, next_obs, rollout, sequences=sequences
                 )
             )
-        # what a signal looks for may go on beyond the end of the task
+        # a signal that ignores ends also has a value after the task has ended
         bootstrap = following * (~rollout.terminated[:, None] | self.ignores_done)
         if self.intrinsic is None:
             rewards = f["reward"][:, None] * self.strength
@@ -362,5 +364,5 @@ class PPO(Algorithm):
 
 def _explained_variance(rows: Rows) -> float:
     variance = rows.returns.var(0, correction=0)
-    left = (rows.returns - rows.value).var(0, correction=0)
-    return float((1.0 - left / variance.clamp_min(1e-8)).mean())
+    residual = (rows.returns - rows.value).var(0, correction=0)
+    return float((1.0 - residual / variance.clamp_min(1e-8)).mean())

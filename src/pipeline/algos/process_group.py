@@ -1,8 +1,8 @@
-"""What an algorithm asks of the processes that learn together: one of them, or several.
+"""The processes that learn together, as an algorithm uses them: one, or several.
 
 Each process (a *rank*) has environments of its own and a share of every minibatch. Gradients are
-averaged before each step, and whatever is taken over a whole rollout is taken over the rollouts of
-all, so that the result is that of one process which has seen everything.
+averaged before each step, and statistics of a whole rollout are taken over the rollouts of all
+processes, so that the result is that of one process which has seen everything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class LearnerGroup(Protocol):
-    """What a learner asks of the learners of its behavior in the other processes."""
+    """The learners of one behavior in all processes, as one of them uses them."""
 
     steps: int
     """Steps of this process's agents that the others do not know of yet."""
@@ -82,10 +82,13 @@ class ProcessGroup:
         return values.std(0, correction=0)
 
     def average_(self, means: Tensor, n_rows: int) -> None:
-        """Replace means over `n_rows` here by those over all rows, the same bits everywhere."""
+        """Replace means over the `n_rows` of this process by means over the rows of all.
+
+        All processes get the same bits.
+        """
 
     def scatter_object(self, values: Sequence[T]) -> T:
-        """This process's item of the first one's `values`, which has one for each process."""
+        """Return this process's item of the first process's `values`, one item per process."""
         return values[0]
 
 

@@ -46,10 +46,10 @@ class ReplaySampler:
         self.device = device
 
     def minibatches(self, n: int) -> Iterator[Rows]:
-        """Draw `n` minibatches, several read at once; with memory one, as their rows differ.
+        """Draw `n` minibatches, with normalised observations.
 
-        Beside what is stored they have `rewards` [B, S], of each signal times its strength.
-        Observations are normalised.
+        They have the stored columns, and `rewards` [B, S] of each signal times its strength.
+        Several are read at once; with memory only one, because sizes differ.
         """
         size = self.batch_size
         most = 1 if self.replay.remembers else max(CHUNK // size, 1)
@@ -59,7 +59,7 @@ class ReplaySampler:
             yield from rows.split(size) if n_read > 1 else (rows,)
 
     def transitions(self, n: int) -> Iterator[Rows]:
-        """Draw `n` minibatches as the reward signals take them."""
+        """Draw `n` minibatches in the form that reward signals take."""
         for _ in range(n):
             yield self._rows(self._sampled(self.batch_size))
 

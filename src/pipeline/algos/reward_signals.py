@@ -36,7 +36,7 @@ _CHUNK = 4096
 
 
 class RewardSignal(ABC):
-    """One source of rewards, with what it learns for itself.
+    """One source of rewards, with the networks or counts that it learns.
 
     It is made as `Signal(spec, settings, seed=..., device=...)`, where settings are its own and the
     seed is that of the run. A signal of a plug-in need not be a subclass.
@@ -104,14 +104,18 @@ class RewardSignals:
         self.by_name: dict[str, RewardSignal] = {
             name: make(name, spec, settings, seed=seed, device=device) for name in chosen
         }
-        self.gamma = torch.tensor([one.gamma for one in chosen.values()], device=device)
-        self.strength = torch.tensor([one.strength for one in chosen.values()], device=device)
-        self.ignores_done = torch.tensor(
-            [one.ignores_done for one in self.by_name.values()], device=device
+        self.gamma = torch.tensor(
+            [signal_settings.gamma for signal_settings in chosen.values()], device=device
         )
-        self.learning = any(not isinstance(one, Extrinsic) for one in self.by_name.values())
+        self.strength = torch.tensor(
+            [signal_settings.strength for signal_settings in chosen.values()], device=device
+        )
+        self.ignores_done = torch.tensor(
+            [signal.ignores_done for signal in self.by_name.values()], device=device
+        )
+        self.learning = any(not isinstance(signal, Extrinsic) for signal in self.by_name.values())
         """Whether there are others than the environment's reward."""
-        self.needs_next_obs = any(one.needs_next_obs for one in self.by_name.values())
+        self.needs_next_obs = any(signal.needs_next_obs for signal in self.by_name.values())
         """Whether any of them looks at what a step led to."""
 
     @property
@@ -122,33 +126,37 @@ class RewardSignals:
     @property
     def modules(self) -> dict[str, nn.Module]:
         """All their networks, by the names that checkpoints use."""
-        return {key: one for signal in self.by_name.values() for key, one in signal.modules.items()}
+        return {
+            key: module
+            for signal in self.by_name.values()
+            for key, module in signal.modules.items()
+        }
 
     def observe(self, obs: Sequence[Tensor]) -> None:
         """Take rows [B, *shape] of new experience into the signals' normalisers, each row once."""
-        for one in self.by_name.values():
-            one.observe(obs)
+        for signal in self.by_name.values():
+            signal.observe(obs)
 
     def rewards(self, rows: Rows) -> Tensor:
         """[B, S] rewards of each signal, times its strength."""
-        columns = [one.rewards(rows) for one in self.by_name.values()]
+        columns = [signal.rewards(rows) for signal in self.by_name.values()]
         return torch.stack(columns, dim=1) * self.strength
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
         """One gradient step of each on a minibatch; losses by tag, as tensors."""
         losses: dict[str, Tensor] = {}
-        for one in self.by_name.values():
-            losses.update(one.update(rows))
+        for signal in self.by_name.values():
+            losses.update(signal.update(rows))
         return losses
 
     def state_dict(self) -> dict[str, Any]:
-        """What each of them keeps."""
-        return {name: one.state_dict() for name, one in self.by_name.items()}
+        """State of each signal, by name."""
+        return {name: signal.state_dict() for name, signal in self.by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        for name, one in self.by_name.items():
-            one.load_state_dict(state[name])
+        for name, signal in self.by_name.items():
+            signal.load_state_dict(state[name])
 
 
 def mean_losses(losses: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
@@ -156,7 +164,9 @@ def mean_losses(losses: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     if not losses or not losses[0]:  # a signal need not say anything
         return {}
     tags = list(losses[0])
-    means = torch.stack([torch.stack([one[tag] for tag in tags]) for one in losses]).mean(0)
+    means = torch.stack(
+        [torch.stack([batch_losses[tag] for tag in tags]) for batch_losses in losses]
+    ).mean(0)
     return dict(zip(tags, means.tolist(), strict=True))
 
 
@@ -168,21 +178,23 @@ def make(
     seed: int,
     device: torch.device,
 ) -> RewardSignal:
-    """The signal called `name`, as `settings` ask for it."""
-    one: Any = settings.reward_signals[name]
-    kind = signal_of(name, one)
+    """Return the signal called `name`, made from its section of `settings`."""
+    signal_settings: Any = settings.reward_signals[name]
+    kind = signal_of(name, signal_settings)
     if kind is Extrinsic:
         return Extrinsic()
-    if one.network_settings.memory is not None:
-        # Its rows are single steps in any order: there is nothing to remember from the one before.
+    if signal_settings.network_settings.memory is not None:
+        # A signal gets single steps in any order, so there is no earlier step to remember.
         _log.warning(
             "reward_signals.%s.network_settings.memory: a reward signal has no memory; "
             "the section is ignored, remove it",
             name,
         )
-        one = replace(one, network_settings=replace(one.network_settings, memory=None))
+        signal_settings = replace(
+            signal_settings, network_settings=replace(signal_settings.network_settings, memory=None)
+        )
     try:
-        return kind(spec, one, seed=seed, device=device)
+        return kind(spec, signal_settings, seed=seed, device=device)
     except SettingsError as error:
         raise SettingsError(f"reward_signals.{name}: {error}") from error
 
@@ -199,19 +211,21 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
             f"{', '.join(REWARD_SIGNALS)}{REWARD_SIGNALS.more}"
         )
     try:
-        found: Callable[..., RewardSignal] = plugins.load(settings.made_by, room="pipeline.algos.")
+        signal_class: Callable[..., RewardSignal] = plugins.load(
+            settings.made_by, room="pipeline.algos."
+        )
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(
             f"reward_signals.{name}: names the class {settings.made_by!r}, which cannot be "
             f"imported ({error})"
         ) from error
-    return found
+    return signal_class
 
 
 def supported_signals(settings: TrainerSettings) -> dict[str, RewardSignalSettings]:
     """The behavior's reward signals; SettingsError when one of them cannot be trained with."""
-    for name, one in settings.reward_signals.items():
-        signal_of(name, one)
+    for name, signal_settings in settings.reward_signals.items():
+        signal_of(name, signal_settings)
     gail = settings.reward_signals.get("gail")
     if isinstance(gail, GAILSettings):
         find_demonstrations("reward_signals.gail", gail.demo_path)
@@ -232,7 +246,7 @@ def find_demonstrations(key: str, demo_path: DemoPath) -> None:
 
 
 class RolloutRows:
-    """A rollout as reward signals see it: steps with what each led to, and without a copy of it.
+    """A rollout as reward signals see it: steps with their next observations, without a copy.
 
     Args:
         rollout: closed trajectories; actions are Gaussian samples where continuous.
@@ -258,13 +272,13 @@ class RolloutRows:
 
     def take(self, index: Tensor) -> Rows:
         """The steps in int64 [B] rows, as `RewardSignal` describes them."""
-        taken = {name: values[index] for name, values in self.columns.items()}
+        step_columns = {name: values[index] for name, values in self.columns.items()}
         # Rollouts store actions as drawn, demonstrations in the environment's range.
-        taken["continuous"] = to_environment(taken["continuous"])
-        return Rows(columns=taken | observations(self._following(index), "next_obs"))
+        step_columns["continuous"] = to_environment(step_columns["continuous"])
+        return Rows(columns=step_columns | observations(self._following(index), "next_obs"))
 
     def _following(self, index: Tensor) -> list[Tensor]:
-        """What each of the rows led to: the next row, or what closed its trajectory."""
+        """Return the next observations of rows: of the next row, or after the trajectory's end."""
         if not self.after:
             return []
         trajectory = self.end_of[index]
@@ -278,7 +292,7 @@ class RolloutRows:
 
 
 class IntrinsicRewards:
-    """Rewards of a rollout from signals that learn, and what they learn from its minibatches."""
+    """Computes a rollout's rewards by signals that learn, and trains them on its minibatches."""
 
     def __init__(self, signals: RewardSignals, *, device: torch.device) -> None:
         self.signals = signals
@@ -286,7 +300,7 @@ class IntrinsicRewards:
         self._rollout: RolloutRows | None = None
         self._losses: list[dict[str, Tensor]] = []
         self._open: dict[int, list[float]] = {}
-        """By slot, what each signal has given in the episode that goes on there."""
+        """By slot, the sum of each signal's rewards so far in the slot's unfinished episode."""
         self._sums: list[list[float]] = []
 
     @torch.no_grad()
@@ -309,7 +323,7 @@ class IntrinsicRewards:
         self._losses.append(self.signals.update(self._rollout.take(rows.to(self.device))))
 
     def end(self, *, step: int) -> dict[str, float]:
-        """Mean losses, and mean episode sums of rewards, by tag; the rollout is let go.
+        """Return mean losses and mean episode sums of rewards, by tag; forget the rollout.
 
         Raises:
             TrainingError: A loss is not finite.
@@ -348,7 +362,7 @@ class IntrinsicRewards:
                 self._open[slot] = so_far
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums of episodes that go on."""
+        """The sums of unfinished episodes."""
         return {"slots": list(self._open), "sums": list(self._open.values())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ _CHUNK = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """R steps of experience: from a rollout, a replay or a demonstration to the losses.
+    """R steps of experience of a rollout, a replay or a demonstration, as the losses take them.
 
     Which columns there are depends on where the rows come from and on who learns from them; the
     properties below name the usual ones, with their shapes.
@@ -74,7 +74,7 @@ class Rows:
 
     @property
     def reward(self) -> Tensor:
-        """[R] of the environment."""
+        """[R] the environment's reward."""
         return self.columns["reward"]
 
     @property
@@ -127,7 +127,7 @@ class Rows:
     ) -> Iterator[Rows]:
         """The rows in a new order, `size` at a time; a rest that fills no minibatch is left out.
 
-        With memory whole sequences change places, and `size` counts sequences. Several processes
+        With memory whole sequences are shuffled, and `size` counts sequences. Several processes
         have a part of each minibatch. The column `index` says which rows a minibatch has.
         """
         n = len(self) if self.sequences is None else len(self.sequences.lengths)
@@ -152,7 +152,7 @@ class Rows:
 def _sequences(
     sequences: SequenceState | None, order: AnyArray, sizes: Sequence[int]
 ) -> tuple[AnyArray, list[int], Iterable[SequenceState | None]]:
-    """Rows of all minibatches, how many each has [P], and its sequences with their memories."""
+    """Return the rows of all minibatches, the row count of each [P], and the sequences of each."""
     if sequences is None:
         return order, list(sizes), repeat(None, len(sizes))
     lengths = sequences.lengths.numpy()
@@ -161,10 +161,10 @@ def _sequences(
     picked = torch.from_numpy(order)
     memories = torch.split(sequences.memory[picked.to(sequences.memory.device)], list(sizes))
     states = (
-        SequenceState(memory=memory, lengths=torch.from_numpy(one))
-        for memory, one in zip(memories, per_minibatch, strict=True)
+        SequenceState(memory=memory, lengths=torch.from_numpy(minibatch_lengths))
+        for memory, minibatch_lengths in zip(memories, per_minibatch, strict=True)
     )
-    return rows, [int(one.sum()) for one in per_minibatch], states
+    return rows, [int(minibatch_lengths.sum()) for minibatch_lengths in per_minibatch], states
 
 
 def tensors(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:
@@ -179,14 +179,14 @@ def tensors(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:
 def columns(
     arrays: Mapping[str, AnyArray], names: Sequence[str], device: torch.device
 ) -> dict[str, Tensor]:
-    """Tensors by name of those of `names` that there are arrays of."""
-    there = [name for name in names if name in arrays]
-    return dict(zip(there, tensors([arrays[name] for name in there], device), strict=True))
+    """Return tensors by name, for those of `names` that `arrays` has."""
+    present = [name for name in names if name in arrays]
+    return dict(zip(present, tensors([arrays[name] for name in present], device), strict=True))
 
 
 def observations(values: Iterable[Tensor], prefix: str = "obs") -> dict[str, Tensor]:
     """Columns of observations, in the order of the behavior's specification."""
-    return {f"{prefix}_{i}": one for i, one in enumerate(values)}
+    return {f"{prefix}_{i}": obs for i, obs in enumerate(values)}
 
 
 def stored_sequences(
@@ -221,13 +221,13 @@ def values_in_sequence(
     *,
     sequences: SequenceState,
 ) -> tuple[Tensor, Tensor]:
-    """Values of all rows, and of what follows each trajectory, read on from its last sequence.
+    """Return the values of all rows, and of the observation after each trajectory.
 
     Args:
         critic: values [B, signals] of rows that lie sequence after sequence.
         obs: [R, *shape] per observation, normalised.
         next_obs: [K, *shape] after each trajectory, normalised.
-        rollout: where those are from.
+        rollout: that the observations are from.
         sequences: the sequences of the rollout.
 
     Returns:

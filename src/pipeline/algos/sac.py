@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from pipeline.protocol.specs import ActionSpec, BehaviorSpec
     from pipeline.settings.schema import SACSettings, TrainerSettings
 
-# Entropy that is aimed for: of all continuous components together, for each of them; and of a
-# branch, as a share of the most that it can have.
+# Target entropies: per continuous component, for the sum over all components; and of a branch, as a
+# share of its largest possible entropy.
 CONTINUOUS_ENTROPY = -1.0
 DISCRETE_ENTROPY = 0.2
 
@@ -50,7 +50,7 @@ DISCRETE_ENTROPY = 0.2
 def value_targets(
     *, rewards: Tensor, done: Tensor, next_value: Tensor, gamma: Tensor, ignores_done: Tensor
 ) -> Tensor:
-    """What an action was worth: its reward, and what the next situation is worth.
+    """Return the targets of action values: reward plus the discounted next value.
 
     Args:
         rewards: [B, S] of each reward signal.
@@ -68,12 +68,12 @@ def value_targets(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fresh:
-    """What the policy being trained would do now at B observations."""
+    """New actions of the policy being trained, at B observations."""
 
     continuous: Tensor
     """[B, A] drawn."""
     log_prob: Tensor
-    """[B, C] log density of that action (where there are any), then of each branch the sum of
+    """[B, C] log density of the continuous action (if there is one), then of each branch the sum of
     p log p."""
     entropy_cost: Tensor
     """[B] the temperatures times `log_prob`, branches by their mean."""
@@ -89,7 +89,7 @@ class Fresh:
 
 
 class SAC(Algorithm):
-    """Keeps what happened, and learns from samples of it."""
+    """Stores experience in a replay buffer, and learns from samples of it."""
 
     squashed = True
     replay: Replay
@@ -171,7 +171,7 @@ class SAC(Algorithm):
         return {**super().generators, "noise_stream": self.noise_stream}
 
     def ready(self, n_rows: int) -> bool:
-        """Whether there are closed rows to take in; `update` sees whether it is time to learn."""
+        """Whether there are closed rows to store; `update` decides whether to learn."""
         return n_rows > 0
 
     def update_in_parts(
@@ -210,7 +210,7 @@ class SAC(Algorithm):
         return max(math.ceil((step - h.buffer_init_steps) / steps_per_update) - n_done, 0)
 
     def _update_signals(self, step: int) -> dict[str, float]:
-        """The reward signals' own gradient steps, on minibatches of their own."""
+        """Make the gradient steps of the reward signals that are due; return mean losses by tag."""
         if not self.signals.learning:
             return {}
         every = self.hyperparameters.reward_signal_steps_per_update
@@ -220,7 +220,7 @@ class SAC(Algorithm):
         return mean_losses(losses)
 
     def _learn(self, batch: Rows) -> Tensor:
-        """One gradient step of all networks from the state before it; gives its statistics."""
+        """Make one joint gradient step of all networks, and return its statistics."""
         columns = dict(batch.columns)
         if n_actions := self.spec.action_spec.continuous_size:
             noise = torch.empty(len(batch), n_actions, device=self.device)
@@ -238,41 +238,41 @@ class SAC(Algorithm):
     def _losses(
         self, columns: Mapping[str, Tensor], sequences: SequenceState | None
     ) -> tuple[Tensor, tuple[Tensor]]:
-        """The loss of all networks, and the statistics of it.
+        """Return the loss of all networks, and its statistics.
 
         Args:
             columns: of a minibatch, and `noise` [B, A] for the actions that are drawn.
-            sequences: that the rows form; None without memory.
+            sequences: the sequences that the rows form; None without memory.
         """
         batch = Rows(columns=columns, sequences=sequences)
         actions = self.spec.action_spec
-        own, critics, nexts = self._sequence_states(batch)
+        actor_states, critic_states, next_states = self._sequence_states(batch)
         with torch.no_grad():
-            next_value = self.target(batch.next_obs, batch.next_obs[0], nexts)
-        y = value_targets(
+            next_value = self.target(batch.next_obs, batch.next_obs[0], next_states)
+        targets = value_targets(
             rewards=batch.rewards,
             done=batch.done,
             next_value=next_value,
             gamma=self.signals.gamma,
             ignores_done=self.signals.ignores_done,
         )
-        hidden, value = self.both(batch.obs, own, critics)
+        hidden, value = self.both(batch.obs, actor_states, critic_states)
         fresh = self._fresh(batch, hidden)
-        values, again = self.q_networks(
+        values, fresh_values = self.q_networks(
             batch.obs,
             taken=batch.continuous,
             fresh=fresh.continuous if actions.continuous_size else None,
-            sequences=own,
+            sequences=actor_states,
         )
-        taken = taken_value(values, batch.discrete, actions.discrete_branches)
-        expected = fresh.expected(again[0])
+        q_taken = taken_value(values, batch.discrete, actions.discrete_branches)
+        expected = fresh.expected(fresh_values[0])
         # The first twin's value only, as in ML-Agents; the value's target takes the smaller one.
         loss_pi = (fresh.entropy_cost - expected.mean(-1)).mean()
         with torch.no_grad():
-            least = torch.minimum(expected, fresh.expected(again[1]))
+            least = torch.minimum(expected, fresh.expected(fresh_values[1]))
             soft = least - fresh.entropy_cost.unsqueeze(1)
             entropy_gap = fresh.log_prob.mean(0) + self.target_entropy
-        errors = torch.cat((value.unsqueeze(0), taken)) - torch.stack((soft, y, y))
+        errors = torch.cat((value.unsqueeze(0), q_taken)) - torch.stack((soft, targets, targets))
         # [3]: the value's loss and those of both twins, each by its mean over rows and signals.
         losses = 0.5 * errors.square().mean((1, 2))
         loss_alpha = -(self.log_alpha * entropy_gap * self.alpha_weight).sum()
@@ -303,7 +303,7 @@ class SAC(Algorithm):
     def _sequence_states(
         self, batch: Rows
     ) -> tuple[SequenceState | None, SequenceState | None, SequenceState | None]:
-        """Memories of the actor, of the value network, and of the latter one row later."""
+        """Return memories of the actor, of the value network, and of the latter one row later."""
         if batch.sequences is None:
             return None, None, None
         actors, critics = batch.sequences.split(self.policy.memory_size)
@@ -335,7 +335,7 @@ class SAC(Algorithm):
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that continues training but for the replay, as tensors and plain values."""
+        """Everything needed to continue training but the replay, as tensors and plain values."""
         return {
             **super().state_dict(),
             "log_alpha": self.log_alpha.detach(),
@@ -354,14 +354,14 @@ class SAC(Algorithm):
 
 
 def _target_entropy(actions: ActionSpec) -> Tensor:
-    """[C] of the continuous actions, where there are any, then of each branch."""
+    """Return target entropies [C]: of the continuous actions if any, then of each branch."""
     targets = [CONTINUOUS_ENTROPY * actions.continuous_size] if actions.continuous_size else []
     targets += [DISCRETE_ENTROPY * math.log(size) for size in actions.discrete_branches]
     return torch.tensor(targets)
 
 
 def _alpha_weight(actions: ActionSpec) -> Tensor:
-    """[C] what each temperature counts: branches share what one is worth."""
+    """Return weights [C] of temperatures: 1 for continuous actions, 1 shared by all branches."""
     shares = [1.0] if actions.continuous_size else []
     shares += [1.0 / actions.discrete_size for _ in actions.discrete_branches]
     return torch.tensor(shares)

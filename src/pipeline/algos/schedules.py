@@ -63,7 +63,7 @@ class Schedule:
 
 
 def completed(parts: Generator[int, None, _T]) -> _T:
-    """Run what is left of an update that pauses, and return what it gives."""
+    """Run the rest of an update that pauses, and return its result."""
     while True:
         try:
             next(parts)

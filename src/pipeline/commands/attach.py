@@ -80,25 +80,25 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Pass on what player and trainer say, until the trainer has ended."""
+    """Relay the messages between player and trainer until the trainer has ended."""
     from pipeline.envs.forward import Trainer, forward
     from pipeline.envs.sources.programs import runs_headless
     from pipeline.envs.unity import UnityEnvironment
     from pipeline.protocol.token import VARIABLE, read_token
     from pipeline.stages.shared.named_env import executable_of
 
-    # Everything that can be wrong in the options comes before a player is built or started.
+    # All options are checked before a player is built or started.
     host, port = _address(arguments.to)
     # Without a token the trainer may still accept: it asks for one only when it listens for
     # other machines.
     has_token = arguments.token_file is not None or VARIABLE in os.environ
     token = read_token(arguments.token_file) if has_token else None
     executable = None if arguments.env is None else executable_of(arguments.env)
-    # Port 0 lets the system choose. The Editor knows no port but its own.
-    here = 0 if executable is not None else UnityEnvironment.DEFAULT_EDITOR_PORT
+    # Port 0 lets the system choose. The Editor only knows its own port.
+    default_port = 0 if executable is not None else UnityEnvironment.DEFAULT_EDITOR_PORT
     forward(
         Trainer(host=host, port=port, token=token),
-        port=here if arguments.port is None else arguments.port,
+        port=default_port if arguments.port is None else arguments.port,
         executable=executable,
         no_graphics=arguments.no_graphics or (executable is not None and runs_headless(executable)),
         additional_args=arguments.env_args,
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _address(text: str) -> tuple[str, int]:
-    """Read HOST:PORT, where an address of IPv6 stands in brackets."""
+    """Return host and port of HOST:PORT, where an IPv6 address stands in brackets."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise SettingsError(f"--to {text}: needs the form HOST:PORT, such as 10.0.0.5:5004")

@@ -1,4 +1,4 @@
-"""`pipeline card`: a folder with a run's policies and a model card that tells their story."""
+"""`pipeline card`: a folder with a run's policies and a model card about them."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class Run:
     """A trained run, of the DAG or of `pipeline learn`."""
 
     name: str
-    """As a title."""
+    """Title of the card."""
     seed: int | None
     environment: str
     policies: tuple[Path, ...]
     """ONNX files, named like their behaviors."""
     more: tuple[Path, ...]
-    """Files that go with them."""
+    """Results and videos that are copied beside the policies."""
     outcomes: tuple[Outcome, ...]
-    """Of every seed of its experiment."""
+    """Results of every seed of the run's experiment."""
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
-        """What this run's episodes came to, by behavior; empty when it was not evaluated."""
-        # `train` writes a metrics.json too; the one of the evaluation is meant.
-        path = next((one for one in self.more if one.parent.parts[-3:-2] == ("evaluate",)), None)
+        """Evaluation metrics by behavior; empty when the run was not evaluated."""
+        # `train` writes a metrics.json too, so the path must lie in the folder of `evaluate`.
+        path = next((file for file in self.more if file.parent.parts[-3:-2] == ("evaluate",)), None)
         return json.loads((path.parent / "metrics.json").read_text("utf-8")) if path else {}
 
 
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def find(name: str) -> Run:
-    """Return the run that a name or a folder means."""
+    """Return the run with a name, or in a folder."""
     path = Path(name)
     if (path / _RUN_CONFIGURATION).is_file():
         return _of_learn(path)
@@ -86,7 +86,9 @@ def find(name: str) -> Run:
             "the folder of a run of `pipeline learn`"
         )
     params = load_params("params.yaml")
-    known = [f"{one}-{seed}" for one, it in params.experiments.items() for seed in it.seeds]
+    known = [
+        f"{key}-{seed}" for key, section in params.experiments.items() for seed in section.seeds
+    ]
     if name not in known:
         raise SettingsError(f"{name}: params.yaml has no such run; it has {', '.join(known)}")
     # From the right, since experiments may have hyphens in their names.
@@ -103,14 +105,14 @@ def _of_dag(experiment: str, seed: int, environment: str) -> Run:
     policies = _policies(
         Path("results/export", place), f"dvc repro export@{experiment.replace('/', '-')}-{seed}"
     )
-    more = [Path("results/evaluate", place, one) for one in ("episodes.csv", *_VIDEOS)]
+    more = [Path("results/evaluate", place, name) for name in ("episodes.csv", *_VIDEOS)]
     more.append(Path("results/train", place, "progress.csv"))
     return Run(
         name=experiment,
         seed=seed,
         environment=environment,
         policies=policies,
-        more=tuple(one for one in more if one.is_file()),
+        more=tuple(path for path in more if path.is_file()),
         outcomes=tuple(outcomes_of([Path("results/train", experiment)])),
     )
 
@@ -121,13 +123,13 @@ def _of_learn(folder: Path) -> Run:
     policies = _policies(folder, f"pipeline learn ... --run-id {folder.name} --resume")
     outcomes = outcomes_of([folder])
     first = next(iter(outcomes), None)
-    more = [folder / one for one in (_RUN_CONFIGURATION, "progress.csv")]
+    more = [folder / name for name in (_RUN_CONFIGURATION, "progress.csv")]
     return Run(
         name=folder.resolve().name,
         seed=None if first is None else first.seed,
         environment="" if first is None else first.environment,
         policies=policies,
-        more=tuple(one for one in more if one.is_file()),
+        more=tuple(path for path in more if path.is_file()),
         outcomes=tuple(outcomes),
     )
 
@@ -146,7 +148,7 @@ def write(run: Run, folder: Path, *, licence: str | None = None) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingsError(f"{folder}: is there already and not empty; name another folder")
     tasks = compare(run.outcomes)
-    sections = list(_sections(run, tasks, licence))  # what cannot be read is refused before
+    sections = list(_sections(run, tasks, licence))  # unreadable files are refused before writing
     folder.mkdir(parents=True, exist_ok=True)
     for path in (*run.policies, *run.more):
         shutil.copyfile(path, folder / path.name)
@@ -160,12 +162,12 @@ def write(run: Run, folder: Path, *, licence: str | None = None) -> None:
 def _draw(task: Task, folder: Path) -> None:
     from pipeline.evaluation.plots import align_curves, plot_learning_curves
 
-    for one in task.standings:
-        if one.curves:
-            curves = align_curves([(curve.steps, curve.returns) for curve in one.curves])
+    for standing in task.standings:
+        if standing.curves:
+            curves = align_curves([(curve.steps, curve.returns) for curve in standing.curves])
             path = folder / _CURVE.format(behavior=task.behavior)
             if len(curves.steps):
-                plot_learning_curves(path, {one.experiment: curves}, title=task.name)
+                plot_learning_curves(path, {standing.experiment: curves}, title=task.name)
 
 
 def _front(run: Run, licence: str | None) -> dict[str, Any]:
@@ -180,7 +182,7 @@ def _front(run: Run, licence: str | None) -> dict[str, Any]:
             *behaviors,
             "reinforcement-learning",
             "deep-reinforcement-learning",
-            *(f"ML-Agents-{one}" for one in behaviors),
+            *(f"ML-Agents-{name}" for name in behaviors),
             "onnx",
         ],
     }
@@ -192,37 +194,39 @@ def _front(run: Run, licence: str | None) -> dict[str, Any]:
                 {
                     "type": "mean_reward",
                     "name": "mean_reward",
-                    "value": f"{one['mean_return']:.2f} +/- {one['std_return']:.2f}",
+                    "value": f"{metrics['mean_return']:.2f} +/- {metrics['std_return']:.2f}",
                     # Only the Hub itself can verify a score.
                     "verified": False,
                 }
             ],
         }
-        for behavior, one in run.metrics.items()
+        for behavior, metrics in run.metrics.items()
     ]
     return front | ({"model-index": [{"name": run.name, "results": results}]} if results else {})
 
 
 def _sections(run: Run, tasks: Sequence[Task], licence: str | None) -> Iterator[str]:
-    """Give the paragraphs of the card."""
+    """Yield the paragraphs of the card."""
     seed = "" if run.seed is None else f", seed {run.seed}"
     yield f"# {run.name}{seed}\n"
-    where = f" in `{run.environment}`" if run.environment else ""
-    yield f"Trained and measured by rl-pipeline {__version__}{where}.\n"
+    place = f" in `{run.environment}`" if run.environment else ""
+    yield f"Trained and measured by rl-pipeline {__version__}{place}.\n"
     yield from _task(run)
     yield "## Scores\n"
     yield from _scores(run, tasks)
-    if any(one.curves for task in tasks for one in task.standings):
+    if any(standing.curves for task in tasks for standing in task.standings):
         yield "## Learning curve\n"
-        yield from (f"![{one.name}]({_CURVE.format(behavior=one.behavior)})\n" for one in tasks)
-    videos = [one.name for one in run.more if one.name in _VIDEOS]
+        yield from (
+            f"![{plotted.name}]({_CURVE.format(behavior=plotted.behavior)})\n" for plotted in tasks
+        )
+    videos = [file.name for file in run.more if file.name in _VIDEOS]
     if videos:
         yield "## Video\n"
-        yield from (f"![{Path(one).stem} episode]({one})\n" for one in videos)
+        yield from (f"![{Path(video).stem} episode]({video})\n" for video in videos)
     yield "## Use\n"
     yield "Copy the `.onnx` into a Unity project with ML-Agents, or play episodes with it:\n"
     environment = run.environment or "ENVIRONMENT"
-    commands = [f"pipeline evaluate {one.name} --env {environment}" for one in run.policies]
+    commands = [f"pipeline evaluate {policy.name} --env {environment}" for policy in run.policies]
     yield "```\n" + "\n".join(commands) + "\n```\n"
     yield from _provenance(run)
     yield "## Licence\n"
@@ -234,27 +238,28 @@ def _task(run: Run) -> Iterator[str]:
 
     yield "## Task\n"
     for path in run.policies:
-        seen = describe(load(path))
+        layout = describe(load(path))
         yield f"`{path.name}` acts for the behavior {path.stem}:\n"
         yield "| | tensor | type | shape |\n| --- | --- | --- | --- |"
-        for kind, tensors in (("in", seen.inputs), ("out", seen.outputs)):
+        for kind, tensors in (("in", layout.inputs), ("out", layout.outputs)):
             for name, info in tensors.items():
                 yield f"| {kind} | {name} | {info.dtype} | {info.shape} |"
         yield ""
 
 
 def _scores(run: Run, tasks: Sequence[Task]) -> Iterator[str]:
-    """Give the scores of this policy over episodes, and of its experiment over seeds."""
+    """Yield the scores of this policy over episodes, and of its experiment over seeds."""
     if run.metrics:
         yield "Episodes of this policy:\n"
         yield "| behavior | episodes | mean return | 95 % interval | least | greatest |"
         yield "| --- | ---: | ---: | ---: | ---: | ---: |"
-        for behavior, one in run.metrics.items():
+        for behavior, metrics in run.metrics.items():
             numbers = (
-                f"{one['mean_return']:.4g} | {_interval(one.get('ci_low'), one.get('ci_high'))}"
+                f"{metrics['mean_return']:.4g} | "
+                f"{_interval(metrics.get('ci_low'), metrics.get('ci_high'))}"
             )
-            ends = f"{one['min_return']:.4g} | {one['max_return']:.4g}"
-            yield f"| {behavior} | {one['episodes']:.0f} | {numbers} | {ends} |"
+            ends = f"{metrics['min_return']:.4g} | {metrics['max_return']:.4g}"
+            yield f"| {behavior} | {metrics['episodes']:.0f} | {numbers} | {ends} |"
         yield ""
     else:
         yield "This policy was not evaluated on episodes of its own.\n"
@@ -262,10 +267,12 @@ def _scores(run: Run, tasks: Sequence[Task]) -> Iterator[str]:
     yield "| behavior | seeds | score | 95 % interval | measured |"
     yield "| --- | ---: | ---: | ---: | --- |"
     for task in tasks:
-        how = "on evaluation episodes" if task.score == "evaluated" else "at the end of training"
-        for held in task.standings:
-            numbers = f"{held.iqm:.4g} | {_interval(*(held.interval or (None, None)))}"
-            yield f"| {task.behavior} | {len(held.seeds)} | {numbers} | {how} |"
+        measured = (
+            "on evaluation episodes" if task.score == "evaluated" else "at the end of training"
+        )
+        for standing in task.standings:
+            numbers = f"{standing.iqm:.4g} | {_interval(*(standing.interval or (None, None)))}"
+            yield f"| {task.behavior} | {len(standing.seeds)} | {numbers} | {measured} |"
     yield ""
 
 
@@ -274,13 +281,14 @@ def _interval(low: float | None, high: float | None) -> str:
 
 
 def _provenance(run: Run) -> Iterator[str]:
-    """Give the settings and what else made the policies, as their files say."""
+    """Yield the settings and the provenance of the policies, as their files record them."""
     from pipeline.commands.provenance import read
 
     records = read(run.policies[0])
-    # A pretrained policy has several records; the settings of a reader's interest are those of
-    # training.
-    trained = next((one for one in records if one["stage"] in ("train", "learn")), records[-1])
+    # A pretrained policy has several records; readers want the settings of the training.
+    trained = next(
+        (record for record in records if record["stage"] in ("train", "learn")), records[-1]
+    )
     settings: Mapping[str, Any] = trained["parameters"].get("settings", trained["parameters"])
     yield "## Settings\n"
     yield f"```yaml\n{dump_yaml({'behaviors': settings.get('behaviors', {})})}```\n"
@@ -288,8 +296,8 @@ def _provenance(run: Run) -> Iterator[str]:
     yield "| | |\n| --- | --- |"
     for path in run.policies:
         yield f"| {path.name} | sha256 `{files.sha256_of(path)}` |"
-    for kind, one in trained["inputs"].items():
-        yield f"| {kind} {one['name']} | sha256 `{one['sha256']}` |"
+    for kind, entry in trained["inputs"].items():
+        yield f"| {kind} {entry['name']} | sha256 `{entry['sha256']}` |"
     yield f"| code | sha256 `{trained['code_sha256']}` |"
     yield f"| parameters | sha256 `{trained['parameters_sha256']}` |"
     yield f"| seed | {trained['seed']} |"

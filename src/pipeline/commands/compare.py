@@ -91,12 +91,12 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def answer(root: Path) -> str:
-    """Return what every experiment in params.yaml came to, and where there is more to see."""
+    """Return the comparison of all experiments in params.yaml, and where to see more."""
     return _answer(compare(_of_params(root)))
 
 
 def _answer(tasks: Sequence[Task]) -> str:
-    """Return tables as narrow as a terminal is, and where there is more to see."""
+    """Return tables that fit a terminal, and where to see more."""
     look = [
         ("Report:", "results/report/report.html"),
         ("Curves:", "pipeline ui  (MLflow on http://127.0.0.1:5000)"),
@@ -113,24 +113,24 @@ def _of_params(root: Path) -> list[Outcome]:
 
 
 def outcomes_of(runs: Sequence[Path]) -> list[Outcome]:
-    """Return the outcomes of folders, those of `pipeline learn` last."""
-    # A run folder of `learn` says itself what it is; the DAG's folders are known by their place.
+    """Return the outcomes of run folders, those of `pipeline learn` last."""
+    # A run folder of `learn` has a configuration; the DAG's folders are known by their path.
     learned = _learned(runs)
     trials = _apart([(run, _of_dag(run)) for run in runs if run not in learned])
     # A run may be named twice, by its seed and by its experiment.
-    once = {(*trial.task, trial.experiment, trial.seed): trial for trial in trials}
-    return [*once.values(), *_of_learn(learned, {one.experiment for one in trials})]
+    unique = {(*trial.task, trial.experiment, trial.seed): trial for trial in trials}
+    return [*unique.values(), *_of_learn(learned, {outcome.experiment for outcome in trials})]
 
 
 def _learned(runs: Sequence[Path]) -> list[Path]:
     return [run for run in runs if (run / _CONFIGURATION).is_file()]
 
 
-def _apart(found: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[Outcome]:
-    """Return outcomes of the DAG; an experiment of another project gets its path in the name."""
+def _apart(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[Outcome]:
+    """Return the DAG's outcomes, with the path in the names of another project's experiments."""
     results: dict[str, Path] = {}
     outcomes: list[Outcome] = []
-    for run, trials in found:
+    for run, trials in runs:
         folder = Path(_PLACE.sub(r"\g<results>", run.resolve().as_posix()))
         for trial in trials:
             name = trial.experiment
@@ -144,7 +144,7 @@ def _of_dag(run: Path) -> list[Outcome]:
     """Return the outcomes of one seed, of an experiment's seeds, or of a sweep's trials."""
     if not run.is_dir():
         raise SettingsError(f"{run}: there is no such folder; name the folder of a run")
-    # `.` or a link has no name that tells the stage and the seed.
+    # Resolved, because the path `.` or a link does not show the stage and the seed.
     inside = run.resolve()
     place = _PLACE.fullmatch(inside.as_posix())
     results, name, only_seed = place.group("results", "name", "seed") if place else ("", "", None)
@@ -189,10 +189,10 @@ def _environment_of(results: Path, experiment: str) -> str:
     return "" if setup is None else setup.environment
 
 
-def _of_learn(runs: Sequence[Path], taken: Collection[str]) -> list[Outcome]:
-    """Return the outcomes of runs of `pipeline learn`, under other names than those `taken`."""
+def _of_learn(runs: Sequence[Path], used_names: Collection[str]) -> list[Outcome]:
+    """Return the outcomes of runs of `pipeline learn`, under names not in `used_names`."""
     outcomes: list[Outcome] = []
-    for name, members in _experiments(runs, taken).items():
+    for name, members in _experiments(runs, used_names).items():
         for seed, (run, environment) in members.items():
             seconds = read_map(run / "run_logs/seconds.json").get("total")  # None while it goes on
             for behavior, curve in read_curves(run / _PROGRESS).items():
@@ -204,12 +204,12 @@ def _of_learn(runs: Sequence[Path], taken: Collection[str]) -> list[Outcome]:
 
 
 def _experiments(
-    runs: Sequence[Path], taken: Collection[str] = ()
+    runs: Sequence[Path], used_names: Collection[str] = ()
 ) -> dict[str, dict[int, tuple[Path, str]]]:
-    """Return run and environment of each seed by experiment: runs that differ only in the seed.
+    """Group runs that differ only in the seed: run and environment by seed, by experiment.
 
-    Settings alone decide what belongs together. A name is only a label, so one that is taken
-    already is replaced by the path of a run, which belongs to no other experiment.
+    Only the settings decide which runs belong together. A name is a mere label: one in
+    `used_names` is replaced by the path of a run, which no other experiment has.
     """
     groups: dict[str, dict[int, tuple[Path, str]]] = {}
     for run in runs:
@@ -225,7 +225,7 @@ def _experiments(
     for members in groups.values():
         paths = [run.resolve() for run, _ in members.values()]
         names = (_name_of([path.name for path in paths]), paths[0].name, str(paths[0]))
-        unused = (one for one in names if one not in experiments and one not in taken)
+        unused = (name for name in names if name not in experiments and name not in used_names)
         experiments[next(unused)] = members
     return experiments
 
@@ -234,7 +234,7 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
     """Return a digest equal for runs of one experiment, the seed, and the environment's name."""
     settings = load_run_settings(configuration)
     content: dict[str, Any] = to_mapping(settings)
-    # Not its name and folder; but first weights and acting without learning give other results.
+    # Without the run's name and folder; but initial weights and inference change the results.
     checkpoints = content.pop("checkpoint_settings", {})
     content["begins"] = {key: checkpoints.get(key) for key in ("initialize_from", "inference")}
     environment = content.get("env_settings", {})
@@ -247,7 +247,7 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
 
 
 def _seeds(learned: Sequence[Path]) -> Iterator[str]:
-    """Yield which runs of `pipeline learn` were taken as seeds of one experiment."""
+    """Yield a list of the runs of `pipeline learn` that count as seeds of one experiment."""
     groups = [members for members in _experiments(learned).values() if len(members) > 1]
     lines = [", ".join(str(run) for run, _ in members.values()) for members in groups]
     if lines:
@@ -259,7 +259,7 @@ def _name_of(names: Sequence[str]) -> str:
     if len(names) == 1:
         return names[0]
     first, last = min(names), max(names)
-    # What the least and the greatest name share at their start, all names share.
+    # All names share the start that the least and the greatest name share.
     n = next((k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), None)
     common = first[:n].rstrip("-_. ")
     return common.removesuffix("seed").rstrip("-_. ") or names[0]
@@ -267,8 +267,8 @@ def _name_of(names: Sequence[str]) -> str:
 
 def _text(task: Task, columns: Collection[str] = _COLUMNS) -> str:
     rows = [_COLUMNS, *tables.rows(task, wall_clock=True)]
-    shown = [k for k, name in enumerate(_COLUMNS) if name in columns]
-    lines = [task.name, "", *aligned([[row[k] for k in shown] for row in rows], first_number=1)]
+    indices = [k for k, name in enumerate(_COLUMNS) if name in columns]
+    lines = [task.name, "", *aligned([[row[k] for k in indices] for row in rows], first_number=1)]
     if task.improvements:
         lines += ["", *aligned([tables.PAIRS_HEADER, *tables.pairs(task)], first_number=2)]
     return "\n".join([*lines, "", *tables.notes(task), *tables.cautions(task)])

@@ -28,11 +28,11 @@ def run(arguments: argparse.Namespace) -> str:
     import shtab
 
     # The parser of the running command knows only its own subcommand's options.
-    whole: argparse.ArgumentParser = arguments.whole_parser()
-    for action in _actions(whole):
+    parser: argparse.ArgumentParser = arguments.whole_parser()
+    for action in _actions(parser):
         if action.type is Path:
             action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab's way to say it
-    script: str = shtab.complete(whole, shell=arguments.shell)
+    script: str = shtab.complete(parser, shell=arguments.shell)
     return script
 
 

@@ -51,9 +51,9 @@ def add_options(parser: Parser) -> None:
 
 
 def check(arguments: argparse.Namespace) -> str:
-    """Return a short verdict on a file, or with `--full` all that it describes, as YAML.
+    """Return a short verdict on a file, or with `--full` all its settings as YAML.
 
-    The file is a trainer configuration of any age, or a curriculum or sampler file on its own.
+    The file is a trainer configuration of any release, or a single curriculum or sampler file.
     """
     file = arguments.file
     parts = _by_kind([file])
@@ -79,17 +79,21 @@ def check(arguments: argparse.Namespace) -> str:
 
 
 def _verdict(file: Path, settings: RunSettings, present: Present) -> str:
-    """Return what was read, in a few lines; warnings have been logged."""
+    """Return a few lines about the file; warnings have been logged."""
     lines = [f"{file}: can be used."]
     if settings.from_file:
         lines.append(f"  format: {present.family.value}")
-        trained = [f"{name} ({_trained(one)})" for name, one in settings.behaviors.items()]
+        trained = [
+            f"{name} ({_trained(behavior)})" for name, behavior in settings.behaviors.items()
+        ]
         if settings.default_settings is not None:
             trained.append(f"any other ({_trained(settings.default_settings)})")
         lines.append(f"  behaviors: {', '.join(trained) or 'any, with the built-in settings'}")
     parameters = settings.environment_parameters or {}
     if parameters:
-        lessons = [f"{name} ({len(one.curriculum)})" for name, one in parameters.items()]
+        lessons = [
+            f"{name} ({len(parameter.curriculum)})" for name, parameter in parameters.items()
+        ]
         lines.append(f"  environment parameters, with their lessons: {', '.join(lessons)}")
     moved = sum(change.kind == "moved" for change in present.changes.entries)
     warned = sum(change.warns for change in present.changes.entries)
@@ -108,7 +112,7 @@ def _trained(settings: TrainerSettings) -> str:
 
 
 def upgrade(arguments: argparse.Namespace) -> str:
-    """Write a configuration of the present format, and say what was changed."""
+    """Write a configuration in the present format, and return a list of the changes."""
     olds, new = arguments.old, arguments.output
     if new.exists() and not arguments.force:
         raise SettingsError(f"{new} exists already. Choose another name, or replace it by --force.")
@@ -116,11 +120,11 @@ def upgrade(arguments: argparse.Namespace) -> str:
     present = read_present(parts.pop("trainer", None), **parts)
     text = _header(olds, present) + _body(present, new)
     files.write_whole(new, text)
-    return _told(olds, new, present)
+    return _summary(olds, new, present)
 
 
 def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
-    """Tell trainer, curriculum and sampler files apart by what they hold."""
+    """Return trainer, curriculum and sampler files by kind, which their content decides."""
     parts: dict[Kind, Path] = {}
     for path in paths:
         kind: Kind = "curriculum"
@@ -138,23 +142,23 @@ def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
 
 
 def _body(present: Present, new: Path) -> str:
-    """Return the new file's values, after a check that they mean what the old ones meant."""
+    """Return the new file's values, after a check that their meaning is unchanged."""
     original = structure(present.document)
-    # The values were read once already, with their warnings.
+    # The first reading has logged the warnings already.
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         portable = structure(present.portable)
         body = dump_yaml(as_written(present.portable, to_mapping(portable)))
-        # Written, then read again: a converter that loses a setting would be noticed only after
-        # a long training.
-        again = structure(parse_yaml(body, source=str(new)))
+        # Read the written text back: a setting that the converter loses would otherwise be
+        # noticed only after a long training.
+        reread = structure(parse_yaml(body, source=str(new)))
     finally:
         logging.disable(before)
     # `default_settings` that cannot be said in today's format are left out, and the user is
     # told.
     expected = replace(original, default_settings=None) if present.left_out else original
-    if again != expected:
+    if reread != expected:
         raise SettingsError(
             f"{new} would not mean the same as what it is made of, so it is not written. "
             "Please report this with the old file."
@@ -177,7 +181,7 @@ def _header(olds: Sequence[Path], present: Present) -> str:
     return "".join(f"# {line}\n" for line in lines)
 
 
-def _told(olds: Sequence[Path], new: Path, present: Present) -> str:
+def _summary(olds: Sequence[Path], new: Path, present: Present) -> str:
     entries = present.changes.entries
     if not entries and not present.left_out:
         return f"Wrote {new}. {olds[0]} is in today's format already; nothing had to be changed."

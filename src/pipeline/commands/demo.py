@@ -44,7 +44,9 @@ def add_options(parser: Parser) -> None:
     command = parser.add_command(
         "record",
         "record a built-in simulator's expert",
-        lambda asked: record(asked.name, asked.output, episodes=asked.episodes, seed=asked.seed),
+        lambda arguments: record(
+            arguments.name, arguments.output, episodes=arguments.episodes, seed=arguments.seed
+        ),
     )
     command.add_argument("name", help="one that `pipeline env list` shows")
     _add_output(command, "the .demo file to write")
@@ -110,11 +112,11 @@ def _add_output(command: argparse.ArgumentParser, text: str) -> None:
 
 def numbers(text: str) -> list[int]:
     """Return the numbers of `1-3,7`."""
-    found: list[int] = []
+    values: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        values += range(int(first), int(last or first) + 1)
+    return values
 
 
 def scales(text: str) -> tuple[float, ...]:
@@ -139,7 +141,7 @@ def info(arguments: argparse.Namespace) -> str:
         return text
     from pipeline.evaluation.plots import plot_returns
 
-    # Of whole episodes only: the return of one that was cut off says little.
+    # Only whole episodes: the return of a truncated one says little.
     returns = demo.returns()
     if not returns:
         raise DemonstrationError(
@@ -167,7 +169,7 @@ def record(name: str, target: Path, *, episodes: int, seed: int) -> str:
 
 
 def import_(arguments: argparse.Namespace) -> str:
-    """Make a .demo file of a table or a Minari dataset, and say what each step found."""
+    """Make a .demo file of a table or a Minari dataset, and return a line for each step."""
     from pipeline.data.demo_import import import_table
     from pipeline.data.demo_spec import spec_of
     from pipeline.data.demo_tables import read_table
@@ -181,7 +183,7 @@ def import_(arguments: argparse.Namespace) -> str:
 
         dataset = source.removeprefix(_MINARI)
         table, name, spec = read_dataset(dataset, None if chosen is None else chosen[1])
-        # A Minari dataset carries its spaces; other tables are numbers without a meaning.
+        # A Minari dataset has its spaces; other tables need a specification of their columns.
         chosen = chosen or (arguments.behavior or name, spec, {})
     elif chosen is not None:
         table = read_table(Path(source))
@@ -213,8 +215,8 @@ def _make_env(source: str) -> BaseEnv:
 def _columns(texts: list[str]) -> dict[str, list[str]]:
     columns = {}
     for text in texts:
-        name, _, given = text.partition("=")
-        columns[name] = [one.strip() for one in given.split(",")]
+        name, _, value = text.partition("=")
+        columns[name] = [column.strip() for column in value.split(",")]
         if not name or not all(columns[name]):
             raise SettingsError(
                 f"--column {text}: needs the form FIELD=COLUMN,COLUMN, such as reward=score"
@@ -248,14 +250,14 @@ def export(arguments: argparse.Namespace) -> str:
 
 
 def merge(arguments: argparse.Namespace) -> str:
-    """Write several .demo files as one, and say what was read."""
+    """Write several .demo files as one, and return what was read."""
     from pipeline.data.demonstrations import merge_demos
 
     return "\n".join(merge_demos(arguments.files, arguments.output, behavior=arguments.behavior))
 
 
 def trim(arguments: argparse.Namespace) -> str:
-    """Keep the episodes that meet every condition, and say what they are."""
+    """Keep the episodes that meet every condition, and return what they are."""
     from pipeline.data.demonstrations import trim_demo
 
     conditions = {

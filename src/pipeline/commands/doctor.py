@@ -34,8 +34,8 @@ _EDITOR_PORT = 5004
 _WITHOUT_EXTRA = "pip install 'rl-pipeline[train]', or in a checkout: make install"
 
 
-class Problem(Exception):  # noqa: N818  # of the machine, and told on its line
-    """What is wrong, and what to do."""
+class Problem(Exception):  # noqa: N818  # about the machine; shown on the check's line
+    """A check failed; the message says what is wrong and what to do."""
 
 
 def add_options(parser: Parser) -> None:
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # has none
             lines.append(f"OK    {name:10} {check(root)}")
         except (Problem, PipelineError, OSError) as error:
             problem = one_line(error)
-            # Several checks read params.yaml, and each stumbles over the same mistake in it.
+            # Several checks read params.yaml, and each fails by the same mistake in it.
             if problem in problems and isinstance(error, PipelineError):
                 lines.append(f"-     {name:10} not checked: mend {problems[problem]} first")
                 continue
@@ -68,8 +68,8 @@ def run(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # has none
             problems[problem] = name
     text = "\n".join(lines)
     if problems:
-        # The lines are the answer and go to standard output; the exception gives one line and
-        # the exit code.
+        # The lines are the result and go to standard output; the exception adds one line and the
+        # exit code.
         sys.stdout.write(f"{text}\n")
         count = f"{len(problems)} of {len(CHECKS)} lines begin"
         raise NotReadyError(f"{count} with TO DO; they say what")
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # has none
 
 def _python(_: Path) -> str:
     version = ".".join(map(str, sys.version_info[:3]))
-    least, most = (".".join(map(str, one)) for one in _PYTHONS)
+    least, most = (".".join(map(str, release)) for release in _PYTHONS)
     if not _PYTHONS[0] <= sys.version_info[:2] <= _PYTHONS[1]:
         raise Problem(f"{version}: needs {least} to {most}; make a virtual environment with one")
     return f"{version}, {sys.prefix}"
@@ -97,7 +97,7 @@ def _torch(_: Path) -> str:
 
 
 def _engine(name: str) -> Callable[[Path], str]:
-    """Return a check that an engine is installed, and is the program that PATH finds."""
+    """Return a check that an engine is installed, and that PATH has its program."""
 
     def check(root: Path) -> str:
         version = _version(name)
@@ -165,7 +165,7 @@ def _store(root: Path) -> str:
         if not file.exists():
             return f"{file.name} is made by the first run"
         try:
-            # Read only: a look must not change a store that a run may be writing to.
+            # Read only: a check must not change a store that a run may be writing to.
             with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as store:
                 (n_runs,) = store.execute("select count(*) from runs").fetchone()
         except sqlite3.Error as error:
@@ -190,8 +190,8 @@ def _ports(_: Path) -> str:
             # Some containers have no loopback device.
             any_free.bind(("127.0.0.1", 0))
         with socket.socket() as editor:
-            # As a server does; without it a connection that has just ended would keep the port
-            # for a minute.
+            # A server sets it too; without it a connection that has just ended would block the
+            # port for a minute.
             editor.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             editor.bind(("127.0.0.1", _EDITOR_PORT))
     except OSError as error:
@@ -204,8 +204,8 @@ def _unity(root: Path) -> str:
     from pipeline.envs.sources.unity_build import find_editor
 
     projects = _environments(root, UnitySource)
-    for one in projects:  # an Editor of another version than the project's is refused here
-        find_editor(one.editor, root / one.project)
+    for project in projects:  # an Editor of another version than the project's is refused here
+        find_editor(project.editor, root / project.project)
     if projects:
         return f"{len(projects)} projects, and an Editor that builds them"
     return "no project here is built by an Editor, so none is needed"
@@ -215,15 +215,17 @@ def _builds(root: Path) -> str:
     from pipeline.envs.launch import find_executable
 
     paths = _environments(root, PathSource)
-    for one in paths:
-        find_executable(root / one.found(root))
+    for build in paths:
+        find_executable(root / build.found(root))
     return f"{len(paths)} in params.yaml, each with a program" if paths else "none in params.yaml"
 
 
 def _environments(root: Path, kind: type[_Source]) -> list[_Source]:
     params = _params(root)
     return [
-        one for one in (params.environments.values() if params else ()) if isinstance(one, kind)
+        source
+        for source in (params.environments.values() if params else ())
+        if isinstance(source, kind)
     ]
 
 
@@ -250,4 +252,4 @@ CHECKS: dict[str, Callable[[Path], str]] = {
     "builds": _builds,
     "disk": _disk,
 }
-"""Every check by its name; it returns what it found, or raises what is to be done."""
+"""Every check by name: it returns a description, or raises an error that says what to do."""

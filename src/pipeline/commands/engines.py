@@ -1,4 +1,4 @@
-"""What DVC and Snakemake each believe about the state of the results, and what git knows."""
+"""The state of the results as DVC and Snakemake each see it, and ways to correct it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ MOST_COMMITS = 300
 """How far back the commands look in git's history."""
 _LOCK_BEGINS = "schema: '2.0'\nstages:\n"
 _OUTPUT = re.compile(r"\w+/(?!report/)\w+/(.+?)(?:/seed(\d+))?(?:[./][^/]*)?")
-"""A stage's output: its name, and its seed if it has one. The report is of no run."""
+"""A stage's output: its name, and its seed if it has one. The report belongs to no run."""
 _LOG_HEADER = re.compile(r"\A.*?^  Config MD5: \S+$", re.MULTILINE | re.DOTALL)
-"""What Snakemake tells of itself before anything else."""
+"""The lines about itself with which Snakemake's log begins."""
 _STAGE = re.compile(r"^  \S", re.MULTILINE)
 
 
@@ -40,44 +40,46 @@ class State:
     """An engine's view of the results."""
 
     pending: tuple[str, ...]
-    """Jobs that it would run."""
+    """Jobs that the engine would run."""
     unrecorded: tuple[str, ...] = ()
-    """Jobs whose results lie there without its record of how they were made."""
+    """Jobs whose results exist without the engine's record of how they were made."""
 
     @property
     def up_to_date(self) -> bool:
-        """Whether it would do nothing, and knows why."""
+        """Whether the engine would run nothing and has a record of every result."""
         return not self.pending and not self.unrecorded
 
 
 def dvc_state(root: Path) -> State:
     """Ask DVC which stages have changed."""
     # By its command line, because dvc.api, the public part of DVC in Python, has no status.
-    done = _call(["dvc", "status", "--json"], root)
-    if done.returncode != 0:
-        raise StageError(f"`dvc status` failed:\n{done.stderr.strip()}")
+    result = _call(["dvc", "status", "--json"], root)
+    if result.returncode != 0:
+        raise StageError(f"`dvc status` failed:\n{result.stderr.strip()}")
     try:
-        stages = json.loads(done.stdout or "{}")
-        # said of the first stage of a project without `src`, which makes nothing that is not noted
-        stages = {name: why for name, why in stages.items() if why != ["always changed"]}
+        stages = json.loads(result.stdout or "{}")
+        # DVC says this of the first stage of a project without `src`, whose results are all noted
+        stages = {
+            name: reasons for name, reasons in stages.items() if reasons != ["always changed"]
+        }
         return State(pending=tuple(stages))
     except ValueError:
-        raise StageError(f"`dvc status` printed no JSON:\n{done.stdout.strip()}") from None
+        raise StageError(f"`dvc status` printed no JSON:\n{result.stdout.strip()}") from None
 
 
 def snakemake_state(root: Path) -> State:
-    """Ask Snakemake which jobs it would run, and of which it has no record."""
+    """Ask Snakemake which jobs it would run, and for which it has no record."""
     # Without the profile, an incomplete output is an error here, and is not just made again.
     _must(["snakemake", "--dry-run", "--quiet", "all", "--workflow-profile", "none"], root)
     return snakemake_summary(root)
 
 
 def snakemake_summary(root: Path) -> State:
-    """Return what Snakemake's table of outputs says, incomplete ones included."""
+    """Return the state by Snakemake's table of outputs, incomplete ones included."""
     command = ["snakemake", "--detailed-summary", "--workflow-profile", "none"]
-    done = _must([*command, "--rerun-incomplete"], root)
-    # one line for each output, and a dash where no record of how it was made is kept
-    rows = list(csv.DictReader(done.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
+    output = _must([*command, "--rerun-incomplete"], root)
+    # one line for each output, with a dash where no record says how it was made
+    rows = list(csv.DictReader(output.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
     return State(
         pending=_jobs(row for row in rows if row["plan"] != "no update"),
         unrecorded=_jobs(row for row in rows if row["shellcmd"] == "-"),
@@ -96,10 +98,10 @@ def _jobs(rows: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
 
 
 def mend_lock(root: Path) -> None:
-    """Cut a `dvc.lock` that DVC was killed at writing after its last whole stage.
+    """Cut a `dvc.lock` after its last whole stage, if a killed DVC has left it incomplete.
 
-    DVC writes the file anew after each stage, in place, and reads none that is cut off. Of a file
-    with a mistake that is not at its end, as after a merge, nothing is touched.
+    DVC rewrites the file in place after each stage, and cannot read an incomplete one. A file with
+    a mistake elsewhere than at its end, as after a merge, is left alone.
     """
     path = root / "dvc.lock"
     if not path.is_file():
@@ -107,15 +109,17 @@ def mend_lock(root: Path) -> None:
     text = path.read_text(encoding="utf-8", errors="replace")
     if _stages_in(text) is not None:
         return
-    rest = text[: text.rfind("\n") + 1]
-    # Still not readable: the last stage is a part of one, so it goes as a whole.
-    if _stages_in(rest) is None:
-        rest = rest[: max((match.start() for match in _STAGE.finditer(rest)), default=0)]
-    n_left = 0 if rest in ("", _LOCK_BEGINS) else _stages_in(rest)
+    readable = text[: text.rfind("\n") + 1]
+    # Still not readable: the last stage is incomplete, so all of it goes.
+    if _stages_in(readable) is None:
+        readable = readable[
+            : max((match.start() for match in _STAGE.finditer(readable)), default=0)
+        ]
+    n_left = 0 if readable in ("", _LOCK_BEGINS) else _stages_in(readable)
     if n_left is None or not (text.startswith(_LOCK_BEGINS) or _LOCK_BEGINS.startswith(text)):
         return
     if n_left:
-        write_whole(path, rest)
+        write_whole(path, readable)
     else:
         path.unlink()
     _log.warning(
@@ -126,8 +130,8 @@ def mend_lock(root: Path) -> None:
 
 
 def _stages_in(lock: str) -> int | None:
-    """Return how many stages the text of a dvc.lock has; None when DVC would not read it."""
-    # A number that is cut off would be read as a smaller one.
+    """Return the number of stages in the text of a dvc.lock; None if DVC could not read it."""
+    # Without its final line break, a number may be cut off and read as a smaller one.
     stages = locked_stages(lock) if lock.endswith("\n") else None
     return None if stages is None else len(stages)
 
@@ -150,7 +154,7 @@ def locked_stages(lock: str) -> dict[str, Any] | None:
 
 
 def note_sources(root: Path) -> None:
-    """Note which files each stage runs, as DVC's first stage does."""
+    """Write down the source files of each stage, as DVC's first stage does."""
     code = code_of(root)
     for stage in sources.stages(code):
         sources.note(root, stage, code)
@@ -159,34 +163,34 @@ def note_sources(root: Path) -> None:
 def bless_dvc(root: Path) -> None:
     """Make DVC record the present results as up to date, although it has not made them."""
     note_sources(root)
-    # with links made anew, outputs would look newer to Snakemake than what was made from them
+    # relinked outputs would look newer to Snakemake than the results made from them
     _must(["dvc", "--wait-for-lock", "commit", "--force", "--no-relink", "--quiet"], root)
 
 
 def bless_snakemake(root: Path) -> None:
     """Make Snakemake record the present results as up to date, although it has not made them."""
-    # With `--forceall`: `--touch` alone does nothing where the times of files look right, and
-    # then there is no record of how they were made.
+    # With `--forceall`: `--touch` alone skips files whose times look right, and would leave them
+    # without a record of how they were made.
     command = ["snakemake", "--touch", "--forceall", "--rerun-incomplete", "--cores", "1"]
     _must([*command, "--quiet", "progress", "rules"], root)
 
 
 def environment() -> dict[str, str]:
-    """Return an engine's variables, with a PATH that begins at this Python's programs."""
-    # Stages call `python`: it has to be this environment's also where that was not activated.
-    here = os.path.dirname(sys.executable)  # noqa: PTH120  # no need for a path object
-    return {**os.environ, "PATH": os.pathsep.join((here, os.environ.get("PATH", "")))}
+    """Return an engine's environment variables, with this Python's programs first in PATH."""
+    # Stages call `python`, which must be this environment's even where it is not activated.
+    bin_folder = os.path.dirname(sys.executable)  # noqa: PTH120  # no need for a path object
+    return {**os.environ, "PATH": os.pathsep.join((bin_folder, os.environ.get("PATH", "")))}
 
 
 def _must(command: Sequence[str], root: Path) -> str:
     """Run an engine and return what it printed."""
-    done = _call(command, root)
-    if done.returncode != 0:
-        output = _LOG_HEADER.sub("", done.stderr or done.stdout).strip()
+    result = _call(command, root)
+    if result.returncode != 0:
+        output = _LOG_HEADER.sub("", result.stderr or result.stdout).strip()
         raise StageError(
-            f"`{' '.join(command)}` failed with exit code {done.returncode}:\n{output}"
+            f"`{' '.join(command)}` failed with exit code {result.returncode}:\n{output}"
         )
-    return done.stdout
+    return result.stdout
 
 
 def _call(command: Sequence[str], root: Path) -> subprocess.CompletedProcess[str]:

@@ -82,7 +82,7 @@ def build(arguments: argparse.Namespace) -> str:
             f"pipeline learn CONFIG --env {name}"
         )
     simulator, options = packed
-    if copies is not None:  # those of a built-in simulator are its agents
+    if copies is not None:  # the copies of a built-in simulator are its agents
         if copies < 1:
             raise SettingsError(f"--copies: must be at least 1, got {copies}.")
         options["n_agents"] = copies
@@ -95,13 +95,13 @@ def _with_options(environment: BridgeSource, arguments: argparse.Namespace) -> E
     from pipeline.settings.environments import EnvironmentParams
     from pipeline.settings.nodes import from_plain
 
-    given = _pairs("--option", arguments.option)
-    given |= {"source": environment.source, "id": environment.id}
+    options = _pairs("--option", arguments.option)
+    options |= {"source": environment.source, "id": environment.id}
     if arguments.copies is not None:
-        given["copies"] = arguments.copies
+        options["copies"] = arguments.copies
     if arguments.arg:
-        given["kwargs"] = _pairs("--arg", arguments.arg)
-    return EnvironmentParams.from_node(from_plain(given, "command line"), "")
+        options["kwargs"] = _pairs("--arg", arguments.arg)
+    return EnvironmentParams.from_node(from_plain(options, "command line"), "")
 
 
 def list_environments(arguments: argparse.Namespace) -> str:
@@ -128,7 +128,7 @@ def fetch_environment(arguments: argparse.Namespace) -> str:
     limits = ArchiveLimits(
         max_bytes=int(arguments.max_unpacked_gb * 1e9), max_ratio=arguments.max_ratio
     )
-    # A name of a manifest, whose entry may have a digest of its own.
+    # A name in a manifest, whose entry may have a digest.
     if "://" not in address:
         if sha256 or arguments.executable:
             raise SettingsError(
@@ -138,8 +138,8 @@ def fetch_environment(arguments: argparse.Namespace) -> str:
         entry = _entry(address, arguments.manifest)
         return str(entry.executable(arguments.platform, limits=limits))
     if sha256 is None:
-        # The archive is downloaded to learn its digest but never unpacked: nothing has said that
-        # it is trusted.
+        # The archive is downloaded to learn its digest but never unpacked, since nobody has
+        # declared it trusted.
         digest = fetch.digest_of(address, limits=limits)
         raise FetchError(
             f"{public(address)}: nothing says what this archive must be. It now "
@@ -175,10 +175,10 @@ def _entry(name: str, manifests: Sequence[str]) -> RemoteRegistryEntry:
         )
     near = get_close_matches(name, [*entries, *registry.SIMULATORS], n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
-    where = "`pipeline env list` shows the names"
+    advice = "`pipeline env list` shows the names"
     if not manifests:
-        where = "names come from a manifest (--manifest FILE|URL), or give a URL"
-    raise SettingsError(f"unknown environment '{name}'{hint} {where[0].upper()}{where[1:]}.")
+        advice = "names come from a manifest (--manifest FILE|URL), or give a URL"
+    raise SettingsError(f"unknown environment '{name}'{hint} {advice[0].upper()}{advice[1:]}.")
 
 
 def _summary(entry: RemoteRegistryEntry) -> str:
@@ -194,8 +194,8 @@ def _pairs(flag: str, texts: Sequence[str]) -> dict[str, Any]:
 
     values = {}
     for text in texts:
-        key, given, value = text.partition("=")
-        if not given or not key:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
             raise SettingsError(f"{flag} {text}: needs the form KEY=VALUE, such as gravity=9.8.")
         # Read as YAML so that `gravity=9.8` is a number here as it is in params.yaml.
         values[key] = to_plain(parse_yaml(f"v: {value}", source=f"{flag} {key}"))["v"]

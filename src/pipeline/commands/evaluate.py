@@ -20,7 +20,7 @@ def add_options(parser: Parser) -> None:
         help="a path, balance_ball, gymnasium:ID, pettingzoo:ID or module:function",
     )
     parser.add_argument("--episodes", type=int, default=100, help="default: %(default)s")
-    # Far from the small seeds of training, so that no episode begins as one that was trained on.
+    # Far from the small seeds of training, so that no episode begins like a training episode.
     parser.add_argument("--seed", type=int, default=10_000, help="default: %(default)s")
     parser.add_argument(
         "--video",
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> str:
     from pipeline.stages.shared.named_env import executable_of
 
     model: Path = arguments.model
-    OnnxPolicy(model)  # a mistake in it is told before an environment is built
+    OnnxPolicy(model)  # refuses a broken file before an environment is built
     program = executable_of(arguments.env)
     build = Build(file=program, args=tuple(arguments.env_args), simulator=None)
     target: Path | None = arguments.video
@@ -61,15 +61,15 @@ def run(arguments: argparse.Namespace) -> str:
         videos=None if target is None else {arguments.video_episode: target},
     )
     lines = [
-        f"{behavior}: {one['episodes']} episodes, mean return {one['mean_return']:.3f} "
-        f"({one['min_return']:.3f} to {one['max_return']:.3f}), "
-        f"mean length {one['mean_length']:.1f}"
-        for behavior, one in metrics_of(episodes).items()
+        f"{behavior}: {metrics['episodes']} episodes, mean return {metrics['mean_return']:.3f} "
+        f"({metrics['min_return']:.3f} to {metrics['max_return']:.3f}), "
+        f"mean length {metrics['mean_length']:.1f}"
+        for behavior, metrics in metrics_of(episodes).items()
     ]
     if target is not None:
-        shown = choose(episodes)[arguments.video_episode]
+        episode = choose(episodes)[arguments.video_episode]
         lines.append(
-            f"{target}: the {arguments.video_episode} episode of {shown.behavior}, number "
-            f"{shown.index}, return {shown.episode_return:.3f}, {shown.length} steps"
+            f"{target}: the {arguments.video_episode} episode of {episode.behavior}, number "
+            f"{episode.index}, return {episode.episode_return:.3f}, {episode.length} steps"
         )
     return "\n".join(lines)

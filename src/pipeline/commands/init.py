@@ -1,4 +1,4 @@
-"""`pipeline init`: a project of one's own, outside a checkout, which both engines run.
+"""`pipeline init`: a user's project outside a checkout, which both engines run.
 
 A project has the parameters and the trainer files; the code, and the rules of Snakemake, stay in
 the installed package. dvc.yaml is the package's own with two changes: stages are started as
@@ -138,12 +138,12 @@ pipeline learn {trainer} --env {source} --run-id first
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Behavior:
-    """What an environment says of one behavior."""
+    """Facts about one behavior, as the environment reports them."""
 
     spec: BehaviorSpec
     """Observations and actions."""
     n_agents: int
-    """Agents that wait for their first action."""
+    """Agents at the first step."""
     in_groups: bool = False
     """Whether agents share rewards."""
     n_teams: int = 1
@@ -197,20 +197,20 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _refuse_what_is_there(folder: Path, trainer: str) -> None:
-    """Refuse a folder with a file of a project; a README stays, and .gitignore is added to."""
+    """Refuse a folder that has project files; a README stays, and .gitignore is extended."""
     files = {"params.yaml", "dvc.yaml", "Snakefile", trainer, *_COPIED} - {".gitignore"}
-    if there := sorted(one for one in files if (folder / one).exists()):
+    if existing := sorted(file for file in files if (folder / file).exists()):
         raise SettingsError(
-            f"{folder}: has {', '.join(there)} already, and nothing is overwritten; name another "
-            "folder, or move them away"
+            f"{folder}: has {', '.join(existing)} already, and nothing is overwritten; name "
+            "another folder, or move them away"
         )
 
 
 def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentParams:
-    """Return the environment as params.yaml of the folder is to name it."""
+    """Return the environment as the folder's params.yaml will name it."""
     for kind in ("gymnasium", "pettingzoo"):
-        if given := getattr(arguments, kind):
-            return named(f"{kind}:{given}")
+        if identifier := getattr(arguments, kind):
+            return named(f"{kind}:{identifier}")
     if arguments.unity is not None:
         environment: EnvironmentParams = PathSource(path=arguments.unity)
     else:
@@ -244,46 +244,49 @@ def source_of(environment: EnvironmentParams) -> str:
 
 
 def _ask(environment: EnvironmentParams, folder: Path) -> dict[str, Behavior]:
-    """Return what the environment says of each of its behaviors, by name without team."""
+    """Start the environment and return its behaviors by name without team."""
     from pipeline.api import make_env
 
     copies = getattr(environment, "copies", None)
-    found: dict[str, Behavior] = {}
-    # Modules are found as the stages will find them: beside params.yaml.
-    here = str(folder.resolve())
-    sys.path.insert(0, here)
+    behaviors: dict[str, Behavior] = {}
+    # Modules are looked for beside params.yaml, as the stages will do.
+    project = str(folder.resolve())
+    sys.path.insert(0, project)
     try:
         with (
-            contextlib.chdir(here),
+            contextlib.chdir(project),
             contextlib.closing(make_env(source_of(environment), n_agents=copies)) as env,
         ):
             env.reset()
             for full, spec in env.behavior_specs.items():
                 steps = env.get_steps(full)[0]
                 name = full.partition("?")[0]
-                before = found.get(name, Behavior(spec=spec, n_agents=0, n_teams=0))
-                found[name] = replace(
+                before = behaviors.get(name, Behavior(spec=spec, n_agents=0, n_teams=0))
+                behaviors[name] = replace(
                     before,
                     n_agents=before.n_agents + len(steps),
                     in_groups=before.in_groups or bool((steps.group_id > 0).any()),
                     n_teams=before.n_teams + 1,
                 )
     finally:
-        sys.path.remove(here)
-    return found
+        sys.path.remove(project)
+    return behaviors
 
 
 def trainer_of(behavior: Behavior) -> dict[str, Any]:
-    """Return settings that suit a behavior's observations and actions, as a trainer file has them.
+    """Return trainer settings that suit a behavior's observations and actions.
 
-    PPO with the sizes that are common for the kind: small networks for few numbers, a convolution
-    and more exploration for images and choices; POCA for agents that share rewards, and self-play
-    for teams. A rollout has 128 steps of each agent, within the limits at which updates are
-    neither too rare nor too noisy.
+    PPO with common sizes: small networks for few numbers, a convolution and more exploration for
+    images and discrete actions; POCA for agents that share rewards, and self-play for teams. A
+    rollout has 128 steps of each agent, within limits between too rare and too noisy updates.
     """
     observations, actions = behavior.spec
-    images = [one.shape for one in observations if len(one.shape) == _IMAGE]
-    n_numbers = sum(math.prod(one.shape) for one in observations if len(one.shape) < _IMAGE)
+    images = [observation.shape for observation in observations if len(observation.shape) == _IMAGE]
+    n_numbers = sum(
+        math.prod(observation.shape)
+        for observation in observations
+        if len(observation.shape) < _IMAGE
+    )
     choices = bool(actions.discrete_branches)
     rows = 2 ** math.ceil(math.log2(max(behavior.n_agents, 1) * 128))
     buffer_size = min(max(rows, 2048), 16384)
@@ -326,13 +329,15 @@ def _texts(
     environment: EnvironmentParams, name: str, behaviors: Mapping[str, Behavior]
 ) -> dict[str, str]:
     """Return the files of the project, by path in it."""
-    trainers = {one: trainer_of(behavior) for one, behavior in behaviors.items()}
-    kind = "_".join(sorted({str(one["trainer_type"]) for one in trainers.values()}))
+    trainers = {
+        behavior_name: trainer_of(behavior) for behavior_name, behavior in behaviors.items()
+    }
+    kind = "_".join(sorted({str(settings["trainer_type"]) for settings in trainers.values()}))
     trainer, source = f"config/{name}.yaml", source_of(environment)
     comment = "".join(f"# {line}\n" for line in _described(behaviors))
-    left_out: tuple[Any, ...] = (None, [], {}, "auto")  # as they are without being said
-    kept = {key: value for key, value in to_map(environment).items() if value not in left_out}
-    entry = dump_yaml({name: {"source": environment.source, **kept}})
+    left_out: tuple[Any, ...] = (None, [], {}, "auto")  # the defaults
+    options = {key: value for key, value in to_map(environment).items() if value not in left_out}
+    entry = dump_yaml({name: {"source": environment.source, **options}})
     texts = {
         "params.yaml": PARAMS.format(
             environment="".join(f"  {line}\n" for line in entry.splitlines()),
@@ -346,11 +351,11 @@ def _texts(
         "Snakefile": SNAKEFILE,
         "README.md": README.format(title=name, source=source, trainer=trainer, version=__version__),
     }
-    return texts | {one: (checkout() / one).read_text(encoding="utf-8") for one in _COPIED}
+    return texts | {file: (checkout() / file).read_text(encoding="utf-8") for file in _COPIED}
 
 
 def dvc_yaml(ours: str) -> str:
-    """Return the dvc.yaml of a project from that of this repository."""
+    """Return the dvc.yaml of a project, made from this repository's."""
     stages = ours[ours.index("vars:") :]
     stages = re.sub(r"python workflow/scripts/(\w+)\.py", r"python -m pipeline.stages \1", stages)
     stages = re.sub(r" +- (src/pipeline|workflow/scripts)\n", "", stages)
@@ -361,7 +366,7 @@ def _described(behaviors: Mapping[str, Behavior]) -> list[str]:
     """Return a line for each behavior."""
     lines = []
     for name, behavior in behaviors.items():
-        shapes = [" x ".join(map(str, one.shape)) for one in behavior.spec.observation_specs]
+        shapes = [" x ".join(map(str, spec.shape)) for spec in behavior.spec.observation_specs]
         n, branches = behavior.spec.action_spec
         acts = [f"{n} continuous"] if n else []
         acts += [f"discrete of {', '.join(map(str, branches))}"] if branches else []
@@ -374,7 +379,7 @@ def _described(behaviors: Mapping[str, Behavior]) -> list[str]:
 
 
 def _repository(folder: Path) -> None:
-    """Make DVC find a git repository, or tell it that there is none."""
+    """Make a git repository for DVC, or configure DVC to work without one."""
     if git(folder, "rev-parse", "--is-inside-work-tree") is None and (
         git(folder, "init", "--quiet") is None
     ):

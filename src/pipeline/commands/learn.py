@@ -1,8 +1,8 @@
 """`pipeline learn`: all options that `mlagents-learn` has, and all that it ever had.
 
-`learn_options` has the table that gives the parser, the help, and the settings that an option
-changes. The work is in `learn_run`, whose imports take seconds, so that a mistake in a command line
-is told before them.
+`learn_options` has the table behind the parser and the help, with the settings that each option
+changes. The work is in `learn_run`, which is imported late: its imports take seconds, and a mistake
+in the command line is reported before them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Ctrl+C saves first; give the same command with --resume to continue. See docs/re
 
 
 def add_options(parser: Parser) -> None:
-    """Make the parser of `pipeline learn`; only what is given becomes an attribute."""
+    """Add the options of `pipeline learn`; an option that is not given has no attribute."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "%(prog)s [CONFIG] [options]"
@@ -73,7 +73,7 @@ def add_options(parser: Parser) -> None:
 
 
 def _given_elsewhere(option: str) -> str | None:
-    """Say where what an unknown option means is given: a setting, or a sink."""
+    """Return which setting or sink an unknown option stands for; None if there is none."""
     from pipeline.settings.experiments import SINKS
     from pipeline.settings.reader import keys_below, setting_hints
     from pipeline.settings.schema import HYPERPARAMETERS, TrainerSettings
@@ -88,34 +88,34 @@ def _given_elsewhere(option: str) -> str | None:
     for section, hint in (*sections, *hints.items()):
         for name in keys_below(hint):
             places.setdefault(name, f"{section}.{name}")
-    # no less alike: most words that are mistaken are options, for which the nearest one is proposed
+    # a high cutoff: most mistyped words are options, of which the parser proposes the nearest
     options = {option.flag.strip("-").replace("-", "_") for option in OPTIONS if not option.note}
     near = get_close_matches(key, places.keys() - options, n=1, cutoff=0.9)
     return f"{places[near[0]]} is a key of CONFIG, under a behavior's name" if near else None
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Train, and say where the results are; beyond the first of several learners, only train."""
+    """Train, and return where the results are; further learners only train, and exit."""
     if hasattr(arguments, "portable"):
         machine.begin_again_portably()
     from pipeline.algos.process_group import launched
 
     if launched()[0] > 0:
-        # torchrun has started this process to help the first one, which has the settings
+        # torchrun has started this process as a further learner; the first one has the settings
         from pipeline.trainer.worker import work
 
         sys.exit(work())
     from pipeline.commands.learn_settings import plan_of
 
-    plan = plan_of(arguments)  # a mistake is told before seconds of imports
+    plan = plan_of(arguments)  # reports mistakes before seconds of imports
     from pipeline.commands.learn_run import learn
 
     return learn(plan)
 
 
 def _arguments(option: Option) -> dict[str, Any]:
-    """Return what argparse is told; it leaves checking values to the settings."""
-    # without defaults, only what was given wins over the configuration file
+    """Return argparse's keywords for an option; the settings check its value later."""
+    # without defaults, only options that were given win over the configuration file
     common = {"dest": option.dest, "default": argparse.SUPPRESS, "help": option.help}
     if option.metavar is None:
         return {**common, "action": "store_true"}
@@ -128,7 +128,7 @@ def _arguments(option: Option) -> dict[str, Any]:
 
 
 def _number(text: str) -> int | float | str:
-    """Read a number; other texts stay, for the settings to name what is wrong with them."""
+    """Read a number; other texts stay, so that the settings can report what is wrong."""
     # int first: `--num-envs 4` has to be 4 and not 4.0.
     for kind in (int, float):
         try:

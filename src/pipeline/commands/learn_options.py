@@ -18,7 +18,7 @@ GROUPS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """One option, and what becomes of it."""
+    """One option, and the settings that it changes."""
 
     flag: str
     group: str
@@ -32,7 +32,7 @@ class Option:
     value: Any = True
     """What a switch sets the setting to."""
     note: str | None = None
-    """Of a retired option: the line that names the present way."""
+    """For a retired option: the line that names the present way."""
 
     @property
     def dest(self) -> str:
@@ -132,7 +132,7 @@ what it takes (nothing makes it a switch), and what it does, or if retired the p
 
 _SETTINGS: dict[str, dict[str, Any]] = {
     "--seed": {"key": "env_settings.seed"},
-    # None is an entry too: `setdefault` then names no setting, for there is none of that kind.
+    # None means that the option changes no setting; `setdefault` below keeps it.
     "--num-runs": {"key": None},
     "--track": {"key": None},
     "--env": {"key": "env_settings.env_path"},
@@ -151,14 +151,14 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "--slow": {"key": "engine_settings.time_scale", "value": 1},
     "--cpu": {"key": "torch_settings.device", "value": "cpu"},
 }
-"""Which settings an option changes, where they are not those of its group with its own name."""
+"""Settings that an option changes, where not the one of its own name in its group's section."""
 
 
 def _option(group: str, spec: str, text: str) -> Option:
     """Return the option of a line of the table."""
     flag, _, metavar = spec.partition(" ")
     more = dict(_SETTINGS.get(flag, {}))
-    # Retired options and those of networks have no section: `_SETTINGS` has what they change.
+    # Retired options and those of networks have no section: `_SETTINGS` lists their settings.
     if group in _SECTIONS:
         name = flag.removeprefix("--").replace("-", "_")
         # Most options have the name of their setting, as in ML-Agents.

@@ -45,7 +45,10 @@ _TRAINER = f"pipeline {__version__}"
 
 
 def learn(plan: Plan) -> str:
-    """Train as planned, and say where the results are; a signal saves and raises `Interrupted`."""
+    """Train as planned, and return where the results are.
+
+    A signal saves the state and raises `Interrupted`.
+    """
     if plan.settings.debug:
         logging.getLogger("pipeline").setLevel(logging.DEBUG)
     with flags_named(plan.flags):
@@ -58,7 +61,7 @@ def _run(plan: Plan, settings: RunSettings) -> str:
     settings = settings.with_seed(_seed(settings, run_dir))
     weights = first_weights(settings)
     with (
-        # First, so that SIGTERM, too, ends in the clean-up of `run_folder`.
+        # First, so that SIGTERM also runs the clean-up of `run_folder`.
         process.signals(),
         run_folder(
             run_dir,
@@ -74,28 +77,28 @@ def _run(plan: Plan, settings: RunSettings) -> str:
         if not _is_read_only(settings):
             files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
             files.write_json(run_dir / LOGS / "machine.json", machine.facts())
-            n_updates = sum(one.n_updates for one in result.behaviors.values())
+            n_updates = sum(behavior.n_updates for behavior in result.behaviors.values())
             timers.finish(result.seconds, n_updates=n_updates, n_exchanges=result.n_exchanges)
-    return _told(settings, run_dir, result)
+    return _summary(settings, run_dir, result)
 
 
 def _is_read_only(settings: RunSettings) -> bool:
-    """Return whether an earlier run is only played (--inference --resume): no file is written."""
+    """Return whether an earlier run is only played (--inference --resume), without new files."""
     checkpoints = settings.checkpoint_settings
     return checkpoints.inference and checkpoints.resume
 
 
-def _told(settings: RunSettings, run_dir: Path, result: TrainResult) -> str:
-    """Tell the user where everything is, and what to do next."""
+def _summary(settings: RunSettings, run_dir: Path, result: TrainResult) -> str:
+    """Return where everything is and what to do next, for the user."""
     inference = settings.checkpoint_settings.inference
     verb = "Played" if inference else "Trained"
     lines = [f"{verb} with seed {settings.env_settings.seed}; everything is in {run_dir}."]
-    for name, one in result.behaviors.items():
-        rating = "" if one.elo is None else f", ELO {one.elo:.1f}"
-        lines.append(f"  {name}: {one.steps} steps, {_mean_of(one)}{rating}")
+    for name, behavior in result.behaviors.items():
+        rating = "" if behavior.elo is None else f", ELO {behavior.elo:.1f}"
+        lines.append(f"  {name}: {behavior.steps} steps, {_mean_of(behavior)}{rating}")
         if not inference:
             lines.append(f"    policy for Unity: {files.named(run_dir, name, '.onnx')}")
-            lines.append(f"    checkpoint:       {one.checkpoint}")
+            lines.append(f"    checkpoint:       {behavior.checkpoint}")
     lines.append(f"Time: {_split(result.seconds)}")
     if not inference and (env := settings.env_settings.env_path):
         first = files.named(run_dir, next(iter(result.behaviors)), ".onnx")
@@ -111,7 +114,7 @@ def _mean_of(result: BehaviorResult) -> str:
 
 
 def _seed(settings: RunSettings, run_dir: Path) -> int:
-    """Return the seed that was asked for, else that of the run to resume, else a new one."""
+    """Return the seed in the settings, else the resumed run's, else a new one."""
     seed = settings.env_settings.seed
     written = run_dir / CONFIGURATION
     if seed < 0 and settings.checkpoint_settings.resume and written.is_file():
@@ -139,7 +142,7 @@ def _train(
     env, checkpoint = settings.env_settings, settings.checkpoint_settings
     program = None
     if env.env_path is not None:
-        program = executable_of(env.env_path)  # a slip is named before slow imports
+        program = executable_of(env.env_path)  # reports mistakes before slow imports
     elif env.env_args:
         _log.warning("--env-args is ignored: the Unity Editor takes no arguments.")
     from pipeline import trainer
@@ -157,10 +160,10 @@ def _train(
             versions["communication_protocol_version"],
             versions["pytorch_version"],
         )
-        # The record of a run that is only played must go on saying how it was trained.
+        # The configuration of a run that is only played must stay that of its training.
         if not _is_read_only(settings):
             files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
-        # Until here a failure undoes the folder.
+        # A failure before this line undoes the folder.
         folder.start()
         timers.start()
 
@@ -189,8 +192,8 @@ def _train(
     except Interrupted as error:
         if not folder.started or checkpoint.inference:
             raise
-        again = f"{error}; to continue, give the same command with --resume"
-        raise Interrupted(again, exit_code=process.exit_code(error.exit_code)) from error
+        message = f"{error}; to continue, give the same command with --resume"
+        raise Interrupted(message, exit_code=process.exit_code(error.exit_code)) from error
 
 
 def _sinks(
@@ -201,7 +204,7 @@ def _sinks(
     timers: TimersSink,
 ) -> list[Sink]:
     if _is_read_only(settings):
-        limits = {name: one.max_steps for name, one in settings.behaviors.items()}
+        limits = {name: behavior.max_steps for name, behavior in settings.behaviors.items()}
         return [ConsoleSink(max_steps=limits)]
     from pipeline.trainer.device_choice import devices_here
 
@@ -232,15 +235,15 @@ def folder_of(results: Path, run_id: str) -> Path:
 
 @dataclass(slots=True)
 class RunFolder:
-    """A folder that is the run's own as soon as the run has started."""
+    """The folder of a run; it is kept once the run has started."""
 
     path: Path
     replaced: Path | None = None
-    """Where an earlier run of the same name lies now."""
+    """Where an earlier run of the same name was moved; None if there was none."""
     started: bool = False
 
     def start(self) -> None:
-        """Keep what is written from now on."""
+        """Keep the folder, whatever happens from now on."""
         self.started = True
         if self.replaced is not None:
             _log.info("The earlier run of this id is kept in %s.", self.replaced)
@@ -260,9 +263,9 @@ def run_folder(
 
     No other process may write into it meanwhile, unless this run is `read_only`.
 
-    An earlier run that `force` replaces is moved to the first free one of `<folder>.1`,
-    `<folder>.2`, ... and never deleted. When the block ends before the run has started, it is put
-    back, or what was made is deleted.
+    An earlier run that `force` replaces is never deleted, but moved to the first free one of
+    `<folder>.1`, `<folder>.2`, ... If the block ends before the run has started, the new folder is
+    deleted and the earlier run is moved back.
 
     Raises:
         SettingsError: There is an earlier run and neither `resume` nor `force`, or none to resume,
@@ -270,11 +273,11 @@ def run_folder(
     """
     # The nearest folder that exists: `mkdir` on a file would fail later, with a message about
     # the child.
-    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-    if not there.is_dir():
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
         raise SettingsError(
-            f"results_dir: {there} is a file, and a run needs a folder; name another --results-dir "
-            "or --run-id, or move the file"
+            f"results_dir: {nearest} is a file, and a run needs a folder; name another "
+            "--results-dir or --run-id, or move the file"
         )
     with contextlib.nullcontext() if read_only else files.sole_writer(folder):
         existed = folder.exists()

@@ -19,7 +19,7 @@ def add_options(parser: Parser) -> None:
 
 
 def check(path: Path) -> str:
-    """Return what the file declares, when it keeps the contract."""
+    """Return what the file declares; raise ExportError where it breaks the contract."""
     from pipeline.export.layout import describe, load
     from pipeline.export.rules import model_findings, publishing_findings
 
@@ -27,8 +27,10 @@ def check(path: Path) -> str:
     findings = model_findings(model)
     if findings:
         raise ExportError(f"{path}: " + "; ".join(map(str, findings)))
-    seen = describe(model)
-    lines = [f"{path}: keeps the contract (version {seen.version}, opset {seen.opset})"]
-    for title, tensors in (("input", seen.inputs), ("output", seen.outputs)):
+    layout = describe(model)
+    lines = [f"{path}: keeps the contract (version {layout.version}, opset {layout.opset})"]
+    for title, tensors in (("input", layout.inputs), ("output", layout.outputs)):
         lines += [f"  {title:7} {name} {info.dtype} {info.shape}" for name, info in tensors.items()]
-    return "\n".join([*lines, *(f"  note    {one.message}" for one in publishing_findings(model))])
+    return "\n".join(
+        [*lines, *(f"  note    {finding.message}" for finding in publishing_findings(model))]
+    )

@@ -1,4 +1,4 @@
-"""What the command lines share: a parser with subcommands, and tables for the terminal."""
+"""Shared parts of the command lines: a parser with subcommands, and tables for the terminal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are one line, with exit code 2.
+    """A parser that reports a mistake in one line, with exit code 2.
 
     Attributes:
-        retired: destinations of options that an abbreviation means only when no other fits.
-        given_elsewhere: says of the name of an unknown option where what it means is given; None
-            where nobody knows.
+        retired: destinations of options that an abbreviation selects only when no other fits.
+        given_elsewhere: returns where to give what an unknown option means; None if unknown.
     """
 
     retired: Collection[str] = ()
@@ -29,7 +28,7 @@ class Parser(argparse.ArgumentParser):
     ) -> Parser:
         """Add a subcommand with a line of help; like all others it takes `--debug`.
 
-        `work` runs it and returns what to print; None when it has subcommands itself.
+        `work` runs it and returns what to print; None if it has subcommands itself.
         """
         # argparse allows one group of subcommands for each parser, made when the first is added.
         if self._subcommands is None:
@@ -45,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         return command
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong with the command line, and where its help is."""
+        """Print what is wrong with the command line and where its help is, and exit."""
         mark = "" if message.endswith("?") else ";"
         sys.stderr.write(f"error: {message}{mark} `{self.prog} --help` lists what is possible\n")
         sys.exit(2)
@@ -53,19 +52,19 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # no caller of ours gives only a namespace
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Read the words of a command line, and refuse words that the command does not take."""
+        """Parse a command line, and refuse words that the command does not take."""
         words = sys.argv[1:] if args is None else list(args)
-        # Before argparse misses a required option, which may be the one that is misspelt.
+        # First, or argparse would report a misspelt required option as missing.
         self._refuse_unknown_options(words)
-        arguments, others = super().parse_known_args(words, namespace)
-        # argparse would leave them to the parser of all commands, whose help is another.
-        if others and self._subcommands is None:
-            self.error(f"unrecognized arguments: {' '.join(others)}")
+        arguments, unknown = super().parse_known_args(words, namespace)
+        # argparse would leave the error to the parser of all commands, which has another help.
+        if unknown and self._subcommands is None:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
         self._warn_of_options_in_the_rest(arguments)
-        return arguments, others
+        return arguments, unknown
 
     def _warn_of_options_in_the_rest(self, arguments: Any) -> None:
-        """Name options of this command among the words that it hands on, as to an executable."""
+        """Warn of this command's options among the words that it passes to an executable."""
         for action in self._actions:
             rest = getattr(arguments, action.dest, None) or []
             if action.nargs != argparse.REMAINDER or isinstance(rest, str):
@@ -80,12 +79,12 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             name = word.partition("=")[0]
             if word == "--" or (self._subcommands is not None and not word.startswith("-")):
-                return  # the rest is read elsewhere
-            # argparse takes a word with a space for a value, whatever it begins with.
+                return  # the rest is parsed elsewhere
+            # argparse takes any word with a space for a value.
             if not word.startswith("--") or " " in name:
                 continue
             exact = self._option_string_actions.get(name)
-            options = [exact] if exact else [one[0] for one in self._get_option_tuples(word)]
+            options = [exact] if exact else [match[0] for match in self._get_option_tuples(word)]
             if not options:
                 self.error(f"unrecognized arguments: {name}{self._proposed_option(name)}")
             if options[0].nargs == argparse.REMAINDER:
@@ -95,7 +94,7 @@ class Parser(argparse.ArgumentParser):
         elsewhere = self.given_elsewhere and self.given_elsewhere(name)
         if elsewhere:
             return f"; {elsewhere}"
-        # without dashes, which would count as letters in common
+        # without dashes, which would count as common letters
         flags = {flag.strip("-"): flag for flag in self._option_string_actions}
         actions = self._option_string_actions
         present = [word for word, flag in flags.items() if actions[flag].dest not in self.retired]
@@ -103,28 +102,30 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {flags[near]}?" if near else ""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse a word that is no choice, and propose the nearest; argparse does so from 3.14."""
+        """Refuse an unknown choice and propose the nearest, as argparse does from Python 3.14."""
         choices = action.choices
         near = None if choices is None or value in choices else _nearest(str(value), choices)
         if near is None:
             super()._check_value(action, value)
         elif self._subcommands is not None and action is self._subcommands:
-            # The help of the command that was meant.
+            # The error names the help of the command that was meant.
             self._subcommands.choices[near].error(f"no command {value!r}; did you mean {near!r}?")
         else:
             message = f"invalid choice: {value!r}; did you mean {near!r}?"
             raise argparse.ArgumentError(action, message)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Return what an abbreviation may mean; argparse has no public way to rank candidates."""
+        """Return an abbreviation's options; argparse has no public way to rank candidates."""
         options: list[Any] = super()._get_option_tuples(option_string)
-        present = [one for one in options if one[0].dest not in self.retired]
+        present = [option for option in options if option[0].dest not in self.retired]
         return present or options
 
 
-def _nearest(word: str, known: Iterable[Any]) -> str | None:
-    """Return the text of `known` that `word` is most like; None where none is near."""
-    return next(iter(get_close_matches(word, [str(one) for one in known], n=1)), None)
+def _nearest(word: str, candidates: Iterable[Any]) -> str | None:
+    """Return the candidate most like `word` as text; None where none is near."""
+    return next(
+        iter(get_close_matches(word, [str(candidate) for candidate in candidates], n=1)), None
+    )
 
 
 def aligned(rows: Sequence[Sequence[str]], *, first_number: int | None = None) -> list[str]:

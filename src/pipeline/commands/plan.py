@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> str:
         check_plan(params)
         return f"{RUNS_FILE} is up to date."
     write_plan(params)
-    # `dvc repro`, which usually is next, reads no file that is cut off.
+    # `dvc repro`, the usual next command, cannot read an incomplete dvc.lock.
     mend_lock(Path())
     # In a container fewer cores may be allowed than the machine has.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

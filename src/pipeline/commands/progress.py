@@ -1,6 +1,6 @@
-"""What a person sees of the DAG while an engine works: one line for each stage, and its end.
+"""What a person sees of the DAG while an engine works: a line when a stage begins and ends.
 
-The stages themselves tell how far they are (`pipeline.progress`), whichever engine starts them.
+The stages themselves report their progress (`pipeline.progress`), whichever engine starts them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from pipeline.settings.params import Params
 
 _FILLED_IN = re.compile(r"\$\{(?:item\.)?(\w+)\}")
-"""What DVC fills in for each run of a stage: its key in the table of runs, or a value there."""
+"""Placeholders that DVC fills in for each run of a stage: a key or value of the table of runs."""
 _OURS = re.compile(r"workflow/scripts/|pipeline\.stages")
-"""Commands of the stages that are ours: in a checkout, and in a project of `pipeline init`."""
+"""Commands of our own stages, in a checkout and in a project of `pipeline init`."""
 _EACH_S = 10.0
-"""Between lines on progress, where they cannot be drawn over."""
+"""Seconds between progress lines where they cannot be redrawn in place."""
 _SHORT_S = 5.0
-"""What a stage that trains nothing is taken to need, until one of its kind has ended."""
+"""Assumed seconds of a stage without training, until one of its kind has ended."""
 
 
 class Job(NamedTuple):
-    """A stage's instance, as the stage itself tells it."""
+    """A stage's instance, as the stage reports it."""
 
     stage: str
     instance: str
@@ -53,14 +53,14 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Jobs of the DAG, what each needs, and how the engines call it."""
+    """Jobs of the DAG, the jobs that each needs, and the engines' names for them."""
 
     needs: Mapping[Job, frozenset[Job]]
     names: Mapping[str, Job]
-    """By the names that `dvc status` uses."""
+    """Jobs by the names that `dvc status` uses."""
 
     def before(self, job: Job) -> set[Job]:
-        """Return all that must be there before a job, directly or not."""
+        """Return all jobs that a job needs, directly or not."""
         jobs: set[Job] = set()
         waiting = [job]
         while waiting:
@@ -70,25 +70,27 @@ class Graph:
         return jobs
 
     def after(self, changed: Collection[str], wanted: Collection[str]) -> set[Job]:
-        """Return the jobs that changes reach, of what the wanted names need; of all without any."""
+        """Return the jobs that changes reach; with `wanted`, only those that it needs."""
         first = {self.names[name] for name in changed if name in self.names}
         ends = [self.names[name] for name in wanted if name in self.names]
-        among = {job for end in ends for job in (end, *self.before(end))} if ends else self.needs
-        return {job for job in among if job in first or first & self.before(job)}
+        candidates = (
+            {job for end in ends for job in (end, *self.before(end))} if ends else self.needs
+        )
+        return {job for job in candidates if job in first or first & self.before(job)}
 
 
 def graph_of(params: Params, root: Path) -> Graph:
-    """Return the DAG of params.yaml, from what the stages of dvc.yaml read and write."""
+    """Return the DAG of params.yaml, by the files that the stages of dvc.yaml read and write."""
     tables = plan(params)["runs"]
     described = root / "dvc.yaml" if (root / "dvc.yaml").is_file() else checkout() / "dvc.yaml"
     stages = to_plain(read_yaml(described, what="The DAG")).get("stages") or {}
     names: dict[str, Job] = {}
     reads: dict[Job, list[str]] = {}
     makers: dict[str, set[Job]] = {}
-    """By what they write, and by the folders that it lies in."""
+    """Jobs by each path that they write, and by the folders above it."""
     for family, stage in stages.items():
         body = stage.get("do", stage)
-        # A user's own stage does not tell how far it is; `check` makes no result, and runs always.
+        # A user's own stage reports no progress; `check` makes no result, and always runs.
         if family == "check" or "matrix" in stage or not _OURS.search(str(body.get("cmd"))):
             continue
         table = str(stage.get("foreach", "")).removeprefix("${runs.").removesuffix("}")
@@ -102,14 +104,14 @@ def graph_of(params: Params, root: Path) -> Graph:
                 for place in (path, *map(str, PurePosixPath(path).parents)):
                     makers.setdefault(place, set()).add(job)
     needs = {
-        job: frozenset(one for path in read for one in makers.get(path, ()))
+        job: frozenset(maker for path in read for maker in makers.get(path, ()))
         for job, read in reads.items()
     }
     return Graph(needs, names)
 
 
 def _instance(key: str, entry: Mapping[str, Any]) -> str:
-    """What a stage calls its run of a table's entry."""
+    """Return a stage's own name for its run of a table's entry."""
     if not key:
         return "all"
     if "seed" in entry:
@@ -120,12 +122,12 @@ def _instance(key: str, entry: Mapping[str, Any]) -> str:
 def _paths(
     stage: Mapping[str, Any], lists: Collection[str], values: Mapping[str, Any]
 ) -> list[str]:
-    """Files and folders in lists of a stage of dvc.yaml, with what DVC fills in."""
+    """Return the paths in lists of a stage of dvc.yaml, with placeholders filled in."""
     entries = [entry for name in lists for entry in stage.get(name, ())]
     # with options an entry is a map of one key
     names = [next(iter(entry)) if isinstance(entry, dict) else entry for entry in entries]
     return [
-        _FILLED_IN.sub(lambda found: str(values.get(found[1], found[0])), name) for name in names
+        _FILLED_IN.sub(lambda match: str(values.get(match[1], match[0])), name) for name in names
     ]
 
 
@@ -141,19 +143,18 @@ class _Running:
     """Time of the last report of its step."""
 
     def left(self, now: float) -> float | None:
-        """Return the seconds to its last step; None while not known."""
+        """Return the seconds to the last step; None while unknown."""
         (at, step), end = self.first, self.of
         if end is None or self.step <= step or now <= at:
             return None
-        # Between two reports, not up to now: the time since the last one has no steps to show
-        # yet.
+        # The speed between two reports, not up to now: steps since the last one are not known.
         rate = (self.step - step) / (self.spoke - at)
         return max(0.0, (end - self.step) / rate - (now - self.spoke))
 
 
 @dataclass(kw_only=True, slots=True)
 class Watch:
-    """How far all of it is, from what the stages tell."""
+    """Progress of all jobs, by the events that the stages report."""
 
     graph: Graph
     waiting: set[Job]
@@ -162,19 +163,19 @@ class Watch:
     earlier: Mapping[Job, float] = field(default_factory=dict)
     """Seconds that jobs took in earlier runs."""
     numbers: dict[Job, int] = field(default_factory=dict)
-    """Of the jobs that have begun, in this order."""
+    """Number of each job that has begun, in this order."""
     running: dict[Job, _Running] = field(default_factory=dict)
     took: dict[Job, float] = field(default_factory=dict)
-    """Seconds of those that are done."""
+    """Seconds of the jobs that are done."""
     failed: list[Job] = field(default_factory=list)
 
     def take(self, event: Mapping[str, Any]) -> str | None:
-        """Take what a stage tells; return a line when it begins or ends."""
+        """Record an event of a stage; return a line if it begins or ends."""
         job, at = Job(event["stage"], event["instance"]), float(event["at"])
         state = event.get("state")
         if state == "begun":
             self.numbers.setdefault(job, len(self.numbers) + 1)
-            # what it needs is there, so what has not begun of that was skipped
+            # its inputs exist, so jobs for them that have not begun were skipped
             self.waiting -= {job, *self.graph.before(job)}
             self.running[job] = _Running(at, (at, 0.0))
             self.failed = [name for name in self.failed if name != job]  # tried again
@@ -192,7 +193,7 @@ class Watch:
                 [self._head(job), f"done in {duration(at - entry.began)}", *_at(entry)]
             )
         if entry.spoke and entry.first[1] == 0.0:
-            entry.first = (entry.spoke, entry.step)  # without its start, and where it went on from
+            entry.first = (entry.spoke, entry.step)  # leaves out start-up and a resumed run's steps
         entry.step, entry.of, entry.reward, entry.spoke = (
             event["step"],
             event["of"],
@@ -205,35 +206,39 @@ class Watch:
         """Return a line for each job that runs."""
         left = self.left(now)
         ending = [] if left is None else [f"{duration(left)} left in all"]
-        return [", ".join([self._head(j), *_at(one), *ending]) for j, one in self.running.items()]
+        return [
+            ", ".join([self._head(j), *_at(entry), *ending]) for j, entry in self.running.items()
+        ]
 
     def left(self, now: float) -> float | None:
-        """Return about how many seconds are left; None while not known."""
+        """Return an estimate of the seconds left for all jobs; None while unknown."""
         jobs: list[float] = []
-        for job, one in self.running.items():
-            by_step, expected = one.left(now), self._expected(job)
+        for job, entry in self.running.items():
+            by_step, expected = entry.left(now), self._expected(job)
             if by_step is None and expected is None:
                 return None
             jobs.append(
-                by_step if by_step is not None else max(0.0, (expected or 0.0) - (now - one.began))
+                by_step
+                if by_step is not None
+                else max(0.0, (expected or 0.0) - (now - entry.began))
             )
         for job in self.waiting:
             expected = self._expected(job, now)
             if expected is None:
                 return None
             jobs.append(expected)
-        # No less than the longest job, and no less than all the work spread over the cores.
+        # At least the longest job, and at least all work divided by the cores.
         return max(*jobs, sum(jobs) / self.cores) if jobs else None
 
     def _expected(self, job: Job, now: float | None = None) -> float | None:
-        """Seconds that a job takes: its own, or the mean of its experiment or of its stage."""
+        """Return a job's seconds: by its last run, or the mean of its experiment or stage."""
         if job in self.earlier:
             return self.earlier[job]
         seconds = dict(self.took)
         if now is not None:
-            for other, one in self.running.items():
-                if (left := one.left(now)) is not None:
-                    seconds[other] = now - one.began + left
+            for other, entry in self.running.items():
+                if (left := entry.left(now)) is not None:
+                    seconds[other] = now - entry.began + left
         alike = {other: s for other, s in seconds.items() if other.stage == job.stage}
         name = job.instance.rpartition("/")[0]
         same = [s for other, s in alike.items() if other.instance.rpartition("/")[0] == name]
@@ -248,12 +253,12 @@ class Watch:
         return f"stage {self.numbers[job]} of {total}, {job.title}"
 
 
-def _at(one: _Running) -> list[str]:
+def _at(entry: _Running) -> list[str]:
     parts = []
-    if one.of is not None:
-        parts.append(f"step {_count(one.step)} of {_count(one.of)}")
-    if one.reward is not None:
-        parts.append(f"reward {one.reward:.4g}")
+    if entry.of is not None:
+        parts.append(f"step {_count(entry.step)} of {_count(entry.of)}")
+    if entry.reward is not None:
+        parts.append(f"reward {entry.reward:.4g}")
     return parts
 
 
@@ -277,12 +282,12 @@ def earlier_seconds(root: Path, jobs: Iterable[Job]) -> dict[Job, float]:
 
 
 class Screen:
-    """Where the lines go: on a terminal those of running jobs are drawn over.
+    """Prints the progress lines; on a terminal those of running jobs are redrawn in place.
 
     Args:
-        watch: knows the lines.
-        events: the file in which stages tell how far they are.
-        stream: standard error when not given.
+        watch: gives the lines.
+        events: the file to which stages write their events.
+        stream: where to print; standard error if not given.
         clock: seconds since the epoch, as in the events.
     """
 
@@ -297,7 +302,7 @@ class Screen:
         self._watch, self._clock = watch, clock
         self._stream = stream or sys.stderr
         self._events = events.open(encoding="utf-8")
-        self._said = clock()
+        self._printed_at = clock()
         self._rest = ""
         self._live: Live | None = None
 
@@ -317,10 +322,10 @@ class Screen:
             self._live.stop()
 
     def update(self) -> None:
-        """Show what has been told since."""
+        """Show the events since the last call."""
         # A stage may be in the middle of writing a line.
-        *whole, self._rest = (self._rest + self._events.read()).split("\n")
-        for line in whole:
+        *complete, self._rest = (self._rest + self._events.read()).split("\n")
+        for line in complete:
             event = json.loads(line)
             news = self._watch.take(event)
             if news and (self._live is None or event["state"] != "begun"):
@@ -332,12 +337,12 @@ class Screen:
             lines = self._watch.lines(now)
             text = Text("\n".join(lines), overflow="ellipsis", no_wrap=True)
             self._live.update(text, refresh=True)
-        elif now - self._said >= _EACH_S:
+        elif now - self._printed_at >= _EACH_S:
             for line in self._watch.lines(now):
                 self._say(line)
 
     def _say(self, line: str) -> None:
-        self._said = self._clock()
+        self._printed_at = self._clock()
         if self._live is not None:
             self._live.console.print(line)
         else:

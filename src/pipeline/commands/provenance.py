@@ -28,12 +28,12 @@ _TEXTS = ("stage", "run", "parameters_sha256", "code_sha256")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One thing that the policy was made from, compared with what the tree has now."""
+    """The comparison of one input of the policy with the present tree."""
 
     what: str
     verdict: Verdict
     details: tuple[str, ...] = ()
-    """What differs, or why it is not known."""
+    """What differs, or why it is unknown."""
 
 
 def add_options(parser: Parser) -> None:
@@ -52,7 +52,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Say what made a policy, and whether a tree would make the same."""
+    """Return what made a policy, and whether a tree would make the same."""
     if arguments.diff is not None:
         return _compared(arguments.diff, arguments.file)
     stages = read(arguments.file)
@@ -73,14 +73,16 @@ def run(arguments: argparse.Namespace) -> str:
     return "\n".join([*_described(arguments.file, stages, reason), *_judged(checks)])
 
 
-def _compared(one: Path, two: Path) -> str:
-    """Say by what two files may differ, in the order in which one thing leads to the next."""
-    histories = read(one), read(two)
-    digests = files.sha256_of(one), files.sha256_of(two)
-    head = [f"{path}\n  sha256 {digest}" for path, digest in zip((one, two), digests, strict=True)]
+def _compared(first: Path, second: Path) -> str:
+    """Return the possible causes of a difference between two files, the earliest first."""
+    histories = read(first), read(second)
+    digests = files.sha256_of(first), files.sha256_of(second)
+    head = [
+        f"{path}\n  sha256 {digest}" for path, digest in zip((first, second), digests, strict=True)
+    ]
     if digests[0] == digests[1]:
         return "\n".join([*head, "They are the same bytes."])
-    causes = [*_causes(*histories), *_machines((one, two), *histories)]
+    causes = [*_causes(*histories), *_machines((first, second), *histories)]
     if not causes:
         explanation = (
             "Nothing that is recorded differs. What is left is the machine: its kind of processor, "
@@ -97,13 +99,15 @@ def _compared(one: Path, two: Path) -> str:
     return "\n".join(lines)
 
 
-def _causes(one: Sequence[provenance.Record], two: Sequence[provenance.Record]) -> Iterator[Check]:
-    stages = [[record["stage"] for record in history] for history in (one, two)]
+def _causes(
+    first: Sequence[provenance.Record], second: Sequence[provenance.Record]
+) -> Iterator[Check]:
+    stages = [[record["stage"] for record in history] for history in (first, second)]
     if stages[0] != stages[1]:
         stages_differ = f"{' -> '.join(stages[0])} here, {' -> '.join(stages[1])} there"
         yield Check(what="stages", verdict="differs", details=(stages_differ,))
         return
-    for left, right in zip(one, two, strict=True):
+    for left, right in zip(first, second, strict=True):
         old, new = (dict(flattened(stage["parameters"])) for stage in (left, right))
         parts: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
             ("seed", {"seed": left["seed"]}, {"seed": right["seed"]}),
@@ -113,29 +117,31 @@ def _causes(one: Sequence[provenance.Record], two: Sequence[provenance.Record]) 
             ("sources", left["sources"], right["sources"]),
             ("interruptions", _interruptions(left), _interruptions(right)),
         ]
-        for what, mine, other in parts:
+        for part, mine, other in parts:
             keys = [key for key in {**mine, **other} if mine.get(key) != other.get(key)]
-            details = tuple(f"{key}: {_shown(mine, key)}, {_shown(other, key)}" for key in keys)
+            details = tuple(f"{key}: {_as_text(mine, key)}, {_as_text(other, key)}" for key in keys)
             if details:
-                yield Check(what=f"{what} of {left['stage']}", verdict="differs", details=details)
+                yield Check(what=f"{part} of {left['stage']}", verdict="differs", details=details)
 
 
 def _machines(
-    paths: tuple[Path, Path], one: Sequence[provenance.Record], two: Sequence[provenance.Record]
+    paths: tuple[Path, Path],
+    first: Sequence[provenance.Record],
+    second: Sequence[provenance.Record],
 ) -> Iterator[Check]:
-    """Compare the machines on which two files were made, where the run's folder tells them."""
-    for left, right in zip(one, two, strict=False):
+    """Compare the machines on which two files were made, where the runs' folders record them."""
+    for left, right in zip(first, second, strict=False):
         mine, other = _machine_of(paths[0], left), _machine_of(paths[1], right)
         if not mine or not other:
             continue
         keys = [key for key in sorted({**mine, **other}) if mine.get(key) != other.get(key)]
-        details = tuple(f"{key}: {_shown(mine, key)}, {_shown(other, key)}" for key in keys)
+        details = tuple(f"{key}: {_as_text(mine, key)}, {_as_text(other, key)}" for key in keys)
         if details:
             yield Check(what=f"machine of {left['stage']}", verdict="differs", details=details)
 
 
 def _machine_of(path: Path, record: provenance.Record) -> dict[str, Any]:
-    """Return what was noted of the machine while a record was made; nothing if it is not there."""
+    """Return the recorded facts of the machine that made a record; empty if there are none."""
     stage, run = record["stage"], Path(record["run"])
     for folder in path.resolve().parents:
         recorded: Any
@@ -153,7 +159,7 @@ def _machine_of(path: Path, record: provenance.Record) -> dict[str, Any]:
 
 
 def _digests(record: provenance.Record) -> dict[str, str]:
-    return {f"{kind} {one['name']}": one["sha256"] for kind, one in record["inputs"].items()}
+    return {f"{kind} {entry['name']}": entry["sha256"] for kind, entry in record["inputs"].items()}
 
 
 def _interruptions(record: provenance.Record) -> dict[str, Any]:
@@ -162,20 +168,20 @@ def _interruptions(record: provenance.Record) -> dict[str, Any]:
 
 
 def read(model: Path) -> list[provenance.Record]:
-    """Return the records in a file's metadata, those of the first stage first."""
+    """Return the records in a file's metadata, the first stage's first."""
     from pipeline.export.layout import load
 
-    held = {prop.key: prop.value for prop in load(model).metadata_props}
-    if provenance.KEY not in held:
+    metadata = {prop.key: prop.value for prop in load(model).metadata_props}
+    if provenance.KEY not in metadata:
         raise ExportError(
             f"{model}: does not say what made it; it comes from another program or an earlier "
             "version: export it again from its checkpoint's run"
         )
     try:
-        value = json.loads(held[provenance.KEY])
+        value = json.loads(metadata[provenance.KEY])
         is_known = value["format"] == provenance.FORMAT
         stages: list[provenance.Record] = value["stages"] if is_known else []
-        readable = all(_is_record(one) for one in stages)
+        readable = all(_is_record(record) for record in stages)
     # The file may come from anywhere; deeply nested JSON ends in a RecursionError.
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ExportError(f"{model}: its provenance cannot be read ({error})") from error
@@ -188,18 +194,18 @@ def read(model: Path) -> list[provenance.Record]:
     return stages
 
 
-def _is_record(one: Any) -> bool:
-    """Return whether this has all that is read of a record."""
+def _is_record(record: Any) -> bool:
+    """Return whether a value has all fields of a record that are used here."""
     return (
-        isinstance(one, dict)
-        and all(isinstance(one.get(key), str) for key in _TEXTS)
-        and (one["stage"] == "learn" or isinstance(one.get("experiment"), str))
-        and isinstance(one.get("seed"), int)
-        and isinstance(one.get("parameters"), dict)
-        and isinstance(one.get("inputs"), dict)
-        and isinstance(one.get("interrupted_at_steps", []), list)
-        and all(_is_texts(entry, "name", "sha256") for entry in one["inputs"].values())
-        and all(_is_texts(one.get(key)) for key in ("versions", "sources"))
+        isinstance(record, dict)
+        and all(isinstance(record.get(key), str) for key in _TEXTS)
+        and (record["stage"] == "learn" or isinstance(record.get("experiment"), str))
+        and isinstance(record.get("seed"), int)
+        and isinstance(record.get("parameters"), dict)
+        and isinstance(record.get("inputs"), dict)
+        and isinstance(record.get("interrupted_at_steps", []), list)
+        and all(_is_texts(entry, "name", "sha256") for entry in record["inputs"].values())
+        and all(_is_texts(record.get(key)) for key in ("versions", "sources"))
     )
 
 
@@ -214,16 +220,16 @@ def _is_texts(value: Any, *needed: str) -> bool:
 def _root(tree: Path | None) -> Path:
     if tree is not None and not (tree / "src/pipeline").is_dir():
         raise ExportError(f"{tree}: is not a checkout of this project: it has no src/pipeline")
-    here = tree or Path.cwd()
-    return here if code_of(here) != here or (here / "src/pipeline").is_dir() else checkout()
+    folder = tree or Path.cwd()
+    return folder if code_of(folder) != folder or (folder / "src/pipeline").is_dir() else checkout()
 
 
 def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
-    """Return the newest commit of any branch with given files, or None, and what to say of it.
+    """Return the newest commit of any branch that has these files, or None, and a text about it.
 
     `blobs` has git's id of each file's content, by its path in the repository.
     """
-    # Only commits that changed `src`: all others hold the same sources as one of these.
+    # Only commits that changed `src`: every other has the same sources as one of these.
     log = git(root, "log", "--all", f"-n{MOST_COMMITS}", "--format=%H %cs %s", "--", "src")
     if log is None:
         return None, "not known: there is no git repository here"
@@ -233,8 +239,8 @@ def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
         listed = git(root, "ls-tree", "-r", "--full-tree", commit, "--", "src") or ""
         # each line: mode, type and id, then the path after a tab
         facts = (entry.partition("\t") for entry in listed.splitlines())
-        held = {path: fact.split()[2] for fact, _, path in facts}
-        if all(held.get(path) == blob for path, blob in blobs.items()):
+        ids = {path: fact.split()[2] for fact, _, path in facts}
+        if all(ids.get(path) == blob for path, blob in blobs.items()):
             return commit, f"{line} (the newest change of src with these sources)"
     return None, (
         f"none of the last {len(lines)} that changed src has these sources: they were not "
@@ -245,15 +251,17 @@ def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
 def _checks(stage: provenance.Record, root: Path) -> Iterator[Check]:
     name = stage["stage"]
     if name == "learn":
-        why = "they came from the command line of `pipeline learn`, not from the tree"
-        yield Check(what="parameters of learn", verdict="unknown", details=(why,))
+        reason = "they came from the command line of `pipeline learn`, not from the tree"
+        yield Check(what="parameters of learn", verdict="unknown", details=(reason,))
     else:
         yield _parameters(stage, root)
-    for kind, one in stage["inputs"].items():
-        yield _input(kind, one, root)
+    for kind, entry in stage["inputs"].items():
+        yield _input(kind, entry, root)
     if steps := stage.get("interrupted_at_steps"):
-        why = f"it was interrupted at steps {', '.join(map(str, steps))}, and did not go on exactly"
-        yield Check(what=f"interruptions of {name}", verdict="differs", details=(why,))
+        reason = (
+            f"it was interrupted at steps {', '.join(map(str, steps))}, and did not go on exactly"
+        )
+        yield Check(what=f"interruptions of {name}", verdict="differs", details=(reason,))
 
 
 def _code(stages: Sequence[provenance.Record], root: Path) -> Check:
@@ -269,20 +277,22 @@ def _code(stages: Sequence[provenance.Record], root: Path) -> Check:
 
 
 def _parameters(stage: provenance.Record, root: Path) -> Check:
-    what = f"parameters of {stage['stage']}"
+    label = f"parameters of {stage['stage']}"
     try:
         run = run_context.find(root, stage["experiment"], stage["seed"])
         now = _parameters_now(stage["stage"], run)
     except PipelineError as error:
-        return Check(what=what, verdict="differs", details=(str(error),))
-    # Through JSON, as the record went: tuples are lists there, and keys are texts.
-    old, new = (dict(flattened(json.loads(json.dumps(one)))) for one in (stage["parameters"], now))
+        return Check(what=label, verdict="differs", details=(str(error),))
+    # Through JSON, like the record: it turns tuples into lists, and keys into strings.
+    old, new = (
+        dict(flattened(json.loads(json.dumps(values)))) for values in (stage["parameters"], now)
+    )
     details = [
-        f"{key}: {_shown(old, key)} then, {_shown(new, key)} now"
+        f"{key}: {_as_text(old, key)} then, {_as_text(new, key)} now"
         for key in sorted({*old, *new})
         if old.get(key, _ABSENT) != new.get(key, _ABSENT)
     ]
-    return _check(what, details)
+    return _check(label, details)
 
 
 _ABSENT = object()
@@ -300,16 +310,16 @@ def _parameters_now(stage: str, run: run_context.Run) -> Mapping[str, Any]:
     return exporting(run).params
 
 
-def _input(kind: str, one: Mapping[str, str], root: Path) -> Check:
-    what = f"{kind} {one['name']}"
-    path = one.get("path")
-    # A path out of a file that somebody sent must not make this command read outside the tree.
+def _input(kind: str, entry: Mapping[str, str], root: Path) -> Check:
+    label = f"{kind} {entry['name']}"
+    path = entry.get("path")
+    # The file may come from a stranger: its paths must not make this command read elsewhere.
     elsewhere = path is None or Path(path).is_absolute() or ".." in Path(path).parts
     if path is None or elsewhere or not (root / path).exists():
-        where = "its place is not in the file" if path is None else f"{path} is not in the tree"
-        return Check(what=what, verdict="unknown", details=(where,))
+        reason = "its place is not in the file" if path is None else f"{path} is not in the tree"
+        return Check(what=label, verdict="unknown", details=(reason,))
     now = digest_of(root / path)
-    return _check(what, [] if now == one["sha256"] else [f"{path} has another content"])
+    return _check(label, [] if now == entry["sha256"] else [f"{path} has another content"])
 
 
 def _versions(stage: provenance.Record) -> Check:
@@ -322,11 +332,11 @@ def _versions(stage: provenance.Record) -> Check:
     return _check("packages", details)
 
 
-def _check(what: str, details: Sequence[str]) -> Check:
-    return Check(what=what, verdict="differs" if details else "same", details=tuple(details))
+def _check(label: str, details: Sequence[str]) -> Check:
+    return Check(what=label, verdict="differs" if details else "same", details=tuple(details))
 
 
-def _shown(values: Mapping[str, Any], key: str) -> str:
+def _as_text(values: Mapping[str, Any], key: str) -> str:
     return json.dumps(values[key]) if key in values else "absent"
 
 
@@ -347,14 +357,14 @@ def _described(model: Path, stages: Sequence[provenance.Record], commit: str) ->
     for stage in stages:
         lines.append(f"  {stage['stage']}")
         if steps := stage.get("interrupted_at_steps"):
-            which = ", ".join(map(str, steps))
+            listed = ", ".join(map(str, steps))
             lines.append(
-                f"    interrupted at steps {which}, not exact (docs/explanation/resume.md)"
+                f"    interrupted at steps {listed}, not exact (docs/explanation/resume.md)"
             )
         lines.append(f"    code        sha256 {stage['code_sha256']}")
         lines.append(f"    parameters  sha256 {stage['parameters_sha256']}")
-        for kind, one in stage["inputs"].items():
-            lines.append(f"    {kind} {one['name']}  sha256 {one['sha256']}")
+        for kind, entry in stage["inputs"].items():
+            lines.append(f"    {kind} {entry['name']}  sha256 {entry['sha256']}")
         lines += [
             f"      {key} = {json.dumps(value)}" for key, value in leaves(stage["parameters"])
         ]
@@ -365,7 +375,7 @@ def _judged(checks: Sequence[Check]) -> list[str]:
     lines = ["", "Beside the present tree:"]
     for check in checks:
         lines.append(f"  {check.verdict:8} {check.what}")
-        lines += [f"             {one}" for one in check.details[:_MOST_SHOWN]]
+        lines += [f"             {detail}" for detail in check.details[:_MOST_SHOWN]]
         if len(check.details) > _MOST_SHOWN:
             lines.append(f"             and {len(check.details) - _MOST_SHOWN} more")
     conclusions = {

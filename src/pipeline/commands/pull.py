@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.commands.parser import Parser
 
 _HUB_ONLY = ".gitattributes"
-"""Which the Hub puts into every repository."""
+"""A file that the Hub puts into every repository."""
 
 
 def add_options(parser: Parser) -> None:
@@ -30,7 +30,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Download, and return what came."""
+    """Download the repository, and return the names of its files."""
     repo = arguments.repo or arguments.repo_id
     if repo is None:
         raise SettingsError("name the repository: `pipeline pull NAME/POLICY -o FOLDER`")
@@ -40,12 +40,12 @@ def run(arguments: argparse.Namespace) -> str:
         raise SettingsError(f"{folder}: is there already and not empty; name another with -o")
     with hub(repo) as api:
         info = api.repo_info(repo, revision=arguments.revision)
-        for one in info.siblings or ():
+        for sibling in info.siblings or ():
             # Names come from the repository's owner, and would be paths on this disk.
-            path = PurePosixPath(one.rfilename)
-            if path.is_absolute() or ".." in path.parts or "\\" in one.rfilename:
-                raise FetchError(f"{repo}: has a file {one.rfilename!r}, outside of its folder")
-        # By commit and not by branch: what was checked above is what is downloaded.
+            path = PurePosixPath(sibling.rfilename)
+            if path.is_absolute() or ".." in path.parts or "\\" in sibling.rfilename:
+                raise FetchError(f"{repo}: has a file {sibling.rfilename!r}, outside of its folder")
+        # By commit and not by branch, so that exactly the files checked above are downloaded.
         api.snapshot_download(repo, revision=info.sha, local_dir=folder, ignore_patterns=_HUB_ONLY)
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's own notes
     names = sorted(path.name for path in folder.iterdir())

@@ -1,4 +1,4 @@
-"""`pipeline push`: a run with its model card, or a folder of one, to the Hugging Face Hub."""
+"""`pipeline push`: upload a run with its model card, or a card's folder, to Hugging Face's Hub."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipeline.commands.parser import Parser
 
 _LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests")
-"""Whose exceptions mean that the Hub refused or was not reached."""
+"""Libraries whose exceptions mean that the Hub refused or was not reached."""
 
 
 def add_options(parser: Parser) -> None:
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> str:
         )
     with contextlib.ExitStack() as stack:
         folder = Path(source)
-        # a folder of something else, as a checkout, may hold what nobody is to see
+        # any other folder, such as a checkout, may hold private files
         if (folder / card.CARD).is_file() and any(folder.glob("*.onnx")):
             if arguments.license:
                 raise SettingsError(f"{folder}: has its card; --license is for `pipeline card`")
@@ -65,35 +65,35 @@ def run(arguments: argparse.Namespace) -> str:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "card"
             card.write(run, folder, licence=arguments.license)
         with hub(arguments.repo_id) as api:
-            # None leaves the account's own default, as False would not.
+            # None keeps the account's default; False would override it.
             api.create_repo(arguments.repo_id, private=arguments.private or None, exist_ok=True)
-            done = api.upload_folder(
+            commit = api.upload_folder(
                 repo_id=arguments.repo_id,
                 folder_path=folder,
                 commit_message=arguments.commit_message,
-                delete_patterns="*",  # what an earlier push has left would not be signed
+                delete_patterns="*",  # files of an earlier push would not be signed
             )
         names = sorted(path.name for path in folder.iterdir())
-    return f"Pushed {', '.join(names)} to {arguments.repo_id}: {done.commit_url}"
+    return f"Pushed {', '.join(names)} to {arguments.repo_id}: {commit.commit_url}"
 
 
 @contextlib.contextmanager
 def hub(repo_id: str) -> Iterator[Any]:
-    """Give the client of the Hub at HF_ENDPOINT; its failures are one line."""
-    # Before the import, at which the client reads them.
+    """Yield a client of the Hub at HF_ENDPOINT; its failures become one line."""
+    # Before the import, because the client reads them then.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import HfApi
 
-    for name in ("httpx", "httpx2", "huggingface_hub"):  # they tell of every request
+    for name in ("httpx", "httpx2", "huggingface_hub"):  # they log every request
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         yield HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     except Exception as error:
-        # Imported only now, so the classes of what may be raised are known by their modules.
-        known = type(error).__module__.partition(".")[0] in _LIBRARIES
-        if isinstance(error, PipelineError) or not (known or isinstance(error, OSError)):
+        # The client is imported late, so its exceptions are recognized by their modules' names.
+        from_library = type(error).__module__.partition(".")[0] in _LIBRARIES
+        if isinstance(error, PipelineError) or not (from_library or isinstance(error, OSError)):
             raise
-        what = one_line(error).partition(" | ")[0]
+        reason = one_line(error).partition(" | ")[0]
         remedy = "log in with `hf auth login` or HF_TOKEN, and look at the name and HF_ENDPOINT"
-        raise FetchError(f"{repo_id}: {type(error).__name__}: {what}; {remedy}") from error
+        raise FetchError(f"{repo_id}: {type(error).__name__}: {reason}; {remedy}") from error

@@ -51,7 +51,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Plan, let an engine bring what the names stand for up to date, and say what it came to."""
+    """Plan, let an engine bring the named targets up to date, and return the results."""
     root, engine = Path.cwd(), arguments.engine
     if arguments.stage is not None and not arguments.names:
         raise SettingsError("--stage is the last stage of what is named; name an experiment or run")
@@ -61,12 +61,17 @@ def run(arguments: argparse.Namespace) -> str:
     chosen = targets(params, arguments.names, stage=arguments.stage)
     if engine == "dvc":
         mend_lock(root)
-        command = ["dvc", "repro", *(one.dvc for one in chosen)]
+        command = ["dvc", "repro", *(target.dvc for target in chosen)]
     else:
-        command = ["snakemake", "--cores", str(arguments.cores), *(one.file for one in chosen)]
+        command = [
+            "snakemake",
+            "--cores",
+            str(arguments.cores),
+            *(target.file for target in chosen),
+        ]
     if arguments.dry_run:
         return " ".join(command)
-    _work(command, root, params, [one.dvc for one in chosen], arguments.cores)
+    _work(command, root, params, [target.dvc for target in chosen], arguments.cores)
     if arguments.names:
         return f"{engine}: {', '.join(arguments.names)} up to date."
     from pipeline.commands.compare import answer  # NumPy, which Snakemake's rules need not wait for
@@ -75,13 +80,13 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _work(
-    command: Sequence[str], root: Path, params: Params, wanted: Sequence[str], cores: int
+    command: Sequence[str], root: Path, params: Params, target_names: Sequence[str], cores: int
 ) -> None:
-    """Let an engine work, and show how far its stages are; what it prints goes to its log."""
+    """Let an engine work, and show the progress of its stages; its output goes to a log."""
     from pipeline.commands import progress
 
     graph = progress.graph_of(params, root)
-    waiting = graph.after(_changed(command[0], root, graph.names), wanted)
+    waiting = graph.after(_changed(command[0], root, graph.names), target_names)
     watch = progress.Watch(
         graph=graph,
         waiting=waiting,
@@ -100,26 +105,26 @@ def _work(
             code = _watched(command, root, variables, output, screen.update)
     if code == 0:
         return
-    # A stage that was killed hard has told nothing, so it still counts as running.
+    # A stage that was killed hard has reported no end, so it still counts as running.
     failed = [*watch.failed, *watch.running]
     for job, path in [(job.title, log_of(*job)) for job in failed] or [(command[0], log)]:
-        shown = "".join(f"  {line}\n" for line in progress.last_lines(root / path))
-        sys.stderr.write(f"{job} failed; the end of {path}:\n{shown}")
+        excerpt = "".join(f"  {line}\n" for line in progress.last_lines(root / path))
+        sys.stderr.write(f"{job} failed; the end of {path}:\n{excerpt}")
     raise StageError(
         f"`{' '.join(command[:3])}{' ...' if len(command) > 3 else ''}` ended with exit code "
         f"{code}; all that it printed is in {log}. The same command goes on where it stopped."
     )
 
 
-def _changed(engine: str, root: Path, known: Collection[str]) -> Collection[str]:
-    """Return the stages that the engine finds out of date; all where it cannot say."""
+def _changed(engine: str, root: Path, all_names: Collection[str]) -> Collection[str]:
+    """Return the stages that the engine finds out of date; all of them where it fails."""
     try:
         if engine == "snakemake":
             return snakemake_summary(root).pending
         note_sources(root)
         return dvc_state(root).pending
     except StageError:
-        return known  # what is wrong the engine says itself
+        return all_names  # the engine itself will report the error
 
 
 def _watched(
@@ -131,7 +136,7 @@ def _watched(
 ) -> int:
     """Run an engine and return its exit code; a signal to this process interrupts its jobs.
 
-    It has a process group of its own, so that Ctrl+C reaches it once, through this process.
+    The engine has its own process group, so that Ctrl+C reaches it once, through this process.
     """
     received: list[int] = []
     engine: subprocess.Popen[bytes] | None = None
@@ -165,17 +170,17 @@ def _watched(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    # What the stages wrote between the last look and the engine's end.
+    # For the events between the last update and the engine's end.
     update()
     if received:
         reason = f"stopped by {signal.Signals(received[0]).name}"
-        again = "what was being trained is saved, and the same command goes on there"
-        raise Interrupted(f"{reason}; {again}", exit_code=128 + received[0])
+        advice = "what was being trained is saved, and the same command goes on there"
+        raise Interrupted(f"{reason}; {advice}", exit_code=128 + received[0])
     return engine.returncode
 
 
 def _interrupt(engine: subprocess.Popen[bytes]) -> None:
-    """Do to the engine and its jobs what Ctrl+C does to all that a terminal shows."""
+    """Interrupt the engine and its jobs, as Ctrl+C in a terminal does."""
     with contextlib.suppress(OSError):  # it has just ended
         if hasattr(os, "killpg"):
             # To the whole group: a DVC that gets SIGINT alone ignores it and runs to its end.
@@ -185,21 +190,21 @@ def _interrupt(engine: subprocess.Popen[bytes]) -> None:
 
 
 _LOOK_S = 0.25
-"""Between looks at how far the stages are."""
+"""Seconds between updates of the progress lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The end of one run, as each engine calls it."""
+    """The last stage of one run, under each engine's name for it."""
 
     dvc: str
     """The stage of dvc.yaml."""
     file: str
-    """One of its outputs, which Snakemake is asked for."""
+    """One of the stage's outputs, as Snakemake's target."""
 
 
 def targets(params: Params, names: Sequence[str], *, stage: str | None = None) -> list[Target]:
-    """Return what the engines must make for the names."""
+    """Return the targets that the engines must make for the names."""
     pairs: dict[tuple[str, int], None] = {}
     for name in names:
         runs = params.runs_of(name)

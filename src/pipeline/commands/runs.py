@@ -1,7 +1,7 @@
 """`pipeline runs`: which MLflow row and which DVC revision belong together, both ways.
 
-A row holds DVC's digests of what its stages made, and `dvc.lock` of a revision holds the digests of
-what lies in it. Content is the link, so it needs no order in which one commits and runs.
+A row holds DVC's digests of its stages' outputs, and the `dvc.lock` of a revision holds the digests
+of the outputs in it. Content is the link, so runs and commits may come in any order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipeline.commands.parser import Parser
 
 _MADE = {"train": "policy.pt", "export": "", "evaluate": "metrics.json"}
-"""What stands for a stage's outputs: this file of its folder, or the folder."""
+"""The file in a stage's folder that stands for its outputs; empty for the whole folder."""
 _POLICY = re.compile(r"results/train/(?P<experiment>.+)/seed(?P<seed>\d+)/policy\.pt\Z")
 
 
@@ -36,13 +36,13 @@ class Found:
     experiment: str
     seed: str
     variant: str
-    """The experiment of DVC that it belongs to, else `workspace`."""
+    """The DVC experiment of the row, else `workspace`."""
     tags: Mapping[str, str]
     score: float | None
 
     @property
     def current(self) -> bool:
-        """Whether it stands for its experiment and seed."""
+        """Whether the row is the current one of its experiment and seed."""
         return self.tags.get(mlflow_store.CURRENT) == "yes"
 
     @property
@@ -52,7 +52,7 @@ class Found:
 
     @property
     def own_folder(self) -> str | None:
-        """The folder of a run that no stage has made, by which it is called."""
+        """The folder, and name, of a run outside the DAG; None for a run of stages."""
         return self.experiment if self.experiment.startswith(("./", "/")) else None
 
     def made(self) -> list[tuple[str, str, str]]:
@@ -85,22 +85,22 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Tell what belongs together in the working folder's repository, as a table or for one run."""
+    """Return the rows and their revisions in the present repository, as a table or for one run."""
     root = Path.cwd()
     rows = _rows(mlflow_store.Store.existing(root))
-    if arguments.exact:  # rows of earlier versions do not say so
-        rows = [one for one in rows if one.tags.get(run_metadata.EXACT) == "yes"]
+    if arguments.exact:  # rows of earlier versions lack the tag
+        rows = [row for row in rows if row.tags.get(run_metadata.EXACT) == "yes"]
     if arguments.at is not None:
         return _at(root, rows, arguments.at)
     if arguments.run is None:
-        return _table(root, [one for one in rows if one.current])
-    return "\n\n".join(_one(root, one) for one in _named(rows, arguments.run))
+        return _table(root, [row for row in rows if row.current])
+    return "\n\n".join(_details(root, row) for row in _named(rows, arguments.run))
 
 
 def _rows(store: mlflow_store.Store) -> list[Found]:
     """Return every row that a stage has written, sorted by experiment and seed."""
     rows = []
-    # 50,000 is the most rows that MLflow gives at once.
+    # MLflow returns at most 50,000 rows at once.
     for run in store.client.search_runs([store.experiment_id], max_results=50_000):
         tags = run.data.tags
         if {"pipeline.experiment", "pipeline.seed"} <= tags.keys():
@@ -108,7 +108,7 @@ def _rows(store: mlflow_store.Store) -> list[Found]:
             rows.append(
                 Found(
                     run=run.info.run_id,
-                    # The tag is the label, which has DVC's experiment behind the name.
+                    # The tag is the label, which ends with DVC's experiment.
                     experiment=tags["pipeline.experiment"].removesuffix(f" ({variant})"),
                     seed=tags["pipeline.seed"],
                     variant=variant,
@@ -118,60 +118,62 @@ def _rows(store: mlflow_store.Store) -> list[Found]:
             )
     return sorted(
         rows,
-        key=lambda one: (
-            one.experiment,
-            int(one.seed),
-            one.variant != run_metadata.WORKSPACE,
-            one.variant,
-            not one.current,
+        key=lambda row: (
+            row.experiment,
+            int(row.seed),
+            row.variant != run_metadata.WORKSPACE,
+            row.variant,
+            not row.current,
         ),
     )
 
 
 def _named(rows: Sequence[Found], name: str) -> list[Found]:
-    exact = [one for one in rows if one.run == name]
+    exact = [row for row in rows if row.run == name]
     partial = [
-        one
-        for one in rows
-        if one.current
-        and name in (one.name, run_metadata.label(f"{one.experiment}-seed{one.seed}", one.variant))
+        row
+        for row in rows
+        if row.current
+        and name in (row.name, run_metadata.label(f"{row.experiment}-seed{row.seed}", row.variant))
     ]
     if not exact and not partial:
-        current = ", ".join(one.name for one in rows if one.current)
+        current = ", ".join(row.name for row in rows if row.current)
         raise PipelineError(f"MLflow has no run {name!r}; it has {current or 'none'}")
     return exact or partial
 
 
 def _table(root: Path, rows: Iterable[Found]) -> str:
     lines = [("run", "MLflow run", "mean return", "its files")]
-    for one in rows:
+    for row in rows:
         state = "not all made"
-        if one.own_folder is not None:
-            state = "its folder" if (root / one.own_folder).is_dir() else "its folder is gone"
-        elif outputs := one.made():
-            same = all(_here(root, path) == digest for _, path, digest in outputs)
+        if row.own_folder is not None:
+            state = "its folder" if (root / row.own_folder).is_dir() else "its folder is gone"
+        elif outputs := row.made():
+            same = all(_current_digest(root, path) == digest for _, path, digest in outputs)
             state = "those in results/" if same else "others than in results/"
-        lines.append((one.name, one.run, _number(one.score), state))
+        lines.append((row.name, row.run, _number(row.score), state))
     return "\n".join(aligned(lines))
 
 
-def _one(root: Path, one: Found) -> str:
-    state = "current" if one.current else "superseded"
-    commit = one.tags.get("mlflow.source.git.commit", "unknown")
-    edited = ", with uncommitted changes" if one.tags.get("pipeline.uncommitted") == "yes" else ""
+def _details(root: Path, row: Found) -> str:
+    state = "current" if row.current else "superseded"
+    commit = row.tags.get("mlflow.source.git.commit", "unknown")
+    edited = ", with uncommitted changes" if row.tags.get("pipeline.uncommitted") == "yes" else ""
     lines = [
-        one.name,
-        f"  MLflow run  {one.run} ({state})",
+        row.name,
+        f"  MLflow run  {row.run} ({state})",
         f"  code        commit {commit}{edited}",
-        f"  exact       {one.tags.get(run_metadata.EXACT, 'unknown')}",
+        f"  exact       {row.tags.get(run_metadata.EXACT, 'unknown')}",
     ]
-    if one.own_folder is not None:
-        there = "" if (root / one.own_folder).is_dir() else ", which is gone"
-        return "\n".join([*lines, f"  folder      {one.own_folder}{there}"])
+    if row.own_folder is not None:
+        note = "" if (root / row.own_folder).is_dir() else ", which is gone"
+        return "\n".join([*lines, f"  folder      {row.own_folder}{note}"])
     commits: list[str] | None = None
-    for stage, path, digest in one.made():
-        here = "as in results/" if _here(root, path) == digest else "not what lies there now"
-        lines.append(f"  {stage:10}  {path}  md5 {digest}, {here}")
+    for stage, path, digest in row.made():
+        agreement = (
+            "as in results/" if _current_digest(root, path) == digest else "not what lies there now"
+        )
+        lines.append(f"  {stage:10}  {path}  md5 {digest}, {agreement}")
         holding = _holding(root, digest)
         # A revision belongs to the run only if it holds the outputs of every stage.
         commits = holding if commits is None else [c for c in commits if c in holding]
@@ -191,7 +193,7 @@ def _at(root: Path, rows: Sequence[Found], revision: str) -> str:
     text = git(root, "show", f"{revision}:dvc.lock")
     if text is None:
         raise PipelineError(f"git revision {revision!r} does not exist, or has no dvc.lock")
-    # Reversed, so that the current row, which is sorted first, wins over superseded ones.
+    # Reversed, so that the current row, which comes first, wins over superseded ones.
     by_digest = {row.tags["dvc.train"]: row for row in reversed(rows) if "dvc.train" in row.tags}
     lines = [("run", "MLflow run", "mean return", "md5 of policy.pt")]
     if (stages := locked_stages(text)) is None:
@@ -218,7 +220,7 @@ def _holding(root: Path, digest: str) -> list[str]:
     return [commit for commit in commits if commit in holding]
 
 
-def _here(root: Path, path: str) -> str | None:
+def _current_digest(root: Path, path: str) -> str | None:
     return run_metadata.dvc_digest(root / path) if (root / path).exists() else None
 
 

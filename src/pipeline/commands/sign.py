@@ -1,4 +1,4 @@
-"""`pipeline sign`: sign a folder with a policy, by OpenSSF Model Signing and a key of one's own."""
+"""`pipeline sign`: sign a folder with a policy, by OpenSSF Model Signing and the user's key."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def run(arguments: argparse.Namespace) -> str:
         raise SettingsError(
             f"{key}: is no private key of an elliptic curve: {one_line(error)}"
         ) from error
-    made = f"{key}.pub is for those who verify; keep {key}. " if arguments.new_key else ""
-    return f"Wrote {signature}. {made}Verify: pipeline verify {folder} --key PUBLIC_KEY"
+    note = f"{key}.pub is for those who verify; keep {key}. " if arguments.new_key else ""
+    return f"Wrote {signature}. {note}Verify: pipeline verify {folder} --key PUBLIC_KEY"
 
 
 def refuse(folder: Path, key: Path, *, inside: bool = False) -> None:
-    """Refuse what is not there, and a new key that is, or would be published."""
+    """Refuse a missing folder or key, an existing new key, and a key inside the folder."""
     if not folder.is_dir():
         raise SettingsError(f"{folder}: there is no such folder; `pipeline card` writes one")
     if inside and (key.exists() or Path(f"{key}.pub").exists()):
@@ -60,7 +60,7 @@ def refuse(folder: Path, key: Path, *, inside: bool = False) -> None:
 
 
 def hashing() -> Any:
-    """Return what is hashed: every file but the signature itself."""
+    """Return the hashing configuration: every file but the signature itself."""
     from model_signing import hashing
 
     config = hashing.Config()  # type: ignore[no-untyped-call]  # it has no types there
@@ -79,5 +79,5 @@ def _make(key: Path) -> None:
     # key. O_EXCL refuses one that appeared meanwhile.
     with os.fdopen(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(text)
-    known = private.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-    write_whole(f"{key}.pub", known)
+    public = private.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    write_whole(f"{key}.pub", public)

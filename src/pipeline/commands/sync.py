@@ -1,7 +1,7 @@
 """`pipeline sync`: make one engine agree after the other has run.
 
-Neither engine knows of the other, and each can be told to take whatever lies there for its own
-result. That blesses stale results too, so it is done only when the engine that ran is itself up to
+Neither engine knows of the other, and each can be told to accept the present results as its own.
+That would also accept stale results, so it is done only when the engine that ran is itself up to
 date with the code, the parameters and the inputs.
 """
 
@@ -42,9 +42,9 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def sync(root: Path, source: str | None) -> str:
-    """Make the other engine agree with `source`, or with whichever is up to date if it is None."""
+    """Make the other engine agree with `source`; None for the engine that is up to date."""
     check_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
-    # Before asking DVC, which reads no file that is cut off.
+    # Before asking DVC, which cannot read an incomplete dvc.lock.
     engines.mend_lock(root)
     states = {name: _STATES[name](root) for name in ([source] if source else _STATES)}
     ready = [name for name, state in states.items() if state.up_to_date]
@@ -52,28 +52,28 @@ def sync(root: Path, source: str | None) -> str:
         return "DVC and Snakemake agree already."
     if not ready:
         neither = "" if source else "neither engine is up to date: "
-        what = "; ".join(_what(name, state) for name, state in states.items())
+        reasons = "; ".join(_describe(name, state) for name, state in states.items())
         commands = " or ".join(f"`{_COMMANDS[name]}`" for name in states)
-        raise StageError(f"{neither}{what}. Run {commands} first.")
+        raise StageError(f"{neither}{reasons}. Run {commands} first.")
     (source,) = ready
     (other,) = _STATES.keys() - {source}
     _BLESS[other](root)
-    # Asked again afterwards: neither `--touch` nor `commit` says whether it did the whole.
-    left = _STATES[other](root)
-    if not left.up_to_date:
-        raise StageError(f"after syncing, still: {_what(other, left)}. Run that engine.")
+    # Checked afterwards: neither `--touch` nor `commit` reports whether it covered everything.
+    remaining = _STATES[other](root)
+    if not remaining.up_to_date:
+        raise StageError(f"after syncing, still: {_describe(other, remaining)}. Run that engine.")
     return f"{other} now agrees with {source}."
 
 
-def _what(name: str, state: engines.State) -> str:
+def _describe(name: str, state: engines.State) -> str:
     parts = []
     if state.pending:
-        parts.append(f"would run {_some(state.pending)}")
+        parts.append(f"would run {_listed(state.pending)}")
     if state.unrecorded:
-        parts.append(f"has no record of {_some(state.unrecorded)}")
+        parts.append(f"has no record of {_listed(state.unrecorded)}")
     return f"{name} {' and '.join(parts)}"
 
 
-def _some(names: tuple[str, ...]) -> str:
+def _listed(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

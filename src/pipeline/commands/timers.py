@@ -1,7 +1,8 @@
 """`pipeline timers`: where a run's time went, and what would make it faster.
 
-Reads `run_logs/timers.json` of ours and of `mlagents-learn`. Both hold a tree of seconds by name;
-what runs in a process or a thread beside the trainer is in it too, and so is not all of its total.
+Reads `run_logs/timers.json` of `pipeline learn` and of `mlagents-learn`. Both hold a tree of
+seconds by name. Work in a process or thread beside the trainer is in the tree too, though not all
+of it counts in the total.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ _N_ENVS = re.compile(r"--num-envs[= ](\d+)")
 _BAR = 30
 _MORE_ENVS = 4
 _WORTH_SAYING = 1.05
-"""A change below this ratio is within what two runs differ by."""
+"""A speed-up below this ratio is within the difference between equal runs."""
 _DECISIVE = 0.5
-"""Share of the time from which a part is what to look at."""
+"""Share of the time from which a part gets advice of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,46 +59,47 @@ class Times:
     beside: frozenset[str]
     """Parts that ran in another thread at the same time as the loop."""
     n_exchanges: int | None
-    """With each environment; None where nobody counted."""
+    """With each environment; None if unknown."""
     n_minibatches: int | None
     hidden: frozenset[str] = frozenset()
-    """Parts that were dealt with while the environments were at work."""
+    """Parts that the trainer did while it waited for the environments."""
 
     @property
     def steady_s(self) -> float:
-        """The loop without compiling, which happens once."""
+        """Seconds of the loop without compiling, which happens once."""
         return self.loop_s - self.parts["compile"]
 
     @property
     def other_s(self) -> float:
-        """Of the loop, but of no part."""
+        """Seconds of the loop that belong to no part."""
         named = sum(s for part, s in self.parts.items() if part not in self.beside)
         return max(self.loop_s - named, 0.0)
 
     def after(self, *, n_times: int = 1, threaded: bool | None = None) -> float:
-        """How many times as fast the same experience would come; environments and cores permitting.
+        """Return how many times as fast experience would come, if environments and cores permit.
 
-        Environments step side by side while each of their messages is read and stored in turn; one
-        batch of decisions costs about the same for all. Several step in groups, of which one works
-        while the others are dealt with. With `threaded` the update takes the time in which the
-        trainer would wait for them, and no more unless it is longer.
+        Environments step in parallel, while their messages are read and stored one by one; a batch
+        of decisions costs about the same for any number. Several environments step in groups: one
+        group works while the trainer handles the others. With `threaded` the update fills the time
+        in which the trainer would wait, and costs extra only where it is longer.
 
         Args:
-            n_times: so many times as many environments.
-            threaded: whether updates are spread over the steps; None as it is.
+            n_times: factor on the number of environments.
+            threaded: whether updates are spread over the steps; None for no change.
         """
         parts, hidden = self.parts, self.hidden
-        # What they took themselves: the wait, and what was done meanwhile.
+        # The environments' own work: the wait, and what the trainer did meanwhile.
         working = parts[_WAITS] + sum(parts[part] for part in hidden)
         if threaded:
             hidden = hidden | {"update"}
-        # More environments give more experience, and each of it is learned from as often.
-        each = {"wire", "storage", "saving", "update"} - self.beside
-        meanwhile = sum(n_times * parts[part] for part in each & hidden)
-        between = sum(n_times * parts[part] for part in each - hidden - {"update"})
+        # More environments give more experience, and all of it is stored and learned from.
+        scaling = {"wire", "storage", "saving", "update"} - self.beside
+        meanwhile = sum(n_times * parts[part] for part in scaling & hidden)
+        between = sum(n_times * parts[part] for part in scaling - hidden - {"update"})
         n_groups = min(n_times, MOST_GROUPS)
         between += parts["inference"] * n_groups + self.other_s
-        # A group has its answers after its own share of the work, unless that of all takes longer.
+        # A round takes one group's share of the work and its environments' own work, or the
+        # trainer's work for all groups where that is longer.
         spent = max(between / n_groups + working, between + meanwhile)
         if "update" in self.beside:  # ML-Agents' thread, beside all of this
             spent = max(spent, n_times * parts["update"])
@@ -132,7 +134,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def read(path: Path) -> Times:
-    """Read a file, or that of the run in a folder."""
+    """Read a timers.json, or the one in a run's folder."""
     if path.is_dir():
         path = next((p for p in (path / "run_logs/timers.json",) if p.exists()), path)
     try:
@@ -153,7 +155,7 @@ def read(path: Path) -> Times:
 
 
 def _n_envs(command_line: str, configuration: Path) -> int:
-    """How many environments there were, which ML-Agents' file of timers does not say."""
+    """Return the number of environments, which ML-Agents' timers.json does not have."""
     if (option := _N_ENVS.search(command_line)) is not None:
         return int(option[1])
     try:
@@ -163,7 +165,7 @@ def _n_envs(command_line: str, configuration: Path) -> int:
 
 
 def _is_threaded(configuration: Path) -> bool:
-    """Whether a behavior of the run learned with `threaded: true`, by the file beside it."""
+    """Return whether a behavior of the run learned with `threaded: true`."""
     try:
         behaviors = _settings(configuration)["behaviors"].values()
         return any(behavior["threaded"] for behavior in behaviors)
@@ -172,7 +174,7 @@ def _is_threaded(configuration: Path) -> bool:
 
 
 def _settings(configuration: Path) -> Any:
-    """What a run's configuration.yaml says; an empty map where it cannot be read."""
+    """Return the content of a run's configuration.yaml; empty if it cannot be read."""
     try:
         return yaml.safe_load(configuration.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
@@ -198,14 +200,14 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
         if part == "update" and any(apart for _, apart in matches):
             beside.add(part)
     parts["update"] -= parts["compile"]
-    if beside:  # and what that thread stores is not the loop's time either
+    if beside:  # that thread also stores, outside the loop's time
         beside.add("storage")
     counts = {name: node.get("count") for name, node, _ in nodes}
     steps, updates = counts.get("env_step"), counts.get("_update_policy")
     hidden = set()
     if "trainer" in metadata:  # ours, which stores and learns while environments work
         hidden.add("storage")
-        # an update that takes longer than one of their steps is hidden by that step alone
+        # one step of the environments hides an update only if the update is shorter
         if _is_threaded(configuration) or (
             steps and updates and parts["update"] / updates < float(loop["total"]) / steps
         ):
@@ -224,7 +226,7 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
 def _nodes(
     tree: Mapping[str, Any], *, beside: bool
 ) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
-    """Name and content of each node below this one, and whether it ran in a thread beside."""
+    """Yield name and content of each node below a tree, and whether another thread ran it."""
     for name, node in (tree.get("children") or {}).items():
         apart = beside or name == "trainer_threads"
         yield name, node, apart
@@ -262,7 +264,7 @@ def _described(path: Path, times: Times) -> list[str]:
 
 
 def _advice(times: Times) -> list[str]:
-    """What the most is that a trainer could give, and changes with their predicted ratio."""
+    """Return the largest possible speed-up, and changes with their predicted speed-ups."""
     waiting = times.parts[_WAITS]
     if not times.steady_s or not waiting:
         return ["No time in the environment was measured, so nothing can be predicted."]
@@ -278,7 +280,7 @@ def _advice(times: Times) -> list[str]:
     if "update" in times.beside | times.hidden:
         changes = {name: ratio for name, ratio in changes.items() if "threaded" not in name}
     helpful = [(n, r) for n, r in changes.items() if r >= _WORTH_SAYING]
-    helpful.sort(key=lambda one: -one[1])
+    helpful.sort(key=lambda item: -item[1])
     rows = [(f"  {name}", f"about {ratio:.1f} times as fast") for name, ratio in helpful]
     lines += aligned(rows) if rows else ["  neither more environments nor threaded: true"]
     if waiting / times.steady_s >= _DECISIVE:

@@ -32,9 +32,9 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Say where the prepared pages are, and serve them until interrupted.
+    """Log the addresses of the prepared pages, and serve them until interrupted.
 
-    A server that MLFLOW_TRACKING_URI names has them already.
+    A server that MLFLOW_TRACKING_URI names serves them already.
     """
     root, port = Path.cwd(), arguments.port
     store = mlflow_store.Store.existing(root)
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     if remote:
         _say_where(store, address)
         return
-    # One worker and no job runner: by default MLflow starts 15 processes with 3.1 GB.
+    # One worker and no job runner: by default MLflow starts 15 processes that take 3.1 GB.
     command = ["mlflow", "ui", "--workers", "1", "--backend-store-uri", store.uri]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--uvicorn-opts", "--log-level warning --no-access-log"]
@@ -63,15 +63,15 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _ready(server: subprocess.Popen[bytes], health: str) -> bool:
-    """Wait until the pages are there; False when the server has ended or takes too long."""
+    """Wait for the pages; return False if the server has ended or takes too long."""
     import requests
 
     end = time.monotonic() + _START_S
     while server.poll() is None and time.monotonic() < end:
         with contextlib.suppress(requests.RequestException):
             if requests.get(health, timeout=5).ok:
-                # Another server may hold the port and answer, while ours has ended because of
-                # that.
+                # Another server may hold the port and answer, and ours may have ended for that
+                # reason.
                 return server.poll() is None
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(timeout=0.25)
@@ -79,8 +79,8 @@ def _ready(server: subprocess.Popen[bytes], health: str) -> bool:
 
 
 def _say_where(store: mlflow_store.Store, address: str) -> None:
-    for what, view in (("All runs by experiment", "table"), ("Learning curves", "curves")):
-        _log.info("%-23s %s%s", what, address, mlflow_view.address(store.experiment_id, view))
+    for title, view in (("All runs by experiment", "table"), ("Learning curves", "curves")):
+        _log.info("%-23s %s%s", title, address, mlflow_view.address(store.experiment_id, view))
     _log.info("%-23s %s%s", "Models", address, mlflow_view.MODELS)
 
 
@@ -88,8 +88,8 @@ def _say_where(store: mlflow_store.Store, address: str) -> None:
 def _group(
     command: Sequence[str], root: Path, variables: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A server with processes of its own, all of which end with the block."""
-    # A group of its own: the server starts workers, which outlive a signal to it alone.
+    """Run a server for the block, and end all its processes afterwards."""
+    # In a new process group: the server starts workers, which outlive a signal to it alone.
     server = subprocess.Popen(  # noqa: S603  # fixed command
         command, cwd=root, env=variables, start_new_session=True
     )

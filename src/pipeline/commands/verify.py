@@ -21,7 +21,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Compare every file with the signature."""
+    """Compare every file with the signature; raise FetchError if one differs."""
     folder, key = arguments.folder, arguments.key
     signature = folder / SIGNATURE
     refuse(folder, key)

@@ -20,17 +20,17 @@ class Field:
     shape: tuple[int, ...]
     dtype: type = np.float32
     every: int = 0
-    """Kept only at rows 0, every, 2 every, ... of a trajectory, beside its rows; 0: in each row."""
+    """Stored only at rows 0, every, 2 every, ... of a trajectory, beside its rows; 0: in all."""
     at_end: bool = False
-    """Kept once for each trajectory, given with the outcome that may close it."""
+    """Stored once for each trajectory, given with the reward that may close it."""
 
 
 class Length(NamedTuple):
-    """The length of some columns, one and the same in a minibatch and another in the next."""
+    """A length that some columns of a minibatch share, and that differs between minibatches."""
 
     name: str
     usual: int
-    """About what it is; a program is compiled with it, so it must be the same in every run."""
+    """A typical value; a program is compiled with it, so it must be the same in every run."""
 
 
 class GrowableRows:
@@ -64,7 +64,7 @@ class GrowableRows:
         return {name: values.copy() for name, values in self.filled().items()}
 
     def replace(self, rows: Mapping[str, AnyArray]) -> None:
-        """Have these rows of every field, in place of the present ones."""
+        """Put these rows of every field in place of the present rows."""
         self.used = 0
         self.append(len(next(iter(rows.values()))), rows)
 
@@ -84,13 +84,13 @@ class Sequences:
     """
 
     starts: AnyArray
-    """int64 [S] first row of each."""
+    """int64 [S] first row of each sequence."""
     lengths: AnyArray
-    """int64 [S] rows of each, 1 to the sequence length."""
+    """int64 [S] rows of each sequence, 1 to the sequence length."""
     trajectory: AnyArray
-    """int64 [S] which trajectory each is of."""
+    """int64 [S] trajectory of each sequence."""
     number: AnyArray
-    """int64 [S] how many sequences of the same trajectory come before it."""
+    """int64 [S] how many sequences of the same trajectory come before each sequence."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -118,7 +118,7 @@ def cut(lengths: AnyArray, sequence_length: int) -> Sequences:
 
 
 def rows_of(starts: AnyArray, lengths: AnyArray) -> AnyArray:
-    """The rows, int64 [sum of lengths], of pieces [S] that begin at `starts`, piece after piece."""
+    """Return the rows, int64 [sum of lengths], of pieces [S] from `starts`, piece after piece."""
     lengths = np.asarray(lengths, dtype=np.int64)
     first = np.cumsum(lengths) - lengths
     # One counter through all pieces, shifted for each to where it begins: no loop over pieces.
@@ -127,15 +127,15 @@ def rows_of(starts: AnyArray, lengths: AnyArray) -> AnyArray:
 
 
 def followed(*, lengths: AnyArray, is_last: BoolArray) -> AnyArray:
-    """Rows of sequences that lie one after another, each trajectory's with the row that follows it.
+    """Return the rows of consecutive sequences, with the row that follows each trajectory.
 
     Args:
         lengths: [S] rows of each sequence, R in all.
-        is_last: [S] whether it is the last of a trajectory, of which K are.
+        is_last: [S] whether a sequence is the last of its trajectory; True for K of them.
 
     Returns:
-        [R + K] numbers of rows, sequence after sequence: below R those of the sequences, from R on
-        those that follow a trajectory, in the order of the trajectories.
+        [R + K] row numbers, sequence after sequence: numbers below R are rows of the sequences,
+        numbers from R on are the rows that follow the trajectories, in their order.
     """
     longer = lengths + is_last
     rows = rows_of(np.cumsum(lengths) - lengths, longer)

@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 _ROUNDING = 1e-6
-"""How far beyond -1..1 an action may lie."""
+"""Distance by which an action may lie beyond -1..1."""
 
 
 class _Episodes(NamedTuple):
-    """Where the episodes of a table are."""
+    """The episodes of a table, by their rows."""
 
     first: AnyArray
-    """int64 [E] first row of each."""
+    """int64 [E] first row of each episode."""
     last: AnyArray
-    """int64 [E] last row of each."""
+    """int64 [E] last row of each episode."""
     terminated: BoolArray
     """[E] whether the task ended, not only the recording."""
     summary: str
-    """By what they ended."""
+    """What the episodes ended by, for the user."""
 
 
 @np.errstate(over="ignore")  # what overflows float32 is refused as infinite
@@ -58,47 +58,50 @@ def import_table(
         behavior: whose demonstration it is.
         spec: of the behavior.
         target: the `.demo` file to write.
-        columns: by field, where they are not called as the field.
-        action_scale: what the recorded continuous actions are divided by, one for all or one each.
+        columns: by field, where they are not named like the field.
+        action_scale: divides the recorded continuous actions: one number for all, or one for each.
 
     Returns:
         What was read, checked and written, one line for each step.
 
     Raises:
-        DemonstrationError: Something cannot be right; with file, row, column and remedy.
+        DemonstrationError: A value cannot be right; names file, row, column and remedy.
         UnitySpecificationException: There can be no such behavior.
     """
-    # Everything is checked before the file is opened, so that nothing half written is left.
+    # All values are checked before the file is opened, so that no half-written file is left.
     check_spec(behavior, spec)
     columns = columns or {}
     _refuse_unknown(table, spec, columns)
     described = [
-        _observation(table, index, one, columns) for index, one in enumerate(spec.observation_specs)
+        _observation(table, index, obs_spec, columns)
+        for index, obs_spec in enumerate(spec.observation_specs)
     ]
-    actions, idle, told_actions = _actions(table, spec.action_spec, columns, action_scale)
+    actions, idle, actions_summary = _actions(table, spec.action_spec, columns, action_scale)
     masks = _masks(table, spec.action_spec, columns)
-    reward, told_rewards = _rewards(table, columns, idle)
+    reward, rewards_summary = _rewards(table, columns, idle)
     episodes = _episodes(table, columns, idle)
     returns = np.add.reduceat(reward, episodes.first)
     row, done, interrupted = _pairs(idle, episodes)
-    # In a file, what an action gained stands beside the next observation.
+    # In a demonstration file the reward of an action stands beside the next observation.
     gained = np.append(np.float32(0), np.where(done, np.float32(0), reward[row])[:-1])
-    acted = ~done[:, None]
+    has_action = ~done[:, None]
     with writing_demo(target, behavior, spec) as writer:
         writer.append(
             obs=[values[row] for values, _ in described],
-            actions=ActionTuple(actions.continuous[row] * acted, actions.discrete[row] * acted),
+            actions=ActionTuple(
+                actions.continuous[row] * has_action, actions.discrete[row] * has_action
+            ),
             reward=gained,
             done=done,
             interrupted=interrupted,
-            action_mask=None if masks is None else [mask[row] & acted for mask in masks],
+            action_mask=None if masks is None else [mask[row] & has_action for mask in masks],
         )
     return [
         f"read          {table.source}: {len(table)} rows, {len(episodes.first)} episodes",
         *table.notes,
         *(summary for _, summary in described),
-        f"actions       {told_actions}",
-        f"rewards       {told_rewards}; returns {_span(returns)}, mean {returns.mean():.6g}",
+        f"actions       {actions_summary}",
+        f"rewards       {rewards_summary}; returns {_span(returns)}, mean {returns.mean():.6g}",
         f"ended by      {episodes.summary}",
         f"last obs      {int(idle.sum())} in the table, {len(row) - len(table)} repeated",
         f"wrote         {target}: {len(row)} pairs, behavior {behavior.partition('?')[0]}",
@@ -147,15 +150,15 @@ def _refuse(table: Table, numbers: Numbers, wrong: BoolArray, message: str) -> N
 def _observation(
     table: Table, index: int, spec: ObservationSpec, columns: Columns
 ) -> tuple[FloatArray, str]:
-    """Return an observation [N, *shape], and what to say about it."""
+    """Return an observation [N, *shape], and a summary of it."""
     name, shape = f"obs{index}", tuple(spec.shape)
     if not math.prod(shape):
         return np.zeros((len(table), *shape), np.float32), f"observation {index} {spec.name}: empty"
     numbers = table.numbers(name, math.prod(shape), columns)
     if numbers is None:
-        what = f"column {name} or {name}.0, which holds observation {index} {spec.name} {shape}"
-        raise table.missing(what, name)
-    # As many numbers in another order, as of images with channels last, would pass unnoticed.
+        missing = f"column {name} or {name}.0, which holds observation {index} {spec.name} {shape}"
+        raise table.missing(missing, name)
+    # Without this check, numbers in another order (images with channels last) would pass.
     if len(numbers.shape) > 1 and numbers.shape != shape:
         raise DemonstrationError(
             f"{table.source}: {name} has the shape {numbers.shape} in each row, the behavior's "
@@ -182,7 +185,7 @@ def _listed(numbers: Numbers) -> str:
 def _actions(
     table: Table, spec: ActionSpec, columns: Columns, scale: Sequence[float]
 ) -> tuple[ActionTuple, BoolArray, str]:
-    """Return the actions of all rows, which rows have none, and what to say about them."""
+    """Return the actions of all rows, bool [N] which rows have none, and a summary."""
     kinds: list[tuple[Numbers, BoolArray]] = []
     sizes = {"continuous": spec.continuous_size, "discrete": spec.discrete_size}
     for name, size in sizes.items():
@@ -222,8 +225,8 @@ def _continuous(
     size = numbers.values.shape[1]
     if len(scale) not in (1, size) or not min(scale) > 0 or not math.isfinite(sum(scale)):
         raise DemonstrationError(
-            f"--action-scale {','.join(f'{one:g}' for one in scale)}: needs one number above 0, or "
-            f"{size}, one for each continuous action"
+            f"--action-scale {','.join(f'{factor:g}' for factor in scale)}: needs one number "
+            f"above 0, or {size}, one for each continuous action"
         )
     values: AnyArray = numbers.values / np.array(scale)
     # not (a <= b) is true of NaN and infinity, too
@@ -234,7 +237,7 @@ def _continuous(
         numbers,
         beyond,
         "the action {} lies beyond -1..1, the range of every continuous action; divide by the "
-        f"largest: --action-scale {','.join(f'{max(one, 1):.6g}' for one in largest)}",
+        f"largest: --action-scale {','.join(f'{max(peak, 1):.6g}' for peak in largest)}",
     )
     return values[~idle]
 
@@ -262,13 +265,13 @@ def _masks(table: Table, spec: ActionSpec, columns: Columns) -> list[BoolArray] 
         return None
     sizes = zip(numbers, spec.discrete_branches, strict=True)
     return [
-        np.zeros((len(table), size), dtype=np.bool_) if one is None else _flags(table, one)
-        for one, size in sizes
+        np.zeros((len(table), size), dtype=np.bool_) if mask is None else _flags(table, mask)
+        for mask, size in sizes
     ]
 
 
 def _flags(table: Table, numbers: Numbers) -> BoolArray:
-    """Return bool [N, size]; what is empty is False."""
+    """Return bool [N, size]; empty entries are False."""
     values = numbers.values
     wrong = ~np.isin(values, (0, 1)) & ~np.isnan(values)
     _refuse(table, numbers, wrong, "{} is neither 0 nor 1; write 1 where it is true, else 0")
@@ -276,7 +279,7 @@ def _flags(table: Table, numbers: Numbers) -> BoolArray:
 
 
 def _rewards(table: Table, columns: Columns, idle: BoolArray) -> tuple[FloatArray, str]:
-    """Return what the action of each row gained, [N], and what to say about it."""
+    """Return the reward of each row's action, [N], and a summary."""
     numbers = table.numbers("reward", 1, columns)
     if numbers is None:
         return np.zeros(len(table), dtype=np.float32), "no column reward: zeros"
@@ -290,8 +293,8 @@ def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
     n = len(table)
     numbers = {name: table.numbers(name, 1, columns) for name in ("terminated", "truncated")}
     ends = {
-        name: np.zeros(n, dtype=np.bool_) if one is None else _flags(table, one)[:, 0]
-        for name, one in numbers.items()
+        name: np.zeros(n, dtype=np.bool_) if flags is None else _flags(table, flags)[:, 0]
+        for name, flags in numbers.items()
     }
     flagged = ends["terminated"] | ends["truncated"]
     ids = table.names("episode", columns)
@@ -299,7 +302,7 @@ def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
         raise table.missing(
             "column terminated, truncated or episode, which tells where episodes end", "terminated"
         )
-    # A row without an action closes what is before it, also where the flag stands there.
+    # A row without an action ends its episode; a flag in the row before it ends nothing earlier.
     ending: BoolArray = idle | (flagged & ~np.append(idle[1:], False))
     if ids is not None:
         ending = _by_number(table, *ids, ending)
@@ -311,29 +314,29 @@ def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
             message = "has no action, but no episode ends here; add the action, or a flag"
             raise DemonstrationError(f"{table.source}: {table.where(row)}: {message}")
     last = np.flatnonzero(ending)
-    # The table's end closes what is still open.
+    # The table's end closes an episode that is still open.
     last = last if ending[-1] else np.append(last, n - 1)
     first = np.append(0, last[:-1] + 1)
     before = np.maximum(last - idle[last], first)  # where the last action is, and so the flag
     terminated = ends["terminated"][last] | ends["terminated"][before]
-    told_end = flagged[last] | flagged[before]
+    has_flag = flagged[last] | flagged[before]
     counts = {
         "terminated": terminated.sum(),
-        "truncated": (told_end & ~terminated).sum(),
-        "the next episode (as cut short)": (~told_end[:-1]).sum(),
-        "the end of the table (as cut short)": int(not told_end[-1]),
+        "truncated": (has_flag & ~terminated).sum(),
+        "the next episode (as cut short)": (~has_flag[:-1]).sum(),
+        "the end of the table (as cut short)": int(not has_flag[-1]),
     }
     summary = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     return _Episodes(first, last, terminated, summary)
 
 
 def _by_number(table: Table, ids: AnyArray, column: str, ending: BoolArray) -> BoolArray:
-    """Return which rows are the last of an episode, by the numbers of episodes too."""
+    """Return bool [N] which rows end an episode, given the episode number of each row."""
     changes: BoolArray = np.append(ids[1:] != ids[:-1], True)
-    # The flag says that the episode is over, its number that it goes on.
-    on = ending & ~changes
-    if on.any():
-        row = int(on.argmax()) + 1
+    # A contradiction: the flag says that the episode is over, its number that it goes on.
+    goes_on = ending & ~changes
+    if goes_on.any():
+        row = int(goes_on.argmax()) + 1
         message = f"episode {ids[row]} goes on after its end; number the episodes anew"
         raise table.fault(row, column, message)
     seen: set[Any] = set()

@@ -38,7 +38,7 @@ def read_dataset(
         spec: of the behavior; None for the one that the dataset's spaces give.
 
     Raises:
-        DemonstrationError: It is not here, or Minari cannot read it.
+        DemonstrationError: It is not on this machine, or Minari cannot read it.
         SettingsError: A space of it cannot be carried.
     """
     import minari
@@ -46,7 +46,7 @@ def read_dataset(
     from pipeline.simulators.bridges.naming import behavior_name
     from pipeline.simulators.bridges.spaces import Actions, Observations
 
-    source = _checked(dataset_id)
+    source = _checked_source(dataset_id)
     try:
         dataset = minari.load_dataset(dataset_id)
         episodes = list(dataset.iterate_episodes())
@@ -60,15 +60,15 @@ def read_dataset(
     if not episodes:
         raise DemonstrationError(f"{source}: has no episodes")
     # Without a specification, images are those that the executable would send.
-    has_image = spec is not None and any(len(one.shape) == 3 for one in spec.observation_specs)
+    has_image = spec is not None and any(len(obs.shape) == 3 for obs in spec.observation_specs)
     visual = "always" if has_image else "auto"
-    seen = Observations(dataset.observation_space, where=source, visual=visual)
+    observations = Observations(dataset.observation_space, where=source, visual=visual)
     # Numbers without bounds stay as they are: `--action-scale` divides them.
-    acted = Actions(dataset.action_space, where=source, scale=1.0).spec
-    parts = [_fields(source, one, seen, dataset.action_space) for one in episodes]
+    action_spec = Actions(dataset.action_space, where=source, scale=1.0).spec
+    parts = [_fields(source, episode, observations, dataset.action_space) for episode in episodes]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     notes = []
-    if acted.continuous_size:
+    if action_spec.continuous_size:
         bounded = np.concatenate([_range(box)[2] for box in _boxes(dataset.action_space)])
         beyond = bounded & (np.abs(columns["continuous"]) > 1)
         columns["continuous"][beyond] = np.sign(columns["continuous"][beyond])
@@ -77,10 +77,10 @@ def read_dataset(
     env = dataset.spec.env_spec
     name = behavior_name(env.id if env is not None else dataset.spec.dataset_name)
     table = Table(source=source, columns=columns, notes=notes)
-    return table, name, spec or BehaviorSpec(seen.specs, acted)
+    return table, name, spec or BehaviorSpec(observations.specs, action_spec)
 
 
-def _checked(dataset_id: str) -> str:
+def _checked_source(dataset_id: str) -> str:
     if not _ID.fullmatch(dataset_id):
         raise DemonstrationError(
             f"minari:{dataset_id}: is no id of a dataset; write it as in minari:people/maze-v0"
@@ -88,17 +88,21 @@ def _checked(dataset_id: str) -> str:
     return f"minari:{dataset_id}"
 
 
-def _fields(source: str, episode: Any, seen: Observations, space: Any) -> dict[str, AnyArray]:
+def _fields(
+    source: str, episode: Any, observations: Observations, space: Any
+) -> dict[str, AnyArray]:
     """Return an episode as fields of a table, its last observation in a row without action."""
     n = len(episode.rewards)
     fields: dict[str, AnyArray] = {"episode": np.full(n + 1, episode.id)}
-    for index, (leaf, values) in enumerate(zip(seen.leaves, seen.empty(n + 1), strict=True)):
-        given = episode.observations
+    for index, (leaf, values) in enumerate(
+        zip(observations.leaves, observations.empty(n + 1), strict=True)
+    ):
+        recorded = episode.observations
         for key in leaf.path:
-            given = given[key]
+            recorded = recorded[key]
         try:
             for row in range(n + 1):
-                leaf.put(values[row], given[row])
+                leaf.put(values[row], recorded[row])
         except (ValueError, IndexError, TypeError) as error:
             raise UnityObservationException(
                 f"{source}: observation {leaf.spec.name!r} {row} of episode {episode.id} does not "
@@ -106,27 +110,27 @@ def _fields(source: str, episode: Any, seen: Observations, space: Any) -> dict[s
             ) from error
         fields[f"obs{index}"] = values
     actions: dict[str, list[AnyArray]] = {"continuous": [], "discrete": []}
-    for kind, values in _acted(space, episode.actions):
+    for kind, values in _leaf_actions(space, episode.actions):
         actions[kind].append(values)
-    for kind, none in (("continuous", np.nan), ("discrete", NO_CHOICE)):
+    for kind, filler in (("continuous", np.nan), ("discrete", NO_CHOICE)):
         if actions[kind]:
             joined = np.concatenate(actions[kind], axis=1)
-            fields[kind] = np.pad(joined, ((0, 1), (0, 0)), constant_values=none)
-    # Minari has one observation more than actions; its row has NaN in place of the rest.
+            fields[kind] = np.pad(joined, ((0, 1), (0, 0)), constant_values=filler)
+    # Minari has one observation more than actions; the row of the last one has NaN for the rest.
     fields["reward"] = np.append(episode.rewards, np.nan)
     fields["terminated"] = np.append(episode.terminations, False)
     fields["truncated"] = np.append(episode.truncations, False)
     return fields
 
 
-def _acted(space: Any, values: Any) -> Iterator[tuple[str, AnyArray]]:
-    """Yield the actions [T, size] of each leaf of an action space, and of which kind they are."""
+def _leaf_actions(space: Any, values: Any) -> Iterator[tuple[str, AnyArray]]:
+    """Yield the kind and the actions [T, size] of each leaf of an action space."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
         inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for key, part in inner:
-            yield from _acted(part, values[key])
+            yield from _leaf_actions(part, values[key])
         return
     flat = np.asarray(values).reshape(len(values), -1)
     if isinstance(space, spaces.Box):
@@ -140,12 +144,12 @@ def _boxes(space: Any) -> list[Any]:
     from gymnasium import spaces
 
     boxes: list[Any] = []
-    _built(space, lambda leaf: boxes.append(leaf) if isinstance(leaf, spaces.Box) else None)
+    _map_leaves(space, lambda leaf: boxes.append(leaf) if isinstance(leaf, spaces.Box) else None)
     return boxes
 
 
 def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
-    """Return what 0 means, what 1 means more than it, and where there are bounds, [size] each."""
+    """Return the value at 0, the distance from there to 1, and what is bounded, [size] each."""
     low, high = np.ravel(box.low).astype(np.float64), np.ravel(box.high).astype(np.float64)
     bounded = np.isfinite(low) & np.isfinite(high)
     low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
@@ -153,14 +157,14 @@ def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
     return (low + high) / 2, np.where(high > low, (high - low) / 2, 1.0), bounded
 
 
-def _built(space: Any, make: Callable[[Any], Any]) -> Any:
-    """Return a value of a space, of which `make` makes each leaf, in order."""
+def _map_leaves(space: Any, make: Callable[[Any], Any]) -> Any:
+    """Return a value of a space, with `make(leaf)` in place of each leaf, in order."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
-        return {key: _built(part, make) for key, part in space.spaces.items()}
+        return {key: _map_leaves(part, make) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_built(part, make) for part in space.spaces)
+        return tuple(_map_leaves(part, make) for part in space.spaces)
     return make(space)
 
 
@@ -184,14 +188,16 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
     import minari
     from minari.storage.datasets_root_dir import get_dataset_path
 
-    source = _checked(dataset_id)
+    source = _checked_source(dataset_id)
     folder = get_dataset_path(dataset_id)
     if folder.exists():
         raise DemonstrationError(f"{source}: {folder} exists; raise the version, or delete it")
     env = None if env_id is None else _environment(env_id, demo.spec)
-    seen = _space_of_all(demo.spec.observation_specs) if env is None else env.observation_space
-    acted = _action_space(demo.spec.action_spec) if env is None else env.action_space
-    buffers = _buffers(demo, seen, acted)
+    observation_space = (
+        _space_of_all(demo.spec.observation_specs) if env is None else env.observation_space
+    )
+    action_space = _action_space(demo.spec.action_spec) if env is None else env.action_space
+    buffers = _buffers(demo, observation_space, action_space)
     if not buffers:
         raise DemonstrationError(f"{source}: no episode with an action has ended; nothing to write")
     try:
@@ -201,8 +207,8 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
                 dataset_id,
                 buffers,
                 env=env,
-                observation_space=seen,
-                action_space=acted,
+                observation_space=observation_space,
+                action_space=action_space,
                 description=f"demonstration of {demo.behavior_name}",
                 jpeg_encoding=False,
             )
@@ -211,33 +217,33 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
         rmtree(folder, ignore_errors=True)
         raise
     return [
-        f"spaces        observation {seen}, action {acted}",
+        f"spaces        observation {observation_space}, action {action_space}",
         f"wrote         {source}: {len(buffers)} episodes, {sum(map(len, buffers))} steps",
     ]
 
 
-def _buffers(demo: Demonstration, seen: Any, acted: Any) -> list[Any]:
-    """Return the ended episodes in Minari's form, but for ends before which nothing was done."""
+def _buffers(demo: Demonstration, observation_space: Any, action_space: Any) -> list[Any]:
+    """Return the ended episodes that have an action, in Minari's form."""
     from minari.data_collector.episode_buffer import EpisodeBuffer
 
     ends = np.flatnonzero(demo.done).tolist()
     firsts = [0, *(end + 1 for end in ends)]
     spans = [(first, end) for first, end in zip(firsts, ends, strict=False) if first < end]
     return [
-        EpisodeBuffer(id=number, **_episode(demo, first, end, seen, acted))
+        EpisodeBuffer(id=number, **_episode(demo, first, end, observation_space, action_space))
         for number, (first, end) in enumerate(spans)
     ]
 
 
 def _episode(
-    demo: Demonstration, first: int, end: int, seen: Any, acted: Any
+    demo: Demonstration, first: int, end: int, observation_space: Any, action_space: Any
 ) -> dict[str, AnyArray | dict[str, Any] | tuple[Any, ...]]:
-    """Return the pairs from `first` to `end`, which closes them, as values of the spaces."""
+    """Return an episode, from pair `first` to the closing pair `end`, as values of the spaces."""
     obs = iter([values[first : end + 1] for values in demo.obs])
     is_last = np.arange(first, end) == end - 1
     return {
-        "observations": _built(seen, lambda leaf: _native_obs(leaf, next(obs))),
-        "actions": _native_actions(acted, demo, slice(first, end)),
+        "observations": _map_leaves(observation_space, lambda leaf: _native_obs(leaf, next(obs))),
+        "actions": _native_actions(action_space, demo, slice(first, end)),
         "rewards": demo.reward[first + 1 : end + 1].astype(np.float64),
         "terminations": is_last & ~demo.interrupted[end],
         "truncations": is_last & demo.interrupted[end],
@@ -250,14 +256,14 @@ def _environment(env_id: str, spec: BehaviorSpec) -> Any:
 
     name = env_id.removeprefix("gymnasium:")
     env = make_environment(name, {})
-    seen = Observations(env.observation_space, where=name).specs
-    acted = Actions(env.action_space, where=name, scale=1.0).spec
-    shapes, recorded = [one.shape for one in seen], [one.shape for one in spec.observation_specs]
-    if shapes != recorded or acted != spec.action_spec:
+    specs = Observations(env.observation_space, where=name).specs
+    action_spec = Actions(env.action_space, where=name, scale=1.0).spec
+    shapes, recorded = [obs.shape for obs in specs], [obs.shape for obs in spec.observation_specs]
+    if shapes != recorded or action_spec != spec.action_spec:
         raise DemonstrationError(
-            f"{name}: observes {shapes} and takes the actions ({acted}), but in the demonstration "
-            f"these are {recorded} and ({spec.action_spec}); name the environment it was "
-            "recorded in, or leave out --env"
+            f"{name}: observes {shapes} and takes the actions ({action_spec}), but in the "
+            f"demonstration these are {recorded} and ({spec.action_spec}); name the environment it "
+            "was recorded in, or leave out --env"
         )
     return env
 
@@ -267,9 +273,9 @@ def _space_of_all(specs: list[ObservationSpec]) -> Any:
     from gymnasium import spaces
 
     boxes = []
-    for one in specs:
-        is_image = len(one.shape) == 3
-        shape = (*one.shape[1:], one.shape[0]) if is_image else one.shape
+    for spec in specs:
+        is_image = len(spec.shape) == 3
+        shape = (*spec.shape[1:], spec.shape[0]) if is_image else spec.shape
         low, high = (0.0, 1.0) if is_image else (-np.inf, np.inf)
         boxes.append(spaces.Box(low, high, shape, np.float32))
     return boxes[0] if len(boxes) == 1 else spaces.Tuple(boxes)
@@ -325,4 +331,4 @@ def _native_actions(space: Any, demo: Demonstration, rows: slice) -> Any:
             flat = flat + np.ravel(getattr(leaf, "start", 0))
         return np.asarray(flat.reshape(len(flat), *leaf.shape), dtype=leaf.dtype)
 
-    return _built(space, native)
+    return _map_leaves(space, native)

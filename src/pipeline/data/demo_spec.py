@@ -35,7 +35,7 @@ class ObservationEntry:
     shape: tuple[Count, ...]
     """[size] of a vector, [entries, size] of a list of entities, [channels, height, width]."""
     name: str = ""
-    """As the environment calls it."""
+    """Its name in the environment."""
     goal: bool = False
     """Whether it is a goal signal."""
 
@@ -46,7 +46,7 @@ class ObservationEntry:
             raise ContradictionError("shape", text)
 
     def spec(self) -> ObservationSpec:
-        """Return it as environments announce it."""
+        """Return the observation as environments announce it."""
         first, *rest = self.shape
         if not rest:
             spec = ObservationSpec.vector(first)
@@ -77,14 +77,14 @@ class SpecFile:
     observations: tuple[ObservationEntry, ...]
     """In the order in which the environment sends them."""
     actions: ActionsEntry
-    """What is done."""
+    """The actions of the behavior."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """Columns of a table by field, as text or list, where they are not called as the field."""
+    """Columns of a table by field, a text or a list, where they are not named like the field."""
 
     def spec(self) -> BehaviorSpec:
-        """Return what an environment would announce."""
+        """Return the specification that an environment would announce."""
         actions = ActionSpec(self.actions.continuous, self.actions.discrete)
-        return BehaviorSpec([one.spec() for one in self.observations], actions)
+        return BehaviorSpec([entry.spec() for entry in self.observations], actions)
 
 
 def read_spec_file(path: Path) -> tuple[str, BehaviorSpec, Columns]:
@@ -96,26 +96,26 @@ def read_spec_file(path: Path) -> tuple[str, BehaviorSpec, Columns]:
     node = read_yaml(path, what="Specification file")
     read: SpecFile = read_dataclass(SpecFile, node, "")
     columns = {}
-    for name, given in read.columns.items():
-        names = given if isinstance(given, list) else [given]
-        if not names or not all(isinstance(one, str) for one in names):
-            expected = f"needs the name of a column, or a list of such names, got {given!r}"
+    for name, value in read.columns.items():
+        names = value if isinstance(value, list) else [value]
+        if not names or not all(isinstance(column, str) for column in names):
+            expected = f"needs the name of a column, or a list of such names, got {value!r}"
             raise fail(find(node, f"columns.{name}"), f"columns.{name}", expected)
         columns[name] = names
     return read.behavior, read.spec(), columns
 
 
 def spec_file(behavior: str, spec: BehaviorSpec) -> dict[str, Any]:
-    """Return what `read_spec_file` reads as this specification."""
+    """Return the content of a file that `read_spec_file` reads as this specification."""
     observations = [
-        ObservationEntry(shape=one.shape, name=one.name, goal=one.observation_type == _GOAL)
-        for one in spec.observation_specs
+        ObservationEntry(shape=obs.shape, name=obs.name, goal=obs.observation_type == _GOAL)
+        for obs in spec.observation_specs
     ]
     actions = ActionsEntry(
         continuous=spec.action_spec.continuous_size, discrete=spec.action_spec.discrete_branches
     )
     file = SpecFile(behavior=behavior, observations=tuple(observations), actions=actions)
-    # How tables call their columns is nothing that a specification knows.
+    # A specification does not know how tables name their columns.
     return {key: value for key, value in to_map(file).items() if key != "columns"}
 
 
@@ -140,9 +140,9 @@ def spec_of(
         return behavior or demo.behavior_name, demo.spec, {}
     env = make_env(source)
     try:
-        # A behavior is known from its first agents on, and these come with a reset.
+        # An environment announces a behavior with its first agents, which come with a reset.
         env.reset()
-        # Without team, as demonstrations name it; teams of one name play the same behavior.
+        # Without team, as in demonstrations: all teams of a name play the same behavior.
         specs = {name.partition("?")[0]: spec for name, spec in env.behavior_specs.items()}
     finally:
         env.close()

@@ -57,14 +57,14 @@ NO_CHOICE = -1
 
 
 class Numbers(NamedTuple):
-    """A field of every row."""
+    """The numbers of a field in every row."""
 
     values: AnyArray
     """[N, size]."""
     columns: Sequence[str]
-    """Where each of the numbers stands, [size]."""
+    """[size] column of each number."""
     shape: tuple[int, ...]
-    """Of a row in the file, () for columns of one number each."""
+    """Shape of a row in the file, () for columns of one number each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +76,7 @@ class Table:
     lines: Sequence[int] | None = None
     """The line of each row, where the file has lines."""
     notes: list[str] = field(default_factory=list)
-    """What was done on the way here, one line for each step."""
+    """What was done while reading, one line for each step."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
@@ -105,7 +105,7 @@ class Table:
         names = self._names(name, size, columns)
         if not names:
             return None
-        parts = [self._column(one) for one in names]
+        parts = [self._column(column) for column in names]
         values = np.concatenate([part.reshape(len(self), -1) for part in parts], axis=1)
         if values.shape[1] != size:
             raise DemonstrationError(
@@ -130,22 +130,22 @@ class Table:
             raise DemonstrationError(
                 f"{self.source}: {name} is one number or text in each row; name one column for it"
             )
-        for row, one in enumerate(values.tolist()):
-            if not isinstance(one, str | int | float) or one != one:  # NaN
-                raise self.fault(row, names[0], f"{one!r} names nothing; name it in each row")
+        for row, value in enumerate(values.tolist()):
+            if not isinstance(value, str | int | float) or value != value:  # NaN
+                raise self.fault(row, names[0], f"{value!r} names nothing; name it in each row")
         return values, names[0]
 
     def _names(self, name: str, size: int, columns: Columns) -> list[str]:
-        # Columns with numbers win only if one of them is there; a single column may hold lists.
+        # Numbered columns count if the table has any of them; else a single column may hold lists.
         numbered = [f"{name}.{index}" for index in range(size)]
         names = [name] if {*numbered}.isdisjoint(self.columns) else numbered
         if name not in columns and names == [name] and name not in self.columns:
             return []
         names = list(columns.get(name, names))
-        for one in names:
-            if one not in self.columns:
-                near = suggestion(one, self.columns).rstrip(".")
-                raise self.missing(f"column {one!r}{near}", name)
+        for column in names:
+            if column not in self.columns:
+                near = suggestion(column, self.columns).rstrip(".")
+                raise self.missing(f"column {column!r}{near}", name)
         return names
 
     def _column(self, name: str) -> AnyArray:
@@ -154,12 +154,12 @@ class Table:
         if values.dtype.kind in "biuf":
             return values
         entries = [self._number(row, name, value) for row, value in enumerate(values)]
-        shape = next((one.shape for one in entries if not _is_none(one)), ())
-        for row, one in enumerate(entries):
-            if one.shape != shape and not _is_none(one):
-                message = f"has the shape {one.shape}, those above have {shape}; make them equal"
+        shape = next((entry.shape for entry in entries if not _is_none(entry)), ())
+        for row, entry in enumerate(entries):
+            if entry.shape != shape and not _is_none(entry):
+                message = f"has the shape {entry.shape}, those above have {shape}; make them equal"
                 raise self.fault(row, name, message)
-        return np.stack([np.broadcast_to(one, shape) for one in entries])
+        return np.stack([np.broadcast_to(entry, shape) for entry in entries])
 
     def _number(self, row: int, column: str, value: Any) -> AnyArray:
         if isinstance(value, str):
@@ -176,10 +176,10 @@ def _is_none(value: AnyArray) -> bool:
 
 
 def read_table(path: Path) -> Table:
-    """Return the columns of a CSV, JSON lines or NPZ file.
+    """Return the table that a CSV, JSON lines or NPZ file holds.
 
     Raises:
-        DemonstrationError: It is no such file, or its rows are not alike.
+        DemonstrationError: The file has another form, or its rows differ in their columns.
     """
     suffix = path.suffix.lower()
     if suffix not in _FORMATS:
@@ -316,13 +316,13 @@ _FORMATS = {
 
 
 def table_of(demo: Demonstration) -> tuple[dict[str, AnyArray], list[str]]:
-    """Return a demonstration as fields [N, ...], a row for each pair, and what these are.
+    """Return a demonstration as fields [N, ...], a row for each pair, and lines about them.
 
-    What an action gained stands beside it, not one row later as in the file.
+    The reward of an action stands in its row, not one row later as in the file.
     """
     done, starts = demo.done, np.append(True, demo.done[:-1])
     next_done, next_cut = np.append(done[1:], False), np.append(demo.interrupted[1:], False)
-    ended = np.where(done, starts, next_done)  # a lone end, before which nothing was done
+    ended = np.where(done, starts, next_done)  # an end alone, with no action before it
     cut = np.where(done, demo.interrupted, next_cut)
     fields: dict[str, AnyArray] = {"episode": np.asarray(np.cumsum(done) - done + 1)}
     fields |= {f"obs{index}": values for index, values in enumerate(demo.obs)}

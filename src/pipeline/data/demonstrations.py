@@ -1,4 +1,4 @@
-"""Recorded experience as rows to imitate; files of it merged and trimmed."""
+"""Demonstrations: read as rows to imitate, merged and trimmed."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class ExpertRows:
     discrete: IntArray
     """int32 [R, branches]."""
     lengths: AnyArray | None = None
-    """int64 [E] rows of each episode, one after another; None where rows are in no such order."""
+    """int64 [E] rows of each episode, in row order; None where episodes are not contiguous."""
     weights: FloatArray | None = None
-    """[R] how often each row is drawn, against others; None where all are drawn alike."""
+    """[R] how often each row is drawn, relative to others; None where all are drawn alike."""
     done: BoolArray | None = None
     """bool [R] whether the task ended with the row, not where it was cut short; None if unknown."""
 
@@ -51,7 +51,7 @@ class ExpertRows:
 
 
 def demonstration_files(path: Path | str) -> list[Path]:
-    """The `.demo` files that `path` names: itself, or all in the folder, sorted.
+    """Return the `.demo` files that `path` names: itself, or all in the folder, sorted.
 
     Raises:
         DemonstrationError: There are none.
@@ -69,7 +69,7 @@ def demonstration_files(path: Path | str) -> list[Path]:
 
 
 def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorSpec) -> ExpertRows:
-    """Rows of all demonstrations, without those that only close an episode.
+    """Return the rows of all demonstrations, without those that only close an episode.
 
     Args:
         sources: files and folders, with a weight or without one.
@@ -79,7 +79,7 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
         DemonstrationError: A file cannot be read, is empty, or has other shapes than `spec`.
     """
     weighted = [
-        one if isinstance(one, DemoSource) else DemoSource(path=str(one)) for one in sources
+        entry if isinstance(entry, DemoSource) else DemoSource(path=str(entry)) for entry in sources
     ]
     parts, weights = [], []
     for source in weighted:
@@ -109,7 +109,7 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
 
 
 def _ending_rows(demonstration: Demonstration) -> BoolArray:
-    """Bool [P] whether the pair after each one closes an episode that was not cut short."""
+    """Return bool [P] whether the next pair closes an episode that was not cut short."""
     ending = np.zeros(len(demonstration), dtype=np.bool_)
     # The pair before: it has the last action, the closing pair only the observation after it.
     ending[:-1] = (demonstration.done & ~demonstration.interrupted)[1:]
@@ -117,7 +117,9 @@ def _ending_rows(demonstration: Demonstration) -> BoolArray:
 
 
 def _episode_lengths(done: BoolArray) -> AnyArray:
-    """Rows of each episode that has any; a row that closes an episode is none, nor is a file's end.
+    """Return the rows of each episode that has any; pairs that close an episode do not count.
+
+    Pairs after the last closed episode count as one episode.
 
     Args:
         done: [P] whether the pair closes an episode.
@@ -129,9 +131,9 @@ def _episode_lengths(done: BoolArray) -> AnyArray:
 def merge_demos(
     sources: Sequence[Path | str], target: Path, *, behavior: str | None = None
 ) -> list[str]:
-    """Write several demonstrations as one file, in order, which gives the same rows to imitate.
+    """Write several demonstrations, in order, as one file with the same rows to imitate.
 
-    An episode that a file does not end is closed as cut short, so that none goes on in the next.
+    An episode that is open when a file ends is closed as cut short; it must not go on in the next.
     Without `behavior` all files have to name the same one.
 
     Returns:
@@ -154,13 +156,13 @@ def merge_demos(
                     f"{file}: is of the behavior {demo.behavior_name!r}, but {files[0]} is of "
                     f"{first.behavior_name!r}; if they mean the same, name it with --behavior"
                 )
-            # The messages themselves, so that what this reader does not know is kept.
+            # The messages themselves, so that fields unknown to this reader are kept.
             content = parse_demo(file)
             writer.append_messages(content.infos, content.actions)
             n_ended = int(demo.done.sum())
             step = f"read      {file}: {len(demo)} pairs, {n_ended} episodes ended"
             if not demo.done[-1] and file != files[-1]:
-                # The last observation once more, as recorders end an episode; its reward is in.
+                # The last observation again, as recorders end an episode; its reward is counted.
                 end = content.infos[-1]
                 end.done, end.max_step_reached, end.reward, end.group_reward = True, True, 0.0, 0.0
                 writer.append_messages([end], [AgentActionProto()])
@@ -178,7 +180,7 @@ def trim_demo(
     max_return: float | None = None,
     best: int | None = None,
 ) -> list[str]:
-    """Write those episodes of a demonstration that meet every condition, in their order.
+    """Write the episodes of a demonstration that meet every condition, in their order.
 
     Episodes are numbered from 1, and only those that have ended count; a return is the summed
     reward, and of equal ones `best` takes the earlier.
@@ -191,28 +193,28 @@ def trim_demo(
     """
     demo = read_demo(path)
     returns = np.array(demo.returns())
-    keep = _kept(path, returns, episodes, min_return, max_return, best)
+    keep = _episodes_to_keep(path, returns, episodes, min_return, max_return, best)
     # the episode of each pair: 0 until the first end
     episode: AnyArray = np.cumsum(demo.done) - demo.done
-    # False for pairs behind the last end, whose episode is none of those that ended.
-    kept = np.flatnonzero(np.append(keep, False)[episode])
+    # The appended False is for pairs after the last end, whose episode is still open.
+    rows = np.flatnonzero(np.append(keep, False)[episode])
     content = parse_demo(path)
     name = demo.metadata.demonstration_name
     with writing_demo(target, demo.behavior_name, demo.spec, name=name) as writer:
-        pairs = [(content.infos[row], content.actions[row]) for row in kept]
+        pairs = [(content.infos[row], content.actions[row]) for row in rows]
         writer.append_messages([info for info, _ in pairs], [action for _, action in pairs])
     n_open = int((episode == len(returns)).sum())
     left_out = f"; {n_open} pairs after the last end left out" if n_open else ""
     return [
         f"read      {path}: {len(demo)} pairs, {len(returns)} episodes ended{left_out}",
-        f"kept      {int(keep.sum())} episodes, {len(kept)} pairs, returns "
+        f"kept      {int(keep.sum())} episodes, {len(rows)} pairs, returns "
         f"{returns[keep].min():.6g} to {returns[keep].max():.6g}, "
         f"mean {returns[keep].mean():.6g} (of all: {returns.mean():.6g})",
         f"wrote     {target}: behavior {demo.behavior_name}",
     ]
 
 
-def _kept(
+def _episodes_to_keep(
     path: Path,
     returns: AnyArray,
     episodes: Sequence[int] | None,
@@ -220,7 +222,7 @@ def _kept(
     max_return: float | None,
     best: int | None,
 ) -> BoolArray:
-    """Return which episodes [E] meet the conditions of `trim_demo`, at least one."""
+    """Return bool [E] which episodes meet the conditions of `trim_demo`, at least one."""
     numbers = np.arange(1, len(returns) + 1)
     beyond = [number for number in episodes or () if number not in numbers]
     if beyond:

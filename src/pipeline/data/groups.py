@@ -1,13 +1,13 @@
-"""Which agents make up a group now, what they gain together, and the moments they share.
+"""The groups of agents, the rewards that they share, and snapshots of their members.
 
-Per message of the environment one vectorised pass over the agents of all workers: no Python per
-agent. An agent without a group is a group of one. A mate that did not ask for a decision in this
-message takes part with its latest one, which is still in force.
+Each message of the environments takes one vectorised pass over the agents of all workers: no Python
+per agent. An agent without a group is a group of one. A mate that did not ask for a decision in
+this message takes part with its latest decision, which is still in force.
 
 A group's critic looks at all members at once. What a member saw and did is stored once, as an
 *entity*, however many mates refer to it; a *moment* lists the entities of one group. Rows of
-experience then hold one number, their moment's. Entities stay until no row needs them: a
-mate's own trajectory may have been learned from long before, or may still go on.
+experience then hold one number, their moment's. Entities stay until no row needs them: the
+trajectory of a mate may have been learned from long before, or may still go on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
 
-# Ids of groups are int32, so that numbers of different sources cannot meet.
+# Ids of groups are int32, so the keys of two sources cannot be equal.
 _SOURCE = 1 << 32
 _NO_GROUP = -1
 _PER_SLOT = {
@@ -48,7 +48,7 @@ _CAPACITY = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupMessage:
-    """N agents, of all workers, that a message tells something of."""
+    """What one message of all workers says of N agents."""
 
     slots: AnyArray
     """[N]."""
@@ -70,7 +70,7 @@ class Groups:
     """The groups of one behavior's agents, by slot (see `data.slots`).
 
     Args:
-        fields: what learning wants to know of a member: observations `obs_0`, ..., actions, and
+        fields: what the algorithm needs of each member: observations `obs_0`, ..., actions, and
             `over`, which is set here: whether the member's task had ended.
     """
 
@@ -91,7 +91,7 @@ class Groups:
         return np.where(group_id > 0, named, _NO_GROUP - slots)
 
     def on_message(self, ended: GroupMessage, deciding: GroupMessage, n_slots: int) -> None:
-        """Take in a message: afterwards `by_slot` tells what followed the last decisions.
+        """Process a message: afterwards `by_slot` has what followed the last decisions.
 
         Args:
             ended: agents whose episodes have ended, each once.
@@ -105,7 +105,7 @@ class Groups:
         if len(ended.slots):
             # Its episode ended in this message: the decision begins another one.
             goes_on &= ~np.isin(deciding.slots, ended.slots)
-        # Before anything changes: rewards belong to the groups in which they were earned.
+        # Before any group changes: rewards belong to the groups in which they were earned.
         self._share(ended, acted, deciding, goes_on)
         ids = self._observe(deciding, np.zeros(len(deciding.slots), dtype=np.bool_))
         s["entity"][deciding.slots[goes_on]] = ids[goes_on]
@@ -122,12 +122,12 @@ class Groups:
             s["moment"][deciding.slots] = self._moment_of(deciding.group)
 
     def decided(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """Note what agents did; gives the fields that their rows of experience need."""
+        """Store what agents did, and return the group fields of their rows of experience."""
         self.moments.describe(self.by_slot["entity"][slots], rows)
         return {name: self.by_slot[name][slots] for name in ("entity", "moment")}
 
     def drop(self, slots: AnyArray | slice) -> None:
-        """These agents are gone without the end of an episode."""
+        """Remove agents that are gone without the end of an episode."""
         self.by_slot["present"][slots] = False
 
     def forget(self, needed: AnyArray) -> None:
@@ -137,7 +137,7 @@ class Groups:
         self.moments.keep(np.union1d(needed, s["moment"][present]), s["entity"][present])
 
     def state_dict(self, *, n_slots: int) -> dict[str, Any]:
-        """Everything, of the first `n_slots` slots."""
+        """Return the whole state, of the first `n_slots` slots."""
         return {
             "moments": self.moments.state_dict(),
             "sources": [*self._sources],
@@ -160,22 +160,22 @@ class Groups:
         """Credit every member with the individual rewards of all, and with the group's."""
         s = self.by_slot
         parts = ((ended, acted, "gained_at_end"), (deciding, goes_on, "gained"))
-        keys = np.concatenate([s["group"][one.slots[real]] for one, real, _ in parts])
-        groups, which = np.unique(keys, return_inverse=True)
-        rewards = np.concatenate([one.reward[real] for one, real, _ in parts])
-        gains = np.bincount(which, weights=rewards, minlength=len(groups))
-        members, of = self._members(groups)
-        # Also to mates that this message says nothing of: they get it with their next one.
-        s["owed"][members] += gains[of]
-        for one, real, name in parts:
-            slots = one.slots[real]
-            s[name][slots] = s["owed"][slots] + one.group_reward[real]
+        keys = np.concatenate([s["group"][message.slots[real]] for message, real, _ in parts])
+        groups, agent_group = np.unique(keys, return_inverse=True)
+        rewards = np.concatenate([message.reward[real] for message, real, _ in parts])
+        gains = np.bincount(agent_group, weights=rewards, minlength=len(groups))
+        members, group_index = self._members(groups)
+        # Also to mates that this message does not name: they get it with their next message.
+        s["owed"][members] += gains[group_index]
+        for message, real, name in parts:
+            slots = message.slots[real]
+            s[name][slots] = s["owed"][slots] + message.group_reward[real]
             s["owed"][slots] = 0.0
-            s["own_return"][slots] += one.reward[real]
-            s["group_return"][slots] += one.group_reward[real]
+            s["own_return"][slots] += message.reward[real]
+            s["group_return"][slots] += message.group_reward[real]
 
     def _end(self, ended: GroupMessage, acted: BoolArray) -> None:
-        """What followed the end: mates that go on, and all that ended now, whom `over` marks."""
+        """Add the moments after episodes: mates that go on, and ended agents, marked `over`."""
         s = self.by_slot
         over = ~ended.interrupted if ended.interrupted is not None else np.ones_like(acted)
         s["entity"][ended.slots] = self._observe(ended, over)
@@ -191,31 +191,31 @@ class Groups:
         for group in groups[~left].tolist():  # a few, and only when whole groups end
             self.finished.append(float(s["group_return"][slots[keys == group]].mean()))
 
-    def _observe(self, heard: GroupMessage, over: BoolArray) -> AnyArray:
-        rows = {f"obs_{i}": values for i, values in enumerate(heard.obs)}
-        if heard.memory is not None:
-            rows["memory"] = heard.memory
-        return self.moments.add_entities(len(heard.slots), {**rows, "over": over})
+    def _observe(self, message: GroupMessage, over: BoolArray) -> AnyArray:
+        rows = {f"obs_{i}": values for i, values in enumerate(message.obs)}
+        if message.memory is not None:
+            rows["memory"] = message.memory
+        return self.moments.add_entities(len(message.slots), {**rows, "over": over})
 
     def _moment_of(self, keys: AnyArray) -> AnyArray:
-        """Int64 [N] new moments of the groups of N agents, as these are now."""
-        groups, which = np.unique(keys, return_inverse=True)
-        slots, of = self._members(groups)
+        """Add moments of the groups of N agents as they are now; return int64 numbers [N]."""
+        groups, agent_group = np.unique(keys, return_inverse=True)
+        slots, group_index = self._members(groups)
         # Members in the order of their slots, so that equal messages give equal moments.
-        order = np.argsort(of, kind="stable")
+        order = np.argsort(group_index, kind="stable")
         entities = self.by_slot["entity"][slots[order]]
-        ids = self.moments.add_moments(entities, np.bincount(of, minlength=len(groups)))
-        return ids[which]
+        ids = self.moments.add_moments(entities, np.bincount(group_index, minlength=len(groups)))
+        return ids[agent_group]
 
     def _members(self, groups: AnyArray) -> tuple[AnyArray, AnyArray]:
-        """Slots of all members of groups (sorted keys), and which of the groups each is of."""
+        """Return the slots of all members of groups (sorted keys), and the group index of each."""
         slots = np.flatnonzero(self.by_slot["present"])
         if not len(groups):
             return slots[:0], slots[:0]
         key = self.by_slot["group"][slots]
-        of = np.minimum(np.searchsorted(groups, key), len(groups) - 1)
-        inside = groups[of] == key
-        return slots[inside], of[inside]
+        group_index = np.minimum(np.searchsorted(groups, key), len(groups) - 1)
+        is_member = groups[group_index] == key
+        return slots[is_member], group_index[is_member]
 
     def _reserve(self, n_slots: int) -> None:
         n_old = len(self.by_slot["present"])
@@ -226,7 +226,7 @@ class Groups:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Members:
-    """M moments with their members, of at most N each, and the E entities that these are."""
+    """M moments of at most N members each, and the E entities that the members refer to."""
 
     entities: Mapping[str, AnyArray]
     """[E, ...] of each field."""
@@ -252,12 +252,12 @@ class GroupSnapshots:
         self._next_entity = self._next_moment = 0
 
     def add_entities(self, n: int, rows: Mapping[str, AnyArray]) -> AnyArray:
-        """Numbers int64 [n] of new entities with these fields [n, ...], zeros in the others."""
+        """Add entities with fields [n, ...], zeros for missing ones; return int64 numbers [n]."""
         ids = self._next_entity + np.arange(n)
-        others = {
+        defaults = {
             name: np.zeros(1, np.bool_) for name in self._entities.arrays.keys() - rows.keys()
         }
-        self._entities.append(n, {**others, **rows, "id": ids})
+        self._entities.append(n, {**defaults, **rows, "id": ids})
         self._next_entity += n
         return ids
 
@@ -268,11 +268,11 @@ class GroupSnapshots:
             self._entities.arrays[name][at] = values
 
     def add_moments(self, members: AnyArray, counts: AnyArray) -> AnyArray:
-        """Numbers int64 [M] of new moments.
+        """Add moments, and return their numbers, int64 [M].
 
         Args:
             members: int64 [sum of counts] entities, moment after moment.
-            counts: int64 [M] how many each has.
+            counts: int64 [M] members of each moment.
         """
         ids = self._next_moment + np.arange(len(counts))
         self._moments.append(len(ids), {"id": ids, "count": counts})
@@ -283,10 +283,10 @@ class GroupSnapshots:
     def members(self, ids: AnyArray) -> Members:
         """The members of moments [M]."""
         entity, counts = self._members_of(ids)
-        used, which = np.unique(entity, return_inverse=True)
+        used, member_index = np.unique(entity, return_inverse=True)
         present = np.arange(int(counts.max(initial=1))) < counts[:, None]
         index = np.zeros(present.shape, dtype=np.int64)
-        index[present] = which
+        index[present] = member_index
         at = self._places(used)
         entities = {
             name: values[at] for name, values in self._entities.arrays.items() if name != "id"
@@ -319,7 +319,7 @@ class GroupSnapshots:
         self._members.replace(state["members"])
 
     def _places(self, ids: AnyArray) -> AnyArray:
-        # Numbers only rise and keep their order when others are forgotten, so they are sorted.
+        # Numbers only rise, and stay in order when some are forgotten, so they are sorted.
         return np.searchsorted(self._entities.filled()["id"], ids)
 
     def _members_of(self, ids: AnyArray) -> tuple[AnyArray, AnyArray]:

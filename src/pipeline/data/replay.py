@@ -1,7 +1,7 @@
-"""Experience kept for learning from it many times: the newest rows of closed trajectories.
+"""A replay buffer: the newest rows of closed trajectories, to learn from many times.
 
 Rows lie in rings. An observation is stored once: trajectories are written one after another, each
-followed by the observation that it ended with, so that what a row led to stands one place further.
+followed by its last observation, so that the next observation of a row stands one place further.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipeline.data.columns import Field
     from pipeline.data.rollout import Rollout
 
-# Observations that end a trajectory, per row, that there is room for at first.
+# Room at first for observations that end a trajectory, per row.
 _ENDS = 1 / 16
 
 
@@ -31,7 +31,7 @@ class Sampled:
     obs: list[FloatArray]
     """[B, *shape] per observation."""
     next_obs: list[FloatArray]
-    """[B, *shape] what each row led to."""
+    """[B, *shape] the next observation of each row."""
     fields: dict[str, AnyArray]
     """[B, ...] of every other field, with `reward` and bool `done`: whether nothing follows."""
     lengths: AnyArray
@@ -43,8 +43,8 @@ class Sampled:
 class Replay:
     """The newest `capacity` rows, in arrays allocated once.
 
-    The oldest rows make room for new ones. With memory, what is sampled are whole sequences, and a
-    sequence of which a row is gone is gone.
+    New rows overwrite the oldest. With memory, whole sequences are sampled, and a sequence that has
+    lost a row is not sampled any more.
 
     Args:
         fields: of a row, as in `Trajectories`; `memory` is one of them where there is memory.
@@ -72,20 +72,20 @@ class Replay:
         }
         self._rows["reward"] = np.zeros(capacity, np.float32)
         self._rows["done"] = np.zeros(capacity, np.bool_)
-        # where a row's observation stands, counted from the first that ever came
+        # place of each row's observation, counted from the first observation ever added
         self._place = np.zeros(capacity, np.int64)
         self._memory = None
         if "memory" in fields:
             self._memory = np.zeros((capacity, *fields["memory"].shape), np.float32)
             self._start = np.zeros(capacity, np.int64)
             self._length = np.zeros(capacity, np.int64)
-        # all that ever came; the newest of them are here
+        # rows ever added; the newest `capacity` of them are stored
         self.n_added = 0
         self._n_places = 0
         self._n_sequences = self._first_sequence = 0
         self.kept: list[tuple[str, str, int]] = []
         """Files that hold its rows up to a point, the oldest first: name, digest, rows."""
-        self._kept_up_to = (0, 0)  # rows and sequences that are in them
+        self._saved_up_to = (0, 0)  # rows and sequences that these files have
 
     def __len__(self) -> int:
         """Rows that can be sampled from."""
@@ -93,11 +93,11 @@ class Replay:
 
     @property
     def remembers(self) -> bool:
-        """Whether what is sampled are sequences with memories."""
+        """Whether `sample` gives whole sequences with memories."""
         return self._memory is not None
 
     def add(self, rollout: Rollout) -> None:
-        """Take in closed trajectories; of more rows than there is room for, the last."""
+        """Add the rows of closed trajectories; of more rows than `capacity`, the newest."""
         lengths = rollout.lengths.astype(np.int64)
         n_rows, n_ends = rollout.n_rows, len(lengths)
         if n_rows == 0:
@@ -109,11 +109,11 @@ class Replay:
         done = np.zeros(n_rows, np.bool_)
         done[np.cumsum(lengths) - 1] = rollout.terminated
         # A rollout larger than the ring would write some places twice.
-        kept = slice(max(n_rows - self.capacity, 0), n_rows)
-        at = (self.n_added + np.arange(n_rows)[kept]) % self.capacity
+        newest = slice(max(n_rows - self.capacity, 0), n_rows)
+        at = (self.n_added + np.arange(n_rows)[newest]) % self.capacity
         for name, stored in self._rows.items():
-            stored[at] = (done if name == "done" else rollout.fields[name])[kept]
-        self._place[at] = row_places[kept]
+            stored[at] = (done if name == "done" else rollout.fields[name])[newest]
+        self._place[at] = row_places[newest]
         if self.remembers and rollout.memory is not None:
             new = cut(rollout.lengths, self.sequence_length)
             memory = rollout.memory[new.trajectory, new.number]
@@ -123,14 +123,14 @@ class Replay:
         # Before observations are written, since their ring may have to grow.
         self._make_room(n_rows + n_ends)
         size = len(self._obs["obs_0"])
-        places = row_places[kept] % size
-        last = end_places >= row_places[kept][0]
+        places = row_places[newest] % size
+        last = end_places >= row_places[newest][0]
         for i, (name, stored) in enumerate(self._obs.items()):
-            stored[places] = rollout.fields[name][kept]
+            stored[places] = rollout.fields[name][newest]
             stored[end_places[last] % size] = rollout.next_obs[i][last]
 
     def sample(self, rng: np.random.Generator, n_rows: int) -> Sampled:
-        """Rows drawn uniformly, with replacement; with memory `n_rows` in whole sequences.
+        """Draw rows uniformly, with replacement; with memory `n_rows` in whole sequences.
 
         Args:
             rng: the stream they are drawn from.
@@ -162,22 +162,24 @@ class Replay:
     def _note_sequences(
         self, starts: AnyArray, lengths: AnyArray, memory: AnyArray, n_rows: int
     ) -> None:
-        """Note sequences of rows that are about to be counted; forget those that these overwrite.
+        """Note the sequences of new rows, and forget the sequences that these rows overwrite.
+
+        `n_added` does not count the new rows yet.
 
         Args:
-            starts: [S] first row of each, counted from the first of these rows.
-            lengths: [S] rows of each.
-            memory: [S, M] what was remembered at its first row.
-            n_rows: how many rows come.
+            starts: [S] first row of each sequence, counted from the first new row.
+            lengths: [S] rows of each sequence.
+            memory: [S, M] memory before the first row of each sequence.
+            n_rows: number of new rows.
         """
         if self._memory is None:
             return
         oldest = self.n_added + n_rows - self.capacity
-        n_known = self._n_sequences - self._first_sequence
-        # each that goes has a row at least, so that no more than these can go
-        n_looked = min(n_known, n_rows + self.sequence_length)
-        looked = (self._first_sequence + np.arange(n_looked)) % self.capacity
-        self._first_sequence += int(np.searchsorted(self._start[looked], oldest))
+        n_stored = self._n_sequences - self._first_sequence
+        # A sequence that goes has at least one row, so no more than these can go.
+        n_candidates = min(n_stored, n_rows + self.sequence_length)
+        candidates = (self._first_sequence + np.arange(n_candidates)) % self.capacity
+        self._first_sequence += int(np.searchsorted(self._start[candidates], oldest))
         fits = self.n_added + starts >= oldest
         at = (self._n_sequences + np.arange(int(fits.sum()))) % self.capacity
         self._start[at] = self.n_added + starts[fits]
@@ -186,33 +188,33 @@ class Replay:
         self._n_sequences += len(at)
 
     def _make_room(self, n_new: int) -> None:
-        """Where episodes are short, their ends need more places than there were at first."""
+        """Enlarge the observation rings if they are full: short episodes have many ends."""
         size = len(self._obs["obs_0"])
         oldest = int(self._place[(self.n_added - len(self)) % self.capacity])
         n_live = self._n_places - oldest
         if n_live <= size:
             return
-        n_known = self._n_places - n_new
+        n_written = self._n_places - n_new
         # Places are counted from the first ever: each has a new remainder in the larger ring.
-        kept = np.arange(min(oldest, n_known), n_known)
+        places = np.arange(min(oldest, n_written), n_written)
         bigger = max(n_live, size + size // 2)
         for name, stored in self._obs.items():
             grown = np.zeros((bigger, *stored.shape[1:]), stored.dtype)
-            grown[kept % bigger] = stored[kept % size]
+            grown[places % bigger] = stored[places % size]
             self._obs[name] = grown
 
     def state_dict(self) -> dict[str, AnyArray]:
-        """Copies of what is in it, the oldest row first."""
+        """Return copies of all rows, the oldest first."""
         return self._state(0, 0)
 
     def new_rows(self) -> dict[str, AnyArray]:
-        """Copies of the rows that are in no file, the oldest first, in the form of `state_dict`."""
-        return self._state(*self._kept_up_to)
+        """Return copies of the rows that no file has, the oldest first, as `state_dict` does."""
+        return self._state(*self._saved_up_to)
 
     def note_kept(self, name: str, digest: str, n_rows: int) -> None:
         """Note that a file holds the newest rows, and forget files whose rows are all gone."""
         self.kept.append((name, digest, n_rows))
-        self._kept_up_to = (self.n_added, self._n_sequences)
+        self._saved_up_to = (self.n_added, self._n_sequences)
         n_newer = 0
         for at in reversed(range(len(self.kept))):
             if n_newer >= self.capacity:
@@ -232,10 +234,10 @@ class Replay:
         }
         if self._memory is not None:
             first = max(self._first_sequence, first_sequence)
-            known = np.arange(first, self._n_sequences) % self.capacity
-            state["sequence_start"] = self._start[known] - oldest
-            state["sequence_length"] = self._length[known]
-            state["sequence_memory"] = self._memory[known]
+            sequences = np.arange(first, self._n_sequences) % self.capacity
+            state["sequence_start"] = self._start[sequences] - oldest
+            state["sequence_length"] = self._length[sequences]
+            state["sequence_memory"] = self._memory[sequences]
         return state
 
     def load_state_dict(self, state: Mapping[str, AnyArray]) -> None:
@@ -250,7 +252,7 @@ class Replay:
     def clear(self) -> None:
         """Forget all rows, and the files that hold them."""
         self.n_added = self._n_places = self._n_sequences = self._first_sequence = 0
-        self.kept, self._kept_up_to = [], (0, 0)
+        self.kept, self._saved_up_to = [], (0, 0)
 
     def extend(self, state: Mapping[str, AnyArray]) -> None:
         """Add rows that `state_dict` or `new_rows` returned, as the newest.

@@ -57,7 +57,7 @@ class Rollout:
     at_end: Mapping[str, AnyArray] = field(default_factory=dict)
     """[K, ...] of each field that trajectories have once."""
     moments: GroupSnapshots | None = None
-    """What the moments are that rows and ends name; None for algorithms that look at one agent."""
+    """Snapshots of the groups that rows and ends name; None for algorithms without groups."""
 
     @property
     def n_rows(self) -> int:
@@ -67,7 +67,7 @@ class Rollout:
 
 @dataclass(kw_only=True, slots=True)
 class ClosedTrajectories:
-    """What closed at one moment: for counting steps and for the observation normaliser."""
+    """Trajectories that closed at once, for counting steps and for the observation normaliser."""
 
     obs: list[FloatArray]
     """[rows, *shape] observations of the rows that closed."""
@@ -117,7 +117,7 @@ class Trajectories:
 
     @property
     def n_closed(self) -> int:
-        """Rows that wait for an update; with sequences, as many as these have when all are full.
+        """Rows that wait for an update; sequences count as if all were full.
 
         A trajectory shorter than a sequence counts like a whole one, so `buffer_size` is as many
         sequences for short episodes as for long ones.
@@ -156,7 +156,7 @@ class Trajectories:
 
         Args:
             slots: [N] slots, each at most once.
-            rows: [N, ...] of every field but the reward; what is no field is not kept.
+            rows: [N, ...] of every field but the reward; other keys are ignored.
 
         Raises:
             KeyError: The rows of a field are missing.
@@ -164,7 +164,7 @@ class Trajectories:
         at = self._cursor[slots]
         for name, block in self._open.items():
             if name in self._sparse:
-                self._decide_sparse(name, slots, at, rows[name])
+                self._write_sparse(name, slots, at, rows[name])
             elif name != "reward":
                 block[slots, at] = rows[name]
         self._waiting[slots] = True
@@ -182,19 +182,19 @@ class Trajectories:
         """Complete the rows of agents in `slots`, and close the trajectories that end here.
 
         Args:
-            slots: [N] slots; those that wait for no outcome are passed over.
+            slots: [N] slots; those without a decision that waits for its reward are skipped.
             reward: [N] gained since the decision.
-            obs: [N, *shape] observations that came with it.
+            obs: [N, *shape] observations that came with the reward.
             ended: whether these agents' episodes have ended.
             interrupted: [N] for ended episodes, whether they were cut short.
-            at_end: [N, ...] of the fields that a trajectory has once, should it close now.
+            at_end: [N, ...] of the fields that a trajectory has once, kept if it closes now.
 
         Returns:
             What closed, or None.
         """
         waiting = self._waiting[slots]
         at_end = at_end or {}
-        # Such agents have not decided yet, or were dropped at a reset.
+        # The other agents have not decided yet, or were dropped at a reset.
         if not waiting.all():
             at_end = {name: values[waiting] for name, values in at_end.items()}
             slots, reward = slots[waiting], reward[waiting]
@@ -289,7 +289,7 @@ class Trajectories:
     def _open_rows(self, name: str, n_slots: int) -> AnyArray:
         """[n_slots, rows, ...] copy of a field, zeros in rows that no open trajectory has."""
         rows = self._open[name][:n_slots].copy()
-        # a decision that waits has no reward yet: what stands there is an older one's
+        # A decision that waits has no reward yet; its place still holds an older reward.
         waiting = 0 if name == "reward" else self._waiting[:n_slots]
         n_used = -(-(self._cursor[:n_slots] + waiting) // self._every(name))
         rows[np.arange(rows.shape[1]) >= n_used[:, None]] = 0
@@ -319,8 +319,8 @@ class Trajectories:
         n_rows = int(lengths.sum())
         # Row numbers within each trajectory; with the slots they pick all rows in one copy.
         offsets = np.arange(n_rows) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        where = np.repeat(slots, lengths), offsets
-        rows = {name: self._open[name][where] for name in self._rows.arrays}
+        index = np.repeat(slots, lengths), offsets
+        rows = {name: self._open[name][index] for name in self._rows.arrays}
         self._rows.append(n_rows, rows)
         ends: dict[str, AnyArray] = {
             "length": lengths,
@@ -332,17 +332,17 @@ class Trajectories:
             **at_end,
         }
         ends.update({f"obs_{i}": values for i, values in enumerate(obs)})
-        # Whole, also beyond what a short trajectory has used: `cut` looks at the used ones only.
+        # All sequences, also those that a short trajectory has not used: `cut` skips these.
         ends.update({name: self._open[name][slots] for name in self._sparse})
         self._ends.append(len(slots), ends)
         self._cursor[slots] = 0
         return ClosedTrajectories(obs=[rows[f"obs_{i}"] for i in range(self.n_obs)], n_rows=n_rows)
 
-    def _decide_sparse(self, name: str, slots: AnyArray, at: AnyArray, values: AnyArray) -> None:
+    def _write_sparse(self, name: str, slots: AnyArray, at: AnyArray, values: AnyArray) -> None:
         number, rest = np.divmod(at, self._sparse[name].every)
-        kept = rest == 0
-        if kept.any():
-            self._open[name][slots[kept], number[kept]] = values[kept]
+        is_kept = rest == 0
+        if is_kept.any():
+            self._open[name][slots[is_kept], number[is_kept]] = values[is_kept]
 
     def _block(self, spec: Field, n_slots: int) -> AnyArray:
         n_rows = -(-self.horizon // (spec.every or 1))

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, IntArray
 
 STALE_AFTER_MESSAGES = 1000
-"""Messages without a word after which an agent may be taken for gone."""
+"""An agent that this many messages did not name counts as gone."""
 MIN_SLOTS_TO_SWEEP = 64
-"""Slots that are never looked through."""
+"""A sweep needs at least twice as many taken slots."""
 
 _NONE: AnyArray = np.zeros(0, dtype=np.intp)
 
@@ -35,7 +35,7 @@ class Slots:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[IntArray, AnyArray]] = {}
+        self._by_source: dict[Hashable, tuple[IntArray, AnyArray]] = {}
         self._free: list[int] = []
         self._last: dict[Hashable, tuple[bytes, AnyArray]] = {}  # ids as bytes compare fastest
         self._sent: dict[Hashable, int] = {}  # messages with decisions, by source
@@ -46,7 +46,7 @@ class Slots:
 
     @property
     def n_taken(self) -> int:
-        """Slots that an agent has."""
+        """Number of slots that belong to an agent."""
         return self.n_slots - len(self._free)
 
     def deciding(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
@@ -55,16 +55,16 @@ class Slots:
         Raises:
             UnityEnvironmentException: An agent asks twice.
         """
-        known, ids = self._last.get(source), agent_ids.tobytes()
-        # The same agents as in the message before, who were looked up and checked then.
-        # The number, because ids of another dtype may have the same bytes.
-        if known is not None and known[0] == ids and len(known[1]) == len(agent_ids):
-            slots = known[1]
+        last, ids = self._last.get(source), agent_ids.tobytes()
+        # The same agents as in the source's last message, which looked them up and checked them.
+        # The length counts too, because ids of another dtype may have the same bytes.
+        if last is not None and last[0] == ids and len(last[1]) == len(agent_ids):
+            slots = last[1]
         else:
             slots = self._look_up(source, agent_ids)
-            _refuse_twice(source, agent_ids)
+            _refuse_duplicates(source, agent_ids)
             self._last[source] = (ids, slots)
-        # A source that comes late begins at the clock, which it would else not move.
+        # A source that joins late begins at the clock; counted from 0 it would not move the clock.
         sent = self._sent[source] = self._sent.get(source, self._clock - 1) + 1
         self._clock = max(self._clock, sent)
         self._heard[slots] = self._clock
@@ -78,29 +78,31 @@ class Slots:
 
     def release(self, source: Hashable, agent_ids: AnyArray | Sequence[int]) -> None:
         """Give back the slots of agents that are gone for good."""
-        ids, _ = self._of(source)
+        ids, _ = self._ids_and_slots(source)
         gone = np.isin(ids, np.asarray(agent_ids, dtype=np.int64))
         self._keep(source, ~gone)
         self._last.pop(source, None)
 
     def forget(self, gone: Callable[[Hashable], bool]) -> AnyArray:
-        """Give back the slots of all agents whose source is `gone`; says which [K]."""
+        """Free the slots of all agents whose source is `gone`, and return them [K]."""
         freed = []
-        for source in [source for source in self._known if gone(source)]:
-            freed.append(self._keep(source, np.zeros(len(self._of(source)[0]), dtype=np.bool_)))
-            del self._known[source]
+        for source in [source for source in self._by_source if gone(source)]:
+            freed.append(
+                self._keep(source, np.zeros(len(self._ids_and_slots(source)[0]), dtype=np.bool_))
+            )
+            del self._by_source[source]
             self._sent.pop(source, None)
-        self._last = {source: known for source, known in self._last.items() if not gone(source)}
+        self._last = {source: last for source, last in self._last.items() if not gone(source)}
         return _joined(freed)
 
     def sweep(self) -> AnyArray:
-        """Give back the slots of agents that have been silent for long; says which [K]."""
+        """Free the slots of agents that no message has named for long, and return them [K]."""
         if self.n_taken < 2 * max(self._n_swept, MIN_SLOTS_TO_SWEEP):
             return _NONE
         since = self._clock - STALE_AFTER_MESSAGES
         freed = [
             self._keep(source, self._heard[slots] > since)
-            for source, (_, slots) in self._known.items()
+            for source, (_, slots) in self._by_source.items()
         ]
         self._n_swept = self.n_taken
         # These may name slots that were given back just now.
@@ -117,7 +119,7 @@ class Slots:
                     "slots": slots.copy(),
                     "sent": self._sent.get(source, self._clock),
                 }
-                for source, (ids, slots) in self._known.items()
+                for source, (ids, slots) in self._by_source.items()
             ],
             "free": list(self._free),
             "n_slots": self.n_slots,
@@ -128,75 +130,77 @@ class Slots:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._known = {one["source"]: (one["ids"], one["slots"]) for one in state["taken"]}
+        self._by_source = {
+            entry["source"]: (entry["ids"], entry["slots"]) for entry in state["taken"]
+        }
         self._free = list(state["free"])
         self._last = {}
         self._heard = state["heard"].copy()
         self._clock = int(state["clock"])
         # Checkpoints written before sources were counted do not have "sent".
-        self._sent = {one["source"]: one.get("sent", self._clock) for one in state["taken"]}
+        self._sent = {entry["source"]: entry.get("sent", self._clock) for entry in state["taken"]}
         self._n_swept = int(state["n_swept"])
         self.n_slots = int(state["n_slots"])
 
-    def _of(self, source: Hashable) -> tuple[IntArray, AnyArray]:
+    def _ids_and_slots(self, source: Hashable) -> tuple[IntArray, AnyArray]:
         """Sorted ids [K] of the source's agents, and their slots [K]."""
-        known = self._known.get(source)
-        if known is None:
-            known = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.intp)
-            self._known[source] = known
-        return known
+        pair = self._by_source.get(source)
+        if pair is None:
+            pair = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.intp)
+            self._by_source[source] = pair
+        return pair
 
-    def _keep(self, source: Hashable, kept: BoolArray) -> AnyArray:
-        """Give back the slots of all of a source's agents but those `kept` [K]; says which."""
-        ids, slots = self._of(source)
-        freed: AnyArray = slots[~kept]
+    def _keep(self, source: Hashable, is_kept: BoolArray) -> AnyArray:
+        """Free the slots of a source's agents [K] that are not `is_kept`, and return them."""
+        ids, slots = self._ids_and_slots(source)
+        freed: AnyArray = slots[~is_kept]
         if len(freed):
-            self._known[source] = ids[kept], slots[kept]
+            self._by_source[source] = ids[is_kept], slots[is_kept]
             self._free.extend(freed.tolist())
         return freed
 
     def _look_up(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
-        ids, slots = self._of(source)
+        ids, slots = self._ids_and_slots(source)
         new = agent_ids
         if len(ids):
             at = np.minimum(np.searchsorted(ids, agent_ids), len(ids) - 1)
-            # `searchsorted` also gives a place to those that are not there.
+            # `searchsorted` also gives a place to ids that are not there.
             is_known = ids[at] == agent_ids
             if is_known.all():
                 return slots[at]
             new = agent_ids[~is_known]
         self._add(source, new)
-        ids, slots = self._of(source)
+        ids, slots = self._ids_and_slots(source)
         return slots[np.searchsorted(ids, agent_ids)]
 
     def _add(self, source: Hashable, agent_ids: IntArray) -> None:
-        """Give each of these agents, who have none, a slot; they may be named several times."""
-        ids, slots = self._of(source)
+        """Give each of these agents a slot; none has one yet, and an id may come several times."""
+        ids, slots = self._ids_and_slots(source)
         new, first = np.unique(agent_ids, return_index=True)
         added = np.empty(len(new), dtype=np.intp)
         # In the order in which they were named, not of their ids: slots follow the message.
         added[np.argsort(first)] = self._take(len(new))
         at = np.searchsorted(ids, new)
-        self._known[source] = np.insert(ids, at, new), np.insert(slots, at, added)
+        self._by_source[source] = np.insert(ids, at, new), np.insert(slots, at, added)
 
     def _take(self, n: int) -> list[int]:
-        """`n` slots: those given back last, then new ones."""
+        """Return `n` slots: those that were freed last, then new ones."""
         n_old = min(n, len(self._free))
-        taken = self._free[len(self._free) - n_old :][::-1]
+        slots = self._free[len(self._free) - n_old :][::-1]
         del self._free[len(self._free) - n_old :]
-        taken += range(self.n_slots, self.n_slots + n - n_old)
+        slots += range(self.n_slots, self.n_slots + n - n_old)
         self.n_slots += n - n_old
         if self.n_slots > len(self._heard):
             self._heard = enlarged(self._heard, 2 * self.n_slots)
-        return taken
+        return slots
 
 
-def _refuse_twice(source: Hashable, agent_ids: IntArray) -> None:
+def _refuse_duplicates(source: Hashable, agent_ids: IntArray) -> None:
     ids = np.sort(agent_ids)
-    twice = np.flatnonzero(ids[1:] == ids[:-1])
-    if len(twice):
+    duplicates = np.flatnonzero(ids[1:] == ids[:-1])
+    if len(duplicates):
         raise UnityEnvironmentException(
-            f"agent {ids[twice[0]]} of {source} asks for two decisions in one message; an "
+            f"agent {ids[duplicates[0]]} of {source} asks for two decisions in one message; an "
             "environment must give each of its agents an id of its own"
         )
 

@@ -1,4 +1,4 @@
-"""Workers that nobody here starts: Unity Editors, and players that were started by hand."""
+"""Workers that are started elsewhere: Unity Editors, and players that were started by hand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 _TELL_EVERY_S = 10.0
 _LOOK_S = 0.2
-"""How long one look at all players takes that have not connected."""
+"""Seconds for one check of all players that have not connected."""
 _PORT_TAKEN = "End the other program that waits there, or choose other ports with --base-port."
 
 
@@ -50,7 +50,7 @@ def attach_workers(
 ) -> WorkerSet:
     """Wait for `n_players` players; player k calls on port `base_port` + k and gets `seed` + k.
 
-    One that fails is waited for on its port, where a process of our own would be started again.
+    A player that fails is waited for on its port; it is not started again as our own processes are.
 
     Args:
         n_players: how many.
@@ -60,11 +60,11 @@ def attach_workers(
         side_channels: makes the channels of one player.
         restarts: settings with the limits of waiting for a failed player; None for never.
         num_areas: training areas that each player makes, if it replicates them.
-        listen: an address of this machine where players may call too that say this token; see
-            `envs.forward`. None for loopback only.
+        listen: an address of this machine where players that say the token may call, too, and the
+            token; see `envs.forward`. None for loopback only.
 
     Raises:
-        SettingsError: The address to listen on is none of this machine.
+        SettingsError: The address to listen on is not one of this machine.
         UnityWorkerInUseException: A port is taken.
         UnityTimeOutException: A player did not connect.
         UnityEnvironmentException: A player has another version.
@@ -135,8 +135,8 @@ def _listening(player: int, base_port: int | None, listen: tuple[str, bytes] | N
     try:
         return listen_for(player, first + player, remedy, host=host, token=token)
     except UnityWorkerInUseException as error:
-        # An address that is no one's here fails as a taken port does; only the number tells them
-        # apart.
+        # An address that this machine does not have fails as a taken port does; only the number of
+        # the error tells them apart.
         if getattr(error.__cause__, "errno", None) == errno.EADDRNOTAVAIL:
             raise SettingsError(
                 f"--listen: {host} is no address of this machine; `ip address` shows them, and "
@@ -162,7 +162,7 @@ def _wait_again(
     timeout_s: float,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Wait for a player that was lost; its error is no reason to wait again."""
+    """Wait for a lost player; raise an error after which it is not waited for again."""
     _log.info("Waiting up to %g s for %s to connect again.", timeout_s, name)
     try:
         next(_callers(servers, {worker}, timeout_s, should_stop))
@@ -175,31 +175,34 @@ def _wait_again(
 
 def _callers(
     servers: Sequence[AnyServer],
-    wanted: set[int],
+    missing: set[int],
     timeout_s: float,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[int]:
-    """Yield a worker whose player calls, again and again while any are `wanted`."""
+    """Yield workers whose player calls, as long as any are `missing`."""
     deadline = time.monotonic() + timeout_s
     next_line = time.monotonic() + _TELL_EVERY_S
-    while wanted:
-        for worker in sorted(wanted):
-            # All players get a part of one look, so that a stop is noticed as soon with many of
-            # them.
-            if servers[worker].is_called(_LOOK_S / len(wanted)):
+    while missing:
+        for worker in sorted(missing):
+            # All players share the time of one check, so that a stop is noticed as soon with many.
+            if servers[worker].is_called(_LOOK_S / len(missing)):
                 yield worker
         if should_stop():
             raise UnityException("told to stop while a player was waited for")
         now = time.monotonic()
-        if wanted and now >= deadline:
-            raise _too_late(servers, wanted, timeout_s)
-        if wanted and now >= next_line:
+        if missing and now >= deadline:
+            raise _too_late(servers, missing, timeout_s)
+        if missing and now >= next_line:
             left = deadline - now
-            _log.info("Still waiting for player %s; %.0f s are left.", _told(servers, wanted), left)
+            _log.info(
+                "Still waiting for player %s; %.0f s are left.",
+                _player_list(servers, missing),
+                left,
+            )
             next_line = now + _TELL_EVERY_S
 
 
-def _told(servers: Sequence[AnyServer], workers: set[int]) -> str:
+def _player_list(servers: Sequence[AnyServer], workers: set[int]) -> str:
     return ", ".join(f"{worker + 1} (port {servers[worker].port})" for worker in sorted(workers))
 
 
@@ -210,6 +213,6 @@ def _too_late(
         return time_out(timeout_s)
     return UnityTimeOutException(
         f"{len(missing)} of {len(servers)} players did not connect within {timeout_s:g} s: "
-        f"{_told(servers, missing)}; start each with --mlagents-port and its port, give more time "
-        "with --timeout-wait, or name an executable with --env, which is started here"
+        f"{_player_list(servers, missing)}; start each with --mlagents-port and its port, give "
+        "more time with --timeout-wait, or name an executable with --env, which is started here"
     )

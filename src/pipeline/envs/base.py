@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 MOST_GROUPS = 2
-"""Of workers that step in turn: more hide more of each other's latency, and each costs an
-inference."""
+"""Groups of workers that step in turn: more groups hide more of each other's latency, and each
+costs an inference."""
 
 
 class BehaviorMapping(UserDict[str, BehaviorSpec]):
@@ -46,9 +46,9 @@ class BehaviorMapping(UserDict[str, BehaviorSpec]):
 class BaseEnv(ABC):
     """Many agents of one or more behaviors, seen and driven as batches.
 
-    An environment that works while others get their actions has `step_send`, `step_wait`,
-    `reset_send` and `reset_wait`, too. One that takes parameters and reports statistics has
-    `set_parameter` and `take_stats`, as `UnityEnvironment` has them.
+    An environment that can work while others get their actions has `step_send`, `step_wait`,
+    `reset_send` and `reset_wait`, too. An environment that takes parameters and reports statistics
+    has `set_parameter` and `take_stats`, as `UnityEnvironment` has them.
 
     Attributes:
         codec_seconds: time spent so far on turning messages into arrays and back.
@@ -58,9 +58,9 @@ class BaseEnv(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Send the set actions, zeros where none, and go on until an agent asks or has ended.
+        """Send the set actions, or zeros, and run until an agent asks for a decision or ends.
 
-        Before the first reset it acts as one.
+        Before the first reset, this resets.
         """
 
     @abstractmethod
@@ -97,7 +97,7 @@ class BaseEnv(ABC):
         """Ask for everything that the next decisions depend on, as it is now, between two steps."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what the last `request_state` asked for, once; None where it cannot be saved.
+        """Return the state of the last `request_state`, once; None if it cannot be saved.
 
         From another process it comes with the next step or reset.
         """
@@ -120,8 +120,8 @@ class BaseEnv(ABC):
         """Replay the messages of a failed environment, from its last state or from the start.
 
         Raises:
-            UnityException: This one has failed too.
-            ValueError: The other's state is not known, or does not lead to the same steps.
+            UnityException: This environment has failed, too.
+            ValueError: The failed one's state is not known, or does not lead to the same steps.
         """
         raise ValueError(f"{type(failed).__name__} keeps no state")
 
@@ -145,13 +145,13 @@ class StoredStepsEnv(BaseEnv):
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
         """Each behavior's specification; usually empty before the first reset, and may grow."""
-        # A view and no copy, since it is asked for in every step; callers cannot change it.
+        # A view and no copy, since every step reads it; callers cannot change it.
         return MappingProxyType(self._specs)
 
     def get_steps(self, behavior_name: str) -> Steps:
         """Return what the behavior's agents sent last; raise UnityActionException without one."""
         self._spec(behavior_name)
-        # Known but not sent in the last message: then it has no agents there.
+        # A known behavior that the last message left out has no agents now.
         return self._steps.get(behavior_name) or no_agents(self._specs[behavior_name])
 
     def set_actions(self, behavior_name: str, action: ActionTuple) -> None:
@@ -210,8 +210,8 @@ class StoredStepsEnv(BaseEnv):
             if len(decision)
         }
 
-    def _kept(self, stats: Stats) -> dict[str, Any]:
-        """Return what an environment knows beside the simulation, with statistics not yet taken."""
+    def _client_state(self, stats: Stats) -> dict[str, Any]:
+        """Return the state on this side of an environment, with statistics not yet taken."""
         return {
             "behaviors": {name: spec_to_mapping(spec) for name, spec in self._specs.items()},
             "steps": {name: steps_to_mapping(steps) for name, steps in self._steps.items()},
@@ -222,13 +222,15 @@ class StoredStepsEnv(BaseEnv):
         }
 
     def _restore(self, state: Mapping[str, Any]) -> Stats:
-        """Restore what `_kept` gave; return the statistics."""
-        specs = {name: spec_from_mapping(one) for name, one in state["behaviors"].items()}
+        """Restore what `_client_state` gave; return the statistics."""
+        specs = {name: spec_from_mapping(mapping) for name, mapping in state["behaviors"].items()}
         for name, spec in self._specs.items():
             if name in specs:
                 refuse_other_spec(name, specs[name], spec, "the restored environment")
         self._specs = specs
-        self._steps = {name: steps_from_mapping(one) for name, one in state["steps"].items()}
+        self._steps = {
+            name: steps_from_mapping(mapping) for name, mapping in state["steps"].items()
+        }
         # They were set for the steps before those that are restored.
         self._actions.clear()
         self._is_reset = True
@@ -256,7 +258,7 @@ def check_actions(name: str, spec: BehaviorSpec, action: ActionTuple, n_agents: 
 
 
 def worker_groups(n_workers: int) -> list[range]:
-    """Return the workers in `MOST_GROUPS` parts that follow each other, as equal as can be."""
+    """Return the workers in at most `MOST_GROUPS` consecutive groups of nearly equal size."""
     n = min(MOST_GROUPS, n_workers)
     cuts = [k * n_workers // n for k in range(n + 1)]
     return [range(first, stop) for first, stop in pairwise(cuts)]

@@ -1,7 +1,8 @@
 """Bring a player of this machine to a trainer on another one.
 
-A Unity player calls `localhost` only, and cannot say a token. So this listens where the player
-calls, says the token to the trainer, and then passes bytes both ways without looking at them.
+A Unity player calls `localhost` only, and cannot say a token. So this module listens where the
+player calls, says the token to the trainer, and then passes bytes both ways, without looking at
+them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 _CHUNK_BYTES = 1 << 18
 _CONNECT_S, _RETRY_S, _LOOK_S = 10.0, 0.2, 0.2
 _TAKEN_S = 5.0
-"""How long a trainer may hang up at once: it has yet to notice that the last player is gone."""
+"""Seconds for which a trainer may hang up, until it has noticed that its last player is gone."""
 _HANG_UP_S, _END_S = 1.0, 5.0
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds and number of probes, after which a machine that is gone counts as hung up."""
@@ -101,7 +102,7 @@ def forward(
     additional_args: Sequence[str] = (),
     timeout_s: float = 60.0,
 ) -> None:
-    """Be between the trainer and one player after another, until the trainer has ended.
+    """Forward bytes between the trainer and one player after another, until the trainer ends.
 
     The player calls on `port`, where 0 lets the system choose; without an `executable` its user
     starts it. The trainer has to listen within `timeout_s`.
@@ -116,8 +117,8 @@ def forward(
     budget = RestartBudget()
     with ExitStack() as stack:
         # Before the trainer is called, so that a port which is taken is noticed first.
-        listeners = [stack.enter_context(closing(one)) for one in listen(port, None)]
-        here = listeners[0].getsockname()[1]
+        listeners = [stack.enter_context(closing(listener)) for listener in listen(port, None)]
+        player_port = listeners[0].getsockname()[1]
         _log.info("Connecting to the trainer at %s.", trainer)
         connection = trainer.connect(timeout_s)
         if connection is None:
@@ -128,31 +129,34 @@ def forward(
         command = None
         if executable is not None:
             command = launch.command_line(
-                executable, port=here, no_graphics=no_graphics, additional_args=additional_args
+                executable,
+                port=player_port,
+                no_graphics=no_graphics,
+                additional_args=additional_args,
             )
-        ended = None
+        end_reason = None
         while connection is not None:
             with connection:
-                if ended is not None:
-                    _count(budget, ended)
-                ended = _serve(connection, listeners, command)
+                if end_reason is not None:
+                    _count(budget, end_reason)
+                end_reason = _serve(connection, listeners, command)
             # Without waiting: where no one listens any more, the trainer has ended.
             connection = trainer.connect(0.0)
     _log.info("The trainer at %s has ended.", trainer)
 
 
-def _count(budget: RestartBudget, how: str) -> None:
-    """Count a player of ours that ended while the trainer goes on."""
+def _count(budget: RestartBudget, reason: str) -> None:
+    """Count the end of a player that we started; raise if it ended too often."""
     if refusal := budget.refusal(0):
-        raise UnityEnvironmentException(f"The player ended again ({refusal} allowed): {how}")
-    _log.warning("Starting the player again after '%s'.", how)
+        raise UnityEnvironmentException(f"The player ended again ({refusal} allowed): {reason}")
+    _log.warning("Starting the player again after '%s'.", reason)
     budget.spend(0)
 
 
 def _serve(
     trainer: socket.socket, listeners: Sequence[socket.socket], command: Sequence[str] | None
 ) -> str | None:
-    """Pass on what one player and the trainer say, and return how a player of ours has ended."""
+    """Pass on what one player and the trainer say; return why a player that we started ended."""
     if command is None:
         _log.info(
             "Connected to the trainer. Waiting for the player: start it with --mlagents-port %d, "
@@ -180,7 +184,7 @@ def _pass_on(
 ) -> None:
     """Wait for a player, and pass bytes both ways until it or the trainer hangs up.
 
-    While no player has called, `check` is called, which raises when none will.
+    Until a player calls, `check` is called now and then; it raises when no player will.
     """
     player, early = _first_call(trainer, listeners, check)
     if player is None:
@@ -223,7 +227,7 @@ def _first_call(
 ) -> tuple[socket.socket | None, bytes]:
     """Return the player's connection, and what the trainer has said by then.
 
-    The first is None if the trainer hung up.
+    The connection is None if the trainer hung up.
     """
     early = b""
     with selectors.DefaultSelector() as selector:

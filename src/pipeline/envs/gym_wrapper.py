@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAX_EMPTY_STEPS = 10_000
-"""Messages without an agent that are waited out before the environment is called broken."""
+"""Messages without an agent after which the environment is called broken."""
 
 
 class UnityGymException(UnityException):
@@ -115,7 +115,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         self._begun = None
         _check_one(len(decision) + len(terminal))
         self._over = False
-        return self._seen(decision), self._info(decision)
+        return self._observation(decision), self._info(decision)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Act once: observation, reward, terminated, truncated and info.
@@ -137,9 +137,9 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
             interrupted = bool(terminal.interrupted[0])
             reward = float(terminal.reward[0] + terminal.group_reward[0])
             self.last_step = terminal
-            return self._seen(terminal), reward, not interrupted, interrupted, {}
+            return self._observation(terminal), reward, not interrupted, interrupted, {}
         reward = float(decision.reward[0] + decision.group_reward[0])
-        return self._seen(decision), reward, False, False, self._info(decision)
+        return self._observation(decision), reward, False, False, self._info(decision)
 
     def render(self) -> Any:
         """Return the last observation's first image, [height, width, 3] uint8; None without one."""
@@ -207,7 +207,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
             return spaces.Tuple([*images, *([vector] if self._vectors else [])])
         return images[0] if images else vector
 
-    def _seen(self, steps: DecisionSteps | TerminalSteps) -> Any:
+    def _observation(self, steps: DecisionSteps | TerminalSteps) -> Any:
         images = [steps.obs[i][0] for i in self._images]
         if images:
             self._image = images[0]
@@ -256,7 +256,7 @@ class UnityToOldGymWrapper(UnityToGymWrapper):
     """
 
     def seed(self, seed: Any = None) -> None:
-        """Say how to seed it, for here as in ML-Agents this does nothing."""
+        """Warn that this does nothing, as in ML-Agents, and say how to seed the environment."""
         _log.warning("seed(%s) does nothing: give the wrapper a path, and reset a seed.", seed)
 
     def reset(self, **options: Any) -> Any:
@@ -270,9 +270,9 @@ class UnityToOldGymWrapper(UnityToGymWrapper):
 
 
 def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
-    """Return a function from a seed to an environment; None for one that runs already.
+    """Return a function from a seed to an environment; None for an environment that runs already.
 
-    `args` are for an executable, which takes what it knows of them.
+    `args` are arguments for an executable, which ignores those that it does not know.
     """
     if isinstance(source, str | Path):
         return lambda seed: UnityEnvironment(

@@ -88,31 +88,31 @@ class InProcessEnvironment(StoredStepsEnv):
     def state_refusal(self) -> str | None:
         """Why the simulator does not give its state; None if it does. To ask after a reset."""
         try:
-            given = state_of(self._simulator)
-            if given is None:
+            state = state_of(self._simulator)
+            if state is None:
                 return no_state(self._simulator)
-            # Tried now: a state that is too large, or not of plain values, must not be noticed
-            # at the first checkpoint only.
-            codec.message(codec.Kind.STATE, codec.encode(given))
+            # Tried now: a state that is too large, or not of plain values, has to be noticed before
+            # the first checkpoint.
+            codec.message(codec.Kind.STATE, codec.encode(state))
         except ValueError as error:
             return str(error)
         return None
 
     def request_state(self) -> None:
-        """Keep everything that the next decisions depend on, as it is now, between two steps."""
+        """Store everything that the next decisions depend on, as it is now, between two steps."""
         simulator = state_of(self._simulator) if self._is_reset else None
         if simulator is None:
             self._requested = None
             return
-        # Taken over, because the controls do not save what has been reported and not yet read.
+        # Fetched now, because the controls do not save statistics that have not been read yet.
         self._waiting = self.take_stats()
-        whole = {"simulator": simulator, "controls": self._controls.state_dict()}
+        contents = {"simulator": simulator, "controls": self._controls.state_dict()}
         # As an array, because checkpoints hold plain values and arrays only.
-        data = np.frombuffer(codec.encode(whole), dtype=np.uint8).copy()
-        self._requested = {"environment": data, **self._kept(self._waiting)}
+        data = np.frombuffer(codec.encode(contents), dtype=np.uint8).copy()
+        self._requested = {"environment": data, **self._client_state(self._waiting)}
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what the last `request_state` kept, once.
+        """Return what the last `request_state` stored, once.
 
         None when the simulator cannot be restored, or has not been reset.
         """
@@ -126,9 +126,9 @@ class InProcessEnvironment(StoredStepsEnv):
             ValueError: The state is of another simulator.
         """
         self._check_loaded()
-        whole = codec.decode(state["environment"].tobytes())
-        restore(self._simulator, whole["simulator"])
-        self._controls.load_state_dict(whole["controls"])
+        contents = codec.decode(state["environment"].tobytes())
+        restore(self._simulator, contents["simulator"])
+        self._controls.load_state_dict(contents["controls"])
         self._waiting = self._restore(state)
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ def refuse_other_object(env: object) -> None:
 
 
 def our_spec(name: str, spec: Any) -> BehaviorSpec:
-    """Return a specification of any class with ML-Agents' fields in our classes.
+    """Return a specification in our classes, from any class with ML-Agents' fields.
 
     Raises:
         UnityObservationException: It cannot be read.
@@ -195,7 +195,7 @@ def our_spec(name: str, spec: Any) -> BehaviorSpec:
 
 
 def our_steps(name: str, spec: BehaviorSpec, steps: tuple[Any, Any]) -> Steps:
-    """Return steps of any class with ML-Agents' fields, which may be lists, in our classes.
+    """Return steps in our classes, from any class with ML-Agents' fields, which may be lists.
 
     Raises:
         UnityObservationException: A field is not as the specification says.
@@ -236,8 +236,12 @@ def _fields(name: str, spec: BehaviorSpec, steps: Any) -> dict[str, Any]:
     n = len(steps.agent_id)
     _check_number(name, "observations", steps.obs, spec.observation_specs)
     obs = [
-        _array(name, f"observation {index} {one.name!r}", values, np.float32, (n, *one.shape))
-        for index, (values, one) in enumerate(zip(steps.obs, spec.observation_specs, strict=True))
+        _array(
+            name, f"observation {index} {obs_spec.name!r}", values, np.float32, (n, *obs_spec.shape)
+        )
+        for index, (values, obs_spec) in enumerate(
+            zip(steps.obs, spec.observation_specs, strict=True)
+        )
     ]
     return {
         "obs": obs,
@@ -248,16 +252,16 @@ def _fields(name: str, spec: BehaviorSpec, steps: Any) -> dict[str, Any]:
     }
 
 
-def _check_number(name: str, what: str, got: Any, specified: Any) -> None:
+def _check_number(name: str, label: str, got: Any, specified: Any) -> None:
     if len(got) != len(specified):
         raise UnityObservationException(
-            f"behavior {name}: {len(got)} {what} came, {len(specified)} are specified; send all of "
-            "them, in that order"
+            f"behavior {name}: {len(got)} {label} came, {len(specified)} are specified; send all "
+            "of them, in that order"
         )
 
 
 def _array(
-    name: str, what: str, values: Any, dtype: type[np.generic], shape: tuple[int, ...]
+    name: str, label: str, values: Any, dtype: type[np.generic], shape: tuple[int, ...]
 ) -> AnyArray:
     """Return `values` as an array of `dtype` and `shape`; raise if they do not fit."""
     try:
@@ -267,16 +271,16 @@ def _array(
         fits = dtype is not np.int32 or np.array_equal(array, values)
     except (TypeError, ValueError, OverflowError) as error:
         raise UnityObservationException(
-            f"behavior {name}: {what} cannot be read as {dtype.__name__} ({error})"
+            f"behavior {name}: {label} cannot be read as {dtype.__name__} ({error})"
         ) from error
     if not fits:
-        raise UnityObservationException(f"behavior {name}: {what} has values that are not int32")
+        raise UnityObservationException(f"behavior {name}: {label} has values that are not int32")
     # Without agents, lists give any empty shape.
     if array.shape != shape and (array.size or shape[0]):
         raise UnityObservationException(
-            f"behavior {name}: {what} has shape {array.shape}, not {shape}; send it as its "
+            f"behavior {name}: {label} has shape {array.shape}, not {shape}; send it as its "
             "specification says"
         )
     if dtype is np.float32:
-        check_finite(array, what, name)
+        check_finite(array, label, name)
     return array.reshape(shape)

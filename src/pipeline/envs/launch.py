@@ -58,18 +58,18 @@ def find_executable(file_name: str | Path) -> Path:
     Raises:
         UnityEnvironmentException: There is none.
     """
-    given = str(file_name).strip()
-    bare = given
+    name = str(file_name).strip()
+    bare = name
     for extension in _EXTENSIONS:
         # Anywhere in the name, as ML-Agents does.
         bare = bare.replace(extension, "")
     # The name as given comes last, for a folder that has an extension in its name.
-    for candidate in [*_candidates(Path(bare)), Path(given)]:
+    for candidate in [*_candidates(Path(bare)), Path(name)]:
         if candidate.is_file():
             return candidate.absolute()
     raise UnityEnvironmentException(
         f"Couldn't launch the {Path(bare).name} environment. Provided filename does not match any "
-        f"environments. Looked for {given} from the folder {Path.cwd()}."
+        f"environments. Looked for {name} from the folder {Path.cwd()}."
     )
 
 
@@ -113,17 +113,19 @@ class EnvironmentProcess:
     """
 
     def __init__(self, command: Sequence[str], *, log: Path | None = None) -> None:
-        """Start it; `log` is its own file, preferred to its output in error messages.
+        """Start the process; `log` is its log file, which error messages prefer to its output.
 
         Raises:
             UnityEnvironmentException: The system cannot run it.
         """
         self._log = log
         self._output = _appended_file()
-        self._shown = _log.isEnabledFor(logging.DEBUG)
+        self._prints_to_stderr = _log.isEnabledFor(logging.DEBUG)
         _log.debug("starting %s", shlex.join(command))
         try:
-            self._process = start(command, _STANDARD_ERROR if self._shown else self._output)
+            self._process = start(
+                command, _STANDARD_ERROR if self._prints_to_stderr else self._output
+            )
         except OSError as error:
             self._output.close()
             raise _cannot_start(command[0], error) from error
@@ -137,8 +139,8 @@ class EnvironmentProcess:
             )
 
     def trim(self) -> None:
-        """Forget all but the end of what it printed, when that has become long."""
-        # Elsewhere than on POSIX a child does not append: it would write on where it was.
+        """Drop all but the end of the process's output, when the output has become long."""
+        # Only on POSIX does a child append: elsewhere it would go on at its old position.
         if os.name != "posix" or os.fstat(self._output.fileno()).st_size <= _OUTPUT_LIMIT_BYTES:
             return
         # The child goes on writing to the same file, which is why it is cut and not replaced.
@@ -156,7 +158,9 @@ class EnvironmentProcess:
         if not text and not self._output.closed:
             text, source = _last_lines(self._output), "output"
         if not text:
-            return " What it printed is above." if self._shown else " It printed nothing."
+            return (
+                " What it printed is above." if self._prints_to_stderr else " It printed nothing."
+            )
         return f" The last lines of its {source}:\n{text}"
 
     def wait(self, wait_s: float) -> bool:
@@ -167,7 +171,7 @@ class EnvironmentProcess:
 
     def close(self, wait_s: float) -> None:
         """Give it `wait_s` to end by itself, then kill it and what it started."""
-        # One that failed may have left children; one that ended well has ended them.
+        # A process that failed may have left children; one that ended well has ended them.
         if not self.wait(wait_s) or self._process.returncode:
             kill(self._process)
         self._output.close()
@@ -203,9 +207,10 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def die_with_parent(parent: int) -> Callable[[], None] | None:
-    """Return what a child runs first, so that it ends when its parent dies, even by kill -9.
+    """Return a function that makes a child end when its parent dies, even by kill -9.
 
-    The kernel watches the thread that started the child, so only the main thread may ask for it.
+    The child calls it first. The kernel watches the thread that started the child, so only the main
+    thread gets such a function.
     """
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return None
@@ -244,7 +249,7 @@ def _signal_name(code: int) -> str:
 
 
 def _appended_file() -> BinaryIO:
-    """Return a temporary file at whose end every write goes, also after it was cut (POSIX)."""
+    """Return a temporary file to whose end all writes go, even after it was truncated (POSIX)."""
     file = tempfile.TemporaryFile("a+b")  # noqa: SIM115  # its user closes it
     if sys.platform != "win32":
         import fcntl
@@ -278,7 +283,7 @@ def check_version(output: UnityRLInitializationOutputProto, ours: str) -> None:
 
 
 def greeting(seed: int, num_areas: int, version: str, package: str) -> bytes:
-    """Return the first message to a player: what this side speaks, and the player's seed."""
+    """Return the first message to a player: this side's versions, and the player's seed."""
     message = UnityMessageProto(header={"status": OK})
     start = message.unity_input.rl_initialization_input
     start.seed, start.num_areas = seed, num_areas
@@ -294,7 +299,7 @@ def listening(
     host: str | None,
     transport: str | None,
 ) -> AnyServer:
-    """Return what listens for a player that is started here, or for the Unity Editor."""
+    """Return a server for a player that is started here, or for the Unity Editor."""
     # The system chooses where a port can be passed on; the Editor knows only its own.
     port = 0 if executable is not None else EDITOR_PORT
     if base_port is not None:
@@ -304,7 +309,7 @@ def listening(
 
 
 def listen_for(worker_id: int, port: int, remedy: str | None, **options: Any) -> AnyServer:
-    """Return what listens for a worker; options as of `open_server`.
+    """Return a server for a worker; options as for `open_server`.
 
     Raises:
         UnityWorkerInUseException: The port is taken; `remedy` says what to do.

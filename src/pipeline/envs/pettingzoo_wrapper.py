@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 _AGENT = "?agent_id="
 _GONE_AFTER = 1000
-"""Steps without a word of an agent after which it is taken to be gone."""
+"""Steps without a message about an agent after which it counts as gone."""
 _FEW = 256
-"""Agents up to which none is looked for that might be gone."""
+"""Up to this many agents, agents that are gone are not looked for."""
 
 
 class UnityPettingZooException(UnityException):
     """The wrapper is used in the wrong order, or with an action that does not exist."""
 
 
-class _Seen(NamedTuple):
-    """What one step gives, by agent."""
+class _StepResult(NamedTuple):
+    """The results of one step, by agent."""
 
     obs: dict[str, Any]
     rewards: dict[str, float]
@@ -51,8 +51,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
     Agents that appear later are added to `agents`.
 
     `possible_agents` are those seen since the last reset. Where agents come and go without end,
-    those not heard of for 1,000 steps are forgotten now and then, and truncated first if they had
-    not ended.
+    agents that sent nothing for 1,000 steps are forgotten now and then, and truncated first if they
+    had not ended.
 
     One observation is an array, several are a dict by the sensors' names. With discrete actions it
     all stands in `{"observation": ..., "action_mask": ...}`, the mask as int8 with 1 = allowed,
@@ -77,7 +77,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         self._specs: dict[str, BehaviorSpec] = {}
         self._spaces: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {}
         self._n_spaces = 0
-        self._heard: dict[str, int] = {}
+        self._last_active: dict[str, int] = {}
         # PettingZoo's users ask for `possible_agents` before their first reset.
         try:
             self.reset(seed=seed)
@@ -112,19 +112,21 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             self._env = self._make(0 if seed is None else seed)
         self._env.reset()
         self._begin()
-        seen = _Seen({}, {}, {})
+        result = _StepResult({}, {}, {})
         for _ in range(MAX_EMPTY_STEPS):
             for behavior in self._env.behavior_specs:
-                self._take(behavior, self._env.get_steps(behavior)[0], seen)
-            if seen.obs:
-                return seen.obs, seen.infos
+                self._take(behavior, self._env.get_steps(behavior)[0], result)
+            if result.obs:
+                return result.obs, result.infos
             self._env.step()
         raise UnityPettingZooException(f"No agent asked for a decision in {MAX_EMPTY_STEPS} steps.")
 
     def _begin(self) -> None:
-        """Forget all agents; spaces are kept for those that come back, if they are not too many."""
-        if len(self._spaces) > 2 * len(self._heard) + _FEW:
-            self._spaces = {one: self._spaces[one] for one in self._spaces.keys() & self._heard}
+        """Forget all agents; keep spaces for those that come back, if there are not too many."""
+        if len(self._spaces) > 2 * len(self._last_active) + _FEW:
+            self._spaces = {
+                agent: self._spaces[agent] for agent in self._spaces.keys() & self._last_active
+            }
         old, self._specs = self._specs, dict(self._env.behavior_specs)
         if any(self._specs.get(name, spec) != spec for name, spec in old.items()):
             self._spaces.clear()
@@ -132,8 +134,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         self.possible_agents: list[str] = []
         self._last: dict[str, Any] = {}
         self._left: set[str] = set()
-        self._heard = {}
-        self._n_steps, self._look_at = 0, _FEW
+        self._last_active = {}
+        self._n_steps, self._sweep_at = 0, _FEW
         self._is_reset = True
 
     def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -153,7 +155,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         self._n_steps += 1
         alive = list(self.agents)
         # PettingZoo wants every live agent in every dictionary, also those that did not ask.
-        seen = _Seen({}, dict.fromkeys(alive, 0.0), {})
+        result = _StepResult({}, dict.fromkeys(alive, 0.0), {})
         terminations = dict.fromkeys(alive, False)
         truncations = dict.fromkeys(alive, False)
         for behavior in self._env.behavior_specs:
@@ -163,19 +165,19 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
                     continue  # it has no decision since the reset, or has ended already
                 interrupted = bool(terminal.interrupted[row])
                 terminations[agent], truncations[agent] = not interrupted, interrupted
-                self._note(agent, behavior, terminal, row, seen)
+                self._note(agent, behavior, terminal, row, result)
                 self._leave(agent)
-            self._take(behavior, decision, seen)
+            self._take(behavior, decision, result)
         for agent in self.agents:
             terminations.setdefault(agent, False)
             truncations.setdefault(agent, False)
         for agent in alive:
-            if agent not in seen.obs:
-                seen.obs[agent], seen.infos[agent] = self._last[agent], {"asked": False}
-        if len(self._heard) > self._look_at:
+            if agent not in result.obs:
+                result.obs[agent], result.infos[agent] = self._last[agent], {"asked": False}
+        if len(self._last_active) > self._sweep_at:
             for agent in self._vanished():
                 truncations[agent] = True
-        return seen.obs, seen.rewards, terminations, truncations, seen.infos
+        return result.obs, result.rewards, terminations, truncations, result.infos
 
     def render(self) -> None:
         """Nothing: rendering is the environment's own."""
@@ -186,40 +188,40 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         if env is not None:
             env.close()
 
-    def _take(self, behavior: str, decision: DecisionSteps, seen: _Seen) -> None:
-        """Enter the agents that ask for a decision, except for those whose episode has ended."""
+    def _take(self, behavior: str, decision: DecisionSteps, result: _StepResult) -> None:
+        """Add the agents that ask for a decision, except for those whose episode has ended."""
         for row, agent in enumerate(self._names(behavior, decision)):
-            if agent not in self._heard:
+            if agent not in self._last_active:
                 # Sorted: PettingZoo's order of turns follows the list, and messages come in any
                 # order.
                 insort(self.agents, agent)
                 insort(self.possible_agents, agent)
-            self._heard[agent] = self._n_steps
+            self._last_active[agent] = self._n_steps
             if agent not in self._left:
-                self._note(agent, behavior, decision, row, seen)
-                self._last[agent] = seen.obs[agent]
+                self._note(agent, behavior, decision, row, result)
+                self._last[agent] = result.obs[agent]
 
     def _leave(self, agent: str) -> None:
         self.agents.remove(agent)
         self._left.add(agent)
-        self._heard[agent] = self._n_steps
+        self._last_active[agent] = self._n_steps
         del self._last[agent]
 
     def _vanished(self) -> list[str]:
-        """Remove agents not heard of for long, and return those that had not ended."""
+        """Remove agents that sent nothing for long, and return those that had not ended."""
         before = self._n_steps - _GONE_AFTER
-        gone = [agent for agent, when in self._heard.items() if when < before]
+        gone = [agent for agent, step in self._last_active.items() if step < before]
         vanished = [agent for agent in gone if agent not in self._left]
         for agent in gone:
             if agent in self._left:
                 self._left.remove(agent)
-                del self._heard[agent]
+                del self._last_active[agent]
                 self._spaces.pop(agent, None)
         for agent in vanished:
             self._leave(agent)
-        self.possible_agents = sorted(self._heard)
+        self.possible_agents = sorted(self._last_active)
         # Looked for again when their number has doubled, so that this costs little on average.
-        self._look_at = 2 * len(self._heard) + _FEW
+        self._sweep_at = 2 * len(self._last_active) + _FEW
         return vanished
 
     def _note(
@@ -228,11 +230,11 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         behavior: str,
         steps: DecisionSteps | TerminalSteps,
         row: int,
-        seen: _Seen,
+        result: _StepResult,
     ) -> None:
-        seen.obs[agent] = self._observation(behavior, steps, row)
-        seen.rewards[agent] = float(steps.reward[row] + steps.group_reward[row])
-        seen.infos[agent] = {
+        result.obs[agent] = self._observation(behavior, steps, row)
+        result.rewards[agent] = float(steps.reward[row] + steps.group_reward[row])
+        result.infos[agent] = {
             "behavior_name": behavior,
             "group_id": int(steps.group_id[row]),
             "group_reward": float(steps.group_reward[row]),
@@ -243,10 +245,10 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         # Copies, since the batch of the next step may use the same memory.
         parts = [values[row].copy() for values in steps.obs]
         names = _observation_names(self._specs[behavior])
-        seen = parts[0] if len(parts) == 1 else dict(zip(names, parts, strict=True))
+        obs = parts[0] if len(parts) == 1 else dict(zip(names, parts, strict=True))
         branches = self._specs[behavior].action_spec.discrete_branches
         if not branches:
-            return seen
+            return obs
         masks = getattr(steps, "action_mask", None)
         allowed = (
             [np.ones(size, np.int8) for size in branches]
@@ -254,7 +256,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             else [(~mask[row]).astype(np.int8) for mask in masks]
         )
         return {
-            "observation": seen,
+            "observation": obs,
             "action_mask": allowed[0] if len(allowed) == 1 else tuple(allowed),
         }
 
@@ -269,8 +271,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             if not len(decision):
                 continue
             spec = self._specs[behavior].action_spec
-            together = spec.empty_action(len(decision))
-            continuous, discrete = together.continuous, together.discrete
+            batch = spec.empty_action(len(decision))
+            continuous, discrete = batch.continuous, batch.discrete
             for row, agent in enumerate(self._names(behavior, decision)):
                 action = actions.get(agent)
                 # Its episode is over until `reset`, though the environment has begun another.
@@ -292,23 +294,23 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         if agent not in self._spaces:
             spec = self._specs[agent.rpartition(_AGENT)[0]]
             parts = [
-                spaces.Box(-np.inf, np.inf, tuple(one.shape), np.float32)
-                for one in spec.observation_specs
+                spaces.Box(-np.inf, np.inf, tuple(obs_spec.shape), np.float32)
+                for obs_spec in spec.observation_specs
             ]
-            seen: spaces.Space[Any] = parts[0]
+            obs_space: spaces.Space[Any] = parts[0]
             if len(parts) > 1:
-                seen = spaces.Dict(dict(zip(_observation_names(spec), parts, strict=True)))
+                obs_space = spaces.Dict(dict(zip(_observation_names(spec), parts, strict=True)))
             branches = spec.action_spec.discrete_branches
             if branches:
                 masks = [spaces.Box(0, 1, (size,), np.int8) for size in branches]
                 mask = masks[0] if len(masks) == 1 else spaces.Tuple(masks)
-                seen = spaces.Dict({"observation": seen, "action_mask": mask})
+                obs_space = spaces.Dict({"observation": obs_space, "action_mask": mask})
             actions = action_space_of(spec.action_spec)
             if self._seed is not None:
                 # A seed for each, or all agents would draw the same actions.
                 actions.seed(self._seed + self._n_spaces)
             self._n_spaces += 1
-            self._spaces[agent] = (seen, actions)
+            self._spaces[agent] = (obs_space, actions)
         return self._spaces[agent]
 
 
@@ -323,7 +325,7 @@ class UnityAECEnv(parallel_to_aec_wrapper):  # type: ignore[misc]  # pettingzoo 
     ) -> None:
         super().__init__(UnityParallelEnv(env, seed))
 
-    # A property without a setter, or the wrapper would keep the list of its beginning.
+    # A property without a setter, or the wrapper would keep the list from its construction.
     @property
     def possible_agents(self) -> list[str]:
         """Agents seen since the last reset; see `UnityParallelEnv`."""
@@ -332,7 +334,7 @@ class UnityAECEnv(parallel_to_aec_wrapper):  # type: ignore[misc]  # pettingzoo 
 
 def _observation_names(spec: BehaviorSpec) -> list[str]:
     """Return the sensors' names, or their numbers where a name is missing or stands twice."""
-    names = [one.name for one in spec.observation_specs]
+    names = [obs_spec.name for obs_spec in spec.observation_specs]
     return [
         name if name and names.count(name) == 1 else f"obs_{index}"
         for index, name in enumerate(names)

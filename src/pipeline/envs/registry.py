@@ -2,7 +2,7 @@
 
 The format has no digests. The digest of an archive is therefore written down when the archive is
 used for the first time, in a lock file beside the manifest, and later archives must have the same.
-`linux_sha256`, `darwin_sha256` and `win_sha256`, an addition of ours, say it from the start.
+`linux_sha256`, `darwin_sha256` and `win_sha256`, an addition of ours, give it from the start.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MissingBinaryError(FetchError, FileNotFoundError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Described:
-    """What a manifest says of an entry; the keys are ML-Agents' names and our digests."""
+    """A manifest's description of an entry; the keys are ML-Agents' names and our digests."""
 
     expected_reward: float = 0.0
     description: str = ""
@@ -88,8 +88,8 @@ class RemoteRegistryEntry:
     ) -> None:
         self.identifier, self.expected_reward = identifier, expected_reward
         self.description = description
-        given = {"linux": linux_url, "darwin": darwin_url, "windows": win_url}
-        self.urls = {platform: url for platform, url in given.items() if url}
+        urls = {"linux": linux_url, "darwin": darwin_url, "windows": win_url}
+        self.urls = {platform: url for platform, url in urls.items() if url}
         self.additional_args = list(additional_args or ())
         self._sha256 = dict(sha256 or {})
         self._lock = lock
@@ -138,11 +138,11 @@ class RemoteRegistryEntry:
         key = hashlib.sha256(str(lock.absolute()).encode()).hexdigest()
         with fetching.locked(f"lock-{key}", str(lock)):
             # Read under the lock: two runs on a new machine must not write two digests.
-            known = _read_lock(lock)
-            if url in known:
-                return known[url]
+            digests = _read_lock(lock)
+            if url in digests:
+                return digests[url]
             digest = fetching.digest_of(url, limits=limits)
-            files.write_json(lock, {"sha256": known | {url: digest}})
+            files.write_json(lock, {"sha256": digests | {url: digest}})
         _log.warning(
             "%s: nothing says what this archive must be, so its digest was written to %s on this "
             "first use; later ones must have the same.",
@@ -224,7 +224,7 @@ def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
 
 
 def lock_of_url(url: str) -> Path:
-    """Return where the digests of a manifest that lies on a server are written down."""
+    """Return the lock file, with digests, of a manifest that lies on a server."""
     name = hashlib.sha256(url.encode()).hexdigest()[:16] if url else "entries"
     return fetching.cache_folder() / "trusted" / f"{name}.lock"
 
@@ -247,10 +247,10 @@ def _entries(root: Node, lock: Path) -> list[RemoteRegistryEntry]:
 
 
 def _entry(name: str, node: Node, path: str, lock: Path) -> RemoteRegistryEntry:
-    said = asdict(read_dataclass(_Described, node, path))
-    digests = {platform: said.pop(f"{key}_sha256") for platform, key in _KEYS.items()}
-    known = {platform: digest for platform, digest in digests.items() if digest}
-    return RemoteRegistryEntry(name, **said, sha256=known, lock=lock)
+    values = asdict(read_dataclass(_Described, node, path))
+    digests = {platform: values.pop(f"{key}_sha256") for platform, key in _KEYS.items()}
+    sha256 = {platform: digest for platform, digest in digests.items() if digest}
+    return RemoteRegistryEntry(name, **values, sha256=sha256, lock=lock)
 
 
 def _read_lock(path: Path) -> dict[str, str]:
@@ -262,7 +262,7 @@ def _read_lock(path: Path) -> dict[str, str]:
         raise FetchError(
             f"{path}: is damaged ({error}); restore it from version control"
         ) from error
-    known = content.get("sha256") if isinstance(content, dict) else None
-    if not isinstance(known, dict):
+    digests = content.get("sha256") if isinstance(content, dict) else None
+    if not isinstance(digests, dict):
         raise FetchError(f"{path}: has no map 'sha256'; restore an earlier version")
-    return {str(url): str(digest) for url, digest in known.items()}
+    return {str(url): str(digest) for url, digest in digests.items()}

@@ -36,7 +36,7 @@ class RestartBudget:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # Not above: who steps an environment alone needs no settings.
+        # Not at the top: programs that only step an environment need no settings.
         from pipeline.settings.schema.run import EnvironmentSettings
 
         self.limits = limits or EnvironmentSettings()

@@ -68,7 +68,9 @@ class SideChannelManager:
 
     def of_kind(self, kind: type[Channel]) -> Channel | None:
         """Return the channel of a class."""
-        return next((one for one in self._channels.values() if isinstance(one, kind)), None)
+        return next(
+            (channel for channel in self._channels.values() if isinstance(channel, kind)), None
+        )
 
     def outgoing(self) -> bytes:
         """Return the bytes of all queued messages, by order of registration; empty the queues."""
@@ -146,7 +148,7 @@ class EngineConfigurationChannel(_SendOnlyChannel):
         target_frame_rate: int | None = None,
         capture_frame_rate: int | None = None,
     ) -> None:
-        """Change what is given.
+        """Change the settings that are given.
 
         Raises:
             UnitySideChannelException: Only one of width and height is given.
@@ -159,8 +161,8 @@ class EngineConfigurationChannel(_SendOnlyChannel):
         if width is not None and height is not None:
             self.queue_message_to_send(_message(0, width, height))
         scale = None if time_scale is None else float(time_scale)
-        others = (quality_level, scale, target_frame_rate, capture_frame_rate)
-        for kind, value in enumerate(others, 1):
+        settings = (quality_level, scale, target_frame_rate, capture_frame_rate)
+        for kind, value in enumerate(settings, 1):
             if value is not None:
                 self.queue_message_to_send(_message(kind, value))
 
@@ -229,10 +231,12 @@ def aggregation_of(name: str, number: int) -> StatsAggregationMethod:
     """Return how a statistic's values become one; UnitySideChannelException if unknown."""
     method = _METHODS.get(number)
     if method is None:
-        known = ", ".join(f"{one.value} {one.name}" for one in StatsAggregationMethod)
+        known_methods = ", ".join(
+            f"{member.value} {member.name}" for member in StatsAggregationMethod
+        )
         raise UnitySideChannelException(
             f"the environment's statistic {brief(name)} is to be aggregated by method {number}; "
-            f"known methods are {known}: use one of them"
+            f"known methods are {known_methods}: use one of them"
         )
     return method
 
@@ -248,7 +252,7 @@ class StatsSideChannel(SideChannel):
         """Keep one value.
 
         Raises:
-            UnitySideChannelException: How its values become one is not known.
+            UnitySideChannelException: Its aggregation method is not known.
         """
         key = msg.read_string()
         value = msg.read_float32()

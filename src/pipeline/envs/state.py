@@ -37,15 +37,15 @@ class StateChannel(SideChannel):
 
     def __init__(self) -> None:
         super().__init__(STATE)
-        # Until an answer comes: an environment without the channel says nothing at all.
+        # Until an answer comes: an environment without the channel does not answer at all.
         self.refusal: str | None = _SILENT
         self.state: Mapping[str, Any] | None = None
         self.has_first = True
         self.messages: list[bytes] = []
         self._n_bytes = 0
         self._asked_at: int | None = None  # how many messages were sent before
-        self._kept: Mapping[str, Any] = {}
-        self._given: dict[str, Any] | None = None
+        self._extra: Mapping[str, Any] = {}
+        self._answer: dict[str, Any] | None = None
         self._is_restored = False
         self._send(Kind.CAN)
 
@@ -81,14 +81,14 @@ class StateChannel(SideChannel):
             if self.state is None:  # it has never given one
                 self.give_up()
             return
-        self._kept, self._given = kept, None
+        self._extra, self._answer = kept, None
         self._asked_at = len(self.messages)
         self._send(Kind.STATE)
 
     def take(self) -> dict[str, Any] | None:
-        """Return the state of the last `ask` and what was kept with it, once; else None."""
-        given, self._given = self._given, None
-        return given
+        """Return the state of the last `ask`, with what `ask` was given, once; else None."""
+        answer, self._answer = self._answer, None
+        return answer
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Send a state of `take` with the next reset, which restores it and begins no episodes."""
@@ -96,23 +96,23 @@ class StateChannel(SideChannel):
         self._send(Kind.RESTORE, saved["environment"].tobytes())
 
     def check_restored(self, saved: Mapping[str, Any]) -> None:
-        """Raise ValueError, with its reason, if the environment has not taken the state up."""
+        """Raise ValueError, with the reason, if the environment has not taken up the state."""
         if not self._is_restored:
             raise ValueError(self.refusal or "the environment has not taken up its state")
-        # As if it had been asked for now: what was sent before is in it.
+        # As if it had been asked for now: the effects of all earlier messages are in it.
         self._asked_at = len(self.messages)
         self.know(saved)
 
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Handle what the environment answers: it can, a state, restored, or why it cannot."""
+        """Handle an answer: that there is a state, the state, that it is restored, or a refusal."""
         kind, content = codec.read(msg.get_raw_bytes())
         if kind == Kind.CAN:
             self.refusal = None
         elif kind == Kind.STATE:
             # As an array, because checkpoints hold plain values and arrays only.
-            given = np.frombuffer(content, dtype=np.uint8).copy()
-            self._given = {"environment": given, **self._kept}
-            self.know(self._given)
+            data = np.frombuffer(content, dtype=np.uint8).copy()
+            self._answer = {"environment": data, **self._extra}
+            self.know(self._answer)
         elif kind == Kind.RESTORE:
             self._is_restored = True
         else:

@@ -104,7 +104,8 @@ class UnityEnvironment(StoredStepsEnv):
             host: address to listen on; None means loopback.
             transport: "sockets" or "grpc", the general gRPC runtime; None means what the
                 environment variable PIPELINE_TRANSPORT says, "sockets" if nothing.
-            server: listens already, and goes on when this is closed; without `file_name`.
+            server: a server that listens already, and goes on when this is closed; without
+                `file_name`.
 
         Raises:
             UnityWorkerInUseException: The port is taken.
@@ -159,7 +160,7 @@ class UnityEnvironment(StoredStepsEnv):
             UnityEnvironmentException: It ended, or has another version.
         """
         try:
-            # It speaks first: a hello with versions and capabilities, then the behaviors.
+            # The environment speaks first: a hello with versions and capabilities, then behaviors.
             hello = self._receive().unity_output
             output = hello.rl_initialization_output
             # Before the answer, so that an environment of another version is not started.
@@ -189,7 +190,7 @@ class UnityEnvironment(StoredStepsEnv):
         self.reset_wait()
 
     def step(self) -> None:
-        """Send the set actions, zeros where none, and go on until an agent asks or has ended."""
+        """Send the set actions, or zeros, and run until an agent asks for a decision or ends."""
         self.step_send()
         self.step_wait()
 
@@ -258,7 +259,7 @@ class UnityEnvironment(StoredStepsEnv):
     def request_state(self) -> None:
         """Ask for everything that the next decisions depend on, to come with the next step."""
         if self._state is not None:
-            self._state.ask(self._kept({} if self._stats is None else self._stats.stats))
+            self._state.ask(self._client_state({} if self._stats is None else self._stats.stats))
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return what the last `request_state` asked for, once, after the next step."""
@@ -291,22 +292,22 @@ class UnityEnvironment(StoredStepsEnv):
 
     def go_on_from(self, failed: Any) -> None:
         """Replay the messages of a failed environment, from its last state or from the start."""
-        known = failed._state
-        if known is None or not (known.state or known.has_first):
+        channel = failed._state
+        if channel is None or not (channel.state or channel.has_first):
             raise ValueError("its state is not known")
-        if known.state is not None:
-            self.load_state_dict(known.state)
+        if channel.state is not None:
+            self.load_state_dict(channel.state)
         self._is_reset = True
-        *answered, last = known.messages
+        *answered, last = channel.messages
         for message in answered:
-            self._reply(message, again=True)
+            self._reply(message, is_replay=True)
             self.step_wait()
         if self._steps.keys() != failed._steps.keys() or not all(
             same_steps(steps, failed._steps[name]) for name, steps in self._steps.items()
         ):
             raise ValueError("from the state that it gave, it came to other observations")
         self._use(failed._channels)
-        self._reply(last, again=True)
+        self._reply(last, is_replay=True)
         self.step_wait()
 
     def close(self) -> None:
@@ -331,8 +332,8 @@ class UnityEnvironment(StoredStepsEnv):
         self._stats = channels.of_kind(StatsSideChannel)
         self._state = channels.of_kind(StateChannel)
 
-    def _reply(self, content: bytes, *, again: bool = False) -> None:
-        if self._state is not None and not again:
+    def _reply(self, content: bytes, *, is_replay: bool = False) -> None:
+        if self._state is not None and not is_replay:
             self._state.sent(content)
         try:
             self._server.reply(content)
@@ -349,12 +350,12 @@ class UnityEnvironment(StoredStepsEnv):
         return self._server.receive(self._timeout_s, self._process.check)
 
     def _learn(self, output: ReceivedOutputProto) -> None:
-        """Take announcements in; a behavior's specification is complete with its first agent."""
+        """Store announcements; a behavior's specification is complete with its first agent."""
         for brain in output.rl_initialization_output.brain_parameters:
-            self._announced[brain.brain_name] = kept = BrainParametersProto()
-            kept.CopyFrom(brain)
+            self._announced[brain.brain_name] = announcement = BrainParametersProto()
+            announcement.CopyFrom(brain)
         infos = output.rl_output.agentInfos
-        for name in [one for one in self._announced if one in infos]:
+        for name in [announced for announced in self._announced if announced in infos]:
             agents = wire.parse(UnityRLOutputProto.ListAgentInfoProto, infos[name]).value
             if not agents:
                 continue

@@ -40,20 +40,20 @@ _STEP_SEND, _STEP_WAIT = methodcaller("step_send"), methodcaller("step_wait")
 class WorkerSet:
     """Environments that step together; those in processes of their own do so at the same time.
 
-    One that fails in a step or a reset is started again alone where `relaunch` and the budget allow
-    it. It goes on where it was if it gives its state; else its agents begin anew, the other
-    workers' go on, and `take_restarted` says which it was.
+    A worker that fails in a step or a reset is started again alone if `relaunch` and the budget
+    allow it. It goes on where it was if it gives its state; else its agents begin anew while the
+    other workers go on, and `take_restarted` says which worker it was.
 
     Args:
         envs: worker by worker, closed when the `with` block ends. Each is a `BaseEnv`, or an
             object of another class with the members of ML-Agents' `BaseEnv`.
         relaunch: makes a worker's environment again, given the numbers of the worker and of its
-            seed, which is that of the restart, from 1, or the old one; None to let failures pass.
+            seed: the number of the restart, from 1, or the old number; None to let failures pass.
         restarts: settings with the limits of restarts; None for the defaults.
         servers: what the environments are connected to; closed after them.
 
     Attributes:
-        should_stop: asked while a player is waited for that is started elsewhere.
+        should_stop: called while waiting for a player that is started elsewhere.
         groups: of workers that may step in turn, always the same: while one group works, another
             is waited for and acted on. Those in this process are one group.
         is_split: whether some of them work between the halves of a step.
@@ -71,16 +71,16 @@ class WorkerSet:
             raise ValueError("a worker set needs at least one environment")
         self.envs: list[Any] = list(envs)
         self._all = range(len(self.envs))
-        # The class is asked: a wrapper's `__getattr__` would lead past its own `step`.
+        # Looked up in the class: a wrapper's `__getattr__` would lead past its own `step`.
         self._split = [k for k, env in enumerate(envs) if hasattr(type(env), "step_send")]
         self.is_split = bool(self._split)
-        self._whole = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
+        self._unsplit = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
         self._controlled = [_controlled(env) for env in envs]
         self._relaunch = relaunch
         self._budget = RestartBudget(restarts)
         self._servers = servers
         self.should_stop: Callable[[], bool] = lambda: False
-        self.groups = [self._all] if self._whole else worker_groups(len(self.envs))
+        self.groups = [self._all] if self._unsplit else worker_groups(len(self.envs))
         self._under_way: set[int] = set()
         self._empty: dict[str, Steps] = {}
         self._restarted: set[int] = set()
@@ -98,9 +98,9 @@ class WorkerSet:
     def reset(self) -> None:
         """Begin a new episode for every agent of every worker, after the steps under way."""
         self.step_wait()
-        self._each(self._split, lambda env: env.reset_send())
-        self._each(self._whole, lambda env: env.reset())
-        self._each(self._split, lambda env: env.reset_wait())
+        self._half_step(self._split, lambda env: env.reset_send())
+        self._half_step(self._unsplit, lambda env: env.reset())
+        self._half_step(self._split, lambda env: env.reset_wait())
         self._done.clear()
         if self._relaunch is not None:
             self.request_states()  # from which one that fails goes on
@@ -112,28 +112,28 @@ class WorkerSet:
 
     def step_send(self, group: Sequence[int] | None = None) -> None:
         """First half of `step`, of one of `groups` or all: other processes begin to work."""
-        here = self._all if group is None else group
-        self._under_way.update(here)
-        self._each(self._split if self._whole else here, _STEP_SEND)
+        workers = self._all if group is None else group
+        self._under_way.update(workers)
+        self._half_step(self._split if self._unsplit else workers, _STEP_SEND)
 
     def step_wait(self, group: Sequence[int] | None = None) -> None:
         """Second half of `step`, of one of `groups` or all: every worker is done with it."""
-        here = self._under_way.intersection(self._all if group is None else group)
-        if not here:
+        workers = self._under_way.intersection(self._all if group is None else group)
+        if not workers:
             return
-        if self._whole:
-            self._each(self._whole, lambda env: env.step())
-        self._each(self._split if self._whole else sorted(here), _STEP_WAIT)
-        self._done -= here
-        self._under_way -= here
+        if self._unsplit:
+            self._half_step(self._unsplit, lambda env: env.step())
+        self._half_step(self._split if self._unsplit else sorted(workers), _STEP_WAIT)
+        self._done -= workers
+        self._under_way -= workers
 
     def take_restarted(self) -> list[int]:
         """Workers that have begun anew since the last call, in order; their agents are new."""
         restarted, self._restarted = sorted(self._restarted), set()
         return restarted
 
-    def _each(self, workers: Sequence[int], half: Callable[[Any], None]) -> None:
-        """Let workers do half a step; a restarted worker has done both halves."""
+    def _half_step(self, workers: Sequence[int], half: Callable[[Any], None]) -> None:
+        """Let workers do half a step; skip a restarted worker, which has done both halves."""
         for worker in workers:
             if worker in self._done:  # its restart has brought it to the end of this step
                 continue
@@ -166,15 +166,15 @@ class WorkerSet:
                 env = relaunch(worker, self._seed_numbers[worker])
                 try:
                     env.go_on_from(failed)
-                except RESTARTABLE as again:
-                    no_replay = f"it failed there again: {one_line(again)}"
+                except RESTARTABLE as replay_error:
+                    no_replay = f"it failed there again: {one_line(replay_error)}"
                     self._seed_numbers[worker] = number
                     env = relaunch(worker, number)
                 except ValueError as reason:
                     no_replay = str(reason)
                 self._replace(worker, env, no_replay)
-            except RESTARTABLE as again:
-                error = again
+            except RESTARTABLE as next_error:
+                error = next_error
             else:
                 return
 
@@ -218,8 +218,8 @@ class WorkerSet:
         Of workers in processes of their own they come with the next step.
         """
         states = [env.state_dict() if isinstance(env, BaseEnv) else None for env in self.envs]
-        known = [state for state in states if state is not None]
-        return known if len(known) == len(states) else None
+        available = [state for state in states if state is not None]
+        return available if len(available) == len(states) else None
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore what `state_dict` gave, in place of a reset.
@@ -317,7 +317,7 @@ class WorkerSet:
 
     def __exit__(self, *error: Any) -> None:
         # Every worker is closed, also when closing another fails. After a failure no environment
-        # is waited for; to be interrupted is none.
+        # is waited for; an interruption is no failure.
         passed = (None, None, None) if isinstance(error[1], Interrupted) else error
         stack = ExitStack()
         for server in self._servers:

@@ -105,11 +105,11 @@ class Standing:
     area: float | None
     """Mean over seeds of the mean return over the common steps; None without curves."""
     seconds: float | None
-    """Mean wall-clock of training over the seeds; None when it is not known of all."""
+    """Mean wall-clock of training over the seeds; None unless it is known for all."""
     curves: tuple[Curve, ...]
-    """Of the seeds that have one."""
+    """Curves of the seeds that have one."""
     trained: tuple[int, ...] = ()
-    """The same seeds, in the same order."""
+    """Seeds of these curves, in the same order."""
     not_exact: tuple[int, ...] = ()
     """Seeds whose training was interrupted and not resumed exactly."""
 
@@ -150,12 +150,14 @@ class Task:
     standings: tuple[Standing, ...]
     """In the order in which the experiments were given."""
     improvements: tuple[Improvement, ...]
-    """Of each pair, the one that is more probably better first."""
+    """One for each pair of experiments."""
 
     @property
     def detectable(self) -> float | None:
-        """Difference of two means that so many seeds would show; None when it is not known."""
-        return statistics.detectable_difference([np.array(one.scores) for one in self.standings])
+        """Least difference of two means that this many seeds would show; None if unknown."""
+        return statistics.detectable_difference(
+            [np.array(standing.scores) for standing in self.standings]
+        )
 
     @property
     def name(self) -> str:
@@ -176,9 +178,9 @@ def compare(
     if not 0.0 < fraction <= 1.0:
         raise ValueError(f"fraction is {fraction}, wanted more than 0 and at most 1")
     tasks: dict[tuple[str, str], dict[str, list[Outcome]]] = {}
-    for one in outcomes:
-        if one.evaluated is not None or one.curve is not None:
-            tasks.setdefault(one.task, {}).setdefault(one.experiment, []).append(one)
+    for outcome in outcomes:
+        if outcome.evaluated is not None or outcome.curve is not None:
+            tasks.setdefault(outcome.task, {}).setdefault(outcome.experiment, []).append(outcome)
     return [_task(*key, group, fraction, seed) for key, group in tasks.items()]
 
 
@@ -190,12 +192,14 @@ def _task(
     seed: int,
 ) -> Task:
     # Scores of one kind only: episodes without exploration cannot be compared with training's.
-    evaluated = all(one.evaluated is not None for runs in experiments.values() for one in runs)
+    evaluated = all(
+        outcome.evaluated is not None for runs in experiments.values() for outcome in runs
+    )
     groups: dict[str, list[Outcome]] = {}
     for name, runs in experiments.items():
-        # What has no curve cannot stand beside what has no evaluation.
-        if kept := [one for one in runs if evaluated or one.curve is not None]:
-            groups[name] = sorted(kept, key=lambda one: one.seed)
+        # Runs without a curve cannot be compared with runs without an evaluation.
+        if comparable := [outcome for outcome in runs if evaluated or outcome.curve is not None]:
+            groups[name] = sorted(comparable, key=lambda outcome: outcome.seed)
     curves = {name: _curves_of(runs) for name, runs in groups.items()}
     target = target_of([group for group in curves.values() if group], fraction)
     # Areas are compared over steps that all curves have, or longer training would look better.
@@ -226,16 +230,20 @@ def _standing(
     *,
     evaluated: bool,
 ) -> Standing:
-    """Return how one experiment did, given its outcomes by seed: all evaluated, or all curves."""
+    """Return the standing of one experiment, whose outcomes all have `evaluated` or a curve."""
     curves = _curves_of(outcomes)
-    ends = [one.evaluated for one in outcomes] if evaluated else [curve.final for curve in curves]
+    ends = (
+        [outcome.evaluated for outcome in outcomes]
+        if evaluated
+        else [curve.final for curve in curves]
+    )
     scores = np.array(ends, np.float64)
     enough = len(scores) >= statistics.FEWEST_SEEDS
     steps = [] if target is None else [curve.steps_to(target) for curve in curves]
-    seconds = [one.seconds for one in outcomes if one.seconds is not None]
+    seconds = [outcome.seconds for outcome in outcomes if outcome.seconds is not None]
     return Standing(
         experiment=outcomes[0].experiment,
-        seeds=tuple(one.seed for one in outcomes),
+        seeds=tuple(outcome.seed for outcome in outcomes),
         scores=tuple(float(score) for score in scores),
         iqm=float(statistics.interquartile_means(scores)),
         interval=statistics.iqm_interval(scores, rng) if enough else None,
@@ -244,15 +252,15 @@ def _standing(
         area=float(np.mean([curve.area(*common) for curve in curves])) if curves else None,
         seconds=float(np.mean(seconds)) if len(seconds) == len(outcomes) else None,
         curves=tuple(curves),
-        trained=tuple(one.seed for one in outcomes if one.curve is not None),
-        not_exact=tuple(one.seed for one in outcomes if not one.exact),
+        trained=tuple(outcome.seed for outcome in outcomes if outcome.curve is not None),
+        not_exact=tuple(outcome.seed for outcome in outcomes if not outcome.exact),
     )
 
 
-def _improvement(one: Standing, other: Standing, rng: np.random.Generator) -> Improvement:
-    """Return which of two experiments is more probably better, the first when both are equal."""
-    forward = statistics.probability_of_improvement(np.array(one.scores), np.array(other.scores))
-    better, than = (one, other) if forward >= 0.5 else (other, one)
+def _improvement(first: Standing, second: Standing, rng: np.random.Generator) -> Improvement:
+    """Return which of two experiments is more probably better; of equals the first."""
+    forward = statistics.probability_of_improvement(np.array(first.scores), np.array(second.scores))
+    better, than = (first, second) if forward >= 0.5 else (second, first)
     x, y = np.array(better.scores), np.array(than.scores)
     enough = min(len(x), len(y)) >= statistics.FEWEST_SEEDS
     return Improvement(
@@ -276,10 +284,10 @@ def target_of(groups: Sequence[Sequence[Curve]], fraction: float) -> float | Non
 
 
 def median_steps(steps: Sequence[float | None]) -> float | None:
-    """Return the median of the steps that runs needed; None when the median run never arrived."""
-    # A run that never arrived is later than all others; leaving it out would favour experiments
-    # that often fail.
-    median = float(np.median([np.inf if one is None else one for one in steps]))
+    """Return the median steps to the target; None if the median run never reached it."""
+    # A run that never reached the target counts as later than all others; leaving it out would
+    # favour experiments that often fail.
+    median = float(np.median([np.inf if step is None else step for step in steps]))
     return median if np.isfinite(median) else None
 
 
@@ -287,9 +295,9 @@ def _common_steps(curves: Sequence[Curve]) -> tuple[float, float]:
     """Return the first and the last step between which curves are compared."""
     if not curves:
         return 0.0, 0.0
-    # The earliest of the last steps: beyond it some curve says nothing any more.
+    # The earliest of the last steps: beyond it, some curve has ended.
     return min(float(c.steps[0]) for c in curves), min(float(c.steps[-1]) for c in curves)
 
 
 def _curves_of(outcomes: Iterable[Outcome]) -> list[Curve]:
-    return [one.curve for one in outcomes if one.curve is not None]
+    return [outcome.curve for outcome in outcomes if outcome.curve is not None]

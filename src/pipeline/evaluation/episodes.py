@@ -102,16 +102,16 @@ def evaluate(
     while True:
         decisions = _observe(env, policies, counters, episodes)
         before, ended = ended, sum(counter.n_ended for counter in counters.values())
-        n_asked = episodes * len(counters)
-        if counters and ended == n_asked:
+        n_episodes = episodes * len(counters)
+        if counters and ended == n_episodes:
             break
-        # Of counted episodes alone: agents beside them may end again and again.
+        # Only counted episodes reset it: those of other agents may end again and again.
         idle_steps = idle_steps + 1 if ended == before else 0
         if idle_steps > STEP_LIMIT:
             raise StageError(
                 f"evaluate: no counted episode ended within {STEP_LIMIT} steps of the environment "
-                f"({ended} of {n_asked} ended, behaviors {sorted(counters)}); give the environment "
-                "a step limit"
+                f"({ended} of {n_episodes} ended, behaviors {sorted(counters)}); give the "
+                "environment a step limit"
             )
         for name, steps in decisions.items():
             if len(steps):
@@ -129,7 +129,7 @@ def _observe(
     counters: dict[str, _Counter],
     episodes: int,
 ) -> dict[str, DecisionSteps]:
-    """Count what the environment sent; gives the agents that wait for an action."""
+    """Count the environment's latest steps; return the agents that wait for an action."""
     decisions = {}
     for name in list(env.behavior_specs):
         policy = _policy_of(name, policies)
@@ -176,10 +176,10 @@ class _Counter:
         is left out, as it is in training.
         """
         agents = steps.agent_id.tolist()
-        # First, so that a reward which comes with a first decision is not counted.
+        # Before new agents are added, so that a reward with a first decision is not counted.
         self._add(agents, steps)
         for agent in agents:
-            # Agents that begin later play on beside those that count.
+            # Agents that begin later play too, but do not count.
             if self._n_started == len(self._return):
                 break
             if agent not in self.running:
@@ -215,7 +215,7 @@ class _Counter:
     def _add(
         self, agents: list[int], steps: DecisionSteps | TerminalSteps
     ) -> tuple[list[int], list[int]]:
-        """Add rewards of the agents that are counted; gives their slots and rows."""
+        """Add the rewards of counted agents; return their slots and rows."""
         rows = [row for row, agent in enumerate(agents) if agent in self.running]
         slots = [self.running[agents[row]] for row in rows]
         reward = steps.reward[rows].astype(np.float64) + steps.group_reward[rows]

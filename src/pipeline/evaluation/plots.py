@@ -1,7 +1,7 @@
 """Figures: returns of episodes, learning curves over seeds, and experiments beside each other.
 
-Equal data give equal bytes with one version of matplotlib: no dates, a fixed resolution, the fonts
-that come with it, and a style that a user's own settings do not reach. No display is used.
+Equal data give equal bytes with one version of matplotlib: no dates, a fixed resolution, its own
+fonts, and a style that ignores the user's settings. No display is used.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ class Curves:
         n = len(self.steps)
         if n <= _MOST_POINTS:
             return self
-        kept = np.unique(np.linspace(0, n - 1, _MOST_POINTS).round().astype(np.int64))
-        return Curves(steps=self.steps[kept], values=self.values[:, kept])
+        indices = np.unique(np.linspace(0, n - 1, _MOST_POINTS).round().astype(np.int64))
+        return Curves(steps=self.steps[indices], values=self.values[:, indices])
 
 
 def align_curves(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> Curves:
     """Bring the (steps, values) of several seeds onto common steps by linear interpolation.
 
-    Only steps that every seed reached are kept: where seeds come and go, a mean over those present
-    jumps without anything having been learnt.
+    Only steps that every seed reached are kept: where a seed's curve begins or ends, the mean over
+    the seeds would jump without any learning.
     """
     arrays = [(np.asarray(s, dtype=np.float64), np.asarray(v, dtype=np.float64)) for s, v in curves]
     first = max(steps[0] for steps, _ in arrays)
@@ -128,12 +128,12 @@ def plot_learning_curves(
             axes.axhline(target, color=MUTED, linewidth=1.0, linestyle=":", label="target")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 1.5M
         axes.margins(x=0.01)
-        # Every seed's values; a band may reach far beyond and is cut.
+        # The range of every seed's values; a band may reach far beyond it and is cut.
         axes.set_ylim(*value_range([group.values for group in curves.values()]))
 
 
 def _draw_curves(axes: Any, index: int, name: str, group: Curves) -> None:
-    # Another style when the colors begin again.
+    # Another line style when the colors repeat.
     look = {"color": color(index), "linestyle": _LINES[index // len(COLORS) % len(_LINES)]}
     label = f"{name} ({seed_count(len(group.values))})"
     group = group.thinned()  # the eye sees no more points, and each takes a bootstrap
@@ -152,20 +152,20 @@ def _draw_curves(axes: Any, index: int, name: str, group: Curves) -> None:
 def plot_standings(path: Path, standings: Sequence[Standing], *, title: str) -> None:
     """Draw each seed's score as a dot, with interquartile mean and interval, as PNG."""
     label = "Return: seeds (dots), interquartile mean and its 95 % interval (bar)"
-    with _rows(path, title, label, [one.experiment for one in standings]) as axes:
-        for row, one in enumerate(standings):
-            _draw_estimate(axes, row, one.iqm, one.interval, color(row))
+    with _rows(path, title, label, [standing.experiment for standing in standings]) as axes:
+        for row, standing in enumerate(standings):
+            _draw_estimate(axes, row, standing.iqm, standing.interval, color(row))
             dot = {"markersize": 4.5, "alpha": 0.8, "mec": "white", "mew": 0.6}
-            axes.plot(one.scores, [row] * len(one.scores), "o", color=color(row), **dot)
+            axes.plot(standing.scores, [row] * len(standing.scores), "o", color=color(row), **dot)
 
 
 def plot_improvements(path: Path, improvements: Sequence[Improvement], *, title: str) -> None:
     """Draw the probability that one experiment is better than another, with its interval."""
-    names = [f"{one.better}  >  {one.than}" for one in improvements]
+    names = [f"{improvement.better}  >  {improvement.than}" for improvement in improvements]
     label = "Probability that a run of the first does better"
     with _rows(path, title, label, names) as axes:
-        for row, one in enumerate(improvements):
-            _draw_estimate(axes, row, one.probability, one.interval, color(0))
+        for row, improvement in enumerate(improvements):
+            _draw_estimate(axes, row, improvement.probability, improvement.interval, color(0))
         axes.axvline(0.5, color=MUTED, linewidth=1.0, linestyle=":")  # no difference
         axes.set_xlim(-0.02, 1.02)
 
@@ -182,7 +182,7 @@ def _draw_estimate(
 
 @contextlib.contextmanager
 def _rows(path: Path, title: str, x_label: str, names: Sequence[str]) -> Iterator[Any]:
-    """Give axes with a row for each name, the first at the top, and write them as PNG."""
+    """Yield axes with a row for each name, the first at the top, and write them as PNG."""
     height = 1.15 + _ROW * max(len(names), 1)
     with _axes(path, title, x_label, "", height=height, grid="x") as axes:
         axes.set_yticks(range(len(names)), names)
@@ -229,7 +229,7 @@ def _axes(
     height: float = SIZE[1],
     grid: Literal["x", "y"] = "y",
 ) -> Iterator[Any]:
-    """Give empty axes in our style, whatever the user's own is, and write them as PNG."""
+    """Yield empty axes in our style, not the user's, and write them as PNG."""
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

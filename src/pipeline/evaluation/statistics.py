@@ -67,7 +67,7 @@ def summarize(values: Sequence[float] | NDArray[np.floating[Any]]) -> Summary:
     std = half = None
     if n > 1:
         std = float(sample.std(ddof=1))
-        # Student's t and not 1.96: few values know little of their own spread.
+        # Student's t and not 1.96: few values estimate their spread poorly.
         half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * std / math.sqrt(n)
     return Summary(
         n=n,
@@ -92,8 +92,8 @@ def interquartile_means(values: NDArray[np.floating[Any]]) -> FloatArray:
     if n == 0:
         raise ValueError("an interquartile mean needs at least one value")
     cut = n // 4
-    kept: FloatArray = ordered[..., cut : n - cut].mean(axis=-1)
-    return kept
+    means: FloatArray = ordered[..., cut : n - cut].mean(axis=-1)
+    return means
 
 
 def probability_of_improvement(x: FloatArray, y: FloatArray) -> float:
@@ -133,7 +133,7 @@ def tolerance_interval(scores: FloatArray) -> tuple[float, float] | None:
         ordered = np.sort(scores)
         return float(ordered[left_out - 1]), float(ordered[n - left_out])
     mean = float(scores.mean())
-    # The new seed varies as those do, and their mean is not known exactly: 1 + 1 / n variances.
+    # The new seed varies like the others, and their mean is an estimate: 1 + 1 / n variances.
     half = float(stdtrit(n - 1, (1 + HELD) / 2) * scores.std(ddof=1) * math.sqrt(1 + 1 / n))
     return mean - half, mean + half
 
@@ -142,7 +142,7 @@ def improvement_interval(
     x: FloatArray, y: FloatArray, rng: np.random.Generator
 ) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of `probability_of_improvement`."""
-    # Each group is drawn by itself, so the one with more runs does not outweigh the other.
+    # Each group is drawn by itself, so a group with more runs does not outweigh the other.
     return _ends(_improvements(_drawn(x, rng), _drawn(y, rng)))
 
 
@@ -152,7 +152,7 @@ def iqm_band(curves: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, 
     Whole curves of [seeds, points] are drawn, so that points stay together.
     """
     n_seeds, n_points = curves.shape
-    # Drawn once for all points: a band of points that were drawn each by itself would be ragged.
+    # Drawn once for all points: separate draws for each point would give a ragged band.
     drawn = rng.integers(0, n_seeds, (DRAWS, n_seeds), dtype=np.int64)
     ends = np.empty((2, n_points))
     # Point by point: all points at once would take draws * seeds * points numbers.
@@ -162,7 +162,7 @@ def iqm_band(curves: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, 
 
 
 def detectable_difference(groups: Sequence[FloatArray]) -> float | None:
-    """Return how far two experiments must lie apart to be told apart in four of five repetitions.
+    """Return the difference of two experiments that four of five repetitions would detect.
 
     The difference of means at which Student's two-sample t-test at 5 % has a power of 80 %, given
     the spread that seeds have within the groups (pooled) and the fewest seeds of a group (Cohen
@@ -193,17 +193,17 @@ def detectable_difference(groups: Sequence[FloatArray]) -> float | None:
 
 
 def caution(n_seeds: int) -> str:
-    """Return what few seeds mean for the intervals; empty when there are enough."""
+    """Return a warning about intervals of few seeds; empty if there are enough."""
     if n_seeds < FEWEST_SEEDS:
-        what = "1 seed is" if n_seeds == 1 else f"{n_seeds} seeds are"
-        return f"{what} too few for an interval"
+        subject = "1 seed is" if n_seeds == 1 else f"{n_seeds} seeds are"
+        return f"{subject} too few for an interval"
     if n_seeds < ENOUGH_SEEDS:
         return f"{n_seeds} seeds: the interval is wide, and still too narrow for its 95 %"
     return ""
 
 
 def _drawn(scores: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """[draws, n] of [n] scores."""
+    """Return bootstrap samples [draws, n] of [n] scores."""
     if not len(scores):
         raise ValueError("a bootstrap needs at least one score")
     return scores[rng.integers(0, len(scores), (DRAWS, len(scores)), dtype=np.int64)]
@@ -215,7 +215,7 @@ def _ends(drawn: FloatArray) -> tuple[float, float]:
 
 
 def _improvements(x: FloatArray, y: FloatArray) -> FloatArray:
-    """[draws, n] and [draws, m] scores to [draws] probabilities."""
+    """Return [draws] probabilities of improvement for [draws, n] and [draws, m] scores."""
     x, y = x[:, :, None], y[:, None, :]
     shares: FloatArray = ((x > y) + 0.5 * (x == y)).mean(axis=(1, 2))
     return shares

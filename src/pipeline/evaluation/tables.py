@@ -25,33 +25,38 @@ PAIRS_HEADER = ("More probably better", "Than", "Probability", "95 % interval")
 
 
 def rows(task: Task, *, wall_clock: bool = False) -> list[tuple[str, ...]]:
-    """Return the cells below `HEADER`, and `WALL_CLOCK` where asked, a row per experiment."""
+    """Return a row per experiment, under `HEADER` and with `wall_clock` also `WALL_CLOCK`."""
     table: list[tuple[str, ...]] = []
-    for one in task.standings:
+    for standing in task.standings:
         cells = (
-            one.experiment,
-            str(len(one.seeds)),
-            number(one.iqm),
-            ends(one.interval),
-            ends(one.tolerance),
-            number(one.mean),
-            _steps(one),
-            "-" if one.area is None else number(one.area),
+            standing.experiment,
+            str(len(standing.seeds)),
+            number(standing.iqm),
+            ends(standing.interval),
+            ends(standing.tolerance),
+            number(standing.mean),
+            _steps(standing),
+            "-" if standing.area is None else number(standing.area),
         )
-        table.append((*cells, duration(one.seconds)) if wall_clock else cells)
+        table.append((*cells, duration(standing.seconds)) if wall_clock else cells)
     return table
 
 
 def pairs(task: Task) -> list[tuple[str, ...]]:
-    """Return the cells below `PAIRS_HEADER`."""
+    """Return the rows under `PAIRS_HEADER`."""
     return [
-        (one.better, one.than, f"{one.probability:.2f}", ends(one.interval))
-        for one in task.improvements
+        (
+            improvement.better,
+            improvement.than,
+            f"{improvement.probability:.2f}",
+            ends(improvement.interval),
+        )
+        for improvement in task.improvements
     ]
 
 
 def notes(task: Task) -> list[str]:
-    """Return sentences that say what the numbers are."""
+    """Return sentences that explain the numbers."""
     sentences = [
         "Returns are of the exported policies, with deterministic actions."
         if task.score == EVALUATED
@@ -63,7 +68,7 @@ def notes(task: Task) -> list[str]:
             f"{task.fraction * 100:.0f} % of the way from the lowest start to the best end."
         )
     if task.detectable is not None:
-        fewest = min(len(one.seeds) for one in task.standings if len(one.seeds) > 1)
+        fewest = min(len(standing.seeds) for standing in task.standings if len(standing.seeds) > 1)
         sentences.append(
             f"With {fewest} seeds, a difference of means below {number(task.detectable)} would not "
             "be seen (t-test at 5 %, power 80 %, spread as within these experiments)."
@@ -72,29 +77,46 @@ def notes(task: Task) -> list[str]:
 
 
 def cautions(task: Task) -> list[str]:
-    """Return which experiments have few seeds or are not exact, and what that means."""
+    """Return warnings about experiments with few seeds or inexact resumes."""
     by_caution: dict[str, list[str]] = {}
-    for one in task.standings:
-        if caution := statistics.caution(len(one.seeds)):
-            by_caution.setdefault(caution, []).append(one.experiment)
-    few = [f"{', '.join(names)}: {caution}." for caution, names in by_caution.items()]
-    return few + [
-        f"{one.experiment}, seed {', '.join(map(str, one.not_exact))}: interrupted and not resumed "
-        "exactly, so another run of it gives other numbers."
-        for one in task.standings
-        if one.not_exact
+    for standing in task.standings:
+        if caution := statistics.caution(len(standing.seeds)):
+            by_caution.setdefault(caution, []).append(standing.experiment)
+    sentences = [f"{', '.join(names)}: {caution}." for caution, names in by_caution.items()]
+    return sentences + [
+        f"{standing.experiment}, seed {', '.join(map(str, standing.not_exact))}: interrupted and "
+        "not resumed exactly, so another run of it gives other numbers."
+        for standing in task.standings
+        if standing.not_exact
     ]
 
 
 def standing_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:
-    """Return a flat record for each experiment and task; what is not known is None."""
+    """Return a flat record for each experiment and task; unknown values are None."""
     records = []
     for task in tasks:
-        for one in task.standings:
+        for standing in task.standings:
             values = (
-                *(task.environment, task.behavior, one.experiment, len(one.seeds), task.score),
-                *(one.iqm, *(one.interval or _UNKNOWN), *(one.tolerance or _UNKNOWN), one.mean),
-                *(task.target, one.reached, one.steps_to_target, one.area, one.seconds),
+                *(
+                    task.environment,
+                    task.behavior,
+                    standing.experiment,
+                    len(standing.seeds),
+                    task.score,
+                ),
+                *(
+                    standing.iqm,
+                    *(standing.interval or _UNKNOWN),
+                    *(standing.tolerance or _UNKNOWN),
+                    standing.mean,
+                ),
+                *(
+                    task.target,
+                    standing.reached,
+                    standing.steps_to_target,
+                    standing.area,
+                    standing.seconds,
+                ),
             )
             columns = (*STANDING_COLUMNS, WALL_CLOCK_COLUMN)
             records.append(dict(zip(columns, values, strict=True)))
@@ -105,8 +127,13 @@ def pair_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:
     """Return a flat record for each pair of experiments on a task."""
     records = []
     for task in tasks:
-        for one in task.improvements:
-            pair = (one.better, one.than, one.probability, *(one.interval or _UNKNOWN))
+        for improvement in task.improvements:
+            pair = (
+                improvement.better,
+                improvement.than,
+                improvement.probability,
+                *(improvement.interval or _UNKNOWN),
+            )
             values = (task.environment, task.behavior, *pair)
             records.append(dict(zip(PAIR_COLUMNS, values, strict=True)))
     return records
@@ -154,24 +181,24 @@ def ends(interval: tuple[float, float] | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Format seconds as a person says them."""
+    """Format seconds for people, such as `2 h 05 min`."""
     if seconds is None:
         return "-"
-    whole = round(seconds)
-    if whole < 120:
+    rounded = round(seconds)
+    if rounded < 120:
         return f"{seconds:.1f} s"
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {whole % 60:02d} s"
+    hours, minutes = divmod(rounded // 60, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rounded % 60:02d} s"
 
 
-def _steps(one: Standing) -> str:
-    if not one.curves:
+def _steps(standing: Standing) -> str:
+    if not standing.curves:
         return "-"
-    n = len(one.curves)
-    if one.steps_to_target is None:
-        return f"not reached ({one.reached} of {n} seeds)"
-    shown = f"{one.steps_to_target:,.0f}"
-    return shown if one.reached == n else f"{shown} ({one.reached} of {n} seeds)"
+    n = len(standing.curves)
+    if standing.steps_to_target is None:
+        return f"not reached ({standing.reached} of {n} seeds)"
+    text = f"{standing.steps_to_target:,.0f}"
+    return text if standing.reached == n else f"{text} ({standing.reached} of {n} seeds)"
 
 
 def _cell(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Film episodes: play them again where they can be drawn, and write what is seen as GIF or MP4.
+"""Film episodes: play them again where they can be drawn, and write the pictures as GIF or MP4.
 
-The episodes that count have been played by then, so that filming cannot change them; that the same
-episodes come again is checked. Only the area of the filmed agent is drawn.
+The counted episodes have been played before, so filming cannot change them. The replay must give
+the same episodes, which is checked. Only the area of the filmed agent is drawn.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 FRAMES_PER_S = 20
 MOST_FRAMES = 240
-"""Of a longer episode every second step is shown, or every fourth, and so on."""
+"""A longer episode is shown by every second step, or every fourth, and so on."""
 LONGEST_SIDE = 400
 """Pixels; larger pictures are reduced."""
 _COLORS = 96
 
 
 def check(program: Path, targets: Iterable[Path]) -> None:
-    """Refuse, before anything is played, videos that could not be written in the end.
+    """Refuse videos that could not be written, before any episode is played.
 
     Raises:
-        SettingsError: A name has another ending, or what writes MP4 is not installed.
+        SettingsError: A name has another ending, or the package for MP4 is not installed.
         StageError: The executable is not ours.
     """
     for path in targets:
@@ -60,12 +60,13 @@ def check(program: Path, targets: Iterable[Path]) -> None:
 def choose(episodes: Sequence[Episode]) -> dict[str, Episode]:
     """Return the `median` and the `best` episode by return, of the first behavior by name.
 
-    Of an even number the lower of the two in the middle is the median; of equals, the first one.
+    With an even number the median is the lower of the middle two; of equal returns the first
+    counts as the best.
     """
-    first = min(one.behavior for one in episodes)
+    first = min(episode.behavior for episode in episodes)
     ranked = sorted(
-        (one for one in episodes if one.behavior == first),
-        key=lambda one: (one.episode_return, -one.index),
+        (episode for episode in episodes if episode.behavior == first),
+        key=lambda episode: (episode.episode_return, -episode.index),
     )
     return {"median": ranked[(len(ranked) - 1) // 2], "best": ranked[-1]}
 
@@ -81,14 +82,14 @@ def film(
 ) -> None:
     """Write a video of each episode in `wanted` to the file that is its key.
 
-    `played` are all episodes that counted, and `seed` is the one with which they were played.
+    `played` are all counted episodes, and `seed` is the seed with which they were played.
 
     Raises:
         SettingsError: The environment cannot be drawn.
-        StageError: The executable is not ours, or other episodes come when they are played again.
+        StageError: The executable is not ours, or the replay gives other episodes.
     """
-    # Opened anew with the same seed: filming must find the state that the counted episodes began
-    # with.
+    # Opened anew with the same seed: filming must begin from the same state as the counted
+    # episodes.
     simulator: Any = _opened(program, args, seed)
     reels = {path: _Reel() for path in wanted}
 
@@ -98,19 +99,19 @@ def film(
                 reels[path].see(partial(simulator.render, episode.agent))
 
     env = InProcessEnvironment(simulator)
-    # All episodes before the wanted one are played too, since they use up the same random
-    # numbers.
+    # All episodes before the wanted ones are played too, since they use the same random numbers.
     n_episodes = 1 + max(episode.index for episode in wanted.values())
     try:
-        again = evaluate(env, policies, episodes=n_episodes, seed=seed, on_running=see)
+        replayed = evaluate(env, policies, episodes=n_episodes, seed=seed, on_running=see)
     finally:
         env.close()
-    for one, other in zip(again, (e for e in played if e.index < n_episodes), strict=True):
-        if one != other:
+    for repeat, original in zip(replayed, (e for e in played if e.index < n_episodes), strict=True):
+        if repeat != original:
             raise StageError(
-                f"{program}: no video: episode {one.index} of {one.behavior} came to "
-                f"{other.episode_return:g} in {other.length} steps, and to {one.episode_return:g} "
-                f"in {one.length} when it was played again to be filmed. The environment draws "
+                f"{program}: no video: episode {repeat.index} of {repeat.behavior} came to "
+                f"{original.episode_return:g} in {original.length} steps, and to "
+                f"{repeat.episode_return:g} in {repeat.length} when it was played again to be "
+                "filmed. The environment draws "
                 "random numbers that its seed does not reach, or the executable was built with "
                 "other versions: build it again, or do without a video"
             )
@@ -151,17 +152,17 @@ def _opened(program: Path, args: Sequence[str], seed: int) -> Renderable:
 
 
 class _Reel:
-    """Pictures of an episode: every one, and of a long one every 2nd, 4th, 8th, ..."""
+    """Pictures of an episode: all, or for a long episode every 2nd, 4th, 8th, ..."""
 
     def __init__(self) -> None:
         self.frames: list[AnyArray] = []
         self._stride, self._n_seen = 1, 0
 
     def see(self, render: Callable[[], AnyArray]) -> None:
-        """Keep what `render` returns if it is the turn of this step."""
+        """Keep the picture of this step if its number fits the stride."""
         if self._n_seen % self._stride == 0:
             if len(self.frames) == MOST_FRAMES:
-                # Every second one of all, so that the distance between pictures stays even.
+                # Every second picture goes, so that the distances between pictures stay equal.
                 del self.frames[1::2]
                 self._stride *= 2
             if self._n_seen % self._stride == 0:
@@ -183,7 +184,7 @@ def _reduced(image: AnyArray) -> AnyArray:
 
 
 def write(path: Path, frames: Sequence[AnyArray]) -> None:
-    """Write pictures as a GIF or MP4, whole or not at all; the same ones give the same bytes.
+    """Write pictures as a GIF or MP4, whole or not at all; equal pictures give equal bytes.
 
     Args:
         path: ends in `.gif` or `.mp4`.
@@ -199,12 +200,13 @@ def write(path: Path, frames: Sequence[AnyArray]) -> None:
 def _gif(frames: Sequence[AnyArray]) -> bytes:
     from PIL import Image
 
-    # One palette for all: with one for each, every picture would be stored whole. Of the ways to
-    # choose it this one keeps colors that few pixels have.
-    whole = Image.fromarray(np.concatenate(frames))
-    palette = whole.quantize(_COLORS, method=Image.Quantize.MAXCOVERAGE)
+    # One palette for all: with a palette each, every picture would be stored whole. This method
+    # keeps colors that few pixels have.
+    all_frames = Image.fromarray(np.concatenate(frames))
+    palette = all_frames.quantize(_COLORS, method=Image.Quantize.MAXCOVERAGE)
     drawn = [
-        Image.fromarray(one).quantize(palette=palette, dither=Image.Dither.NONE) for one in frames
+        Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE)
+        for frame in frames
     ]
     buffer, shown_ms = io.BytesIO(), 1000 // FRAMES_PER_S
     drawn[0].save(buffer, "GIF", save_all=True, append_images=drawn[1:], duration=shown_ms, loop=0)

@@ -65,12 +65,12 @@ class OnnxPolicy:
         self._session = create_session(self._model, seed)
 
     def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:
-        """One action per agent of `steps`, in their order.
+        """Return one action per agent of `steps`, in their order.
 
         Raises:
             ExportError: The model lacks deterministic actions, or the observations do not fit it.
         """
-        expected = self._wanted(deterministic)
+        expected = self._output_names(deterministic)
         # Not every operator takes an empty batch.
         if len(steps) == 0:
             return self._actions({}, 0)
@@ -88,8 +88,7 @@ class OnnxPolicy:
             raise ExportError(f"{self._name}: ONNX Runtime cannot run it: {reason}") from error
         self._refuse_nonsense(result, len(steps))
         if self.description.memory_size:
-            # After the outputs are checked, so that what cannot be used is not remembered
-            # either.
+            # After the check of the outputs, so that no unusable memory is kept.
             self._memories.update(zip(agents, result["recurrent_out"], strict=True))
         return self._actions(result, len(steps))
 
@@ -98,7 +97,7 @@ class OnnxPolicy:
         for agent in agent_ids:
             self._memories.pop(agent, None)
 
-    def _wanted(self, deterministic: bool) -> list[str]:
+    def _output_names(self, deterministic: bool) -> list[str]:
         names = []
         if self.description.continuous_size:
             names.append("continuous_actions")
@@ -134,15 +133,15 @@ class OnnxPolicy:
         return feeds
 
     def _allowed(self, mask: list[BoolArray] | None, n_agents: int) -> FloatArray:
-        """The wire's masks say what is forbidden, the model's what is allowed."""
+        """Return the model's masks, 1 = allowed, from the wire's, True = forbidden."""
         size = sum(self.description.discrete_branches)
         if mask is None:
             return np.ones((n_agents, size), dtype=np.float32)
         return np.logical_not(np.concatenate(mask, axis=1)).astype(np.float32)
 
     def _recall(self, agents: list[int]) -> FloatArray:
-        """float32 [N, 1, memory]: each agent's memory, zeros for one that is new."""
-        # Put together anew for each call: other agents may ask each time, in another order.
+        """Return float32 [N, 1, memory]: each agent's memory, zeros for a new agent."""
+        # Collected for each call: other agents may ask each time, in another order.
         memory = np.zeros((len(agents), 1, self.description.memory_size), dtype=np.float32)
         for row, agent in enumerate(agents):
             if agent in self._memories:
@@ -150,7 +149,7 @@ class OnnxPolicy:
         return memory
 
     def _refuse_nonsense(self, result: dict[str, AnyArray], n_agents: int) -> None:
-        """Actions and memories that no environment could use."""
+        """Refuse actions and memories that no environment could use."""
         sizes = self.description.discrete_branches
         widths = {
             "continuous_actions": (self.description.continuous_size,),
@@ -182,11 +181,11 @@ class OnnxPolicy:
 
 
 def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[str] = ()) -> Any:
-    """An ONNX Runtime session on one thread, with every random operator seeded.
+    """Return an ONNX Runtime session on one thread, with every random operator seeded.
 
-    ONNX Runtime seeds such operators from a number of its whole process unless each carries a seed
-    of its own, so that is what a copy of the model gets. `extra_outputs` names float tensors inside
-    the graph that can be fetched, too.
+    ONNX Runtime seeds random operators from one number of the process, unless an operator has a
+    seed attribute; so a copy of the model gets one for each. `extra_outputs` names float tensors
+    inside the graph that can be fetched, too.
 
     Raises:
         ExportError: ONNX Runtime refuses the model.
@@ -199,18 +198,18 @@ def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[st
     copy.CopyFrom(model)
     for index, node in enumerate(copy.graph.node):
         if node.op_type in _RANDOM_OPERATORS:
-            kept = [attribute for attribute in node.attribute if attribute.name != "seed"]
-            # A seed of its own for each node, or two branches would draw the same numbers.
+            attributes = [attribute for attribute in node.attribute if attribute.name != "seed"]
+            # Another seed for each node, or two branches would draw the same numbers.
             node_seed = seeding.derive(seed, "onnx", index) % _LARGEST_EXACT_SEED
             del node.attribute[:]
-            node.attribute.extend([*kept, helper.make_attribute("seed", float(node_seed))])
+            node.attribute.extend([*attributes, helper.make_attribute("seed", float(node_seed))])
     for name in extra_outputs:
         copy.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     options = onnxruntime.SessionOptions()
     # One thread adds in one order, and small networks are not faster with more.
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # what it says of errors, they carry themselves
+    options.log_severity_level = 4  # fatal only: an exception carries its message
     try:
         return onnxruntime.InferenceSession(
             copy.SerializeToString(), options, providers=["CPUExecutionProvider"]

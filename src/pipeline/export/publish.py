@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pipeline.export.layout import TensorInfo
     from pipeline.export.recording import Recording
 
-# Float32 and other orders of addition: torch and ONNX Runtime agree to about this, relative to
-# the value; where the policy's own rounding is coarser, to about `ROUNDINGS` times that.
+# torch and ONNX Runtime add float32 numbers in other orders, so they agree to about this, relative
+# to the value; where the policy's rounding is coarser, to about `ROUNDINGS` times its rounding.
 TOLERANCE = 1e-5
 ROUNDINGS = 4
 MASK_DRAWS = 1000
@@ -107,7 +107,7 @@ def publish(
     recording: Recording,
     metadata: Mapping[str, str] | None = None,
 ) -> ExportReport:
-    """Write a policy to `target` if the file proves right; on failure nothing remains.
+    """Write a policy to `target` if the file passes all checks; on failure nothing remains.
 
     Unity does not read the `metadata`.
 
@@ -153,7 +153,7 @@ def publish(
 
 
 class _Check:
-    """Runs the written file beside what the trained policy did."""
+    """Compares the written file with what the trained policy did."""
 
     def __init__(self, policy: Policy, path: Path, target: Path, recording: Recording) -> None:
         self._target = target
@@ -161,13 +161,13 @@ class _Check:
         self._feeds, self._expected = recording.feeds, recording.expected
         self._rounding = recording.rounding
         self.n_rows = len(self._feeds["obs_0"])
-        # Inside the graph, to tell a real difference from two choices that are equally likely.
+        # Tensors inside the graph, to tell a real difference from two equally likely choices.
         self._logits = [logits_of(index) for index in range(len(self._branches))]
         self.errors = dict.fromkeys(_FLOATS, 0.0)
         self._session = create_session(load(path), 0, self._logits)
 
     def same_actions(self) -> int:
-        """Compare every row in every batch size, and all as one agent's; gives the ties."""
+        """Compare every row in every batch size, and all as one agent's steps; return the ties."""
         ties = 0
         for rows, is_first_pass in self._batches():
             feeds = {name: values[rows] for name, values in self._feeds.items()}
@@ -179,7 +179,7 @@ class _Check:
         return ties
 
     def _carry_on(self) -> None:
-        """Step by step from no memory, with the memory that the model itself returned."""
+        """Compare step by step, each with the memory that the model returned the step before."""
         # Comparing single rows cannot show an error that grows from step to step.
         memory = np.zeros_like(self._feeds[RECURRENT_IN][:1])
         for row in range(self.n_rows):
@@ -196,17 +196,17 @@ class _Check:
     def _compare(
         self, result: dict[str, AnyArray], rows: AnyArray, feeds: dict[str, AnyArray]
     ) -> int:
-        """Refuse what differs from the trained policy; notes the errors and gives the ties."""
-        for name, what in _FLOATS.items():
+        """Refuse outputs other than the trained policy's; note the errors and return the ties."""
+        for name, label in _FLOATS.items():
             if name in self._expected:
-                error = self._float_error(name, result, rows, what)
+                error = self._float_error(name, result, rows, label)
                 self.errors[name] = max(self.errors[name], error)
         if DISCRETE not in self._expected:
             return 0
         return self._discrete_ties(result, rows, feeds["action_masks"])
 
     def masks_hold(self) -> None:
-        """With one action allowed per branch, that one is always chosen."""
+        """Check that the only allowed action of a branch is always chosen."""
         if not self._branches:
             return
         for start in range(0, MASK_DRAWS, _CHUNK):
@@ -237,7 +237,10 @@ class _Check:
                 )
 
     def _batches(self) -> Iterator[tuple[AnyArray, bool]]:
-        """Row numbers: first all in large chunks, then a few in each small batch size."""
+        """Yield row numbers, and whether they are of the first pass, over all rows in large chunks.
+
+        A few rows in each small batch size follow.
+        """
         for start in range(0, self.n_rows, _CHUNK):
             yield np.arange(start, min(start + _CHUNK, self.n_rows)), True
         for size in _BATCH_SIZES:
@@ -246,7 +249,7 @@ class _Check:
                 yield np.arange(start, start + size) % self.n_rows, False
 
     def _float_error(
-        self, name: str, result: dict[str, AnyArray], rows: AnyArray, what: str
+        self, name: str, result: dict[str, AnyArray], rows: AnyArray, label: str
     ) -> float:
         expected = self._expected[name][rows].reshape(len(rows), -1)
         actual = result[name].reshape(len(rows), -1)
@@ -257,15 +260,15 @@ class _Check:
         if len(wrong):
             row, column = wrong[0]
             values = actual[row, column], expected[row, column]
-            self._fail(name, int(rows[row]), int(column), *values, what)
+            self._fail(name, int(rows[row]), int(column), *values, label)
         return float(error.max())
 
     def _least(self, tensor: str) -> float:
-        """The difference that is always allowed: that of two orders of addition."""
+        """Return the difference that is always allowed: rounding of two orders of addition."""
         return max(TOLERANCE, ROUNDINGS * self._rounding[tensor])
 
     def _discrete_ties(self, result: dict[str, AnyArray], rows: AnyArray, masks: FloatArray) -> int:
-        """Differences where both choices have the same logit; any other difference fails."""
+        """Count other choices with the same logit; fail at any other difference."""
         expected = self._expected[DISCRETE][rows]
         wrong = np.argwhere(result[DISCRETE] != expected)
         starts = np.cumsum((0, *self._branches))
@@ -282,10 +285,10 @@ class _Check:
         return len(wrong)
 
     def _fail(
-        self, output: str, row: int, column: int, actual: Any, expected: Any, what: str
+        self, output: str, row: int, column: int, actual: Any, expected: Any, label: str
     ) -> None:
         raise ExportError(
             f"{self._target}: not written: output {output}, row {row}, column {column} is "
-            f"{actual}, but {what} is {expected}; the graph that was written is not what the "
+            f"{actual}, but {label} is {expected}; the graph that was written is not what the "
             "network computes"
         )

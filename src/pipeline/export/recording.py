@@ -1,4 +1,4 @@
-"""What a trained policy does on observations: that which its exported file must do too."""
+"""What a trained policy does on observations, for comparison with its exported file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECURRENT_IN, RECURRENT_OUT = "recurrent_in", "recurrent_out"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Recording:
-    """What the trained policy saw and what it would do, deterministically, in N rows."""
+    """N rows of what the trained policy saw, and what it does deterministically."""
 
     feeds: dict[str, AnyArray]
     """[N, ...] by the names of the model's inputs. With memory the rows are successive steps of one
@@ -42,7 +42,7 @@ def record(
 
     Args:
         policy: on the CPU.
-        obs: [N, *shape] per observation, N at least 1; with memory those of successive steps.
+        obs: [N, *shape] per observation, N at least 1; with memory of successive steps.
         action_masks: [N, sum of branch sizes], 1 = allowed; None allows everything.
 
     Raises:
@@ -66,12 +66,12 @@ def record(
         feeds["action_masks"] = masks.astype(np.float32)
         allowed = torch.from_numpy(masks > 0)
     outputs = _outputs(policy, inputs, allowed)
-    # In float64, to know how far rounding alone may go. A copy: `double` changes the module.
-    exact = _outputs(deepcopy(policy).double(), [one.double() for one in inputs], allowed)
+    # In float64, to measure the error of rounding alone. A copy: `double` changes the module.
+    exact = _outputs(deepcopy(policy).double(), [tensor.double() for tensor in inputs], allowed)
     rounding = {
         name: float(np.abs(values - exact[name]).max())
         for name, values in outputs.items()
-        # A choice is not rounded; the logits tell how near it was to another.
+        # A choice is not rounded; the logits tell how near another choice was.
         if name != DISCRETE
     }
     expected = {
@@ -86,7 +86,7 @@ def record(
 def _outputs(
     policy: Policy, inputs: Sequence[Tensor], allowed: Tensor | None
 ) -> dict[str, AnyArray]:
-    """What the policy computes, by the names of the graph's tensors, logits with the rest."""
+    """Return what the policy computes, logits too, by the names of the graph's tensors."""
     import torch
 
     outputs, heads = {}, policy.actor.heads
@@ -106,12 +106,12 @@ def _outputs(
 
 
 def logits_of(branch: int) -> str:
-    """Name of the graph's tensor with the logits of a discrete branch."""
+    """Return the name of the graph's tensor with the logits of a discrete branch."""
     return f"branch.{branch}.out"
 
 
 def _carried(policy: Policy, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Hidden vectors [N, H] of one agent's N steps, and what it remembers after each [N, 1, M]."""
+    """Return hidden vectors [N, H] of one agent's N steps, and its memory after each [N, 1, M]."""
     import torch
 
     memory = obs[0].new_zeros(1, policy.memory_size)
@@ -124,12 +124,12 @@ def _carried(policy: Policy, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _n_rows(policy: Policy, obs: Sequence[FloatArray]) -> int:
-    expected = [one.shape for one in policy.spec.observation_specs]
+    expected = [spec.shape for spec in policy.spec.observation_specs]
     n_rows = {len(values) for values in obs}
     if [values.shape[1:] for values in obs] != expected or len(n_rows) != 1 or 0 in n_rows:
         raise ExportError(
-            f"export: recorded observations have shapes {[list(one.shape) for one in obs]}, wanted "
-            f"[rows, …] of {[list(shape) for shape in expected]} with the same rows, at least one; "
-            "record them with this behavior"
+            f"export: recorded observations have shapes {[list(array.shape) for array in obs]}, "
+            f"wanted [rows, …] of {[list(shape) for shape in expected]} with the same rows, at "
+            "least one; record them with this behavior"
         )
     return n_rows.pop()

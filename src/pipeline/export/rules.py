@@ -1,4 +1,4 @@
-"""What a model must keep to before we publish or run it, beside what Unity's loader looks at."""
+"""Rules for models that we publish or run, beyond the checks of Unity's loader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.export.contract import Finding
     from pipeline.protocol.specs import BehaviorSpec
 
-# Not those that `nets.onnx_graph` writes: who runs a model needs no networks.
+# Not imported from `nets.onnx_graph`: running a model needs no networks.
 PUBLISHED_OPSET = 9
 PUBLISHED_IR = range(4, 7)
 BATCH_AXIS = "batch"
@@ -79,7 +79,7 @@ def model_findings(
 ) -> list[Finding]:
     """Return all faults of a model from any exporter; empty when it has none.
 
-    Without the `spec` that it is to drive, checks that compare the two are left out.
+    Without the `spec` of the behavior it is to drive, checks that compare the two are left out.
 
     Raises:
         ExportError: The file cannot be read as ONNX, or a constant of it as numbers.
@@ -127,7 +127,7 @@ def _file_rules(model: onnx.ModelProto) -> Iterator[Finding]:
         yield error("publish-checker", f"onnx.checker: {str(problem).strip().splitlines()[0]}")
         return
     values = [*inferred.input, *inferred.value_info, *inferred.output]
-    shapes = [[dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in values]
+    shapes = [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values]
     if any(min(shape, default=0) < 0 for shape in shapes):
         yield error("publish-size", "a tensor has a negative size")
     # A symbolic axis counts as 1: one agent.
@@ -162,7 +162,7 @@ def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
 
 
 def _action_rules(model: onnx.ModelProto) -> Iterator[Finding]:
-    """Masks and actions as wide as the constants say."""
+    """Widths of masks and actions, which the constants give."""
     described = describe(model)
     branches = described.discrete_branches
     masks = described.inputs.get("action_masks")
@@ -183,7 +183,7 @@ def _action_rules(model: onnx.ModelProto) -> Iterator[Finding]:
 
 
 def _memory_rules(model: onnx.ModelProto) -> Iterator[Finding]:
-    """Shape of what a recurrent model takes and gives; neither without memory."""
+    """Shapes of memory inputs and outputs; there are none without memory."""
     described = describe(model)
     size = described.memory_size
     for name, declared in (
@@ -198,7 +198,7 @@ def _memory_rules(model: onnx.ModelProto) -> Iterator[Finding]:
 
 
 def _recurrent_batch(model: onnx.ModelProto) -> Iterator[Finding]:
-    """Earlier packages declare any batch for what is remembered."""
+    """Batch axis of the memory output, which earlier packages declare in any form."""
     declared = outputs(model).get("recurrent_out")
     if declared is not None and declared.shape[:1] != (BATCH_AXIS,):
         yield error("publish-memory", f"recurrent_out is {list(declared.shape)}, not [batch, …]")
@@ -214,12 +214,12 @@ def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     if unknown:
         yield error("publish-operators", f"operators outside the safe vocabulary: {unknown}")
     for node in model.graph.node:
-        given = {one.name: one for one in node.attribute}
-        if node.op_type == "RandomNormalLike" and "scale" in given and not given["scale"].f > 0.0:
-            # ONNX Runtime ends the whole process over such a one
-            yield error("publish-operators", f"random numbers of a spread of {given['scale'].f}")
-        if node.op_type == "Multinomial" and "sample_size" in given and given["sample_size"].i != 1:
-            yield error("publish-operators", f"{given['sample_size'].i} choices at once, not 1")
+        attrs = {attr.name: attr for attr in node.attribute}
+        if node.op_type == "RandomNormalLike" and "scale" in attrs and not attrs["scale"].f > 0.0:
+            # ONNX Runtime ends the whole process over such a node.
+            yield error("publish-operators", f"random numbers of a spread of {attrs['scale'].f}")
+        if node.op_type == "Multinomial" and "sample_size" in attrs and attrs["sample_size"].i != 1:
+            yield error("publish-operators", f"{attrs['sample_size'].i} choices at once, not 1")
     used = {name for node in model.graph.node for name in node.input}
     unused = [name for name in inputs(model) if name not in used]
     if unused:

@@ -1,4 +1,4 @@
-"""The two networks of on-policy methods: who acts, and how good the situation is."""
+"""The two networks of on-policy methods: the actor and the critic."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Sample(NamedTuple, Generic[AnyTensor]):
 class ActionHeads(nn.Module):
     """From hidden vectors to distributions over a behavior's actions.
 
-    Continuous ones are Gaussian, with the same sigma for every observation; `nets.squashed` has
-    those of SAC.
+    Continuous actions are Gaussian, with the same sigma for every observation; `nets.squashed` has
+    the heads of SAC.
     """
 
     def __init__(self, n_in: int, spec: ActionSpec) -> None:
@@ -94,7 +94,7 @@ class ActionHeads(nn.Module):
     def noise(self, n: int, generator: torch.Generator) -> list[Tensor]:
         """Random numbers of B = n agents' actions: [B, A] standard normal, [B, L] exponential.
 
-        Those of continuous actions come first, where there are any, then one for each branch.
+        The numbers of continuous actions come first, if there are any, then those of each branch.
         """
         sizes = [] if self.mu is None else [self.spec.continuous_size]
         sizes += self.spec.discrete_branches
@@ -103,17 +103,17 @@ class ActionHeads(nn.Module):
         return noise
 
     def draw(self, noise: Sequence[Tensor], generator: torch.Generator) -> None:
-        """Fill what `noise` gave with new numbers."""
+        """Fill the tensors that `noise` returned with new numbers."""
         exponential = iter(noise)
         if self.mu is not None:
             next(exponential).normal_(generator=generator)
-        for one in exponential:
-            one.exponential_(generator=generator)
+        for branch_noise in exponential:
+            branch_noise.exponential_(generator=generator)
 
     def choose(
         self, hidden: Tensor, allowed: Tensor | None, noise: Sequence[Tensor] | None
     ) -> Sample[Tensor]:
-        """Actions by what `noise` gave; the most likely ones if it is None."""
+        """Choose actions by the numbers of `noise`, or the most likely actions if it is None."""
         waiting = None if noise is None else list(noise)
         log_probs, entropies = [], []
         # [B, 0], on the device and of the type of the rest.
@@ -305,14 +305,14 @@ class Critic(nn.Module):
         self, obs: Sequence[Tensor], hidden: Tensor, sequences: SequenceState | None = None
     ) -> Tensor:
         """Values [B, signals]; `hidden` is the actor's, used when the body is shared."""
-        # A critic of its own looks at the observations again, and not at the actor's `hidden`.
+        # A critic with a body encodes the observations itself, and ignores the actor's `hidden`.
         if self.body is not None:
             hidden = apply_memory(self.body(obs), self.memory, sequences)
         values: Tensor = self.heads(hidden)
         return values
 
     def step(self, obs: Sequence[Tensor], memory: Tensor) -> Tensor:
-        """New memory [N, M] of agents with memory [N, M]; only for a critic with its own."""
+        """New memory [N, M] of agents with memory [N, M]; only for a critic with its own memory."""
         body = self.body
         if body is None:
             raise ValueError("a critic that shares the actor's body has no memory of its own")
@@ -320,7 +320,7 @@ class Critic(nn.Module):
 
 
 class ActorAndCritic:
-    """An actor and a critic over the same rows, in one product a layer where both are dense alone.
+    """An actor and a critic over the same rows; one product per layer if both are purely dense.
 
     Attributes:
         pairs: pairs of parameters, both of one shape, for `FlatAdam` to lay side by side.
@@ -349,8 +349,8 @@ class ActorAndCritic:
         if self._dense is None:
             hidden = actor(obs, actors)
             return hidden, critic(obs, hidden, critics)
-        features, valued = self._dense(actor.body.features(obs)[0]).unbind()
-        values: Tensor = critic.heads(apply_memory(valued, critic.memory, critics))
+        features, critic_features = self._dense(actor.body.features(obs)[0]).unbind()
+        values: Tensor = critic.heads(apply_memory(critic_features, critic.memory, critics))
         return apply_memory(features, actor.memory, actors), values
 
 

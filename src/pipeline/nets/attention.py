@@ -1,6 +1,6 @@
 """Variable-length observations: any number of entities become one vector (attention).
 
-Every entity is embedded together with what the agent knows of itself, the entities look at each
+Every entity is embedded together with what the agent knows of itself, the entities attend to each
 other in a residual block, and their mean is the result (the architecture: Baker et al. 2019, arXiv
 1909.07528; attention: Vaswani et al. 2017, arXiv 1706.03762). It depends neither on the order of
 the entities nor on how many unused rows follow them.
@@ -49,7 +49,7 @@ def is_padding(entities: Tensor) -> Tensor:
 
 
 class ResidualSelfAttention(nn.Module):
-    """Embeddings that look at each other, and the mean of what they see.
+    """Self-attention of embeddings in a residual block, and the mean of the results.
 
     Scores are divided by the root of the whole embedding size, not of a head's: trained models and
     published settings are made for that.
@@ -71,7 +71,7 @@ class ResidualSelfAttention(nn.Module):
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         """Embeddings x [B, N, E] and which are padding, bool [B, N], to [B, E].
 
-        What stands in padding has no effect; without any entity the result is zeros.
+        Padding has no effect; without any entity the result is zeros.
         """
         x, query, key, value = self.project(x)
         scores = self.scores(query, key) + (padding.to(x.dtype) * FORBIDDEN)[:, None, None]
@@ -87,27 +87,31 @@ class ResidualSelfAttention(nn.Module):
         seen = self._seen_to_onnx(graph, x, padding, n)
         y = graph.layer_norm(graph.node("Add", [seen, x]), axis=2)
         used = graph.node("Sub", [graph.scalar(1.0), padding])
-        kept = graph.node("Mul", [y, graph.reshape(used, (-1, n, 1), "entities.rows")])
-        total = graph.node("ReduceSum", [kept], axes=[1], keepdims=0)
+        masked = graph.node("Mul", [y, graph.reshape(used, (-1, n, 1), "entities.rows")])
+        total = graph.node("ReduceSum", [masked], axes=[1], keepdims=0)
         count = graph.node("ReduceSum", [used], axes=[1], keepdims=1)
         count = graph.node("Add", [count, graph.scalar(_COUNT_EPSILON)])
         return graph.node("Div", [total, count])
 
     def _seen_to_onnx(self, graph: OnnxGraph, x: str, padding: str, n: int) -> str:
-        """What each of n entities [batch, n, size] takes from all, [batch, n, size]."""
+        """Attention results of n entities [batch, n, size], [batch, n, size]."""
         shape = (-1, n, N_HEADS, self.size // N_HEADS)
         heads = graph.constant(np.array(shape), "entities.heads")
         layers = {"query": self.query, "key": self.key, "value": self.value}
         query, key, value = (
             graph.node(
                 "Transpose",
-                [graph.node("Reshape", [_each(graph, layer, x, f"entities.{name}"), heads])],
+                [
+                    graph.node(
+                        "Reshape", [_linear_per_entity(graph, layer, x, f"entities.{name}"), heads]
+                    )
+                ],
                 perm=[0, 2, 1, 3],
             )
             for name, layer in layers.items()
         )
-        # Importers of inference engines join two transpositions in a row, and wrongly; what stands
-        # between these two changes nothing and keeps them apart.
+        # Importers of inference engines join two transpositions in a row, and wrongly; the two
+        # nodes between them change nothing and keep them apart.
         one = graph.scalar(1.0)
         key = graph.node("Add", [graph.node("Sub", [key, one]), one])
         key = graph.node("Transpose", [key], perm=[0, 1, 3, 2])
@@ -121,7 +125,7 @@ class ResidualSelfAttention(nn.Module):
         seen = graph.node("MatMul", [weights, value])
         seen = graph.node("Transpose", [seen], perm=[0, 2, 1, 3])
         seen = graph.reshape(seen, (-1, n, self.size), "entities.merged")
-        return _each(graph, self.out, seen, "entities.out")
+        return _linear_per_entity(graph, self.out, seen, "entities.out")
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Embeddings [..., E] normalised, and their queries, keys and values, all [..., E]."""
@@ -132,20 +136,20 @@ class ResidualSelfAttention(nn.Module):
         return x, query, key, value
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
-        """How much each of Q asks for each of N: [B, Q, E] and [B, N, E] to [B, heads, Q, N]."""
+        """Scores of Q queries and N keys: [B, Q, E] and [B, N, E] to [B, heads, Q, N]."""
         return _heads(query * (1.0 / math.sqrt(self.size))) @ _heads(key).transpose(2, 3)
 
     def mix(self, scores: Tensor, value: Tensor) -> Tensor:
-        """What is seen [B, Q, E] with scores [B, heads, Q, N] of values [B, N, E]."""
+        """Attention results [B, Q, E], by scores [B, heads, Q, N] of values [B, N, E]."""
         return (softmax_of_few(scores) @ _heads(value)).transpose(1, 2).flatten(2)
 
     def residual(self, x: Tensor, seen: Tensor) -> Tensor:
-        """Normalised embeddings and what they saw, both [..., E], to what they become [..., E]."""
+        """New embeddings [..., E] from normalised ones and attention results, both [..., E]."""
         y = dense(seen, self.out.weight, self.out.bias)
         return nn.functional.layer_norm(y + x, (self.size,))
 
 
-def _each(graph: OnnxGraph, layer: nn.Linear, x: str, name: str) -> str:
+def _linear_per_entity(graph: OnnxGraph, layer: nn.Linear, x: str, name: str) -> str:
     """A dense layer on every entity [batch, n, in]."""
     bias = graph.weight(layer.bias, f"{name}.bias")
     return graph.node("Add", [graph.matmul(x, layer.weight, f"{name}.weight"), bias])
@@ -188,7 +192,7 @@ class EntityEncoder(nn.Module):
         embedded, paddings = [], []
         for layer, entities in zip(self._layers, observations, strict=True):
             padding = is_padding(entities)
-            # elsewhere to ask how many there are would be to wait
+            # on other devices, reading the number of entities would wait for the device
             if entities.device.type == "cpu" and not IS_TRACED.get():
                 n = _columns_in_use(padding)
                 entities, padding = entities[:, :n], padding[:, :n]  # noqa: PLW2901  # the rest is unused
@@ -234,6 +238,6 @@ class EntityEncoder(nn.Module):
 
 
 def _columns_in_use(padding: Tensor) -> int:
-    """Up to which column some row of bool [B, N] holds an entity; at least 1."""
+    """Return the number of columns of bool [B, N] up to the last entity of any row, at least 1."""
     used = (~padding).any(0).nonzero()
     return int(used[-1]) + 1 if len(used) else 1

@@ -44,7 +44,7 @@ class CompiledSteps:
     """Steps of an optimizer down one loss, in a program for each shape of minibatch.
 
     Where lengths differ from minibatch to minibatch, one program takes any of them. The same
-    program on the same machine gives the same bytes; against `backward` sums are in another order.
+    program on the same machine gives the same bytes; `backward` adds up sums in another order.
 
     Args:
         optimizer: what moves the parameters, and holds their gradient.
@@ -62,7 +62,7 @@ class CompiledSteps:
         *,
         max_norm: float | None = None,
     ) -> list[Tensor]:
-        """Move the parameters one step down the loss; the loss's other results.
+        """Move the parameters one step down the loss; return the loss's other results.
 
         Args:
             losses: a scalar to go down on and other results, from the columns, from parameters and
@@ -70,7 +70,7 @@ class CompiledSteps:
                 parameter as it was before the step only if the scalar depends on them, too.
             columns: [B, ...] and others, by name.
             lengths: of columns whose length differs from call to call, and is at least 2.
-            max_norm: what longer gradients are shortened to.
+            max_norm: norm that longer gradients are shortened to.
         """
         lengths, optimizer = lengths or {}, self._optimizer
         # Between processes the gradient is averaged before anything moves along it.
@@ -82,7 +82,7 @@ class CompiledSteps:
         key = (shapes, bool(lengths), max_norm, moves)
         moved = [optimizer.gradient, *(optimizer.next_move() if moves else ())]
         if key not in self._programs:
-            copies = [one.clone() for one in moved]  # tracing computes, too
+            copies = [tensor.clone() for tensor in moved]  # tracing computes, too
             self._programs[key] = self._compiled(losses, columns, lengths, copies, max_norm)
         with torch.no_grad():
             results = self._programs[key](list(columns.values()), *moved)
@@ -98,9 +98,10 @@ class CompiledSteps:
         moved: Sequence[Tensor],
         max_norm: float | None,
     ) -> Callable[..., list[Tensor]]:
-        """The program for columns of these shapes, called with them and with what it changes.
+        """Return the program for columns of these shapes.
 
-        That is the gradient, and where the program is to move by it, what `adam_step` takes.
+        It is called with the columns and with the tensors that it changes: the gradient, and if it
+        also moves the parameters, the arguments of `adam_step`.
         """
         began = time.perf_counter()
         columns = self._example(columns, lengths)
@@ -118,11 +119,11 @@ class CompiledSteps:
             gradient.copy_(_flat(parts, places, optimizer.flat.numel()))
             if move:
                 adam_step(gradient, *move, max_norm=max_norm)
-            return [one.detach() for one in results]
+            return [result.detach() for result in results]
 
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of parts of torch by others of it
-            again = IS_TRACED.set(True)
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch warns of its own calls
+            token = IS_TRACED.set(True)
             try:
                 with torch.enable_grad():
                     traced = make_fx(
@@ -131,7 +132,7 @@ class CompiledSteps:
                         _allow_non_fake_inputs=True,  # parameters are no inputs
                     )(list(columns.values()), *moved)
             finally:
-                IS_TRACED.reset(again)
+                IS_TRACED.reset(token)
             program = torch.compile(
                 traced.forward,  # a module's call costs as much as a layer
                 fullgraph=True,
@@ -140,8 +141,8 @@ class CompiledSteps:
                     # The key says all that could change; checking again costs as much as a layer.
                     "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
                     "compile_threads": 1,  # no processes that would outlive this one
-                    "size_asserts": False,  # of inputs, which the key has seen
-                    # What calls the parts is C++, too, and not Python.
+                    "size_asserts": False,  # the key has the sizes of inputs
+                    # The code that calls the compiled parts is C++, too, and not Python.
                     "cpp_wrapper": optimizer.gradient.device.type == "cpu",
                 },
             )
@@ -161,20 +162,22 @@ class CompiledSteps:
     def _example(
         self, columns: Mapping[str, Tensor], lengths: Mapping[str, Length]
     ) -> dict[str, Tensor]:
-        """Columns with their usual lengths: a program must not depend on which came first."""
+        """Return columns of usual lengths: a program must not depend on the first minibatch."""
         fixed = [
             values.shape[1:] if name in lengths else values.shape
             for name, values in columns.items()
         ]
         # Lengths that happen to be equal would be the same length to torch.
         parameters = self._optimizer.parameters
-        shapes = [*fixed, *(one.shape for one in (*parameters, self._optimizer.flat))]
-        taken = {n for shape in shapes for n in shape}
+        shapes = [*fixed, *(tensor.shape for tensor in (*parameters, self._optimizer.flat))]
+        used_lengths = {n for shape in shapes for n in shape}
         chosen: dict[Length, int] = {}
         for length in lengths.values():
             if length not in chosen:
-                chosen[length] = next(n for n in itertools.count(length.usual) if n not in taken)
-                taken.add(chosen[length])
+                chosen[length] = next(
+                    n for n in itertools.count(length.usual) if n not in used_lengths
+                )
+                used_lengths.add(chosen[length])
         return {
             name: values.new_zeros(chosen[lengths[name]], *values.shape[1:])
             if name in lengths
@@ -184,21 +187,23 @@ class CompiledSteps:
 
 
 def _flat(gradients: Sequence[Tensor], places: Sequence[Tensor], n: int) -> Tensor:
-    """Gradients at their places in a vector [n], 0 between them.
+    """Return the gradients at their places in a vector [n], 0 between them.
 
-    A pair's place holds those of its two parameters: where both are used, they add up.
+    A pair's place contains the places of its two parameters; where both are used, gradients add up.
     """
     starts = [place.storage_offset() for place in places]
     stops = [start + place.numel() for start, place in zip(starts, places, strict=True)]
     bounds = sorted({0, *starts, *stops, n})
     parts = []
     for low, high in itertools.pairwise(bounds):
-        here = [
+        overlapping = [
             gradient.flatten()[low - start : high - start]
             for gradient, start, stop in zip(gradients, starts, stops, strict=True)
             if start <= low and high <= stop
         ]
         parts.append(
-            functools.reduce(torch.add, here) if here else gradients[0].new_zeros(high - low)
+            functools.reduce(torch.add, overlapping)
+            if overlapping
+            else gradients[0].new_zeros(high - low)
         )
     return torch.cat(parts)

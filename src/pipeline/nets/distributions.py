@@ -73,7 +73,7 @@ def categorical_entropy(log_probs: Tensor) -> Tensor:
 
 
 def gumbel_scores(log_probs: Tensor, waiting: Tensor) -> Tensor:
-    """[B, L] whose largest number in a row is at an index drawn by log probabilities [B, L].
+    """Return scores [B, L]; the largest of a row is at an index drawn by its log probabilities.
 
     Args:
         log_probs: [B, L].

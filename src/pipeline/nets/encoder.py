@@ -1,4 +1,4 @@
-"""From observations to one hidden vector per agent: the part that actor and critic have alike."""
+"""From observations to one hidden vector per agent: the encoder that actor and critic have."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ class HyperLayer(nn.Module):
         return torch.bmm(x.unsqueeze(1), self._weights(goal)).squeeze(1)
 
     def _per_distinct(self, x: Tensor, goal: Tensor) -> Tensor:
-        # `which` [B] is the row's place among the distinct goals.
-        distinct, which = torch.unique(goal, dim=0, return_inverse=True)
+        # `goal_of_row` [B] is the row's place among the distinct goals.
+        distinct, goal_of_row = torch.unique(goal, dim=0, return_inverse=True)
         if len(distinct) > FEW_GOALS:
             return self._per_row(x, goal)
         # [n_in, goals * n_out]: one product for each row and goal; a row's own is picked below.
         side_by_side = self._weights(distinct).transpose(0, 1).flatten(1)
         y = (x @ side_by_side).view(len(x), len(distinct), self.n_out)
-        return y[torch.arange(len(x), device=x.device), which]
+        return y[torch.arange(len(x), device=x.device), goal_of_row]
 
     def _weights(self, goal: Tensor) -> Tensor:
         encoded = nn.functional.layer_norm(self.goal(goal), (self.weights.in_features,))
@@ -129,7 +129,7 @@ class ObservationEncoder(nn.Module):
     """Encodes observations, already normalised, into [B, hidden_units].
 
     Vector observations enter as they are, visual ones through their encoder, and all lists of
-    entities as one vector through attention; these are concatenated, that of attention last, and
+    entities as one vector through attention; these are concatenated, attention's vector last, and
     pass the dense layers. With a goal signal and `goal_conditioning_type: hyper` the last of those
     layers is a `HyperLayer`; a list of entities makes no weights, so that it is an input like other
     lists even if it is a goal signal. A recurrent layer is not part of it: `nets.memory` has that.
@@ -191,7 +191,7 @@ class ObservationEncoder(nn.Module):
         return self.head(*self.features(obs))
 
     def features(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """What the dense layers take beside actions [B, n], and the goal where it makes weights."""
+        """Input of the dense layers without actions [B, n], and the goal if it makes weights."""
         parts = list(obs)
         for index, encoder in self.encoders.items():
             parts[int(index)] = encoder(obs[int(index)])
@@ -235,7 +235,7 @@ class ObservationEncoder(nn.Module):
         return self.hyper.to_onnx(graph, hidden, graph.concat([parts[i] for i in self.goals]))
 
     def _with_entities(self, parts: Sequence[Tensor], attention: EntityEncoder) -> Tensor:
-        """The parts of fixed size side by side [B, own], then what attention makes of the rest."""
+        """Join the parts of fixed size [B, own], and the attention result of lists of entities."""
         fixed = [values for i, values in enumerate(parts) if i not in self.entities]
         flat = torch.cat(fixed, dim=1) if fixed else None
         crowd: Tensor = attention(flat, [parts[i] for i in self.entities])
@@ -245,20 +245,20 @@ class ObservationEncoder(nn.Module):
 def dense_pairs(
     first: ObservationEncoder, second: ObservationEncoder | None
 ) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """Return what two encoders can compute as a `DensePair`; nothing if not all is dense.
+    """Return the parameters of two encoders in pairs, for a `DensePair`; empty if not all is dense.
 
     Args:
-        first: one of them.
-        second: of the same observations and settings; None where there is but one.
+        first: an encoder.
+        second: an encoder of the same observations and settings; None if there is only one.
     """
-    other = first.encoders or first.attention is not None or first.hyper is not None
-    if second is None or other:
+    has_other_parts = first.encoders or first.attention is not None or first.hyper is not None
+    if second is None or has_other_parts:
         return []
     return list(zip(first.dense.parameters(), second.dense.parameters(), strict=True))
 
 
 def _refuse_unless_entities(index: int, spec: ObservationSpec) -> None:
-    """Of ranks other than 1 and 3 only a list of entities has a network."""
+    """Refuse an observation of another rank than 1 or 3 unless it is a list of entities."""
     if len(spec.shape) == 2 and tuple(spec.dimension_property) == ENTITIES:
         return
     flags = [DimensionProperty(flag).name for flag in spec.dimension_property]

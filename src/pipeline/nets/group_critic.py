@@ -1,10 +1,10 @@
 """The critic of a group: values of what all its members see, and of what some of them do.
 
 Every member is an entity. It is embedded from what it observes, or from what it observes and does;
-the entities look at each other, and their mean passes dense layers (Cohen et al. 2021, arXiv
+the entities attend to each other, and their mean passes dense layers (Cohen et al. 2021, arXiv
 2111.05992, section 4). The same member stands in several sets: once in the group's value, and in
-every mate's baseline. So its observation is encoded, embedded, and projected once; what any member
-could ask any other is computed once per group, and the sets only pick from that.
+every mate's baseline. So its observation is encoded, embedded, and projected once; attention scores
+between all members are computed once per group, and the sets only pick from them.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ if TYPE_CHECKING:
 class GroupLayout:
     """M groups of at most N members each, V members in all, one group after another.
 
-    A *set* of a group is what one estimate looks at: for the value all its members as they see, and
-    for the baseline of a member itself as it sees and the others as they see and do.
+    A *set* has the embeddings that one estimate is computed from. The set of a group's value has
+    all members, by what they observe. The set of a member's baseline has that member by what it
+    observes, and its mates by what they observe and do.
     """
 
     size: int
     """N."""
     wanted: Tensor | None = None
-    """int64 [K] which values are asked for: m (1 + N) is that of group m, and n + 1 more the
-    baseline of its member n. None for the value of each group, and no baselines."""
+    """int64 [K] which estimates to compute: m (1 + N) is the value of group m, and n + 1 more is
+    the baseline of its member n. None for the value of each group, and no baselines."""
     partial: PartialGroups | None = None
-    """Who is there; None where all groups are full."""
+    """Which members are present; None if all groups are full."""
 
     @staticmethod
     def of(
@@ -69,7 +70,9 @@ class GroupLayout:
 
     def over(self, columns: Mapping[str, Tensor]) -> GroupLayout:
         """The same with the tensors that `columns` gives by name."""
-        names = [] if self.partial is None else [one.name for one in fields(self.partial)]
+        names = (
+            [] if self.partial is None else [attribute.name for attribute in fields(self.partial)]
+        )
         return GroupLayout(
             size=self.size,
             wanted=columns.get("wanted"),
@@ -79,28 +82,28 @@ class GroupLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialGroups:
-    """Who is there in groups with absent members, and the E entries that they are in K wanted sets.
+    """Which members of groups are present, and their E entries in the K wanted sets.
 
-    A member that is there has an entry in each wanted set of its group.
+    A present member has an entry in each wanted set of its group.
     """
 
     present: Tensor
     """bool [M, N] where there is a member."""
     place: Tensor
-    """int64 [V, kinds] where in [M kinds N] the embeddings of each member stand."""
+    """int64 [V, kinds] index of each member's embeddings in [M kinds N]."""
     count: Tensor
     """int64 [K, 1] entries of each set."""
     owner: Tensor
-    """int64 [E] which of the K sets each entry is of."""
+    """int64 [E] set of each entry, of the K sets."""
     row: Tensor
-    """int64 [E] where it stands in [M sets N], what the members of all sets see."""
+    """int64 [E] index of the entry in [M sets N], the attention results of all sets' members."""
     embedding: Tensor
-    """int64 [E] where its embedding stands in [M kinds N]."""
+    """int64 [E] index of the entry's embedding in [M kinds N]."""
 
     @property
     def columns(self) -> dict[str, Tensor]:
         """Its tensors by name."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        return {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
 
     @staticmethod
     def of(
@@ -108,23 +111,23 @@ class PartialGroups:
     ) -> PartialGroups:
         """As for `GroupLayout.of`."""
         n_groups, N = present.shape
-        who = np.arange(N) if wanted is None else _sets(N).flatten().numpy()
+        embedding_of_place = np.arange(N) if wanted is None else _sets(N).flatten().numpy()
         n_sets, n_kinds = (1, 1) if wanted is None else (1 + N, 2)
-        kept = np.arange(n_groups) if wanted is None else wanted
-        group = kept // n_sets
-        there = present[group]
-        owner, member = there.nonzero()
-        row = kept[owner] * N + member
-        embedding = group[owner] * (n_kinds * N) + who[row % len(who)]
+        wanted_sets = np.arange(n_groups) if wanted is None else wanted
+        group = wanted_sets // n_sets
+        present_in_set = present[group]
+        owner, member = present_in_set.nonzero()
+        row = wanted_sets[owner] * N + member
+        embedding = group[owner] * (n_kinds * N) + embedding_of_place[row % len(embedding_of_place)]
         group_of, member_of = present.nonzero()
         first = group_of * (n_kinds * N) + member_of
         place = first[:, None] + N * np.arange(n_kinds)
-        count = there.sum(axis=1, keepdims=True)
+        count = present_in_set.sum(axis=1, keepdims=True)
         arrays = (present, place, count, owner, row, embedding)
         return PartialGroups(
             **{
-                one.name: torch.from_numpy(np.ascontiguousarray(values)).to(device)
-                for one, values in zip(fields(PartialGroups), arrays, strict=True)
+                attribute.name: torch.from_numpy(np.ascontiguousarray(values)).to(device)
+                for attribute, values in zip(fields(PartialGroups), arrays, strict=True)
             }
         )
 
@@ -164,7 +167,7 @@ class GroupCritic(nn.Module):
         self.register_buffer("largest", torch.ones(()))
 
     def notice(self, n_members: int) -> None:
-        """There are groups of this size: the largest one is the measure of the others."""
+        """Take account of a group of this size: sizes are given relative to the largest one."""
         self.largest.clamp_(min=float(n_members))
 
     def forward(
@@ -174,9 +177,10 @@ class GroupCritic(nn.Module):
         actions: Tensor | None,
         groups: GroupLayout,
     ) -> Tensor:
-        """Values [K, signals], of what all members observe, and baselines among them.
+        """Return the wanted estimates [K, signals]: values of groups, and baselines of members.
 
-        A member's baseline is of what it observes, and of what its mates observe and do.
+        A value is computed from what all members observe; a member's baseline from what it
+        observes, and from what its mates observe and do.
 
         Args:
             obs: [V, *shape] per observation, normalised.
@@ -189,11 +193,11 @@ class GroupCritic(nn.Module):
             code = torch.cat((code, memory), dim=1)
         x = nn.functional.silu(dense(code, self.seen.weight, self.seen.bias))
         if groups.wanted is None:
-            pooled = self._looks(x.unsqueeze(0), groups)
+            pooled = self._pool(x.unsqueeze(0), groups)
         elif actions is not None:
             acted = torch.cat((code, actions), dim=1)
             acted = nn.functional.silu(dense(acted, self.done.weight, self.done.bias))
-            pooled = self._looks(torch.stack((x, acted)), groups)
+            pooled = self._pool(torch.stack((x, acted)), groups)
         else:
             raise ValueError("baselines need the actions of mates")
         values: Tensor = self.heads(
@@ -201,38 +205,42 @@ class GroupCritic(nn.Module):
         )
         return values
 
-    def _looks(self, x: Tensor, groups: GroupLayout) -> Tensor:
-        """What the wanted sets of members add up to, [K, H].
+    def _pool(self, x: Tensor, groups: GroupLayout) -> Tensor:
+        """Return the mean attention result of each wanted set, [K, H].
 
         Args:
             x: [1, V, H] embeddings of what members observe, or [2, V, H] with those of what they
                 observe and do.
-            groups: which of them belong together.
+            groups: which members belong together.
         """
         N, attention, partial = groups.size, self.attention, groups.partial
         if partial is None:
             x, query, key, value = attention.project(_side_by_side(x, groups))
         else:  # afterwards, so that nothing is projected for those who are absent
-            x, query, key, value = (_side_by_side(one, groups) for one in attention.project(x))
+            x, query, key, value = (
+                _side_by_side(tensor, groups) for tensor in attention.project(x)
+            )
         scores = attention.scores(query, key)
-        who = None
+        embedding_of_place = None
         if groups.wanted is not None:
-            who, forbidden = _looking(N, x)
+            embedding_of_place, forbidden = _queries_and_mask(N, x)
             # [M, heads, (1 + N) N, 2 N]: the rows of each set, out of scores computed once.
-            scores = scores.index_select(2, who) + forbidden
+            scores = scores.index_select(2, embedding_of_place) + forbidden
         if partial is not None:
             absent = (~partial.present).to(x.dtype) * FORBIDDEN
             scores = scores + absent.repeat(1, key.shape[1] // N)[:, None, None]
         seen = attention.mix(scores, value)
         if partial is not None:
-            # Entries only: nothing is computed for sets that nobody wants, or for who is absent.
+            # Entries only: nothing is computed for unwanted sets, or for absent members.
             y = attention.residual(
                 x.flatten(0, 1).index_select(0, partial.embedding),
                 seen.flatten(0, 1).index_select(0, partial.row),
             )
             total = y.new_zeros(partial.count.shape[0], self.size).index_add(0, partial.owner, y)
             return total / partial.count
-        y = attention.residual(x if who is None else x.index_select(1, who), seen)
+        y = attention.residual(
+            x if embedding_of_place is None else x.index_select(1, embedding_of_place), seen
+        )
         # All are present, so a mean needs no count.
         pooled = y.view(-1, N, self.size).mean(1)
         return pooled if groups.wanted is None else pooled.index_select(0, groups.wanted)
@@ -257,24 +265,26 @@ def _side_by_side(x: Tensor, groups: GroupLayout) -> Tensor:
 
 
 def _sets(N: int, device: torch.device | None = None) -> Tensor:
-    """Which of a group's 2 N embeddings stand in its sets: N by `seen`, and the same N by `done`.
+    """Return which of a group's 2 N embeddings are in each of its sets.
+
+    The group has N embeddings by `seen`, and then the same N members by `done`.
 
     Returns:
-        int64 [1 + N, N]: for the value all by `seen`, then for each member's baseline itself by
-        `seen` and the others by `done`.
+        int64 [1 + N, N]: for the value, all members by `seen`; then for each member's baseline,
+        that member by `seen` and its mates by `done`.
     """
     member = torch.arange(N, device=device)
     of_baselines = torch.where(torch.eye(N, dtype=torch.bool, device=device), 0, N) + member
     return torch.cat((member.unsqueeze(0), of_baselines))
 
 
-def _looking(N: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Who looks in all sets of a group of N, and whom they cannot see.
+def _queries_and_mask(N: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the queries of all sets of a group of N, and which keys they must not attend to.
 
     Returns:
-        int64 [(1 + N) N], and additions to scores [(1 + N) N, 2 N].
+        int64 [(1 + N) N] embeddings, and additions to scores [(1 + N) N, 2 N].
     """
-    who = _sets(N, like.device)
+    embedding_of_place = _sets(N, like.device)
     # A row for each set, repeated for its N members: they all see the same.
-    forbidden = like.new_full((1 + N, 2 * N), FORBIDDEN).scatter_(1, who, 0.0)
-    return who.flatten(), forbidden.repeat_interleave(N, dim=0)
+    forbidden = like.new_full((1 + N, 2 * N), FORBIDDEN).scatter_(1, embedding_of_place, 0.0)
+    return embedding_of_place.flatten(), forbidden.repeat_interleave(N, dim=0)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 # Normalised observations stay within this many standard deviations.
 CLIP = 5.0
-# Multiplications of a dense layer, and numbers of a row, from which oneDNN makes up for its start.
+# Multiplications of a dense layer, and numbers of a row, from which oneDNN's start-up pays off.
 _LARGE, _WIDE = 6_000_000, 64
 # oneDNN compiles a program for each number of rows, and keeps a thousand: so they are rounded up.
 _ROUND = 256
 IS_TRACED = ContextVar("is_traced", default=False)
-"""True while a program is made of a loss: shapes come again, and no number may decide anything."""
+"""True while a loss is traced: its shapes will recur, and no branch may depend on a number."""
 
 
 def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
@@ -43,9 +43,10 @@ def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
 def dense(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Dense layer: x [..., n_in], weight [n_out, n_in] and bias [n_out] to [..., n_out].
 
-    torch leaves products of matrices to MKL, which does without AVX-512 on processors of AMD, and
-    convolutions to oneDNN, which does not. There a large product is a convolution of one pixel,
-    twice as fast; each number is the same sum, in another order where rows are long.
+    torch multiplies matrices with MKL, which does not use AVX-512 on processors of AMD, and
+    computes convolutions with oneDNN, which does. On these processors a large product is computed
+    as a convolution of one pixel, twice as fast. Each number is the same sum, in another order
+    where rows are long.
     """
     n_out, n_in = weight.shape
     if not _is_for_onednn(x, x.numel() // n_in, n_in, n_out):
@@ -55,7 +56,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if not IS_TRACED.get() and n_rows % _ROUND:
         rows = nn.functional.pad(rows, (0, 0, 0, -n_rows % _ROUND))
     image = rows.view(1, -1, 1, n_in).permute(0, 3, 1, 2)  # channels come last
-    # One pixel has nothing to dilate; but torch takes its own kernel if it is not told to.
+    # One pixel has nothing to dilate; but without `dilation` torch takes its own kernel.
     y = nn.functional.conv2d(image, weight.view(n_out, n_in, 1, 1), bias, dilation=2)
     y = y.permute(0, 2, 3, 1).reshape(-1, n_out)
     return y[:n_rows].view(*x.shape[:-1], n_out)
@@ -140,8 +141,8 @@ def paired_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Two dense layers of one shape: x [2, B, n_in], weight [2, n_out, n_in], bias [2, n_out]."""
     _, n_out, n_in = weight.shape
     if _is_for_onednn(x, x.shape[1], n_in, n_out):
-        both = zip(x.unbind(), weight.unbind(), bias.unbind(), strict=True)
-        return torch.stack([dense(*one) for one in both])
+        layers = zip(x.unbind(), weight.unbind(), bias.unbind(), strict=True)
+        return torch.stack([dense(*layer) for layer in layers])
     return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 
@@ -193,7 +194,7 @@ class RunningNormalizer(nn.Module):
         """`forward` in ONNX.
 
         Raises:
-            ExportError: The deviations cannot be divided by.
+            ExportError: A deviation is not above 0.
         """
         mean, deviation = self.statistics()
         if not (deviation > 0.0).all():
@@ -206,7 +207,7 @@ class RunningNormalizer(nn.Module):
         return graph.node("Clip", [scaled], min=-CLIP, max=CLIP)
 
     def forget_scale(self) -> None:
-        """Look at the buffers again, which someone has changed."""
+        """Compute the scale anew at the next call, because the buffers have been changed."""
         self._scale = None
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:

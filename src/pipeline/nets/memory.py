@@ -29,11 +29,11 @@ class SequenceState:
     """int64 [S] rows of each sequence, on the CPU; the rows lie one sequence after another."""
 
     def split(self, n: int) -> tuple[SequenceState, SequenceState]:
-        """The same sequences with the first `n` numbers of memory, and with the others."""
-        memory, others = self.memory[:, :n], self.memory[:, n:]
+        """Split the memory: the same sequences with its first `n` numbers, and with the rest."""
+        memory, rest = self.memory[:, :n], self.memory[:, n:]
         lengths = self.lengths
         return SequenceState(memory=memory, lengths=lengths), SequenceState(
-            memory=others, lengths=lengths
+            memory=rest, lengths=lengths
         )
 
 
@@ -63,8 +63,8 @@ class Memory(nn.Module):
     def forward(self, x: Tensor, sequences: SequenceState) -> Tensor:
         """Outputs [B, M/2] for rows x [B, n_in] that lie one sequence after another.
 
-        Shorter sequences are padded at their end inside this layer only. What stands there has no
-        effect: an LSTM looks back, never ahead, and outputs of padding are not given out.
+        Shorter sequences are padded at their end inside this layer only. Padding has no effect: an
+        LSTM looks back, never ahead, and outputs of padding are not returned.
         """
         n, lengths = len(sequences.memory), sequences.lengths
         T = int(lengths.max())
@@ -72,13 +72,13 @@ class Memory(nn.Module):
         # All are equally long: a view, without padding.
         if n * T == len(x):
             y, _ = self.lstm(x.view(n, T, -1), state)
-            whole: Tensor = y.reshape(len(x), -1)
-            return whole
+            outputs: Tensor = y.reshape(len(x), -1)
+            return outputs
         rows = (torch.arange(T) < lengths[:, None]).flatten().nonzero().squeeze(1).to(x.device)
         padded = x.new_zeros(n * T, x.shape[1]).index_copy(0, rows, x)
         y, _ = self.lstm(padded.view(n, T, -1), state)
-        real: Tensor = y.reshape(n * T, -1)[rows]
-        return real
+        unpadded: Tensor = y.reshape(n * T, -1)[rows]
+        return unpadded
 
     def step(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """One step of N agents: x [N, n_in], memory [N, M] to outputs [N, M/2] and new memory."""

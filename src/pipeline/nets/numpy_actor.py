@@ -1,4 +1,4 @@
-"""What a policy decides for few agents, in NumPy.
+"""A policy's decisions for few agents, in NumPy.
 
 A small network spends a tenth of its time on arithmetic and the rest on calling operations, and a
 call of NumPy takes a third as long as one of torch. Results are those of `ActionHeads.choose`, but
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     """Weight [n_in, n_out] and bias [n_out]."""
 
 MOST_AGENTS = 128
-"""Beyond it arithmetic takes most of the time."""
+"""For more agents, arithmetic takes most of the time."""
 _FEW_ROWS = 3
 
 
@@ -41,12 +41,14 @@ class NumpyActor:
 
     Args:
         normalizers: of the observations.
-        actor: one that `fits`.
+        actor: an actor that `fits`.
     """
 
     def __init__(self, normalizers: Normalizers, actor: Actor) -> None:
         by_observation = normalizers.by_observation.items()
-        self._normalizers = [(int(i), cast("RunningNormalizer", one)) for i, one in by_observation]
+        self._normalizers = [
+            (int(i), cast("RunningNormalizer", normalizer)) for i, normalizer in by_observation
+        ]
         self._scales: dict[int, tuple[object, FloatArray, FloatArray]] = {}
         """Mean and deviation of an observation, after the tensors that they were made from."""
         self._noise: list[FloatArray] = []
@@ -55,7 +57,7 @@ class NumpyActor:
         self._is_squashed = isinstance(heads, SquashedHeads)
         layers = [*actor.body.dense.linears, *heads.branches, heads.mu, *_spread(heads)]
         self._weights: list[Tensor] = [
-            tensor for one in layers if one is not None for tensor in (one.weight, one.bias)
+            tensor for layer in layers if layer is not None for tensor in (layer.weight, layer.bias)
         ]
         if heads.log_sigma is not None:
             self._weights.append(heads.log_sigma)
@@ -67,13 +69,13 @@ class NumpyActor:
         self._starts = ends - self._sizes
         self._places = list(map(slice, self._starts.tolist(), ends.tolist()))
         self._gaussian: list[Dense] = []
-        """The mean's layer and, where actions are squashed, that of log sigma."""
+        """The layer of the mean and, where actions are squashed, the layer of log sigma."""
         self._log_sigma = np.zeros((1, 0), np.float32)
         """[1, A] where they are not squashed."""
 
     @staticmethod
     def fits(actor: Actor) -> bool:
-        """Whether all that the actor sees are vectors, without memory or goals that make layers."""
+        """Whether the actor takes vectors only, without memory or goals that generate layers."""
         body = actor.body
         is_dense = not body.encoders and body.attention is None and body.hyper is None
         # a plug-in's heads may do anything
@@ -105,12 +107,12 @@ class NumpyActor:
             return self._chosen(x, allowed, noise)
 
     def _look_up(self) -> None:
-        """Look at the weights where they lie now: optimizers and devices move them."""
-        pointers = [one.data_ptr() for one in self._weights]
+        """Make new views of the weights if an optimizer or a device has moved them."""
+        pointers = [weight.data_ptr() for weight in self._weights]
         if pointers == self._pointers:
             return
         self._pointers = pointers
-        arrays = [one.detach().numpy() for one in self._weights]
+        arrays = [weight.detach().numpy() for weight in self._weights]
         if self._heads.log_sigma is not None:
             self._log_sigma = arrays.pop()
         layers = [(w.T, b) for w, b in zip(arrays[::2], arrays[1::2], strict=True)]
@@ -122,11 +124,11 @@ class NumpyActor:
         self._gaussian = layers[n_trunk + n_branches :]
 
     def _draw(self, n: int, generator: torch.Generator) -> list[FloatArray]:
-        """What `ActionHeads.noise` gives, in arrays that the next call writes again."""
+        """What `ActionHeads.noise` gives, in arrays that the next call overwrites."""
         if self._noise and len(self._noise[0]) == n:
-            self._heads.draw([torch.from_numpy(one) for one in self._noise], generator)
+            self._heads.draw([torch.from_numpy(values) for values in self._noise], generator)
         else:
-            self._noise = [one.numpy() for one in self._heads.noise(n, generator)]
+            self._noise = [values.numpy() for values in self._heads.noise(n, generator)]
         return self._noise
 
     def _normalized(self, obs: Sequence[FloatArray]) -> FloatArray:
@@ -136,7 +138,7 @@ class NumpyActor:
             statistics = normalizer.statistics()
             before, mean, deviation = self._scales.get(index, _NO_SCALE)
             if before is not statistics:
-                mean, deviation = (one.numpy() for one in statistics)
+                mean, deviation = (tensor.numpy() for tensor in statistics)
                 self._scales[index] = statistics, mean, deviation
             scaled = (values[index] - mean) / deviation
             values[index] = np.minimum(np.maximum(scaled, -CLIP), CLIP)
@@ -202,8 +204,8 @@ class NumpyActor:
         log_p -= np.log(total).repeat(sizes, axis=1)
         scores = log_p if noise is None else log_p - np.log(np.concatenate(noise, axis=1))
         discrete = np.stack([scores[:, place].argmax(1) for place in self._places], axis=1)
-        taken = log_p[np.arange(n)[:, None], discrete + starts]
-        return discrete, taken, -(np.exp(log_p) * log_p).sum(1)
+        chosen_log_p = log_p[np.arange(n)[:, None], discrete + starts]
+        return discrete, chosen_log_p, -(np.exp(log_p) * log_p).sum(1)
 
 
 _NO_SCALE = None, np.zeros(0, np.float32), np.zeros(0, np.float32)

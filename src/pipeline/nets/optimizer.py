@@ -89,9 +89,9 @@ class FusedAdam:
                 f"{len(self.trained)}"
             )
         self.learning_rate = group["lr"]
-        for index, own in enumerate(self._state):
+        for index, moments in enumerate(self._state):
             saved = state["state"].get(index, {})
-            for name, values in own.items():
+            for name, values in moments.items():
                 values.copy_(saved[name]) if saved else values.zero_()
 
 
@@ -103,7 +103,7 @@ class FlatAdam(FusedAdam):
     `torch.optim.Adam` over the separate parameters.
 
     Args:
-        parameters: what to train; on one device, and to stay there.
+        parameters: what to train, all on one device, which they must not leave.
         learning_rate: step size until `learning_rate` is set.
         pairs: parameters of the same shape, two by two, that lie beside each other.
 
@@ -135,9 +135,9 @@ class FlatAdam(FusedAdam):
             parameter.data = self.flat.data[place].view_as(parameter)
             self.gradients.append((parameter, gradient[place].view_as(parameter)))
         self.paired: list[nn.Parameter] = []
-        for one, _ in pairs:
-            start, shape = one.storage_offset(), (2, *one.shape)
-            place = slice(start, start + 2 * one.numel())
+        for first_of_pair, _ in pairs:
+            start, shape = first_of_pair.storage_offset(), (2, *first_of_pair.shape)
+            place = slice(start, start + 2 * first_of_pair.numel())
             self.paired.append(nn.Parameter(self.flat.detach()[place].view(shape)))
             self.gradients.append((self.paired[-1], gradient[place].view(shape)))
         super().__init__([self.flat], learning_rate=learning_rate)
@@ -171,7 +171,7 @@ class FlatAdam(FusedAdam):
         lengths: Mapping[str, Length] | None = None,
         steady: bool = True,
     ) -> list[Tensor]:
-        """One step down a loss; gives the loss's other results, without their derivatives.
+        """Make one step down a loss; return its other results, without their derivatives.
 
         Args:
             losses: a scalar to go down on and other results, from the columns, from parameters and
@@ -184,11 +184,11 @@ class FlatAdam(FusedAdam):
         # A length of 0 or 1 is another program to torch.
         if self.compiled and steady and all(len(columns[name]) > 1 for name in lengths or ()):
             return self.compiled(losses, columns, lengths, max_norm=max_norm)
-        loss, others = losses(columns)
+        loss, results = losses(columns)
         self.zero_gradients()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.step(max_norm=max_norm)
-        return [one.detach() for one in others]
+        return [result.detach() for result in results]
 
     def step(self, *, max_norm: float | None = None) -> None:
         """Move along the gradients, first shortened to `max_norm` if they are longer."""
@@ -200,14 +200,14 @@ class FlatAdam(FusedAdam):
         super().step()
 
     def next_move(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Count one step more; what `adam_step` moves by it, and how far."""
+        """Count one more step; return the tensors that `adam_step` moves, and its scales."""
         (state,) = self._state
         n, (beta1, beta2) = int(state["step"]) + 1, self.BETAS
         state["step"].fill_(n)
         # through NumPy, whose arrays are made in a tenth of the time
         scales = [self.learning_rate / (1.0 - beta1**n), (1.0 - beta2**n) ** -0.5]
-        how_far = torch.from_numpy(np.array(scales, np.float32)).to(self.flat.device)
-        return self.flat.detach(), state["exp_avg"], state["exp_avg_sq"], how_far
+        step_scales = torch.from_numpy(np.array(scales, np.float32)).to(self.flat.device)
+        return self.flat.detach(), state["exp_avg"], state["exp_avg_sq"], step_scales
 
     def state_dict(self) -> dict[str, Any]:
         """Adam's moments and step count; the moments in the order of the parameters."""
@@ -253,7 +253,7 @@ def adam_step(
         mean_square: of their squares; the second.
         scales: [2] the learning rate over 1 - beta1^t, and 1 over the root of 1 - beta2^t, of the
             t-th step: what makes up for moments that begin at 0.
-        max_norm: what a longer gradient is shortened to, as `clip_grad_norm_` does.
+        max_norm: norm that a longer gradient is shortened to, as `clip_grad_norm_` does.
     """
     beta1, beta2 = FusedAdam.BETAS
     if max_norm is not None:
@@ -267,16 +267,16 @@ def adam_step(
 def _places(
     parameters: Sequence[nn.Parameter], pairs: Sequence[tuple[nn.Parameter, nn.Parameter]] = ()
 ) -> list[slice]:
-    """Where each parameter lies in a flat tensor: in order, but for the second ones of pairs."""
+    """Return each parameter's place in a flat tensor: in order, seconds of pairs after firsts."""
     second_of = dict(pairs)
     seconds = set(second_of.values())
     start, place_of = 0, {}
     for parameter in parameters:
         if parameter in seconds:
             continue
-        here = [parameter, second_of[parameter]] if parameter in second_of else [parameter]
-        for one in here:
-            place_of[one] = slice(start, start + one.numel())
-            start += one.numel()
+        neighbours = [parameter, second_of[parameter]] if parameter in second_of else [parameter]
+        for neighbour in neighbours:
+            place_of[neighbour] = slice(start, start + neighbour.numel())
+            start += neighbour.numel()
         start = -(-start // _ALIGNMENT) * _ALIGNMENT
     return [place_of[parameter] for parameter in parameters]

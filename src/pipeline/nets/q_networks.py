@@ -1,4 +1,4 @@
-"""Action values: how good it is to do something in a situation, twice over."""
+"""Two networks of action values."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class QNetwork(nn.Module):
 
 
 class TwinQNetworks(nn.Module):
-    """Two action values that begin differently, of which the smaller is believed.
+    """Two action-value networks with different first weights; SAC uses the smaller value.
 
     Source: Fujimoto et al. 2018, arXiv 1802.09477, section 4.
     """
@@ -71,11 +71,11 @@ class TwinQNetworks(nn.Module):
         self.second = QNetwork(spec, settings, n_signals)
         # in a tuple, because it has no weights of its own that would be saved
         self._frozen = (copy.deepcopy(self.first).requires_grad_(False),)
-        self._both: tuple[DensePair, nn.Parameter, nn.Parameter] | None = None
+        self._shared: tuple[DensePair, nn.Parameter, nn.Parameter] | None = None
 
     @property
     def pairs(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Parameters of both twins that `share_weights` takes as one, if both are to be so."""
+        """Pairs of the twins' parameters, for `share_weights`; empty if they cannot be joined."""
         bodies = dense_pairs(self.first.body, self.second.body)
         if not bodies or self.first.memory is not None:
             return []
@@ -83,19 +83,21 @@ class TwinQNetworks(nn.Module):
         return bodies + list(zip(*heads, strict=True))
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Value fresh actions with the first twin's own weights, as constants.
+        """Let fresh actions be valued with the first twin's own weights, as constants.
 
-        To be called once the weights have found their place in memory, see `FlatAdam`.
+        To be called once `FlatAdam` has moved the weights to their place in memory.
 
         Args:
             paired: each of `pairs` as one parameter [2, ...].
         """
         if paired:
             *bodies, weight, bias = paired
-            self._both = DensePair(bodies), weight, bias
-        for frozen, own in zip(self._frozen[0].parameters(), self.first.parameters(), strict=True):
+            self._shared = DensePair(bodies), weight, bias
+        for frozen, trained in zip(
+            self._frozen[0].parameters(), self.first.parameters(), strict=True
+        ):
             # The same memory: it follows every step of the optimizer, without a derivative.
-            frozen.data = own.data
+            frozen.data = trained.data
 
     def forward(
         self,
@@ -105,22 +107,22 @@ class TwinQNetworks(nn.Module):
         fresh: Tensor | None,
         sequences: SequenceState | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Both twins' values of actions taken [2, B, S, outputs], and of fresh ones, one by one.
+        """Both twins' values of taken actions [2, B, S, outputs], and of fresh ones, per twin.
 
         Args:
             obs: [B, *shape] per observation, normalised.
             taken: [B, A] actions in -1..1.
-            fresh: [B, A] others at the same observations; None for the same ones. Their values have
-                derivatives by the action only, and those only of the first twin.
+            fresh: [B, A] other actions at the same observations; None for the same ones. Of their
+                values, only the first twin's have derivatives, and only by the action.
             sequences: the sequences that the rows form; None without memory.
         """
         # Encoded once for the taken and the fresh actions: for images this is most of the work.
         first, second = self.first.body.features(obs), self.second.body.features(obs)
-        if self._both is None:
+        if self._shared is None:
             pair = self.first(first, taken, sequences), self.second(second, taken, sequences)
             values = torch.stack(pair)
         else:
-            bodies, weight, bias = self._both
+            bodies, weight, bias = self._shared
             hidden = bodies(torch.cat((first[0], taken), dim=1))
             flat = paired_linear(hidden, weight, bias)
             values = flat.view(2, -1, self.first.n_signals, self.first.n_outputs)
@@ -130,13 +132,13 @@ class TwinQNetworks(nn.Module):
         joined, goal = first
         # The policy's loss must not train the encoder of an action value.
         goal = None if goal is None else goal.detach()
-        again = self._frozen[0]((joined.detach(), goal), fresh, sequences)
+        fresh_values = self._frozen[0]((joined.detach(), goal), fresh, sequences)
         with torch.no_grad():
-            return values, (again, self.second(second, fresh, sequences))
+            return values, (fresh_values, self.second(second, fresh, sequences))
 
 
 def taken_value(values: Tensor, discrete: Tensor, branches: Sequence[int]) -> Tensor:
-    """Values of what was done, the mean over branches.
+    """Return the values of the taken actions, the mean over branches.
 
     Args:
         values: [..., B, S, outputs]: one output, or one for each choice of each branch.

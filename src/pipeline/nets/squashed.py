@@ -57,7 +57,7 @@ class SquashedHeads(ActionHeads):
         return mu, self.spread(hidden).clamp(LOG_SIGMA_MIN, LOG_SIGMA_MAX)
 
     def to_environment(self, continuous: Tensor) -> Tensor:
-        """They are in the environment's range as they are."""
+        """Squashed actions are in the environment's range already."""
         return continuous
 
     def mean_action(self, hidden: Tensor) -> Tensor | None:

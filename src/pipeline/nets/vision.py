@@ -43,7 +43,7 @@ class ConvolutionEncoder(nn.Module):
     """Convolutions with LeakyReLU, then a dense layer with LeakyReLU."""
 
     minimum_side: ClassVar[int] = 1
-    """It follows from `layers` where a subclass does not say it."""
+    """It follows from `layers` if a subclass does not define it."""
     layers: ClassVar[Sequence[tuple[int, int, int]]] = ()
     """Output channels, kernel, stride of each convolution, without padding."""
 
@@ -202,10 +202,10 @@ def visual_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncode
             f"EncoderType ({kind}). The min dimension is {encoder.minimum_side}; "
             f"vis_encode_type can be one of: {', '.join(fitting)}."
         )
-    made: VisualEncoder = encoder(shape, output)
-    if not hasattr(made, "to_onnx"):  # said now, and not when there is something to export
+    network: VisualEncoder = encoder(shape, output)
+    if not hasattr(network, "to_onnx"):  # refused now, and not only at export
         raise SettingsError(
-            f"vis_encode_type: the class {type(made).__name__} of {kind!r} has no method "
+            f"vis_encode_type: the class {type(network).__name__} of {kind!r} has no method "
             "`to_onnx(graph, image)`, by which policies are exported; give it one"
         )
-    return made
+    return network

@@ -37,7 +37,7 @@ def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
         table[:, layout.old : layout.old + c] = floats
         table[:, layout.continuous : layout.continuous + c] = floats
     if d:
-        # The old field has floats alone: choices too, behind the continuous actions.
+        # The old field has only floats: choices stand there too, behind the continuous actions.
         table[:, layout.old + c : layout.old + c + d] = wire.float_bytes(actions.discrete)
         varints = wire.wide_varints(actions.discrete, width).reshape(n, -1)
         table[:, layout.discrete : layout.discrete + varints.shape[1]] = varints
@@ -66,7 +66,7 @@ def action_layout(n_continuous: int, n_discrete: int, width: int) -> ActionLayou
     fixed = np.full(len(template), 0xFF, dtype=np.uint8)
     fixed[old : old + len(numbers)] = 0
     fixed[first : first + len(floats)] = 0
-    # Of a choice's bytes, the bit that says whether more follow is alike in all entries.
+    # Of a choice's bytes, the bit that says whether more bytes follow is equal in all entries.
     fixed[second:] = 0x80
     return ActionLayout(template, fixed, old, first, second)
 

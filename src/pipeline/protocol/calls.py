@@ -1,4 +1,4 @@
-"""What both transports share: the meaning of an environment's calls, and the wait for them."""
+"""What both transports share: how an environment's calls are read and waited for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 METHOD = "/communicator_objects.UnityToExternalProto/Exchange"
 LOST_S = 2.0
-"""How long after its connection broke an environment may come back."""
+"""Seconds after its connection broke in which an environment may come back."""
 _POLL_S = 0.2
 OK, STOP = 200, 400
 NO_GREETING = "a conversation begins with an environment's greeting: status 200, and what it is"
@@ -57,7 +57,7 @@ def may_own(request: bytes, *, has_begun: bool) -> bool:
 
 
 def begins_anew(request: bytes) -> bool:
-    """Return whether a call that may own is a greeting; later ones announce behaviors alone."""
+    """Return whether a call that `may_own` allows is a greeting; later calls announce behaviors."""
     return bool(parse_call(request).unity_output.rl_initialization_output.communication_version)
 
 
@@ -82,14 +82,14 @@ class CalledEnd(ABC):
 
     port: int
     _lost_at: float | None = None
-    """When the environment's connection broke, of the monotonic clock; None while it stands."""
+    """When the environment's connection broke, by the monotonic clock; None while it lives."""
 
     def receive(self, timeout_s: float, check: Callable[[], None]) -> ReceivedMessageProto:
         """Return the environment's next call.
 
         Args:
             timeout_s: longest wait.
-            check: called now and then while waiting; raises when there is no one to wait for.
+            check: called now and then while waiting; raises when no call can come any more.
 
         Raises:
             UnityTimeOutException: No call came.
@@ -103,7 +103,7 @@ class CalledEnd(ABC):
             request, is_idle = self._await_call(max(0.0, min(left, _POLL_S)), now)
             if request is not None:
                 return parse_call(request)
-            # Not only when nothing comes: what comes may be no call, and never end.
+            # Not only when nothing comes: bytes may come without end and never make a call.
             if is_idle or now >= next_check:
                 next_check = now + _POLL_S
                 check()

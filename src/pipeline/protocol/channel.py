@@ -16,7 +16,7 @@ _HELLO = PREFACE + hello(frames.ENABLE_PUSH, 0)
 
 
 class OutgoingConnection(Connection):
-    """A connection on which we call. The headers of answers are not looked at."""
+    """A connection on which we make calls. The headers of answers are ignored."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
@@ -107,10 +107,10 @@ class Channel:
         while not connection.messages:
             # The answer may have come together with the server's farewell.
             if not connection.read() and not connection.messages:
-                what = (
+                event = (
                     f"sent {connection.failure}" if connection.failure else "closed the connection"
                 )
-                raise ConnectionError(f"the trainer {what}")
+                raise ConnectionError(f"the trainer {event}")
         return connection.messages.popleft()[1]
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pipeline.protocol.steps import Steps
 
 _MAX_TAIL_BYTES = 4096
-"""Of what follows an observation's numbers, to be remembered; names are short."""
+"""Longest end of an observation, after its numbers, that is cached; names are short."""
 _SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
 
 
@@ -152,8 +152,8 @@ def check_finite(values: FloatArray, what: str, name: str) -> None:
     if np.isfinite(values).all():
         return
     kind = "NaN" if np.isnan(values).any() else "Infinite"
-    where = f" (behavior {name})" if name else ""
-    raise NonFiniteError(f"The {what} provided had {kind} values.{where}")
+    source = f" (behavior {name})" if name else ""
+    raise NonFiniteError(f"The {what} provided had {kind} values.{source}")
 
 
 def _decode_observations(
@@ -206,9 +206,9 @@ def _check_order(infos: Sequence[ReceivedAgentInfoProto], spec: BehaviorSpec, na
 def _decode_floats(
     column: Sequence[bytes], spec: ObservationSpec
 ) -> tuple[FloatArray, bool] | None:
-    """Return float32 [N, *shape] if all are alike but for their numbers, else None.
+    """Return float32 [N, *shape] if all messages are alike but for their numbers, else None.
 
-    With it comes whether all have the name of `spec`; an empty one in `spec` stands for any.
+    Also returns whether all have the name of `spec`; an empty name in `spec` stands for any.
     """
     first = column[0]
     last = len(spec.shape) == 3 and channels_last(wire.parse(ObservationProto, first))
@@ -233,7 +233,7 @@ def _decode_floats(
 def tail_name(tail: bytes) -> str | None:
     """Return the name that the bytes behind an observation's numbers give it.
 
-    None if they also change its shape or its numbers, or are too long to be remembered.
+    None if they also change its shape or its numbers, or are too long to be cached.
     """
     return _tail_name(tail) if len(tail) <= _MAX_TAIL_BYTES else None
 
@@ -255,7 +255,7 @@ def _decode_slowly(
     infos: Sequence[ReceivedAgentInfoProto],
     spec: ObservationSpec,
 ) -> FloatArray:
-    """Return float32 [N, *shape], one agent at a time: PNGs, and what is not alike."""
+    """Return float32 [N, *shape], one agent at a time: for PNGs and messages that are not alike."""
     out = np.empty((len(column), *spec.shape), dtype=np.float32)
     for row, message in enumerate(column):
         try:
@@ -274,7 +274,7 @@ def decode_observation(message: ObservationProto, spec: ObservationSpec) -> Floa
     Raises:
         UnityObservationException: Its shape or its number of values is not what `spec` says.
     """
-    # One more than is allowed tells that there are too many.
+    # One dimension more than is allowed shows that there are too many.
     shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
     last = len(shape) == 3 and channels_last(message)
     if last:
@@ -338,8 +338,10 @@ def behavior_spec_from(brain: BrainParametersProto, first: AgentInfoProto) -> Be
     Raises:
         UnityException: Its sizes contradict each other, are impossible or too large.
     """
-    few = first.observations[: MAX_PARTS + 1]
-    spec = BehaviorSpec([observation_spec_from(message) for message in few], _action_spec(brain))
+    observations = first.observations[: MAX_PARTS + 1]
+    spec = BehaviorSpec(
+        [observation_spec_from(message) for message in observations], _action_spec(brain)
+    )
     check_spec(brain.brain_name, spec)
     return spec
 

@@ -1,8 +1,8 @@
 """Demonstrations (`.demo` files) as arrays: read and written.
 
-Recorders of packages from about 0.14 on put beside an observation the action of the step before.
-What is written here has the action taken at that observation, which is how the readers of ML-Agents
-(and ours) understand a file: a row's action is the one recorded beside its observation.
+Recorders of packages from about 0.14 on store the action of the step before beside an observation.
+Files written here have the action taken at that observation, which is how the readers of ML-Agents
+(and ours) understand a file: a row's action is the action recorded beside its observation.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Demonstration:
     """A demonstration as arrays, one row per recorded pair."""
 
     metadata: DemonstrationMetaProto
-    """The header, as its recorder wrote it: no steps where it did not finish, one episode more than
-    have ended, and the mean reward over those."""
+    """The header, as its recorder wrote it: no steps if it did not finish, one episode more than
+    have ended, and the mean reward over this number of episodes."""
     behavior_name: str
     """As recorded, without a team."""
     spec: BehaviorSpec
@@ -150,14 +150,14 @@ def describe(demo: Demonstration) -> str:
     """Return what a demonstration holds, for a person."""
     ends = int(demo.done.sum())
     returns = demo.returns()
-    what = "per ended episode" if ends else "in all, no episode ended"
+    scope = "per ended episode" if ends else "in all, no episode ended"
     counted = demo.reward[: np.flatnonzero(demo.done)[-1] + 1] if ends else demo.reward
     lines = [
         f"behavior      {demo.behavior_name}",
         f"name          {demo.metadata.demonstration_name or '(none)'}",
         f"steps         {len(demo)}",
         f"episodes      {ends} ended ({int(demo.interrupted.sum())} of them cut short)",
-        f"mean reward   {counted.sum() / max(1, ends):.4g} {what} "
+        f"mean reward   {counted.sum() / max(1, ends):.4g} {scope} "
         f"(the header says {demo.metadata.mean_reward:.4g}: Unity counts one episode more)",
         *([f"returns       {min(returns):.4g} to {max(returns):.4g}"] if ends else []),
         f"actions       {demo.spec.action_spec}",

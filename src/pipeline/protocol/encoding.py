@@ -73,7 +73,10 @@ def _info_layout(specs: tuple[ObservationSpec, ...], mask_size: int) -> tuple[An
             (b"\x48", bytes(1)),
             (b"\x50", _NO_ID),
             wire.part(11, bytes(mask_size)),
-            *((wire.head(13, len(one)) + one[:start], one[start:]) for one, start in observations),
+            *(
+                (wire.head(13, len(template)) + template[:start], template[start:])
+                for template, start in observations
+            ),
             (b"\x70", _NO_ID),
             (b"\x7d", bytes(4)),
         ]
@@ -102,22 +105,22 @@ def infos_bytes(
     # All agents' entries have the same bytes but for the numbers: a broadcast and a few copies.
     table = np.empty((n, len(template)), dtype=np.uint8)
     table[:] = template
-    _put(table, reward_at, wire.float_bytes(steps.reward))
+    _set_columns(table, reward_at, wire.float_bytes(steps.reward))
     table[:, done_at] = done
     table[:, interrupted_at] = interrupted
     # As bytes, because arrays are no keys of a cache.
-    _put(table, id_at, _ids(steps.agent_id.tobytes(), steps.agent_id.dtype))
+    _set_columns(table, id_at, _ids(steps.agent_id.tobytes(), steps.agent_id.dtype))
     if mask is not None:
-        _put(table, mask_at, mask.view(np.uint8))
+        _set_columns(table, mask_at, mask.view(np.uint8))
     for start, values, obs_spec in zip(obs_at, steps.obs, specs, strict=True):
         if values.shape != (n, *obs_spec.shape):
             raise ValueError(
                 f"observation {obs_spec.name!r} of {n} agents has the shape {values.shape}; "
                 f"it must be {(n, *obs_spec.shape)}"
             )
-        _put(table, start, wire.float_bytes(values))
-    _put(table, group_at, _ids(steps.group_id.tobytes(), steps.group_id.dtype))
-    _put(table, group_reward_at, wire.float_bytes(steps.group_reward))
+        _set_columns(table, start, wire.float_bytes(values))
+    _set_columns(table, group_at, _ids(steps.group_id.tobytes(), steps.group_id.dtype))
+    _set_columns(table, group_reward_at, wire.float_bytes(steps.group_reward))
     return table.tobytes()
 
 
@@ -127,7 +130,7 @@ def _ids(data: bytes, dtype: np.dtype[np.int32]) -> AnyArray:
     return wire.wide_varints(np.frombuffer(data, dtype), wire.ID_WIDTH)
 
 
-def _put(table: AnyArray, start: int, columns: AnyArray) -> None:
+def _set_columns(table: AnyArray, start: int, columns: AnyArray) -> None:
     table[:, start : start + columns.shape[1]] = columns
 
 

@@ -1,8 +1,8 @@
-"""HTTP/2 frames and the header blocks of gRPC calls: how they are written, and what is malformed.
+"""HTTP/2 frames and the header blocks of gRPC calls: writing them, and refusing malformed ones.
 
-The headers that we write are literals, so no table is kept for them. What a client writes depends
-on the table of its connection and is decoded by `hpack`, in full when a call's block differs from
-the one before: calls of an environment have equal headers.
+The headers that we write are literals, so no table is kept for them. A client's headers depend on
+the table of its connection and are decoded by `hpack`, but only if a call's block differs from the
+previous block: calls of an environment have equal headers.
 
 Sources: RFC 9113, sections 4 to 8, RFC 7541 (HPACK), and the gRPC-over-HTTP/2 specification.
 """
@@ -62,7 +62,7 @@ class FrameError(Exception):
 
 
 def name(kind: int) -> str:
-    """Return what the RFC calls a frame of this kind."""
+    """Return the RFC's name for frames of this kind."""
     return _NAMES[kind] if kind < len(_NAMES) else f"type-{kind}"
 
 
@@ -80,7 +80,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 def check(kind: int, flags: int, stream: int, length: int) -> None:
     """Raise FrameError if a frame's head is malformed; kinds that are not ours pass.
 
-    Only DATA may be as large as we announce: what else we read is small, or ignored.
+    Only DATA may be as large as we announce: other frames that we read are small, or ignored.
     """
     # Nearly all frames of a conversation; the checks below are for the others.
     if stream and (kind == DATA or (kind == HEADERS and length <= DEFAULT_FRAME)):
@@ -171,7 +171,7 @@ class HeaderReader:
     """Reads the header blocks that arrive on one connection, each of them once and in order."""
 
     def __init__(self) -> None:
-        # Not needed, and not packed, where an environment only calls.
+        # Imported here: environments, which only make calls, are packed without it.
         from hpack import Decoder
         from hpack.exceptions import HPACKError
 

@@ -59,8 +59,8 @@ def _merged(scratch: Path) -> descriptor_pb2.FileDescriptorProto:
         merged.enum_type.extend(file.enum_type)
         merged.service.extend(file.service)
     for message in merged.message_type:
-        for one in (message, *message.nested_type):
-            for field in one.field:
+        for descriptor in (message, *message.nested_type):
+            for field in descriptor.field:
                 field.ClearField("json_name")  # the usual one, which every runtime derives
     return merged
 

@@ -1,8 +1,7 @@
 """The trainer's end of the conversation on the general gRPC runtime.
 
-Unity's own clients are proven with this runtime, so it is the one to try when an environment does
-not get on with `pipeline.protocol.server`. It costs more time per exchange; see
-docs/reference/protocol.md.
+Unity's own clients are proven with this runtime, so try it when an environment has trouble with
+`pipeline.protocol.server`. It costs more time per exchange; see docs/reference/protocol.md.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ _LOOK_S = 0.5
 class GrpcServer(CalledEnd):
     """The same as `pipeline.protocol.server.Server`, with the general runtime's threads.
 
-    A call waits in a thread of the runtime until `reply` has its answer. That an environment hangs
-    up between two calls, or so late in a call that the answer is given before the runtime hears of
-    it, is not seen here; its process or the time-out tells. Connections are known by the address of
-    the client's end.
+    A call waits in a thread of the runtime until `reply` has its answer. It is not noticed here if
+    an environment hangs up between two calls, or so late in a call that the answer is given before
+    the runtime hears of it; its process or the time-out tells. Connections are known by the address
+    of the client's end.
     """
 
     def __init__(self, port: int = 0, *, host: str | None = None) -> None:
@@ -174,7 +173,7 @@ class GrpcServer(CalledEnd):
             return b""  # no one reads it
 
     def _refusal(self, request: bytes, peer: str) -> str | None:
-        """Return why a call is not the environment's; the first connection that greets is."""
+        """Return why a call is refused, or None; the first connection that greets is accepted."""
         with self._lock:
             if peer == self._owner:
                 return None
@@ -196,14 +195,14 @@ class GrpcServer(CalledEnd):
         import psutil
 
         port = int(str(self._owner).rpartition(":")[2])
-        there = any(
-            one.status == psutil.CONN_ESTABLISHED
-            and (one.laddr.port, one.raddr.port) == (self.port, port)
-            for one in psutil.Process().net_connections("tcp")
+        is_connected = any(
+            connection.status == psutil.CONN_ESTABLISHED
+            and (connection.laddr.port, connection.raddr.port) == (self.port, port)
+            for connection in psutil.Process().net_connections("tcp")
         )
-        if there:
+        if is_connected:
             self._next_look = now + _LOOK_S
-        return there
+        return is_connected
 
     def _ended(self, reply: Future[bytes]) -> None:
         """Note the end of a call; one without an answer was given up by the environment."""

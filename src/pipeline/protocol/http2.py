@@ -25,7 +25,7 @@ from pipeline.protocol.frames import ACK, DATA, END_HEADERS, END_STREAM, HEADERS
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_CALL_BYTES = frames.LARGEST_WINDOW
-"""Bytes: more is no message of protobuf, and more than one stream's window."""
+"""Largest call: protobuf has no larger messages, and a stream's window is not larger either."""
 MAX_READ_BYTES = 1 << 18
 # Far less than the window of 2 GB, so that no peer ever waits for its renewal.
 _RENEW_BYTES = 1 << 24
@@ -53,18 +53,18 @@ def goaway(last_stream: int, code: int, why: str = "") -> bytes:
 
 @dataclass(slots=True)
 class Stream:
-    """A call that is not over: what has come of it, or of the answer to ours."""
+    """A call in progress: what has arrived of it, or of the answer to our call."""
 
     is_known: bool = True
-    """Whether it is of the method that is served; other calls' data are not kept."""
+    """Whether it calls the method that is served; the data of other calls are not stored."""
     parts: list[bytes] = field(default_factory=list)
     """Of the body."""
     size: int = 0
     """Bytes of the DATA frames that came, padding included."""
     has_ended: bool = False
-    """Whether the peer has said all."""
+    """Whether the peer has sent everything."""
     credit: int = 0
-    """What the peer's window for it is above the initial one."""
+    """How much larger the peer's window for it is than the initial window."""
 
     def message(self) -> bytes | None:
         """Return the message in the body; None if it is not one uncompressed message."""
@@ -159,8 +159,8 @@ class Connection(ABC):
         is_first = self._expected == frames.SETTINGS
         is_other = bool(flags & ACK) if is_first else stream != self._block[0]
         if kind != self._expected or is_other:
-            what = f"a {frames.name(kind)} frame where {frames.name(self._expected or 0)} is due"
-            raise FrameError(frames.PROTOCOL_ERROR, what)
+            reason = f"a {frames.name(kind)} frame where {frames.name(self._expected or 0)} is due"
+            raise FrameError(frames.PROTOCOL_ERROR, reason)
 
     def _greet(self) -> bool:
         """Check the client's first bytes; a client that speaks something else is cut off."""
@@ -241,8 +241,8 @@ class Connection(ABC):
             return
         call.size += size
         if call.size > self._call_limit:
-            what = f"more than {self._call_limit} bytes in one call"
-            raise FrameError(frames.ENHANCE_YOUR_CALM, what)
+            reason = f"more than {self._call_limit} bytes in one call"
+            raise FrameError(frames.ENHANCE_YOUR_CALM, reason)
         if payload and call.is_known:
             call.parts.append(payload)
         if flags & END_STREAM:
@@ -267,8 +267,8 @@ class Connection(ABC):
                 # The setting moves the windows of open streams too (RFC 9113, section 6.9.2).
                 largest = max((call.credit for call in self._streams.values()), default=0)
                 if value + largest > frames.LARGEST_WINDOW:
-                    what = f"an initial window of {value} bytes, too large for an open stream"
-                    raise FrameError(frames.FLOW_CONTROL_ERROR, what)
+                    reason = f"an initial window of {value} bytes, too large for an open stream"
+                    raise FrameError(frames.FLOW_CONTROL_ERROR, reason)
                 self._stream_window = value
             elif key == frames.MAX_FRAME:
                 self._frame_limit = value
@@ -277,15 +277,15 @@ class Connection(ABC):
     def _check_opened(self, kind: int, stream: int) -> None:
         # Even numbers are of streams that a server begins, and none does here.
         if stream > self._last_stream or stream % 2 == 0:
-            what = f"a {frames.name(kind)} frame on stream {stream}, which was never opened"
-            raise FrameError(frames.PROTOCOL_ERROR, what)
+            reason = f"a {frames.name(kind)} frame on stream {stream}, which was never opened"
+            raise FrameError(frames.PROTOCOL_ERROR, reason)
 
     def _pass_over(self, kind: int, flags: int, stream: int) -> None:
-        """Refuse what belongs to no open stream; an end may know streams to ignore."""
+        """Refuse a frame that belongs to no open stream; subclasses may ignore some streams."""
         del flags
         self._check_opened(kind, stream)
-        what = f"a {frames.name(kind)} frame after the end of stream {stream}"
-        raise FrameError(frames.STREAM_CLOSED, what)
+        reason = f"a {frames.name(kind)} frame after the end of stream {stream}"
+        raise FrameError(frames.STREAM_CLOSED, reason)
 
     @abstractmethod
     def _begin(self, flags: int, stream: int, block: bytes) -> Stream | None:
@@ -297,7 +297,7 @@ class Connection(ABC):
 
     @abstractmethod
     def _complete(self, stream: int, call: Stream) -> None:
-        """Take what the peer has said on a stream, now that it has ended it."""
+        """Handle the data of a stream that the peer has ended."""
 
     @abstractmethod
     def _cancelled(self, stream: int) -> None:

@@ -27,8 +27,8 @@ BACKLOG = 16
 MAX_CALLS = 4
 """Open calls of one connection; an environment makes one at a time."""
 UNTRUSTED_CALL_BYTES, _UNTRUSTED_READ_BYTES = 1 << 22, 1 << 14
-"""Bytes of a call, and of one look, of a peer that need not be the environment; the first is what
-the general gRPC runtime takes by default."""
+"""Bytes of a call, and of one read, of a peer that need not be the environment; the first is the
+default of the general gRPC runtime."""
 _MAX_UNREAD = 1 << 16
 _MAX_REFUSED = 1000
 _HELLO = hello(frames.MAX_STREAMS, MAX_CALLS)
@@ -40,10 +40,10 @@ _NOT_ONE_MESSAGE = (
 class IncomingConnection(Connection):
     """A connection on which a client calls the one method that is served.
 
-    Where a `token` is given, the peer has to say it before anything else.
+    If there is a `token`, the peer has to say it before anything else.
 
     Attributes:
-        since: when it was accepted, of the monotonic clock.
+        since: when it was accepted, by the monotonic clock.
         is_admitted: whether the peer has said the token; it may be silent then.
     """
 
@@ -77,7 +77,7 @@ class IncomingConnection(Connection):
         return super()._greet()
 
     def _admit(self, challenge: Challenge) -> bool:
-        """Check the peer's first line, where a token is asked for."""
+        """Check the token in the peer's first line; False if it has not come yet, or is wrong."""
         line, ended, _ = bytes(self._buffer[: MAX_LINE_BYTES + 1]).partition(b"\n")
         if not ended and len(line) <= MAX_LINE_BYTES:
             return False
@@ -164,7 +164,7 @@ class IncomingConnection(Connection):
         """Forget a call: it takes no answer any more."""
         self._refused.discard(stream)
         if self._streams.pop(stream, None) is not None:
-            self.messages = deque(one for one in self.messages if one[0] != stream)
+            self.messages = deque(message for message in self.messages if message[0] != stream)
 
     def _send(self, data: bytes | bytearray) -> None:
         """Send at once what the system takes; the rest goes with what is sent next."""
@@ -185,7 +185,7 @@ class IncomingConnection(Connection):
             unsent += data[sent:]
 
     def _notify(self, data: bytes) -> None:
-        """Send what the peer's frames caused; if it causes more than it reads, it is cut off."""
+        """Send a response to the peer's frames; cut off a peer that causes more than it reads."""
         self._send(data)
         self._unread = self._unread + len(data) if self._unsent else 0
         if self._unread > _MAX_UNREAD:
@@ -193,7 +193,7 @@ class IncomingConnection(Connection):
             self.is_open = False
 
     def _make_way(self, deadline: float) -> bool:
-        # Reading as well: the credit that an answer waits for is sent by the peer.
+        # Also reads: the peer sends the credit that an answer waits for.
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, events)
@@ -209,7 +209,7 @@ class IncomingConnection(Connection):
 
 def accepted_from(listener: socket.socket, limit: int) -> Iterator[socket.socket]:
     """Accept connections that wait, `limit` at most."""
-    # None waits any more, or one that did is gone again.
+    # An error means that none is waiting, or that a waiting one is gone again.
     with contextlib.suppress(OSError):
         for _ in range(limit):
             yield listener.accept()[0]

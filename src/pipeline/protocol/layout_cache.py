@@ -1,9 +1,9 @@
 """The fast decoder: messages that differ from an earlier one in nothing but their numbers.
 
-Most messages about a behavior do: the same agents, none of whose episodes has ended, observe again.
-Where the numbers of an earlier message stood, theirs stand too, so one gather reads them all, and
-the other bytes only have to be the same. A message that has no known layout is read field by field
-if it has many agents (`vectorized`), else agent by agent (`decoding`).
+Most messages about a behavior are like that: the same agents, none of whose episodes has ended,
+observe again. Their numbers stand at the same places as in the earlier message, so one gather reads
+them all, and the other bytes only have to be the same. A message that has no known layout is read
+field by field if it has many agents (`vectorized`), else agent by agent (`decoding`).
 
 `python benchmarks/decoding.py` measures what each way costs; docs/reference/protocol.md has the
 figures.
@@ -33,7 +33,7 @@ _MAX_CACHED_BYTES = 1 << 17
 """Longest message whose layout is kept; a layout takes eight times as many bytes."""
 _MAX_LAYOUTS = 8
 _MAX_PAUSE = 1024
-"""Messages without a new layout after one that never matched; doubled each time, up to this."""
+"""Messages for which no layout is kept after one that never matched; doubled up to this number."""
 
 
 class Decoder:
@@ -58,7 +58,7 @@ class Decoder:
             UnitySpecificationException: Its agents take far more memory than was sent.
             UnityCommunicationException: The bytes are no such message.
         """
-        # Messages of one layout have one length: looking it up costs less than to ask each layout.
+        # Messages of one layout have one length: looking it up costs less than trying each layout.
         layout = self._layouts.get(len(data))
         if layout is not None:
             decision = layout.read(data)
@@ -73,7 +73,7 @@ class Decoder:
             steps = decode_steps(infos, self._spec, self._name)
         else:
             steps = fields.steps(self._spec, self._name)
-        # Ends change who is there, so that a message with one is seldom met again.
+        # An ended episode changes the agents, so that a message with one is seldom met again.
         if len(data) <= _MAX_CACHED_BYTES and not len(steps[1]) and self._is_layout_due():
             self._keep_layout(fields or self._read_fields(data), len(data))
         return steps
@@ -98,7 +98,7 @@ class Decoder:
         layout = None if fields is None else _layout_of(fields, n_bytes)
         if layout is None:
             return
-        # Taken out first, so that the new one stands last and is not the next to go.
+        # Removed first, so that the new layout stands last and is not the next one to be dropped.
         self._layouts.pop(n_bytes, None)
         self._layouts[n_bytes] = layout
         if len(self._layouts) > _MAX_LAYOUTS:
@@ -131,7 +131,7 @@ class _Layout:
         end = 4 * self.n_numbers
         if table[end:].tobytes() != self.fixed:
             return None
-        # `take` has made a copy: what is given out may be changed, and the message goes.
+        # `take` has made a copy: callers may change what they get, and the message is freed.
         numbers = table[:end].view("<f4")
         # The sum of squares is the cheapest test. It may overflow: then the full way decides.
         if not math.isfinite(np.vdot(numbers, numbers)):

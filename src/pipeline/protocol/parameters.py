@@ -1,7 +1,7 @@
 """Environment parameters: a number, or a sampler that is drawn afresh at every reading.
 
-The executable's end of the wire and the environments of this process share what stands here, so
-equal samplers give equal draws in both.
+The executable's end of the wire and the environments of this process share this module, so equal
+samplers give equal draws in both.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 UNIFORM, GAUSSIAN, MULTI_RANGE = 0, 1, 2
 """Sampler kinds as the environment-parameters side channel numbers them."""
 READING = "Environment/Parameter/"
-"""How the name of a statistic begins that tells which values of a parameter were read."""
+"""Prefix of the statistics that tell which values of a parameter were read."""
 
 _HISTOGRAM = 3
-# Nobody takes them where a script steps a game itself; then the oldest go.
+# If a script steps a game itself, nobody takes the readings; then the oldest are dropped.
 _READINGS_KEPT = 100_000
 
 

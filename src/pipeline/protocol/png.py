@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _LEVEL = 1
-"""Of compression: the fastest."""
+"""Level of compression: the fastest."""
 
 
 def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] = ()) -> FloatArray:
@@ -116,7 +116,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def _parts(data: bytes) -> list[bytes]:
-    """Return each image's own bytes; what stands between them is skipped."""
+    """Return each image's own bytes; bytes between images are skipped."""
     parts = []
     start = data.find(SIGNATURE)
     while start >= 0:
@@ -159,10 +159,10 @@ def _image(data: bytes, height: int, width: int) -> AnyArray:
 def _mapped(channels: AnyArray, mapping: Sequence[int]) -> FloatArray:
     """Return the mean of each target's channels, float32 [targets, H, W] in 0..255."""
     target = np.asarray(mapping)
-    kept = target[target >= 0]
-    if not len(kept) or len(np.unique(kept)) != int(kept.max()) + 1:
+    used = target[target >= 0]
+    if not len(used) or len(np.unique(used)) != int(used.max()) + 1:
         raise UnityObservationException(
             f"the channel mapping {brief(mapping)} of a compressed observation leaves out a channel"
         )
-    means = [channels[target == k].mean(axis=0, dtype=np.float32) for k in range(kept.max() + 1)]
+    means = [channels[target == k].mean(axis=0, dtype=np.float32) for k in range(used.max() + 1)]
     return np.stack(means)

@@ -40,9 +40,9 @@ TRANSPORT_VARIABLE = "PIPELINE_TRANSPORT"
 _KEEP_S = 0.5
 _SEND_LIMIT_S = 60.0
 _PREFACE_S = 10.0
-"""How long a connection may be silent before its first bytes."""
+"""Seconds for which a connection may be silent before its first bytes."""
 _MAX_OTHERS, _STAY_S = 8, 1.0
-"""Connections that own nothing, and how long each may keep its place when others wait for one."""
+"""Connections beside the owner's, and seconds for which each may stay while others wait."""
 _MAX_WARNINGS = 10
 
 
@@ -52,8 +52,8 @@ class Server(CalledEnd):
     The first connection that greets owns the conversation. As long as it lives, all others are
     closed unread, twice a second; when it breaks, the environment may go on over another one.
 
-    While no one waits, as in a long update of the networks or while other environments start, a
-    keeper looks twice a second: clients give up where no one greets them, acknowledges their
+    While no thread waits, as in a long update of the networks or while other environments start, a
+    keeper thread reads twice a second: clients give up if no one greets them, acknowledges their
     SETTINGS or answers their PING.
     """
 
@@ -78,10 +78,10 @@ class Server(CalledEnd):
         """
         self._listeners = listen(port, host, here_too=token is not None)
         self.port = self._listeners[0].getsockname()[1]
-        # The owner's connection alone, or while there is none the listeners and all others.
+        # Has only the owner's connection, or without an owner the listeners and all connections.
         self._selector = selectors.DefaultSelector()
         self._is_listening = False
-        self._others: list[IncomingConnection] = []
+        self._candidates: list[IncomingConnection] = []
         self._owner: IncomingConnection | None = None
         self._pending: tuple[IncomingConnection, int] | None = None
         self._has_begun = False
@@ -140,7 +140,7 @@ class Server(CalledEnd):
     def release(self, wait_s: float = 1.0) -> None:
         """Tell the environment to stop, and wait for another that greets; arguments as of `close`.
 
-        What has greeted already, as an environment does that was started again, keeps its place.
+        An environment that was started again and has greeted already keeps its place.
         """
         with self._lock:
             if self._owner is not None:
@@ -157,7 +157,7 @@ class Server(CalledEnd):
             self._say_goodbye(wait_s)
             for listener in self._listeners:
                 listener.close()
-            for connection in self._others:
+            for connection in self._candidates:
                 connection.farewell(0.0)
             self._selector.close()
 
@@ -191,7 +191,7 @@ class Server(CalledEnd):
 
     def _find_owner(self) -> IncomingConnection | None:
         """Return the connection whose call begins or continues the conversation; refuse others."""
-        for connection in self._others:
+        for connection in self._candidates:
             while connection.messages:
                 stream, request = connection.messages[0]
                 if connection.is_open and may_own(request, has_begun=self._has_begun):
@@ -206,9 +206,9 @@ class Server(CalledEnd):
         return None
 
     def _make_owner(self, connection: IncomingConnection) -> None:
-        for other in [one for one in self._others if one is not connection]:
+        for other in [candidate for candidate in self._candidates if candidate is not connection]:
             self._drop(other)
-        self._others.remove(connection)
+        self._candidates.remove(connection)
         self._listen(False)
         connection.trust()
         self._owner, self._has_begun, self._lost_at = connection, True, None
@@ -222,18 +222,18 @@ class Server(CalledEnd):
         self._listen(True)
         return owner
 
-    def _listen(self, wanted: bool) -> None:
+    def _listen(self, enabled: bool) -> None:
         """Accept new connections, or leave them in the system's backlog."""
-        if wanted != self._is_listening:
-            self._is_listening = wanted
-            for one in self._listeners:
-                if wanted:
-                    self._selector.register(one, selectors.EVENT_READ, None)
+        if enabled != self._is_listening:
+            self._is_listening = enabled
+            for listener in self._listeners:
+                if enabled:
+                    self._selector.register(listener, selectors.EVENT_READ, None)
                 else:
-                    self._selector.unregister(one)
+                    self._selector.unregister(listener)
 
     def _keep(self) -> None:
-        """Handle what arrives while no one waits for it."""
+        """Handle what arrives while no thread waits for it."""
         while not self._closed.wait(_KEEP_S):
             # The thread that holds the lock handles what arrives, so there is nothing to wait for.
             if self._lock.acquire(blocking=False):
@@ -255,13 +255,13 @@ class Server(CalledEnd):
             elif connection is self._owner:
                 if connection.is_open:
                     connection.read()
-            elif connection in self._others and not (connection.is_open and connection.read()):
+            elif connection in self._candidates and not (connection.is_open and connection.read()):
                 self._drop(connection)
         return bool(events)
 
     def _accept(self, listener: socket.socket) -> None:
         """Accept waiting connections; at the limit the others stay in the system's backlog."""
-        free = _MAX_OTHERS - len(self._others)
+        free = _MAX_OTHERS - len(self._candidates)
         for accepted in accepted_from(listener, free):
             try:
                 peer = accepted.getpeername()[0]
@@ -273,10 +273,10 @@ class Server(CalledEnd):
             except OSError:
                 accepted.close()
                 continue
-            self._others.append(connection)
+            self._candidates.append(connection)
             self._selector.register(accepted, selectors.EVENT_READ, connection)
         # At the limit, a connection in the backlog would end every wait at once.
-        self._listen(len(self._others) < _MAX_OTHERS)
+        self._listen(len(self._candidates) < _MAX_OTHERS)
 
     def _drop(self, connection: IncomingConnection) -> None:
         if connection.failure:
@@ -287,16 +287,16 @@ class Server(CalledEnd):
                 connection.failure,
             )
         self._selector.unregister(connection.socket)
-        self._others.remove(connection)
+        self._candidates.remove(connection)
         self._listen(True)
         connection.farewell(0.0)
 
     def _refuse_others(self, now: float) -> None:
-        """End connections that stay without a greeting, and all but the owner's."""
+        """Close connections that stay without a greeting; with an owner, close all others."""
         self._next_look = now + _KEEP_S
         if self._owner is None:
-            full = len(self._others) == _MAX_OTHERS
-            for connection in list(self._others):
+            full = len(self._candidates) == _MAX_OTHERS
+            for connection in list(self._candidates):
                 limit_s = _PREFACE_S if not connection.is_greeted else math.inf
                 limit_s = _STAY_S if full else limit_s
                 too_long = now - connection.since > limit_s and not connection.is_admitted
@@ -311,7 +311,7 @@ class Server(CalledEnd):
                     self._warn("A connection is refused: the environment has another one.")
 
     def _warn(self, message: str, *values: str | int) -> None:
-        """Log what a stranger does, as a warning only the first few times."""
+        """Log what another client does, as a warning only the first few times."""
         self._n_warnings += 1
         level = logging.WARNING if self._n_warnings <= _MAX_WARNINGS else logging.DEBUG
         _log.log(level, message, *values)
@@ -337,15 +337,15 @@ def open_server(
     Raises:
         SettingsError: There is no such transport, or it cannot ask for a token.
     """
-    where = "transport" if transport is not None else TRANSPORT_VARIABLE
-    name = transport if transport is not None else os.environ.get(where) or "sockets"
+    origin = "transport" if transport is not None else TRANSPORT_VARIABLE
+    name = transport if transport is not None else os.environ.get(origin) or "sockets"
     if name not in _SERVERS:
-        raise SettingsError(f"{where}: '{name}' is no transport; choose from {list(TRANSPORTS)}")
+        raise SettingsError(f"{origin}: '{name}' is no transport; choose from {list(TRANSPORTS)}")
     if token is None:
         return _SERVERS[name](port, host=host)
     if name != "sockets":
         raise SettingsError(
-            f"{where}: '{name}' cannot ask for a token, as --listen does; use 'sockets', or bring "
+            f"{origin}: '{name}' cannot ask for a token, as --listen does; use 'sockets', or bring "
             "players from elsewhere through an ssh tunnel"
         )
     return Server(port, host=host, token=token)

@@ -141,7 +141,7 @@ class IncomingMessage:
         return bytes(self.buffer[self.offset - count : self.offset])
 
     def _counted(self, size: int) -> bytes | None:
-        """Return the bytes of a counted list; None, without moving, if it is not all there."""
+        """Return the bytes of a counted list; None, without moving, if it is incomplete."""
         start = self.offset
         head = self._take(4)
         data = None if head is None else self._take(size * int(struct.unpack("<i", head)[0]))

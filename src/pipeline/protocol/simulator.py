@@ -1,7 +1,8 @@
-"""The interface of a simulator: what must be written to become an environment.
+"""The interface of a simulator: what a class needs to become an environment.
 
-`simulators.client` turns such an object into an environment executable; `envs.in_process` steps it
-without a process in between. It stands here because neither of those knows the other.
+`simulators.client` turns a simulator into an environment executable; `envs.in_process` steps it
+without a process in between. The interface stands here because neither of these modules imports the
+other.
 """
 
 from __future__ import annotations
@@ -63,15 +64,15 @@ class Renderable(Protocol):
 
 @runtime_checkable
 class Restorable(Protocol):
-    """A simulator that can be stopped between two steps and taken up again, exactly.
+    """A simulator that can be stopped between two steps and continued exactly.
 
-    With it a run that is killed and resumed is, number by number, the run that was not.
+    With it, a run that is killed and resumed has the same numbers as an uninterrupted run.
     """
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return everything that later steps depend on, as arrays and plain values.
 
-        None where a part of it, such as an environment of others, does not give its state.
+        None where a part of it, such as a third-party environment, does not give its state.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What a behavior observes and does: the specifications that ML-Agents' low-level API names."""
+"""Specifications of observations and actions, with the names of ML-Agents' low-level API."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ MAX_PARTS = 1024
 """Observations of an agent, or branches of its actions."""
 MAX_DIMENSIONS = 8
 MAX_ENTITIES = 4096
-"""In a list of variable length: attention compares each with each."""
+"""Entities in a list of variable length: attention compares each with each."""
 MAX_ACTIONS = 1 << 16
 """Continuous actions, and choices of all branches together: networks have rows for each."""
 FREE_BYTES = 1 << 27
-"""Bytes of memory that a message or a file may take in any case."""
+"""Bytes of memory that a message or a file may take, however small it is."""
 _BYTES_PER_SENT_BYTE = 256
-"""Bytes of memory that each of its bytes may take beyond that; PNGs of simple images take 100."""
+"""Further bytes of memory for each byte that was sent; PNGs of simple images take 100."""
 _MAX_SHOWN = 200
 """Characters of a name or a shape that an error shows."""
 AGENT_BYTES = 4096
@@ -224,17 +224,17 @@ def _fault_of_observations(specs: Sequence[ObservationSpec]) -> str | None:
         return f"it has more than {MAX_PARTS} observations: join some of them"
     for index, obs in enumerate(specs):
         shape = brief(obs.shape)
-        where = f"observation {index} ({brief(obs.name) or 'no name'}) has the shape {shape}"
+        subject = f"observation {index} ({brief(obs.name) or 'no name'}) has the shape {shape}"
         smallest = 0 if len(obs.shape) == 1 else 1  # a vector may be empty
         if len(obs.shape) > MAX_DIMENSIONS or min(obs.shape, default=1) < smallest:
             return (
-                f"{where}; it must have at most {MAX_DIMENSIONS} dimensions, each of at least 1: "
+                f"{subject}; it must have at most {MAX_DIMENSIONS} dimensions, each of at least 1: "
                 "correct the sensor"
             )
         is_list = DimensionProperty.VARIABLE_SIZE in obs.dimension_property
         if is_list and max(obs.shape[:1], default=0) > MAX_ENTITIES:
             return (
-                f"{where}, a list of variable length, in which each entry is compared with each; "
+                f"{subject}, a list of variable length, in which each entry is compared with each; "
                 f"at most {MAX_ENTITIES} entries are possible: send fewer"
             )
     total = sum(math.prod(obs.shape) for obs in specs)
@@ -273,7 +273,7 @@ def brief(value: object) -> str:
 def refuse_other_spec(name: str, ours: BehaviorSpec, theirs: BehaviorSpec, where: str) -> None:
     """Raise UnityObservationException unless agents of `theirs` can be treated as `ours`.
 
-    Names of sensors may differ. `where` says who announced `theirs`, for the error.
+    Names of sensors may differ. `where` names the announcer of `theirs`, for the error.
     """
     if ours == theirs:
         return
@@ -283,7 +283,7 @@ def refuse_other_spec(name: str, ours: BehaviorSpec, theirs: BehaviorSpec, where
             f"behavior {name}: {where} {difference}; all agents of a behavior must observe and do "
             "the same, so give those others a behavior name of their own"
         )
-    names, other = ([obs.name for obs in one.observation_specs] for one in (ours, theirs))
+    names, other = ([obs.name for obs in spec.observation_specs] for spec in (ours, theirs))
     note_other_names(name, str(names), str(other))
 
 
@@ -306,24 +306,26 @@ def _difference(ours: BehaviorSpec, theirs: BehaviorSpec) -> str | None:
 
 
 def _described(obs: ObservationSpec) -> str:
-    properties = [int(one) for one in obs.dimension_property]
+    properties = [int(flag) for flag in obs.dimension_property]
     return f"shape {obs.shape}, properties {properties}, {obs.observation_type.name}"
 
 
 def other_order(names: Sequence[str], other: Sequence[str]) -> bool:
-    """Return whether a name of as many has another place than in the other list."""
-    both = {*names} & {*other}
+    """Return whether a name stands at another place in the other list, of equal length."""
+    shared = {*names} & {*other}
     pairs = zip(names, other, strict=False)
-    return len(names) == len(other) and any(a != b and (a in both or b in both) for a, b in pairs)
+    return len(names) == len(other) and any(
+        a != b and (a in shared or b in shared) for a, b in pairs
+    )
 
 
 def other_names(one: BehaviorSpec, two: BehaviorSpec) -> tuple[list[str], list[str]] | None:
-    """Names of two specifications' observations where they differ; None where one has no names."""
-    names, other = ([obs.name for obs in each.observation_specs] for each in (one, two))
+    """Return two specifications' observation names if they differ; None if any name is empty."""
+    names, other = ([obs.name for obs in spec.observation_specs] for spec in (one, two))
     return (names, other) if all(names) and all(other) and names != other else None
 
 
-# The cache makes it once: an equal call does not get here again.
+# The cache makes it warn once: an equal call does not get here again.
 @lru_cache(maxsize=256)
 def note_other_names(behavior: str, names: str, other: str) -> None:
     """Warn, once for each, that agents of a behavior have the same sensors under other names."""

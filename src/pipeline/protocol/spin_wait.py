@@ -1,10 +1,10 @@
 """How to wait for the other process: poll for a moment, then sleep.
 
 Trainer and environment take turns of a few hundred microseconds. Waking a sleeping process costs
-the kernel tens of them, on a virtual machine hundreds, and who wakes it pays, too; so each end
-polls for some milliseconds before it blocks. Where that does not pay, because the other end is
-slower or other processes wait for this processor, it soon stops polling and only tries again now
-and then; with a single processor it never polls.
+the kernel tens of microseconds, on a virtual machine hundreds, and delays the waking process, too;
+so each end polls for some milliseconds before it blocks. Where polling does not pay, because the
+other end is slower or other processes wait for this processor, an end soon stops polling and only
+tries again now and then; with a single processor it never polls.
 `benchmarks/exchange.py`, with and without PIPELINE_SPIN_US=0, shows the effect.
 """
 
@@ -25,9 +25,9 @@ _DEFAULT_US = 4000.0
 """Longer than a gradient step or a built-in simulator's step takes on a slow machine. An end that
 gives up just before the answer comes has to be woken, which makes the next answer later still."""
 _MOST_US = 1e6
-"""Who polls does not look at the time-out of an environment that says nothing."""
+"""Limited, because the time-out of a silent environment is not checked while polling."""
 _CROWDED = 0.25
-"""Part of a poll in which the processor was others': from there on polling does not pay."""
+"""Share of a poll in which other processes had the processor, from which polling does not pay."""
 _MAX_PAUSE = 1024
 """Waits without polling after a poll that did not pay: doubled each time, up to this many."""
 
@@ -49,7 +49,7 @@ class SpinWait:
         if self._left_out > 0:
             self._left_out -= 1
             return
-        # In this order of clocks a poll in which nobody else worked comes to no more than 0.
+        # In this order of clocks `others_s` is at most 0 if no other process worked.
         worked, began = time.thread_time(), time.perf_counter()
         is_there, end = False, began + self.limit_s
         while time.perf_counter() < end:
@@ -66,7 +66,7 @@ class SpinWait:
 
 
 def _let_others_work() -> None:
-    """Give way to processes that wait for this processor; without such ones it takes no time."""
+    """Give way to processes that wait for this processor; takes no time if there are none."""
     if hasattr(os, "sched_yield"):
         os.sched_yield()
     else:
@@ -74,16 +74,16 @@ def _let_others_work() -> None:
 
 
 def _limit() -> float:
-    given = os.environ.get(VARIABLE)
-    if given is None:
+    text = os.environ.get(VARIABLE)
+    if text is None:
         return _DEFAULT_US * 1e-6 if _n_processors() > 1 else 0.0
     try:
-        microseconds = float(given)
+        microseconds = float(text)
     except ValueError:
         microseconds = math.nan
     if not microseconds <= _MOST_US:  # nor what is no number
         raise SettingsError(
-            f"{VARIABLE}={given}: expected microseconds to look before blocking, at most "
+            f"{VARIABLE}={text}: expected microseconds to look before blocking, at most "
             f"{_MOST_US:.0f}, such as 500, or 0"
         )
     return max(microseconds, 0.0) * 1e-6

@@ -1,8 +1,9 @@
 """The state side channel: a trainer asks an environment for its state, and gives it back.
 
-A message is an int32 version, an int32 kind, and what the kind has. The trainer never looks into a
-state: it is the environment's affair what the bytes mean. Our own environments write arrays and
-JSON (`encode`), and read nothing else (`decode`). docs/explanation/resume.md has it for others.
+A message is an int32 version, an int32 kind, and the kind's content. The trainer never looks into a
+state: only the environment knows what the bytes mean. Our own environments write arrays and JSON
+(`encode`), and read nothing else (`decode`). docs/explanation/resume.md describes the channel for
+authors of other environments.
 """
 
 from __future__ import annotations
@@ -92,12 +93,12 @@ def encode(state: Mapping[str, Any]) -> bytes:
     """
     arrays: list[AnyArray] = []
     text = json.dumps(_plain(state, arrays, "state")).encode()
-    parts = [np.ascontiguousarray(one).tobytes() for one in arrays]
+    parts = [np.ascontiguousarray(array).tobytes() for array in arrays]
     return b"".join([_LENGTH.pack(len(text)), text, *parts])
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """Return what `encode` was given, tuples as lists; arrays are new.
+    """Return the state that `encode` was given, tuples as lists; arrays are new.
 
     Raises:
         ValueError: These are not the bytes of a state.
@@ -116,7 +117,7 @@ def decode(data: bytes) -> dict[str, Any]:
 
 
 class _Arrays:
-    """Takes arrays one after another from what follows the text."""
+    """Takes arrays one after another from the bytes after the text."""
 
     def __init__(self, data: bytes, position: int) -> None:
         if not _LENGTH.size <= position <= len(data):
@@ -132,31 +133,31 @@ class _Arrays:
         end = self.position + kind.itemsize * math.prod(sizes)
         if end > len(self._data):
             raise ValueError("it is cut off")
-        taken = np.frombuffer(self._data[self.position : end], dtype=kind).reshape(sizes)
+        array = np.frombuffer(self._data[self.position : end], dtype=kind).reshape(sizes)
         self.position = end
         # Without a shape it was a NumPy scalar. A view of bytes could not be written to.
-        return taken[()] if shape is None else taken.copy()
+        return array[()] if shape is None else array.copy()
 
 
-def _plain(value: Any, arrays: list[AnyArray], where: str) -> Any:
+def _plain(value: Any, arrays: list[AnyArray], path: str) -> Any:
     # NumPy's texts are `np.generic`, too; JSON takes them as the texts that they are.
     if isinstance(value, np.ndarray | np.generic) and not isinstance(value, str):
         if value.dtype.kind not in _KINDS:
-            raise ValueError(f"{where}: an array of type {value.dtype} is not of numbers")
+            raise ValueError(f"{path}: an array of type {value.dtype} is not of numbers")
         arrays.append(np.asarray(value))
         shape = list(value.shape) if isinstance(value, np.ndarray) else None
         return {_ARRAY: [value.dtype.str, shape]}
     if isinstance(value, dict):
         if odd := [key for key in value if not isinstance(key, str)]:
-            raise ValueError(f"{where}: the key {odd[0]!r} is not a text")
+            raise ValueError(f"{path}: the key {odd[0]!r} is not a text")
         # a map of the user's cannot be taken for an array
-        return {"map": {k: _plain(item, arrays, f"{where}.{k}") for k, item in value.items()}}
+        return {"map": {k: _plain(item, arrays, f"{path}.{k}") for k, item in value.items()}}
     if isinstance(value, list | tuple):
-        return [_plain(item, arrays, f"{where}[{at}]") for at, item in enumerate(value)]
+        return [_plain(item, arrays, f"{path}[{at}]") for at, item in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ValueError(
-        f"{where}: a {type(value).__name__} is neither an array nor a number, text, list or map"
+        f"{path}: a {type(value).__name__} is neither an array nor a number, text, list or map"
     )
 
 

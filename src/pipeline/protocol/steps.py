@@ -117,7 +117,7 @@ class DecisionSteps(_AgentSteps[DecisionStep]):
 class TerminalSteps(_AgentSteps[TerminalStep]):
     """The agents whose episode has ended since the last exchange.
 
-    What has no words of its own here is as in `DecisionSteps`.
+    Fields without a description here are as in `DecisionSteps`.
     """
 
     obs: list[FloatArray]
@@ -163,7 +163,7 @@ def steps_to_mapping(steps: Steps) -> dict[str, dict[str, Any]]:
     # Copies, since arrays may be views of a message.
     decision, terminal = (
         {
-            name: [one.copy() for one in value] if isinstance(value, list) else value.copy()
+            name: [array.copy() for array in value] if isinstance(value, list) else value.copy()
             for name, value in _values(part)
         }
         for part in steps
@@ -180,8 +180,8 @@ def steps_from_mapping(values: Mapping[str, Mapping[str, Any]]) -> Steps:
 
 def same_steps(one: Steps, other: Steps) -> bool:
     """Whether two behaviors' steps are equal, number by number."""
-    arrays, others = list(_arrays(one)), list(_arrays(other))
-    return len(arrays) == len(others) and all(map(np.array_equal, arrays, others))
+    arrays, other_arrays = list(_arrays(one)), list(_arrays(other))
+    return len(arrays) == len(other_arrays) and all(map(np.array_equal, arrays, other_arrays))
 
 
 def _arrays(steps: Steps) -> Iterator[AnyArray]:
@@ -191,7 +191,11 @@ def _arrays(steps: Steps) -> Iterator[AnyArray]:
 
 
 def _values(steps: DecisionSteps | TerminalSteps) -> list[tuple[str, Any]]:
-    """Return names and values of the fields that are there."""
-    # `init` leaves out the index, which is made again when it is asked for.
-    values = [(one.name, getattr(steps, one.name)) for one in fields(steps) if one.init]
+    """Return names and values of the fields that are not None."""
+    # `init` leaves out the index, which is made again when it is needed.
+    values = [
+        (attribute.name, getattr(steps, attribute.name))
+        for attribute in fields(steps)
+        if attribute.init
+    ]
     return [(name, value) for name, value in values if value is not None]

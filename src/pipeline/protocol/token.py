@@ -1,7 +1,7 @@
-"""The token that a player from another machine says before anything of it is believed.
+"""The token by which a player from another machine proves itself before anything else.
 
 The token itself does not cross the network: each end shows that it knows it, with a digest of two
-random numbers (HMAC-SHA256, RFC 2104). What follows is HTTP/2 as ever, neither encrypted nor
+random numbers (HMAC-SHA256, RFC 2104). What follows is the usual HTTP/2, neither encrypted nor
 signed.
 
     trainer   pipeline-token 1 RANDOM
@@ -36,7 +36,7 @@ _MAKE_ONE = "`openssl rand -hex 32 > FILE` makes one"
 
 
 class HungUpError(UnityCommunicationException):
-    """The trainer closed the connection without a word."""
+    """The trainer closed the connection without a message."""
 
 
 def read_token(file: Path | None) -> bytes:
@@ -45,7 +45,7 @@ def read_token(file: Path | None) -> bytes:
     Raises:
         SettingsError: There is none, or it is too short.
     """
-    where = VARIABLE if file is None else f"--token-file {file}"
+    source = VARIABLE if file is None else f"--token-file {file}"
     if file is None:
         token = os.environ.get(VARIABLE, "").encode().strip()
         if not token:
@@ -53,10 +53,10 @@ def read_token(file: Path | None) -> bytes:
     else:
         token = file.read_bytes().strip()
         if os.name == "posix" and file.stat().st_mode & 0o077:
-            _log.warning("%s: others on this machine may read it; chmod 600 %s", where, file)
+            _log.warning("%s: others on this machine may read it; chmod 600 %s", source, file)
     if len(token) < _MIN_BYTES:
         raise SettingsError(
-            f"{where}: the token has {len(token)} bytes, and needs at least {_MIN_BYTES}; "
+            f"{source}: the token has {len(token)} bytes, and needs at least {_MIN_BYTES}; "
             f"{_MAKE_ONE}"
         )
     return token
@@ -68,10 +68,10 @@ def is_loopback(address: str) -> bool:
 
 
 class Challenge:
-    """What the trainer asks on one connection.
+    """The trainer's demand for the token on one connection.
 
     Attributes:
-        line: to send first.
+        line: the line to send first.
     """
 
     def __init__(self, token: bytes) -> None:
@@ -80,7 +80,7 @@ class Challenge:
         self.line = _HELLO + self._random + b"\n"
 
     def welcome(self, answer: bytes) -> bytes | None:
-        """Return the line that answers the player's, or None if that does not show the token."""
+        """Return the line that answers the player's, or None if its digest is wrong."""
         theirs, _, digest = answer.partition(b" ")
         # In constant time: how long it takes must not tell how much of a guess is right.
         if not hmac.compare_digest(digest, _digest(self._token, b"player", self._random, theirs)):
@@ -89,7 +89,7 @@ class Challenge:
 
 
 def refusal(why: str) -> bytes:
-    """Return the line for a player whose answer does not do."""
+    """Return the line for a player whose answer is refused."""
     return _REFUSED + why.encode() + b"\n"
 
 
@@ -103,7 +103,7 @@ def introduce(sock: socket.socket, token: bytes | None, trainer: str) -> None:
         UnityCommunicationException: It refuses the token, or does not know it, or is no trainer.
         OSError: The connection broke.
     """
-    # Only looked at: the first bytes of HTTP/2 must stay for the connection.
+    # Peeked at and not read: the first bytes of HTTP/2 must stay for the connection.
     if sock.recv(1, socket.MSG_PEEK) != _HELLO[:1]:
         _check_unasked(sock, trainer)
         return
@@ -153,6 +153,6 @@ def _line(sock: socket.socket, trainer: str) -> bytes:
     return line[:-1]
 
 
-def _digest(token: bytes, who: bytes, trainers: bytes, players: bytes) -> bytes:
-    # With `who` in it, so that neither end can send the other's digest back as its own.
-    return hmac.digest(token, b" ".join((who, trainers, players)), "sha256").hex().encode()
+def _digest(token: bytes, speaker: bytes, trainers: bytes, players: bytes) -> bytes:
+    # With `speaker` in it, so that neither end can send the other's digest back as its own.
+    return hmac.digest(token, b" ".join((speaker, trainers, players)), "sha256").hex().encode()

@@ -1,9 +1,9 @@
 """Many agents at once: every field of all agents, then the next field of all agents.
 
 Reading an agent's message costs Python time for each agent. Fields stand in the order of their
-numbers, so it is cheaper to ask, for all agents at once, whether their next byte is a field's tag.
-What does not follow this pattern (PNGs, unknown fields, observations that differ in more than
-numbers) is left to `decoding`, which also raises the errors.
+numbers, so it is cheaper to test, for all agents at once, whether their next byte is a field's tag.
+Messages that do not follow this pattern (PNGs, unknown fields, observations that differ in more
+than numbers) are left to `decoding`, which also raises the errors.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from pipeline.protocol.steps import Steps
 
 MANY = 256
-"""Agents from which on a message is read field by field; for fewer, one by one is as fast."""
+"""Least number of agents for reading field by field; for fewer, one by one is as fast."""
 _MAX_AGENT_BYTES = 1 << 14
-"""Of an agent, so that it is read field by field; larger images are copied less one by one."""
+"""Most bytes of an agent for reading field by field; larger images are copied less one by one."""
 _REWARD, _DONE, _MAX_STEP, _ID, _MASK, _GROUP, _GROUP_REWARD = 61, 64, 72, 80, 90, 112, 125
 """Tags of an agent's fields; its observations' tags are part of the pattern."""
 _ENTRY = 10
 """The tag of an agent in the list."""
 _PADDING = bytes(16)
-"""Behind the message, so that a field may be looked for where there are no bytes any more."""
+"""Appended to the message, so that a field may be looked for behind its last byte."""
 
 
 class LayoutMismatchError(Exception):
@@ -106,7 +106,7 @@ def _bounds(data: bytes) -> tuple[list[int], list[int]]:
     """Return where the bodies of a list's entries begin and end."""
     starts, ends = [], []
     position = 0
-    # The one loop over agents: where an entry begins is known when the one before was read.
+    # The only loop over agents: where an entry begins is known when the one before has been read.
     while position < len(data):
         start, size = _entry(data, position)
         position = start + size
@@ -166,15 +166,15 @@ class _Cursor:
     def numbers(self, tag: int) -> tuple[AnyArray, AnyArray]:
         """Return the rows [K] that have a float next, and where its bytes are [K, 4]."""
         rows = self._having(tag)
-        where = self.at[rows, None] + np.arange(4)
+        index = self.at[rows, None] + np.arange(4)
         self.at[rows] += 4
-        return rows, where
+        return rows, index
 
     def floats(self, numbers: tuple[AnyArray, AnyArray]) -> FloatArray:
         """Return what `numbers` found as float32 [N], 0 where absent."""
-        rows, where = numbers
+        rows, index = numbers
         out = np.zeros(len(self.at), dtype=np.float32)
-        out[rows] = self.data[where].view("<f4")[:, 0]
+        out[rows] = self.data[index].view("<f4")[:, 0]
         return out
 
     def flags(self, tag: int) -> BoolArray:
@@ -182,7 +182,7 @@ class _Cursor:
         out = np.zeros(len(self.at), dtype=np.bool_)
         rows = self._having(tag)
         values = self.data[self.at[rows]]
-        # A varint of several bytes, which nobody writes for a truth value: protobuf decides.
+        # A varint of several bytes, which is unusual for a truth value: protobuf decides.
         if (values >= 0x80).any():
             raise LayoutMismatchError
         out[rows] = values

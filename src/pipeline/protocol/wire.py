@@ -54,7 +54,7 @@ def varint(value: int) -> bytes:
 
 
 def head(field: int, size: int) -> bytes:
-    """Return what stands before `size` bytes in a length-delimited field."""
+    """Return the bytes before a content of `size` bytes in a length-delimited field."""
     return varint(field << 3 | 2) + varint(size)
 
 
@@ -67,7 +67,7 @@ def entry(parts: Iterable[tuple[bytes, bytes]]) -> tuple[AnyArray, list[int]]:
     """Return an entry of a list, uint8 [width], and where its parts' contents begin.
 
     Args:
-        parts: head and content of each. Contents are what differs between entries.
+        parts: head and content of each. Only contents differ between entries.
     """
     out, starts = bytearray(), []
     for before, content in parts:

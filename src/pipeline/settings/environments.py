@@ -1,4 +1,4 @@
-"""Where an environment comes from: one class for each `source`, and the names that mean one."""
+"""Where an environment comes from: one class for each `source`, and environments by name."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class EnvironmentParams:
 
     @staticmethod
     def from_node(node: Node, path: str) -> EnvironmentParams:
-        """Read an environment of the class that its `source` names, or what a text alone names."""
+        """Read a map as the class that its `source` names, or a text as an environment's name."""
         if isinstance(node.value, str):
             try:
                 return named(node.value)
@@ -81,11 +81,11 @@ class EnvironmentParams:
                 listed = " and ".join(repr(name) for name in owners)
                 text = f"belongs to the source {listed}, but the source is {source!r}"
                 raise fail(value, join(path, key), text)
-        read: EnvironmentParams = read_dataclass(SOURCES[source], node, path)
-        return read
+        environment: EnvironmentParams = read_dataclass(SOURCES[source], node, path)
+        return environment
 
     def packed(self) -> tuple[str, dict[str, Any]] | None:
-        """Return the simulator to pack, and its options; None for what is an executable already."""
+        """Return the simulator to pack, and its options; None if it is an executable already."""
         return None
 
 
@@ -94,7 +94,7 @@ class BuiltinSource(EnvironmentParams):
     """One of our simulators."""
 
     name: str | None = None
-    """The simulator; null for the one called as the environment is here."""
+    """The simulator; null for the simulator with the same name as this environment."""
 
     def packed(self) -> tuple[str, dict[str, Any]]:
         """Return the simulator, without options."""
@@ -103,7 +103,7 @@ class BuiltinSource(EnvironmentParams):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BridgeSource(EnvironmentParams):
-    """What environments of Gymnasium, of PettingZoo and of your own have in common."""
+    """Common settings of environments of Gymnasium, of PettingZoo and of your own."""
 
     id: str
     """The environment, as its library calls it."""
@@ -123,16 +123,16 @@ class BridgeSource(EnvironmentParams):
 
     def packed(self) -> tuple[str, dict[str, Any]]:
         """Return the bridge, and its keywords that are not at their defaults."""
-        given: dict[str, Any] = {"id": self.id}
+        options: dict[str, Any] = {"id": self.id}
         if self.copies is not None:
-            given["n_agents"] = self.copies
+            options["n_agents"] = self.copies
         for item in fields(self):
             value = getattr(self, item.name)
             # `kwargs` has a factory in place of a default.
             default = {} if item.name == "kwargs" else item.default
             if item.name not in ("source", "args", "id", "copies") and value != default:
-                given[item.name] = value
-        return self.source, given
+                options[item.name] = value
+        return self.source, options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,7 +200,7 @@ class PerPlatform:
             return cls({"any": read(str, node, path)})
         for name, entry in node.value.items():
             choice(Node(name, entry.source, entry.line, name), path, PLATFORMS)
-        return cls({name: read(str, one, join(path, name)) for name, one in node.value.items()})
+        return cls({name: read(str, item, join(path, name)) for name, item in node.value.items()})
 
     def to_plain(self) -> Any:
         """What `from_node` read."""
@@ -227,7 +227,7 @@ class PathSource(EnvironmentParams):
         _need("path", "path", self.path, "where the build is")
 
     def found(self, root: Path) -> str:
-        """`path`, with the suffix of a build where the name alone does not exist in `root`."""
+        """Return `path`, with the suffix of a build if the name alone does not exist in `root`."""
         if not (root / self.path).exists():
             for suffix in _SUFFIXES:
                 if (root / f"{self.path}{suffix}").exists():
@@ -287,7 +287,7 @@ class FetchSource(EnvironmentParams):
         return url, digest.lower()
 
     def platforms(self) -> tuple[str, ...]:
-        """The platforms that there is an archive for; `any` alone when that is not said."""
+        """The platforms with an archive; `any` alone when the platform is not known."""
         return (self.platform,) if self.platform else tuple(self.url.values)
 
 
@@ -339,7 +339,7 @@ SOURCES: dict[str, type[EnvironmentParams]] = {
 def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> EnvironmentParams:
     """Return the environment that a name means, whether it exists or not; refuse other forms.
 
-    `is_file` says of a word that could be a simulator whether it is an executable.
+    `is_file` tells whether a word that could be a simulator is an executable.
     """
     text = text.strip()
     kind, colon, rest = text.partition(":")
@@ -359,7 +359,7 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
     if _FUNCTION.match(text):
         return ModuleSource(source="module", id=text)
     if colon or not text:
-        near = [one for one in _IDS if kind and one.startswith(kind.lower())]
+        near = [prefix for prefix in _IDS if kind and prefix.startswith(kind.lower())]
         near = near or get_close_matches(kind.lower(), _IDS, n=1)
         hint = f"; did you mean '{near[0]}:{rest}'?" if near else "."
         raise SettingsError(f"{text!r} names no environment{hint} Give {FORMS}")
@@ -374,9 +374,9 @@ def _scheme(url: str) -> str:
         return ""
 
 
-def _need(key: str, source: str, value: object, what: str) -> None:
+def _need(key: str, source: str, value: object, description: str) -> None:
     if not value:
-        raise ContradictionError(key, f"the source {source!r} needs to know {what}")
+        raise ContradictionError(key, f"the source {source!r} needs to know {description}")
 
 
 def _check_finite(value: Any, key: str) -> None:

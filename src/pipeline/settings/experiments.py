@@ -1,4 +1,4 @@
-"""`experiments.<name>` of `params.yaml`, and what an experiment is made of."""
+"""`experiments.<name>` of `params.yaml`, and the sections of an experiment."""
 
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -21,15 +21,17 @@ Stage = Literal["pretrain", "train", "export", "evaluate"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """The stages that an experiment may ask for, in the order in which they run."""
 
-# Each of them takes a file that the stage before it makes.
+# Stages that take a file which the other stage makes.
 _NEEDS = {"export": "train", "evaluate": "export"}
 
 _SINKS = iter_modules([str(Path(__file__).parents[1] / "tracking/sinks")])
-SINKS: Group[Any] = Group("pipeline.sinks", {one.name: f".{one.name}:for_run" for one in _SINKS})
+SINKS: Group[Any] = Group(
+    "pipeline.sinks", {module.name: f".{module.name}:for_run" for module in _SINKS}
+)
 """What opens a sink for a `TrackedRun`, by name: `for_run` of each file in `tracking/sinks`."""
 
 _EXTRAS = {"mlflow": "train", "tensorboard": "train", "wandb": "wandb"}
-"""The extra that installs the package which one of our sinks needs, where both have one name."""
+"""The extra that installs the package of the same name that one of our sinks needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,7 +154,7 @@ class ExperimentParams:
         if self.chosen is None:
             return ""
         _, stage, *place = self.chosen.with_suffix("").parts
-        return f"{stage}@{'-'.join(one for one in place if one != 'best')}"
+        return f"{stage}@{'-'.join(part for part in place if part != 'best')}"
 
     @property
     def filmed(self) -> bool:
@@ -161,7 +163,7 @@ class ExperimentParams:
 
     def __post_init__(self) -> None:
         check_seeds(self.seeds, "seeds")
-        if not self.stages or list(self.stages) != [one for one in STAGES if one in self.stages]:
+        if not self.stages or list(self.stages) != [name for name in STAGES if name in self.stages]:
             expected = f"some of {list(STAGES)}, each once, in this order"
             raise ContradictionError("stages", f"must be {expected}; got {[*self.stages]}")
         # Refused here, so that neither engine begins a DAG with a missing input.

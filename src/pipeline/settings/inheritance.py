@@ -33,28 +33,30 @@ def expanded(default: Node) -> Defaults:
 def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
     """Return a behavior's map over `default_settings`.
 
-    When the trainer types differ, only those hyperparameters are inherited which were written in
-    `default_settings` and which the behavior's trainer has: the filled-in numbers of another
-    algorithm were not chosen.
+    When the trainer types differ, a hyperparameter is inherited only if it was written in
+    `default_settings` and the behavior's trainer has it: nobody chose the filled-in numbers of
+    another algorithm.
     """
-    # Before anything is laid over the defaults: an old key would be unknown in them.
+    # First, because the settings classes do not know old keys.
     node = without_deprecated(node, path)
     if default is not None:
         # A copy: the defaults are laid under every behavior.
         base = dict(default.full.value)
         kind = node.value.get("trainer_type", base["trainer_type"])
         if kind.value != base["trainer_type"].value and kind.text in HYPERPARAMETERS:
-            given = default.written.value.get("hyperparameters", Node({}, default.written.source))
+            hyperparameters = default.written.value.get(
+                "hyperparameters", Node({}, default.written.source)
+            )
             known = setting_hints(HYPERPARAMETERS[kind.text])
-            kept = {key: item for key, item in given.value.items() if key in known}
-            base["hyperparameters"] = replace(given, value=kept)
+            inherited = {key: item for key, item in hyperparameters.value.items() if key in known}
+            base["hyperparameters"] = replace(hyperparameters, value=inherited)
         node = merge(replace(default.full, value=base), node)
     signals = node.value.get("reward_signals")
     if signals is None or not isinstance(signals.value, dict):
         return node
     # `extrinsic: null` takes away a signal that would be inherited.
-    kept = {name: item for name, item in signals.value.items() if item.value is not None}
-    return replace(node, value=node.value | {"reward_signals": replace(signals, value=kept)})
+    remaining = {name: item for name, item in signals.value.items() if item.value is not None}
+    return replace(node, value=node.value | {"reward_signals": replace(signals, value=remaining)})
 
 
 def without_deprecated(node: Node, path: str) -> Node:
@@ -66,8 +68,10 @@ def without_deprecated(node: Node, path: str) -> Node:
     signals = entries.get("reward_signals")
     if signals is not None and isinstance(signals.value, dict):
         at = join(path, "reward_signals")
-        kept = {name: _signal(item, name, join(at, name)) for name, item in signals.value.items()}
-        entries["reward_signals"] = replace(signals, value=kept)
+        converted = {
+            name: _signal(item, name, join(at, name)) for name, item in signals.value.items()
+        }
+        entries["reward_signals"] = replace(signals, value=converted)
     return replace(node, value=entries)
 
 

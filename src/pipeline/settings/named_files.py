@@ -38,9 +38,9 @@ def missing_demonstrations(
 def refuse_missing_demonstrations(
     settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
 ) -> None:
-    """Refuse a run of which no behavior has its demonstrations; warn of single behaviors.
+    """Refuse a run if no behavior has its demonstrations; else warn of behaviors without.
 
-    One behavior that has them is enough: the environment may show that one only, as with the files
+    One behavior that has them is enough: the environment may have only this one, as with the files
     of old releases, which list the behaviors of many environments. For the arguments see
     `missing_demonstrations`.
     """
@@ -52,11 +52,11 @@ def refuse_missing_demonstrations(
 
 
 def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
-    """Refuse an `init_path` that is not there, unless it names what another run makes."""
+    """Refuse an `init_path` that is not there, unless it names a file that another run makes."""
     if settings.checkpoint_settings.initialize_from is not None:
         return  # a bare name is a file of that run
-    for name, one in settings.behaviors.items():
-        path = one.init_path
+    for name, trainer in settings.behaviors.items():
+        path = trainer.init_path
         if path and Path(path).parts[:1] != ("results",) and not (folder / path).exists():
             key = f"behaviors.{name}.init_path"
             hint = similar(folder / path) or "; name a checkpoint, or leave it out"
@@ -67,12 +67,12 @@ def _listed(settings: RunSettings) -> dict[str, TrainerSettings]:
     """Return the settings of behaviors by section; the defaults where none is listed."""
     if not settings.behaviors and settings.default_settings is not None:
         return {"default_settings": settings.default_settings}
-    return {f"behaviors.{name}": one for name, one in settings.behaviors.items()}
+    return {f"behaviors.{name}": trainer for name, trainer in settings.behaviors.items()}
 
 
 def demonstrations(trainer: TrainerSettings) -> Iterator[tuple[str, str]]:
     """Yield the dotted key of each path to demonstrations, and the path."""
-    users = {f"reward_signals.{name}": one for name, one in trainer.reward_signals.items()}
+    users = {f"reward_signals.{name}": signal for name, signal in trainer.reward_signals.items()}
     for key, user in {**users, "behavioral_cloning": trainer.behavioral_cloning}.items():
         demo_path = getattr(user, "demo_path", None)
         for index, path in enumerate(demo_path.paths if demo_path else ()):
@@ -81,10 +81,12 @@ def demonstrations(trainer: TrainerSettings) -> Iterator[tuple[str, str]]:
 
 def _wrong(path: str, folder: Path) -> str | None:
     """Return what is wrong with a path to demonstrations; None when they are there."""
-    whole = folder / path
-    if whole.is_dir():
-        return None if any(whole.glob("*.demo")) else f"{path} is a folder without '.demo' files"
-    if whole.exists():
+    full_path = folder / path
+    if full_path.is_dir():
+        return (
+            None if any(full_path.glob("*.demo")) else f"{path} is a folder without '.demo' files"
+        )
+    if full_path.exists():
         return None
     remedy = f"; `pipeline demo record ENV -o {path}` makes one, or Unity's Demonstration Recorder"
-    return f"{path} is not there{similar(whole) or remedy}"
+    return f"{path} is not there{similar(full_path) or remedy}"

@@ -68,7 +68,7 @@ def merge(base: Node, over: Node) -> Node:
     entries = dict(base.value)
     for key, item in over.value.items():
         entries[key] = merge(entries[key], item) if key in entries else item
-    # The place of what was laid on top, which is the one that a user has just changed.
+    # The place of `over`, which is what a user has just changed.
     return Node(entries, over.source, over.line)
 
 
@@ -105,12 +105,12 @@ def undotted(overrides: Mapping[str, Any], source: str) -> Node:
     return result
 
 
-def _merge_apart(one: Node, other: Node, path: str) -> Node:
-    """Return both maps in one; a key that has a value in each is refused."""
-    if not (isinstance(one.value, dict) and isinstance(other.value, dict)):
-        raise fail(other, path, "is written twice, once of them with a dotted key; keep one")
-    entries = dict(one.value)
-    for key, item in other.value.items():
+def _merge_apart(first: Node, second: Node, path: str) -> Node:
+    """Return both maps in one; refuse a key that has a value in both."""
+    if not (isinstance(first.value, dict) and isinstance(second.value, dict)):
+        raise fail(second, path, "is written twice, once of them with a dotted key; keep one")
+    entries = dict(first.value)
+    for key, item in second.value.items():
         at = join(path, key)
         entries[key] = _merge_apart(entries[key], item, at) if key in entries else item
-    return Node(entries, other.source, other.line)
+    return Node(entries, second.source, second.line)

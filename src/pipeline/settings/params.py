@@ -43,7 +43,7 @@ class Params:
     """Where `train` writes its summaries, beside console and CSV; no stage depends on it. None for
     TensorBoard, MLflow, and the sinks of all packages that are installed."""
     path: Path = field(default=Path("params.yaml"), metadata={"internal": True}, compare=False)
-    """The file, from whose folder other paths are meant."""
+    """The file; other paths are relative to its folder."""
 
     def experiment(self, name: str) -> ExperimentParams:
         """Return the experiment `name`, or the trial `<sweep>/<number>` as an experiment."""
@@ -52,13 +52,13 @@ class Params:
         sweep, _, number = name.partition("/")
         trials = self.sweeps[sweep].trials() if sweep in self.sweeps else {}
         if number not in trials:
-            hint = suggestion(name, [*self.experiments, *(f"{sweep}/{one}" for one in trials)])
+            hint = suggestion(name, [*self.experiments, *(f"{sweep}/{trial}" for trial in trials)])
             raise SettingsError(f"{self.path}: experiments: no experiment is called {name!r}{hint}")
         base = self.experiments[self.sweeps[sweep].experiment]
         played = base.evaluation
         return replace(
             base,
-            # A sweep films nothing: hundreds of trials would be drawn that no one looks at.
+            # A sweep films nothing: nobody looks at hundreds of videos.
             evaluation=None if played is None else replace(played, video=False),
             overrides=self._laid_over(base, trials[number], f"sweeps.{sweep}"),
             chosen=proposal_file(name) if number in self.sweeps[sweep].proposed() else None,
@@ -117,16 +117,16 @@ class Params:
 
         Pretraining depends on no more, so a new learning rate does not repeat it.
         """
-        whole = to_mapping(self.run_settings(name))
+        full = to_mapping(self.run_settings(name))
         # The trainer's type says which networks there are, and restricts their width for POCA.
-        kept = ("trainer_type", "network_settings")
+        keys = ("trainer_type", "network_settings")
         behaviors = {
-            behavior: {key: settings[key] for key in kept}
-            for behavior, settings in whole["behaviors"].items()
+            behavior: {key: settings[key] for key in keys}
+            for behavior, settings in full["behaviors"].items()
         }
         reduced: dict[str, Any] = {"behaviors": behaviors}
-        if whole["default_settings"] is not None:
-            reduced["default_settings"] = {key: whole["default_settings"][key] for key in kept}
+        if full["default_settings"] is not None:
+            reduced["default_settings"] = {key: full["default_settings"][key] for key in keys}
         settings = load_run_settings(None, overrides=reduced)
         # Behaviors that are not listed stay a mistake, as they are with the whole file.
         return replace(settings, from_file=True)
@@ -138,26 +138,28 @@ class Params:
         `<experiment>-<seed>`.
         """
         if name in self.subsets:
-            return list(dict.fromkeys(run for one in self.subsets[name] for run in self._runs(one)))
+            return list(
+                dict.fromkeys(run for part in self.subsets[name] for run in self._runs(part))
+            )
         return self._runs(name)
 
     def _runs(self, name: str) -> list[tuple[str, int]]:
-        """Return the runs of what is no subset."""
+        """Return the runs of an experiment, a sweep or a run's name; a subset has none."""
         if name in self.experiments:
             return [(name, seed) for seed in self.experiments[name].seeds]
         if name in self.sweeps:
             sweep = self.sweeps[name]
-            trials = [(f"{name}/{one}", seed) for one in sweep.trials() for seed in sweep.seeds]
+            trials = [(f"{name}/{trial}", seed) for trial in sweep.trials() for seed in sweep.seeds]
             return trials + ([] if sweep.best is None else self._runs(best_name(name)))
         # From the right: an experiment's name may have hyphens.
         experiment, _, seed = name.rpartition("-")
-        known = self.experiments.get(experiment)
-        is_run = known is not None and seed in map(str, known.seeds)
+        base = self.experiments.get(experiment)
+        is_run = base is not None and seed in map(str, base.seeds)
         return [(experiment, int(seed))] if is_run else []
 
 
 def load_params(path: Path | str = Path("params.yaml")) -> Params:
-    """Read `params.yaml` and check that everything which it names is there."""
+    """Read `params.yaml` and check that everything that it names exists."""
     path = Path(path)
     root = read_yaml(path, what="Parameter file")
     read: Params = read_dataclass(Params, root, "")
@@ -213,9 +215,11 @@ def _check_sweep(root: Node, read: Params, name: str) -> None:
     if read.sweeps[name].prune_after is not None and base.learners > 1:
         text = "needs an experiment that one process learns; leave it out, or set learners: 1"
         raise fail_at(root, f"{at}.prune_after", text)
-    for taken in (name, best_name(name)):
-        if taken in read.experiments:
-            text = f"the results of this sweep would lie in those of the experiment {taken!r}"
+    for name_of_result in (name, best_name(name)):
+        if name_of_result in read.experiments:
+            text = (
+                f"the results of this sweep would lie in those of the experiment {name_of_result!r}"
+            )
             raise fail_at(root, at, f"{text}; rename one of them")
 
 

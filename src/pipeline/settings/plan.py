@@ -48,7 +48,7 @@ _TABLES = (
 _OTHER_SIMULATORS: Group[Any] = Group("pipeline.simulators", {})  # ours lie above this package
 _HELPERS = {"areas", "drawing", "rays"}  # of the games, in their folder
 OUR_SIMULATORS = {
-    one.name for one in iter_modules([str(Path(__file__).parents[1] / "simulators/games")])
+    module.name for module in iter_modules([str(Path(__file__).parents[1] / "simulators/games")])
 } - _HELPERS
 """Their names; the modules lie above this package."""
 _HEADER = """\
@@ -169,9 +169,9 @@ def _add_runs(
 def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
     """Return an entry for each trial that is proposed while the sweep runs.
 
-    A trial's proposal is made from the one before, which has what was told so far, and from the
-    last trial that it waits for. DVC needs as many dependencies of each: for the first, the
-    environment stands in the place of the proposal before.
+    A trial's proposal is made from the proposal before it, which has all results so far, and from
+    the last trial that it waits for. DVC needs as many dependencies of each, so the first proposal
+    has the environment in place of a proposal before it.
     """
     proposed = sweep.proposed()
     environment = params.experiments[sweep.experiment].environment
@@ -180,12 +180,12 @@ def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
     return {
         f"{name}-{number}": {
             "trial": f"{name}/{number}",
-            "told": f"{name}/{told}",
+            "told": f"{name}/{awaited}",
             "before": earlier,
             "seeds": list(sweep.seeds),
             "search": fingerprint(sweep.search())[:16],
         }
-        for (number, told), earlier in zip(proposed.items(), before, strict=False)
+        for (number, awaited), earlier in zip(proposed.items(), before, strict=False)
     }
 
 
@@ -217,13 +217,15 @@ def check_settings(params: Params) -> None:
     for name, sweep in params.sweeps.items():
         for number in sweep.trials():
             if number in sweep.proposed():
-                continue  # its values lie between those of the others, or are theirs
+                continue  # its values are those of other trials, or lie between them
             params.run_settings(f"{name}/{number}")
 
 
 def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> None:
     """Refuse a trainer that reads recorded episodes which its experiment does not wait for."""
-    recorded = {f"data/demos/{one}.demo": one for one in params.demonstrations}
+    recorded = {
+        f"data/demos/{demonstration}.demo": demonstration for demonstration in params.demonstrations
+    }
     for behavior, trainer in settings.behaviors.items():
         for key, path in demonstrations(trainer):
             read = recorded.get(path)
@@ -249,11 +251,11 @@ def check_files(params: Params) -> None:
             hint = similar(folder / file) or "; name a `.demo` file, or record one by `environment`"
             at = f"demonstrations.{name}.file"
             raise fail_at(read_yaml(params.path), at, f"{file} is not there{hint}")
-    made = {f"data/demos/{name}.demo" for name in params.demonstrations}
+    recorded = {f"data/demos/{name}.demo" for name in params.demonstrations}
     for name, experiment in params.experiments.items():
         if experiment.chosen is None and "train" in experiment.stages:
             settings = params.run_settings(name)
-            refuse_missing_demonstrations(settings, folder=folder, made=made)
+            refuse_missing_demonstrations(settings, folder=folder, made=recorded)
             refuse_missing_weights(settings, folder=folder)
 
 

@@ -1,10 +1,10 @@
 """Read a map into a dataclass, guided by the dataclass's type hints alone.
 
-A settings class says everything about its keys: names are the fields, types and `Bounds` are the
-hints, defaults are the defaults. A class that needs more has a `from_node(node, path)` of its own.
+A settings class defines its keys: the fields' names, their types and `Bounds` as hints, and their
+defaults. A class that needs more has a `from_node(node, path)` of its own.
 
-Whatever reads a node here, `from_node` included, raises `SettingsError` with the node's place, its
-key path, its value and what would be allowed instead.
+All functions that read a node, `from_node` included, raise `SettingsError` with the node's place,
+its key path, its value and what would be allowed instead.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Bounds:
     multiple_of: int | None = None
 
     def broken_by(self, value: float) -> str | None:
-        """Return what `value` should have been, or None when it is allowed."""
+        """Return which bound `value` breaks, or None when it is allowed."""
         if self.at_least is not None and value < self.at_least:
             return f"must be at least {self.at_least}"
         if self.above is not None and value <= self.above:
@@ -116,9 +116,9 @@ def read_dataclass(
 ) -> Any:
     """Return an instance of the settings class `cls`, read from the map at the key path `path`.
 
-    A field's metadata may hold `copies`: the sibling that gives the value when only that is
-    written, and `times`: the factor to it. Fields with `internal` metadata are no settings.
-    `hints` replace the class's own, for a field whose type depends on another.
+    A field's metadata may hold `copies`, a sibling whose value it takes when only that is written,
+    and `times`, a factor to that value. Fields with `internal` metadata are no settings. `hints`
+    replace the class's own, for a field whose type depends on another.
     """
     entries = entries_of(node, path)
     known = {**setting_hints(cls), **(hints or {})}
@@ -193,7 +193,7 @@ def choice(node: Node, path: str, allowed: Collection[str]) -> str:
 
 
 def part(group: Group[T], name: str, node: Node, path: str) -> T:
-    """Return the part of a group that `node` names, which errors are about."""
+    """Return the part `name` of a group; errors are about `node`."""
     try:
         return group[name]
     except SettingsError as error:
@@ -300,7 +300,7 @@ def _read_int(node: Node, path: str) -> int:
 
 
 def _number(node: Node) -> Decimal | None:
-    """The finite number that a value is, or that its text says, as in `"1e6"`."""
+    """Return the finite number in a value or in its text, as in `"1e6"`; None if there is none."""
     if isinstance(node.value, bool) or not isinstance(node.value, int | float | str):
         return None
     try:

@@ -46,7 +46,7 @@ def load_run_settings(
     """Return the settings of a configuration file, with overrides on top.
 
     A file of an older ML-Agents is brought to the present format first; one line of the log says
-    so, and one each tells what is no longer possible.
+    so, and one line each names what is no longer possible.
 
     Args:
         path: an ML-Agents trainer configuration of any age; None for the defaults.
@@ -86,7 +86,7 @@ def read_present(
     curriculum: Path | str | None = None,
     sampler: Path | str | None = None,
 ) -> Present:
-    """Return what `load_run_settings` reads, in the present format, not typed yet."""
+    """Return the document that `load_run_settings` reads, in the present format, without types."""
     changes = Changes()
     document = Node({}, "the defaults")
     if path is not None:
@@ -168,7 +168,7 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
-    """Yield where each path to a file is written, with its dotted key."""
+    """Yield the dotted key of each path to a file, and where it is written."""
     if path.endswith(_FILE_KEYS):
         yield path, node.where
         for index, item in enumerate(node.value if isinstance(node.value, list) else ()):
@@ -209,10 +209,10 @@ def _tell(present: Present, path: Path | str | None) -> None:
 def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
     """Refuse an override for a behavior that the file does not list; it is misspelt."""
     listed = document.value.get("behaviors", Node({}, document.source)).value
-    asked = over.value.get("behaviors")
-    if asked is None or not isinstance(listed, dict):
+    behaviors = over.value.get("behaviors")
+    if behaviors is None or not isinstance(listed, dict):
         return
-    for name, item in entries_of(asked, "behaviors").items():
+    for name, item in entries_of(behaviors, "behaviors").items():
         if name not in listed:
             text = f"{document.source} has no behavior {name!r}{suggestion(name, listed)}"
             text += f" It has: {', '.join(listed) or 'none'}"
@@ -220,9 +220,9 @@ def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
 
 
 def _check_measures(document: Node, settings: RunSettings) -> None:
-    """Warn about a lesson that waits for a behavior which does not exist; refuse Elo without games.
+    """Warn of a lesson that waits for an unknown behavior; refuse Elo without self-play.
 
-    Neither would ever end.
+    Neither lesson would ever end.
     """
     all_listed = settings.default_settings is None and bool(settings.behaviors)
     for name, parameter in (settings.environment_parameters or {}).items():
@@ -257,15 +257,15 @@ def _refuse_unrated(
 
 
 def _values(node: Node, resolved: Any) -> Any:
-    given = node.value if isinstance(node.value, dict) else {}
-    known = resolved if isinstance(resolved, dict) else {}
+    entries = node.value if isinstance(node.value, dict) else {}
+    defaults = resolved if isinstance(resolved, dict) else {}
     # Abbreviations: a value is a curriculum of one lesson, and a number a constant sampler.
-    if "curriculum" in known and "curriculum" not in given:
-        return _values(node, known["curriculum"][0]["value"])
-    if "sampler_parameters" in known and not given:
-        return known["sampler_parameters"]["value"]
+    if "curriculum" in defaults and "curriculum" not in entries:
+        return _values(node, defaults["curriculum"][0]["value"])
+    if "sampler_parameters" in defaults and not entries:
+        return defaults["sampler_parameters"]["value"]
     if isinstance(node.value, dict):
-        return {key: _values(item, known.get(key)) for key, item in given.items()}
+        return {key: _values(item, defaults.get(key)) for key, item in entries.items()}
     if isinstance(node.value, list) and isinstance(resolved, list):
         return [_values(*pair) for pair in zip(node.value, resolved, strict=True)]
     return node.value if resolved is None else resolved
@@ -277,5 +277,5 @@ def _without_nulls(value: Any) -> Any:
         return [_without_nulls(item) for item in value]
     if not isinstance(value, dict):
         return value
-    kept = {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return {key: item for key, item in kept.items() if item != {} or value[key] == {}}
+    remaining = {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return {key: item for key, item in remaining.items() if item != {} or value[key] == {}}

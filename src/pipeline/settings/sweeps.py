@@ -71,7 +71,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """What one swept key may be: some values, or an interval."""
+    """The values of one swept key: a list, or an interval."""
 
     values: tuple[Any, ...] = ()
     """What to try, as a list."""
@@ -95,11 +95,11 @@ class Axis:
         return source.choice(self.values)
 
     def distribution(self) -> Any:
-        """Return it as Optuna has it: numbers of an interval, or places in the list of values."""
+        """Return Optuna's distribution: of numbers of an interval, or of indices of the values."""
         import optuna
 
         if self.interval is None:
-            # Places, because Optuna's choices are plain values, and ours may be lists or maps.
+            # Indices, because Optuna's choices are plain values, and ours may be lists or maps.
             return optuna.distributions.CategoricalDistribution(range(len(self.values)))
         low, high, log = self.interval.min, self.interval.max, self.interval.scale == "log"
         if self.interval.integer:
@@ -107,11 +107,11 @@ class Axis:
         return optuna.distributions.FloatDistribution(low, high, log=log)
 
     def index(self, value: Any) -> Any:
-        """Return a value as Optuna has it: see `distribution`."""
+        """Return Optuna's form of a value: see `distribution`."""
         return value if self.interval is not None else self.values.index(value)
 
     def value(self, given: Any) -> Any:
-        """Return the value that Optuna means, as few digits as `draw` gives."""
+        """Return the value of Optuna's form, with as few digits as `draw` gives."""
         return self.values[given] if self.interval is None else self.interval.rounded(given)
 
 
@@ -128,23 +128,23 @@ class SweepParams:
     """`sweeps.<name>`: trials of one experiment, and how the best of them is chosen."""
 
     experiment: str
-    """A name under `experiments`, which says all that the sweep does not."""
+    """A name under `experiments`, with all settings that the sweep does not change."""
     method: Literal["grid", "list", "random", "optuna"]
     """Every combination of the values; the configurations as listed; drawn ones; or the first ones
     drawn, and the others proposed by Optuna from what those before them came to."""
     parameters: dict[str, Axis] = field(default_factory=dict)
-    """For grid, random and optuna: by dotted key of the trainer file, what it may be."""
+    """For grid, random and optuna: what to try, by dotted key of the trainer file."""
     configurations: tuple[dict[str, Any], ...] = ()
     """For list: dotted keys and their values."""
     runs: Count | None = None
     """For random and optuna: how many configurations to try."""
     seed: CountOrZero | None = None
-    """For random and optuna: what is drawn and proposed."""
+    """For random and optuna: seed of the drawn and the proposed values."""
     startup: Count | None = None
     """For optuna: trials that are drawn as random does, before it proposes; null for 5."""
     parallel: Count | None = None
-    """For optuna: trials under way at once, since one waits for the one so many before it; null
-    for 1."""
+    """For optuna: trials under way at once, since each waits for the trial this many before it;
+    null for 1."""
     prune_after: CountOrZero | None = None
     """For optuna: steps of training after which a trial ends when a summary's reward is below the
     median of finished trials at the same step; null for never."""
@@ -153,9 +153,9 @@ class SweepParams:
     metric: Metric = "mean_return"
     """The number of `evaluate` that trials are ranked by, as its mean over the seeds."""
     behavior: str | None = None
-    """Whose number; needed when the experiment has several behaviors."""
+    """The behavior whose metric counts; needed when the experiment has several behaviors."""
     goal: Literal["maximize", "minimize"] = "maximize"
-    """Which end of the metric is the good one."""
+    """Whether a large or a small metric is better."""
     best: BestParams | None = None
     """Run the best once more; without it the sweep ends with the ranking."""
 
@@ -165,20 +165,21 @@ class SweepParams:
         if self.best is None:
             return
         check_seeds(self.best.seeds, "best", "seeds ")
-        if again := sorted(set(self.best.seeds) & set(self.seeds)):
+        if repeated := sorted(set(self.best.seeds) & set(self.seeds)):
             raise ContradictionError(
                 "best",
-                f"seeds has {again}, which chose the best configuration and so flatter it; "
+                f"seeds has {repeated}, which chose the best configuration and so flatter it; "
                 f"take seeds that are not among {list(self.seeds)}",
             )
 
     def trials(self) -> dict[str, dict[str, Any]]:
         """Return what each trial changes, dotted keys and values, by its number from `001` on.
 
-        What is to be proposed is empty: the file `proposal_file` will have it.
+        Trials that are yet to be proposed are empty: the file `proposal_file` will have their
+        values.
         """
         if self.method == "list":
-            changes = [dict(one) for one in self.configurations]
+            changes = [dict(configuration) for configuration in self.configurations]
         elif self.method == "grid":
             axes = [axis.values for axis in self.parameters.values()]
             every = itertools.product(*axes)
@@ -187,7 +188,7 @@ class SweepParams:
             proposed = self.proposed()
             runs = range(self.runs or 0)
             changes = [{} if _numbered(k + 1) in proposed else self.drawn(k) for k in runs]
-        return {_numbered(number): one for number, one in enumerate(changes, start=1)}
+        return {_numbered(number): change for number, change in enumerate(changes, start=1)}
 
     def drawn(self, run: int) -> dict[str, Any]:
         """Return the values that random search has for a run, which are counted from 0."""
@@ -205,7 +206,7 @@ class SweepParams:
         return {_numbered(number): _numbered(number - lag) for number in later}
 
     def search(self) -> dict[str, Any]:
-        """Return the settings that a proposal depends on; the number of trials is none of them."""
+        """Return the settings that a proposal depends on, without the number of trials."""
         keys = ("parameters", "seed", "startup", "prune_after", "goal", "metric", "behavior")
         return {key: repr(getattr(self, key)) for key in keys}
 
@@ -223,13 +224,13 @@ class SweepParams:
         Args:
             number: of the trial, counted from 1.
             told: values and score of each trial before it that has been evaluated.
-            waiting: values of those that have not.
+            waiting: values of the earlier trials that have not been evaluated.
         """
         if number <= (5 if self.startup is None else self.startup):
             return self.drawn(number - 1)
         import optuna
 
-        # Its default tells of the new study, which here is made for each proposal.
+        # By default it logs each new study, and a study is made for each proposal.
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         space = {key: axis.distribution() for key, axis in self.parameters.items()}
         sampler = optuna.samplers.TPESampler(
@@ -243,19 +244,22 @@ class SweepParams:
         study = optuna.create_study(direction=self.goal, sampler=sampler)
         state = optuna.trial.TrialState
         # Optuna refuses a complete trial whose value is NaN.
-        known: list[tuple[Mapping[str, Any], Any, float | None]] = [
+        finished: list[tuple[Mapping[str, Any], Any, float | None]] = [
             (values, state.FAIL, None) if math.isnan(score) else (values, state.COMPLETE, score)
             for values, score in told.values()
         ]
-        for values, how, value in [*known, *((one, state.RUNNING, None) for one in waiting)]:
+        for values, trial_state, value in [
+            *finished,
+            *((pending, state.RUNNING, None) for pending in waiting),
+        ]:
             params = {key: axis.index(values[key]) for key, axis in self.parameters.items()}
             study.add_trial(
                 optuna.trial.create_trial(
-                    params=params, distributions=space, state=how, value=value
+                    params=params, distributions=space, state=trial_state, value=value
                 )
             )
-        asked = study.ask(space).params
-        return {key: axis.value(asked[key]) for key, axis in self.parameters.items()}
+        proposal = study.ask(space).params
+        return {key: axis.value(proposal[key]) for key, axis in self.parameters.items()}
 
     def _source(self, key: str, run: int) -> random.Random:
         # A stream for each key and run: more runs or keys leave the values of the others alone.

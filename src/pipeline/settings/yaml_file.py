@@ -18,7 +18,7 @@ from pipeline.settings.nodes import Node
 
 _PROJECT = " `pipeline init DIR` writes a project with one."
 _REMEDIES = {"Config file": _PROJECT, "Parameter file": _PROJECT}
-"""What makes a file that is not there, by how errors call it."""
+"""Hints how to make a missing file, by its name in errors."""
 _MOST_VALUES = 200_000
 """Aliases can make a short file describe more values than memory holds; no real one does."""
 _MOST_CHARACTERS = 4_000_000
@@ -136,8 +136,8 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
 def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -> Node:
     """Return the value that YAML text describes, with the line of every key and value.
 
-    A text without values is an empty map. `repeats` gets every key that is written twice, of which
-    the last value is taken then; None refuses such a key.
+    A text without values is an empty map. If a key is written twice, it is appended to `repeats`
+    and its last value is taken; with None it is refused.
 
     Raises:
         SettingsError: The text is not one YAML document, has a key twice, or uses a tag.
@@ -198,7 +198,7 @@ class _Builder:
             return Node(_scalar(node), self._source, line, node.value)
         if id(node) in self._open:
             raise _error(node, "an alias inside of what it stands for")
-        # Only the way down is remembered: the same anchor may be used again beside it.
+        # Only ancestors are remembered: siblings may use the same anchor again.
         self._open.add(id(node))
         if isinstance(node, yaml.SequenceNode):
             value: Any = [self.build(item, item.start_mark.line + 1) for item in node.value]
@@ -232,7 +232,7 @@ class _Builder:
         """Entries that a merge key brings: of a map, or of a list of maps where the first wins."""
         built = self.build(node, node.start_mark.line + 1)
         result: dict[str, Node] = {}
-        # The last one written here wins, so the first of the list has to come last.
+        # The last update wins, so the first map of the list has to come last.
         for item in reversed(built.value if isinstance(built.value, list) else [built]):
             if not isinstance(item.value, dict):
                 raise _error(node, "a merge key '<<' needs a map or a list of maps")
@@ -247,13 +247,13 @@ def _scalar(node: yaml.ScalarNode) -> Any:
     if node.tag == _BOOL:
         return text.lower() == "true"
     if node.tag == _INT:
-        return _whole(node)
+        return _integer(node)
     if node.tag == _FLOAT:
         return float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
     return text
 
 
-def _whole(node: yaml.ScalarNode) -> int:
+def _integer(node: yaml.ScalarNode) -> int:
     try:
         number = int(node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10))
         str(number)  # Python limits its digits only here for some bases
@@ -273,6 +273,6 @@ def _too_many(place: Any) -> yaml.MarkedYAMLError:
 
 def _syntax_message(error: yaml.MarkedYAMLError, source: str) -> str:
     mark = error.problem_mark or error.context_mark
-    where = f"{source}:{mark.line + 1}" if mark else source
+    place = f"{source}:{mark.line + 1}" if mark else source
     parts = [part for part in (error.context, error.problem) if part]
-    return f"{where}: cannot be read as YAML: {', '.join(parts)}."
+    return f"{place}: cannot be read as YAML: {', '.join(parts)}."

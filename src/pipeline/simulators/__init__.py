@@ -1,1 +1,1 @@
-"""Be an environment: built-in simulators and the loop that makes them executables."""
+"""Built-in simulators, and the loop that makes them executable environments."""

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 COMMUNICATION_VERSION = "1.5.0"
 PACKAGE_VERSION = "3.0.0"
-"""Of the Unity package whose conventions are followed; major 3 means images are channels first."""
+"""The Unity package whose conventions are followed; major 3 means images are channels first."""
 _ANY_NUMBER = 2**31
 
 _MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -67,8 +67,8 @@ def converse(
         make: gives the simulator for a seed and a number of areas, both told by the trainer.
         port: where the trainer listens.
         connect_timeout_s: longest wait for it to listen.
-        compress: send images as PNG. Those of more than three channels need several PNGs in one
-            observation, so they stay numbers if the trainer does not say that it takes that.
+        compress: send images as PNG. Images of more than three channels need several PNGs in one
+            observation, so they stay numbers if the trainer does not say that it reads these.
 
     Raises:
         UnityTimeOutException: Nothing listens on the port, or it does not answer.
@@ -191,14 +191,14 @@ class Session:
         self, command: ReceivedRLInputProto, asking: Mapping[str, int]
     ) -> dict[str, ActionTuple]:
         """Actions of every behavior's asking agents, zeros where the trainer sent none."""
-        given = command.agent_actions
+        sent_actions = command.agent_actions
         actions = {}
         for name, n_agents in asking.items():
             spec = self._specs[name].action_spec
-            if name not in given:
+            if name not in sent_actions:
                 actions[name] = spec.empty_action(n_agents)
                 continue
-            action = decode_actions(given[name], spec)
+            action = decode_actions(sent_actions[name], spec)
             if len(action.continuous) != n_agents:
                 raise UnityCommunicationException(
                     f"{name}: the trainer sent actions for {len(action.continuous)} agents, but "
@@ -225,7 +225,7 @@ class Session:
             frame.write_float32(value)
             frame.write_int32(aggregation)
             frames.append((side_channels.STATS, bytes(frame.buffer)))
-        # Whether there is a state is said now, when there are episodes.
+        # A simulator can only tell whether it has a state now that episodes have begun.
         self._answer(Kind.CAN)
         frames += self._answers
         self._answers = []
@@ -259,10 +259,10 @@ class Session:
         self._answer(Kind.STATE, Kind.RESTORE, Kind.CANNOT)
 
     def _answer(self, *kinds: Kind) -> None:
-        """Answer what was asked on the state side channel, of these kinds."""
-        now = [one for one in self._questions if one[0] in kinds]
-        self._questions = [one for one in self._questions if one[0] not in kinds]
-        for kind, content in now:
+        """Answer the questions of these kinds on the state side channel."""
+        selected = [question for question in self._questions if question[0] in kinds]
+        self._questions = [question for question in self._questions if question[0] not in kinds]
+        for kind, content in selected:
             try:
                 answer = self._state(kind, content)
             except _MISFITS as error:
@@ -271,7 +271,7 @@ class Session:
             self._answers.append((side_channels.STATE, answer))
 
     def _state(self, kind: Kind, content: bytes) -> bytes:
-        """Give the state, say that there is one, or take up `content`."""
+        """Return the answer to a question about the state; restore `content` if asked to."""
         if kind == Kind.RESTORE:
             state = decode(content)
             restore(self._simulator, state["simulator"])
@@ -279,16 +279,16 @@ class Session:
             self._asking = {name: int(n) for name, n in state["asking"].items()}
             self._is_restored = True
             return message(Kind.RESTORE)
-        given = state_of(self._simulator)
-        if given is None or kind == Kind.CANNOT:
+        simulator_state = state_of(self._simulator)
+        if simulator_state is None or kind == Kind.CANNOT:
             raise ValueError(no_state(self._simulator))
         state = {
-            "simulator": given,
+            "simulator": simulator_state,
             "controls": self._controls.state_dict(),
             "asking": self._asking or {},
         }
-        whole = message(Kind.STATE, encode(state))
-        return whole if kind == Kind.STATE else message(Kind.CAN)
+        reply = message(Kind.STATE, encode(state))
+        return reply if kind == Kind.STATE else message(Kind.CAN)
 
     def _hear_parameter(self, message: side_channels.IncomingMessage) -> None:
         name = message.read_string()

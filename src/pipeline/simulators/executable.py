@@ -49,7 +49,7 @@ _FLAGS = ("nographics", "batchmode", "compress", "describe", "help")
 
 
 def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) -> int:
-    """Run a simulator or bridge as an environment; `options` were fixed when it was packed.
+    """Run a simulator or bridge as an environment, with the `options` from when it was packed.
 
     Returns:
         Exit code: 0 after the trainer ended the conversation, 1 if it is not there or is gone,
@@ -103,7 +103,7 @@ class PlayerArguments:
     help: bool = False
     """Whether only the usage is wanted."""
     ignored: tuple[str, ...] = ()
-    """What was not understood, as written."""
+    """Arguments that were not understood, as written."""
 
 
 def parse(argv: Sequence[str]) -> PlayerArguments:
@@ -118,21 +118,21 @@ def parse(argv: Sequence[str]) -> PlayerArguments:
     rest = list(argv)
     while rest:
         word = rest.pop(0)
-        name, given, value = word.lstrip("-").partition("=")
+        name, equals_sign, value = word.lstrip("-").partition("=")
         name = name.lower()
         if not word.startswith("-") or name not in _VALUED + _FLAGS:
             ignored.append(word)
         elif name in _FLAGS:
             values[name] = "yes"
-        elif given:
+        elif equals_sign:
             values[name] = value
         elif rest:
             values[name] = rest.pop(0)
         else:
             raise SettingsError(f"{word}: a value must follow.")
     return PlayerArguments(
-        port=_whole(values, "mlagents-port", 1, 65535),
-        n_agents=_whole(values, "num-agents", 1, 1_000_000),
+        port=_integer(values, "mlagents-port", 1, 65535),
+        n_agents=_integer(values, "num-agents", 1, 1_000_000),
         connect_timeout_s=_seconds(values.get("connect-timeout", "30")),
         compress="compress" in values,
         log_file=values.get("logfile"),
@@ -142,7 +142,7 @@ def parse(argv: Sequence[str]) -> PlayerArguments:
     )
 
 
-def _whole(values: dict[str, str], name: str, low: int, high: int) -> int | None:
+def _integer(values: dict[str, str], name: str, low: int, high: int) -> int | None:
     text = values.get(name)
     if text is None:
         return None
@@ -195,15 +195,15 @@ def _description(simulator: Simulator) -> str:
 
 
 def _state_line(simulator: Simulator) -> str:
-    """Say whether a run that is resumed goes on exactly (docs/explanation/resume.md)."""
+    """Return a line on whether a resumed run goes on exactly (docs/explanation/resume.md)."""
     from pipeline.protocol.simulator import no_state, state_of
     from pipeline.protocol.state import encode
 
     try:
-        given = state_of(simulator)
-        if given is None:
+        state = state_of(simulator)
+        if state is None:
             return f"gives no state: {no_state(simulator)}"
-        return f"gives its state: {len(encode(given))} bytes now"
+        return f"gives its state: {len(encode(state))} bytes now"
     except ValueError as error:
         return f"gives no state: {error}"
 
@@ -230,7 +230,7 @@ def _run(
 def _make(name: str, per_area: int, options: dict[str, Any], seed: int, areas: int) -> Simulator:
     simulator = registry.make(name, seed=seed, n_agents=per_area * areas, **options)
     gc.collect()
-    gc.freeze()  # what is here now stays to the end: the collector need not look at it again
+    gc.freeze()  # all present objects stay to the end: the collector can ignore them
     return simulator
 
 
@@ -253,7 +253,7 @@ def _set_up_signals() -> None:
     """End quietly on Ctrl+C, and with the process that started this one.
 
     Linux sends the parent-death signal also when only the parent's starting thread ends, so the
-    handler looks whether the parent itself is gone.
+    handler checks whether the parent itself is gone.
     """
     # Without Python's traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

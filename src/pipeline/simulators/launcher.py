@@ -1,7 +1,7 @@
-"""The `__main__` of every executable: unpacks it if that has not been done, and runs it.
+"""The `__main__` of every executable: unpacks the executable if needed, and runs it.
 
-It runs twice in the life of an executable's cache: from the archive, where it unpacks, and from the
-unpacked folder, at every later start. Before that it has the standard library alone.
+At an executable's first start it runs from the archive, which it unpacks into the cache; at every
+later start it runs from the unpacked folder. Until then only the standard library is there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 def cache_folder() -> Path:
     """Return the folder of unpacked executables, which the shell script before them names too."""
-    # Unlike pathlib's, this does not fail where there is no home.
+    # Unlike pathlib's `expanduser`, this does not fail where there is no home.
     shared = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     return Path(os.environ.get("PIPELINE_CACHE") or f"{shared}/rl-pipeline").absolute() / (
         "executables"
@@ -71,7 +71,7 @@ def _lock(folder: Path) -> int:
 
 
 def _remove_abandoned(parent: Path, digest: str) -> None:
-    """Remove what starts that were killed while they unpacked have left; nobody holds its lock."""
+    """Remove what killed starts have left while they unpacked: folders whose lock nobody holds."""
     for path in parent.glob(f".{digest}*"):
         with contextlib.suppress(OSError):  # it is being unpacked, or another start removed it
             if path.stat().st_mtime < time.time() - 1:
@@ -92,7 +92,7 @@ def run() -> int:
                 "that can be written\n"
             )
             return 3
-    sys.path[:] = [str(folder / "lib"), *(one for one in sys.path if one != sys.path[0])]
+    sys.path[:] = [str(folder / "lib"), *(path for path in sys.path if path != sys.path[0])]
     os.environ["MUJOCO_GL"] = "disable"
     described = json.loads((folder / "executable.json").read_text(encoding="utf-8"))
     from pipeline.simulators.executable import main

@@ -1,4 +1,4 @@
-"""What an environment of others needs to run: installed distributions, and modules beside them.
+"""What third-party environments need to run: installed distributions, and modules beside them.
 
 The environment is played for a while in a process of its own, where nothing else is imported:
 
@@ -35,13 +35,13 @@ _LIMIT_S = 300
 _N_STEPS = 300
 """Enough for most episodes to end and begin anew, where modules may be imported late."""
 _OWN = Path(__file__).resolve().parents[2]
-# An executable draws nothing, so that libraries for drawing must not be found needed.
+# An executable draws nothing, so libraries for drawing must not count as needed.
 _ENVIRONMENT = {"MUJOCO_GL": "disable", "SDL_VIDEODRIVER": "dummy"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """What goes into an executable beside this package."""
+    """The contents of an executable beside this package."""
 
     distributions: tuple[str, ...]
     """Names of installed distributions."""
@@ -50,9 +50,9 @@ class Needs:
 
 
 def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
-    """Return what goes into an executable of a simulator; see `pack.pack`.
+    """Return the contents of a simulator's executable; see `pack.pack`.
 
-    Environments of others are played for a while in a process of their own, to see what they
+    Third-party environments are played for a while in a process of their own, to see what they
     import.
 
     Raises:
@@ -69,7 +69,7 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
     spec = importlib.util.find_spec(entry.package)
     if spec is None or not spec.submodule_search_locations:
         raise StageError(f"{entry.package}: a simulator from outside must lie in a package.")
-    # Where it lies, which for an editable package no list of files names.
+    # From its folder: an editable package has no list of its files.
     files = _package_files(Path(spec.submodule_search_locations[0]))
     return Needs(distributions=entry.distributions, files=files)
 
@@ -139,7 +139,7 @@ def _end(output: str) -> str:
 
 
 def needs_from(imported: Mapping[str, str]) -> Needs:
-    """Return distributions that own modules, and the files and packages that nobody owns.
+    """Return distributions that own modules, and the files and packages that none owns.
 
     `imported` has the file of each module; it is empty for those without one.
     """
@@ -168,9 +168,9 @@ def needs_from(imported: Mapping[str, str]) -> Needs:
 
 
 def _root_of(module: str, file: str) -> Path | None:
-    """Return the folder in which a module's top package lies; None for what need not be packed.
+    """Return the folder in which a module's top package lies; None if it need not be packed.
 
-    That is the standard library, this package, and modules that go by another name than their file.
+    The standard library, this package, and modules with another name than their file need not.
     """
     path = Path(file)
     depth = module.count(".") + (path.stem == "__init__")
@@ -205,7 +205,7 @@ def _package_files(folder: Path) -> dict[str, Path]:
 def trace(target: str, described: str) -> int:
     """Write `{module: file}` of what was imported to `target` as JSON; gives an exit code."""
     request = json.loads(described)
-    # What the tracing itself has imported does not count.
+    # Modules that the tracing itself has imported do not count.
     before = set(sys.modules)
     try:
         _play(request["simulator"], request["options"])
@@ -225,8 +225,8 @@ def trace(target: str, described: str) -> int:
 
 
 def _play(name: str, options: dict[str, Any]) -> None:
-    few = module_bridge.n_agents_of(options["id"], copies=2) if name == "module" else 2
-    simulator = registry.make(name, seed=0, **options | {"n_agents": few})
+    n_agents = module_bridge.n_agents_of(options["id"], copies=2) if name == "module" else 2
+    simulator = registry.make(name, seed=0, **options | {"n_agents": n_agents})
     rng = np.random.default_rng(0)
     specs = simulator.behavior_specs
     steps = simulator.reset()

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 _BASE = ("numpy", "protobuf")
 _LEAN = frozenset({"mujoco", "mujoco-core", "numpy", "protobuf"})
-"""Distributions of which much is known to be unneeded; of others only tests are left out."""
+"""Distributions of which many files are known to be unneeded; of others only tests are left out."""
 _UNNEEDED = frozenset({"glfw", "mujoco-studio", "pyopengl", "rl-pipeline"})
-"""Distributions that others name as required but import only for pictures, and this one."""
+"""Distributions that others require but import only for pictures, and this package."""
 _PACKAGE = (
     "__init__.py",
     "arrays.py",
@@ -105,7 +105,7 @@ def pack(simulator_name: str, target: Path | str, **options: Any) -> Path:
 
 
 def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str, Any]) -> Path:
-    """Do what `pack` does, with needs that are known."""
+    """Do what `pack` does, with given needs."""
     is_bridge = registry.entry(simulator_name).bridge
     title = str(options["id"]) if is_bridge else simulator_name
     _write(target, simulator_name, title, options, needs)
@@ -124,7 +124,7 @@ def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str
 def inputs_of(needs: Needs) -> dict[str, Any]:
     """Return what decides the bytes of an executable beside its options, as plain values.
 
-    Installed packages stand by their versions, files elsewhere by their content.
+    Installed packages are given by their versions, other files by digests of their content.
     """
     libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
     tops = set()
@@ -143,7 +143,7 @@ def inputs_of(needs: Needs) -> dict[str, Any]:
 
 
 def _tree(top: Path) -> str:
-    """Return a digest of a module's file, or of all that a package's folder has but bytecode."""
+    """Return a digest of a module's file, or of all files in a package's folder but bytecode."""
     inside = [top] if top.is_file() else top.rglob("*")
     return _digest(
         {
@@ -175,7 +175,8 @@ def _write(target: Path, simulator: str, title: str, options: dict[str, Any], ne
 def _remember_python(digest: str) -> None:
     """Write down in the cache which Python built an executable, which holds no path itself.
 
-    It starts with that one, which need not be on PATH; without a cache it looks for another.
+    The executable starts with that Python, even if it is not on PATH; without a cache it looks for
+    another one.
     """
     with contextlib.suppress(OSError):
         write_whole(launcher.cache_folder() / f"{digest}.python", f"{sys.executable}\n")
@@ -227,7 +228,7 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
-    """Distributions by name: `names` and what they require, but extras and those for pictures.
+    """Return distributions by name: `names` and what they require, without extras and `_UNNEEDED`.
 
     Raises:
         StageError: One of `names` is not installed. What they require may be missing, as it may be
@@ -266,7 +267,7 @@ def _distribution(name: str) -> importlib.metadata.Distribution:
 def _distribution_files(
     name: str, distribution: importlib.metadata.Distribution
 ) -> Iterator[tuple[str, bytes]]:
-    """Return the files of an installed distribution that running it takes, and its licences."""
+    """Return the files that an installed distribution needs to run, and its licences."""
     if distribution.files is None:
         raise StageError(f"the distribution '{name}' has no list of its files; reinstall it.")
     for file in distribution.files:

@@ -29,12 +29,12 @@ class Entry:
     """What the task is, in one line."""
     factory: str
     """`module:attribute`; it takes `seed`, `n_agents` and the options by keyword. A game's module
-    also has its `expert`: a function, a class of one that remembers, or those of each behavior by
-    name without team."""
+    also has its `expert`: a function, a class if it remembers, or a dict of these by behavior name
+    without team."""
     distributions: tuple[str, ...] = ()
     """Installed distributions that it needs besides those of every executable."""
     copies: int | None = None
-    """Of a bridge: copies of the environment per process unless told otherwise."""
+    """Of a bridge: copies of the environment per process by default."""
     counted: str = "agents"
     """What `n_agents` counts."""
     package: str | None = None
@@ -42,12 +42,12 @@ class Entry:
 
     @property
     def bridge(self) -> bool:
-        """Whether it runs an environment of others, which needs more than the above."""
+        """Whether it runs third-party environments, which need more than the above."""
         return self.copies is not None
 
     @property
     def n_agents(self) -> int:
-        """Agents per process unless told otherwise."""
+        """Agents per process by default."""
         return int(self.copies or self.parameters["n_agents"].default)
 
     @property
@@ -86,7 +86,7 @@ SIMULATORS: Group[Any] = Group(
         for name in _SUMMARIES
     },
 )
-"""The classes of all simulators but bridges, those that installed packages bring included."""
+"""The classes of all simulators but bridges, including those of installed packages."""
 _BRIDGES = {
     "gymnasium": Entry(
         summary="an environment that is registered with Gymnasium, in several copies",
@@ -113,11 +113,11 @@ _BRIDGES = {
 NAMES = tuple(SIMULATORS.ours)
 """Names of the built-in simulators."""
 BRIDGES = tuple(_BRIDGES)
-"""Names of the simulators that run environments of others, told by the option `id`."""
+"""Names of the simulators that run third-party environments, chosen by the option `id`."""
 
 
 def n_agents_of(name: str, options: Mapping[str, Any]) -> int:
-    """Return how many agents a simulator has per process unless told otherwise."""
+    """Return how many agents a simulator has per process by default."""
     registered = entry(name)
     if name == "module":
         from pipeline.simulators.bridges import module_bridge
@@ -198,10 +198,10 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def expert(name: str, behavior: str | None = None) -> Expert:
-    """Return the scripted policy that plays the simulator well, without memories yet.
+    """Return the scripted policy that plays the simulator well, with an empty memory.
 
-    It sees only what an agent sees. Experts record demonstrations, stand for the best that can be
-    expected, and are opponents to beat.
+    It sees only what an agent sees. Experts record demonstrations, show the return that can be
+    expected at best, and are opponents to beat.
 
     Args:
         name: one of `NAMES`.

@@ -46,39 +46,39 @@ def check(root: Path) -> None:
 
 
 def check_params(params: Params) -> None:
-    """Refuse what some stage would refuse later: raise PipelineError."""
+    """Raise PipelineError for mistakes that a later stage would refuse."""
     check_settings(params)
     check_files(params)
     check_ids(params)
 
 
 def check_ids(params: Params) -> None:
-    """Refuse simulators and ids that are not there; modules may lie beside params.yaml.
+    """Refuse unknown simulators and ids; modules may lie beside params.yaml.
 
     Raises:
-        SettingsError: One is unknown; the message has its place, and the nearest ones.
+        SettingsError: A name is unknown; the message has its place, and the nearest names.
     """
-    here = str(params.path.resolve().parent)
+    folder = str(params.path.resolve().parent)
     for name, environment in params.environments.items():
         try:
             if isinstance(environment, BridgeSource):
                 # Appended, not put first: a file beside params.yaml must not hide an installed
                 # package.
-                if here not in sys.path:
-                    sys.path.append(here)
+                if folder not in sys.path:
+                    sys.path.append(folder)
                 from pipeline.simulators.bridges import naming
 
-                known = {"module": naming.function_of, "gymnasium": naming.registered}
-                known.get(environment.source, naming.full_name)(environment.id)
+                checks = {"module": naming.function_of, "gymnasium": naming.registered}
+                checks.get(environment.source, naming.full_name)(environment.id)
             elif isinstance(environment, BuiltinSource):
                 from pipeline.simulators import registry
 
                 registry.entry(environment.name or name)
         except SettingsError as error:
-            # The registry knows neither file nor line. The error gets the key that the user
-            # wrote, and the section where a default took its place.
+            # The registry knows neither file nor line. The error names the key that the user
+            # wrote, or the section if the key is missing.
             root, at = read_yaml(params.path), f"environments.{name}"
-            given = find(root, at).value
-            key = next((key for key in ("id", "name") if key in given), None)
-            at = f"{at}.{key}" if isinstance(given, dict) and key else at
+            section = find(root, at).value
+            key = next((key for key in ("id", "name") if key in section), None)
+            at = f"{at}.{key}" if isinstance(section, dict) and key else at
             raise fail_at(root, at, str(error)) from error

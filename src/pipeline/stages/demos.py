@@ -54,7 +54,7 @@ def record_named(name: str, root: Path) -> None:
 
 
 def take(name: str, file: Path, root: Path) -> None:
-    """Make the same of a `.demo` file that is there already, after reading all of it."""
+    """Make the same outputs from an existing `.demo` file, after reading all of it."""
     # Imports stand inside functions in all stages: an engine starts a process per job, and none
     # should load more than its own work needs.
     from pipeline.protocol.demo import read_demo
@@ -89,10 +89,10 @@ def summary(returns: Sequence[float], n_steps: int) -> dict[str, Any]:
 def record(
     build: executable.Build, target: Path, *, episodes: int, seed: int, log_folder: Path
 ) -> dict[str, Any]:
-    """Let the build's expert play, and write what it did to `target`.
+    """Let the build's expert play, and write its episodes to `target`.
 
     Returns:
-        episodes, steps, and mean, least and greatest return.
+        The summary: episodes, steps, and mean, least and greatest return.
 
     Raises:
         StageError: The build has no expert, or several behaviors.
@@ -129,8 +129,8 @@ def write_episodes(
 ) -> dict[str, Any]:
     """Play until the first `episodes` episodes that start have ended, and write them.
 
-    Those that end first would be the short ones; those that start first are as likely as any. The
-    environment is reset already, and has one behavior.
+    The first that end would be short ones; the first that start are not biased. The environment is
+    reset already, and has one behavior.
     """
     from pipeline.protocol.demo import writing_demo
 
@@ -147,7 +147,7 @@ def write_episodes(
 
 @dataclass(frozen=True, slots=True)
 class _Episode:
-    """What an agent observed and did."""
+    """Observations and actions of one agent's episode."""
 
     steps: list[DecisionStep] = field(default_factory=list)
     actions: list[tuple[AnyArray, AnyArray]] = field(default_factory=list)
@@ -156,7 +156,7 @@ class _Episode:
     """Empty while the episode goes on, else its last step."""
 
     def write(self, writer: DemoWriter) -> float:
-        """Append the episode to a file, and return what it gained."""
+        """Append the episode to a file, and return its sum of rewards."""
         from pipeline.protocol.specs import ActionTuple
 
         (last,) = self.end
@@ -172,15 +172,14 @@ class _Episode:
             interrupted=is_last & last.interrupted,
             action_mask=_with_zeros(masks) or None,
         )
-        # A row's reward belongs to the action before it, so the first row's reward is of
-        # nobody's action.
+        # A row's reward belongs to the action before it, so the first row's belongs to no action.
         return float(sum(reward[1:]))
 
 
 def _with_zeros(steps: Sequence[Sequence[AnyArray]]) -> list[AnyArray]:
-    """Stack the arrays of an agent's steps, and zeros for its last one, where it did nothing.
+    """Stack the arrays of an agent's steps, with zeros for the last one.
 
-    A .demo file has an action in every row, also in the row of the last observation.
+    A .demo file has an action in every row, even in that of the last observation.
     """
     return [np.stack([*rows, np.zeros_like(rows[-1])]) for rows in zip(*steps, strict=True)]
 
@@ -202,8 +201,7 @@ def _play(
             return recorded
         action = act(decision)
         for row, (agent, step) in enumerate(decision.items()):
-            # None marks an episode that began after enough were under way: it is played, not
-            # recorded.
+            # None marks an episode that began after enough others: it is played, not recorded.
             if agent not in playing:
                 playing[agent] = _Episode() if len(recorded) < episodes else None
                 if (new := playing[agent]) is not None:

@@ -39,11 +39,11 @@ def build(name: str, root: Path) -> None:
     """Make `build/env/<name>`.
 
     Raises:
-        PipelineError: The plan is out of date, or the environment cannot be had.
+        PipelineError: The plan is out of date, or the environment cannot be built or fetched.
     """
     params = planned(root)
     environment = named(params.environments, name, "environments")
-    # Simulators are built on installed packages, of which other versions are other environments.
+    # Simulators use installed packages, and other versions of these are other environments.
     inputs = [pinned(root), *_inputs(environment, root)]
     job = Job(
         stage="env",
@@ -92,7 +92,7 @@ def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, wo
 
 
 def _inputs(source: EnvironmentParams, root: Path) -> list[Path]:
-    """Return the files that the environment is made from; an archive is known by its digest."""
+    """Return the files that the environment is made from; an archive has its digest instead."""
     inputs, wrong = [], ""
     if isinstance(source, PathSource):
         inputs, wrong = [source.found(root)], "there is no build here; correct `path`"
@@ -134,7 +134,7 @@ def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
     limits = ArchiveLimits(max_bytes=int(source.max_unpacked_gb * 1e9), max_ratio=source.max_ratio)
     cached = fetch(url, sha256=sha256, limits=limits)
     program = find_program(cached, label=public(url), wanted=source.executable)
-    # Copied, not linked: engines delete outputs and DVC links them anew, the cache has to stay.
+    # Copied, not linked: engines delete outputs, DVC relinks them, and the cache must stay whole.
     shutil.copytree(cached, folder / _PLAYER, symlinks=True)
     return folder / _PLAYER / program.relative_to(cached), sha256
 

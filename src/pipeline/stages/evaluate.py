@@ -24,7 +24,7 @@ VIDEOS = {"median": "median.gif", "best": "best.gif"}
 
 def main(argv: Sequence[str]) -> int:
     """Command line of the stage's script."""
-    # Without `runtime`: ONNX Runtime acts on one thread of the CPU, whatever that says.
+    # Without `runtime`: ONNX Runtime always acts on one thread of the CPU.
     return run_context.main(argv, __doc__, evaluate, short=True, has_runtime=False)
 
 
@@ -49,7 +49,7 @@ def job_of(run: run_context.Run) -> Job:
 
 
 def evaluate(run: run_context.Run) -> None:
-    """Make the episodes, their summary and their histogram."""
+    """Play the episodes, and write them, their summary and their histogram."""
     from pipeline.evaluation.episodes import write_episodes
     from pipeline.evaluation.plots import plot_returns
 
@@ -67,7 +67,7 @@ def evaluate(run: run_context.Run) -> None:
             episodes=job.params["episodes"],
             seed=job.params["seed"],
             log_folder=attempt.run,
-            videos={what: attempt.out(name) for what, name in videos.items()},
+            videos={kind: attempt.out(name) for kind, name in videos.items()},
         )
         metrics = metrics_of(played)
         write_episodes(attempt.out("episodes.csv"), played)
@@ -87,7 +87,7 @@ def _tell(
 ) -> None:
     """Write the numbers, the plot and the episodes to MLflow, and score the policy there.
 
-    Playing against oneself gives the same mean return however good one is, so it is no score.
+    In self-play the mean return does not depend on how good a policy is, so it is no score.
     """
     exported = read_map(run.root / run.folder("export") / "export.json").values()
     behaviors = run.params.run_settings(run.name).behaviors
@@ -121,8 +121,8 @@ def play(
 ) -> list[Episode]:
     """Play `episodes` episodes of each behavior in a build, with its ONNX file in `models`.
 
-    `seed` is that of the environment and of drawn actions. `videos` has files to write by what they
-    show: `median` or `best`, an episode by its return.
+    `seed` is that of the environment and of drawn actions. `videos` has the files to write by kind:
+    `median` or `best`, the episode with this return.
 
     Raises:
         PipelineError: A model cannot be run, or the environment cannot be used.
@@ -133,8 +133,7 @@ def play(
     from pipeline.export.policy import OnnxPolicy
 
     if videos:
-        # Before any episode is played: an environment without pictures should be refused at
-        # once.
+        # Before any episode is played: an environment that cannot be drawn is refused at once.
         video.check(build.file, videos.values())
     policies = {name: OnnxPolicy(path) for name, path in models.items()}
     with UnityEnvironment(
@@ -146,14 +145,14 @@ def play(
     ) as env:
         played = play_episodes(env, policies, episodes=episodes, seed=seed)
     if videos:
-        shown = video.choose(played)
-        episodes_by_file = {path: shown[what] for what, path in videos.items()}
+        chosen = video.choose(played)
+        episodes_by_file = {path: chosen[kind] for kind, path in videos.items()}
         video.film(build.file, build.args, policies, played, episodes_by_file, seed=seed)
     return played
 
 
 def metrics_of(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Return and length of each behavior's episodes, by behavior name without its team."""
+    """Return the statistics of each behavior's episodes, by its name without team."""
     from pipeline.evaluation.statistics import summarize
 
     by_behavior: dict[str, list[Episode]] = {}
@@ -162,7 +161,7 @@ def metrics_of(episodes: Sequence[Episode]) -> dict[str, Any]:
         by_behavior.setdefault(episode.behavior.split("?", maxsplit=1)[0], []).append(episode)
     metrics = {}
     for behavior, played in by_behavior.items():
-        summary = summarize([one.episode_return for one in played])
+        summary = summarize([ep.episode_return for ep in played])
         metrics[behavior] = {
             "episodes": summary.n,
             "mean_return": summary.mean,
@@ -172,6 +171,6 @@ def metrics_of(episodes: Sequence[Episode]) -> dict[str, Any]:
             "median_return": summary.median,
             "min_return": summary.minimum,
             "max_return": summary.maximum,
-            "mean_length": sum(one.length for one in played) / len(played),
+            "mean_length": sum(ep.length for ep in played) / len(played),
         }
     return metrics

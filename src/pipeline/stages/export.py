@@ -32,7 +32,7 @@ def job_of(run: run_context.Run) -> Job:
 
 
 def export(run: run_context.Run) -> None:
-    """Make a folder with `<Behavior>.onnx` of each behavior, and what was proven of them."""
+    """Make a folder with `<Behavior>.onnx` of each behavior, and reports on their checks."""
     import torch
 
     # Another number of threads adds in another order, and so rounds differently.
@@ -67,7 +67,7 @@ def publish(
     label: str = "",
     history: Sequence[provenance.Record] = (),
 ) -> dict[str, Any]:
-    """Write `<Behavior><label>.onnx` into `folder`, and give what was proven of it.
+    """Write `<Behavior><label>.onnx` into `folder`, and return the report on its checks.
 
     Raises:
         PipelineError: The checkpoint cannot be read, or its policy cannot be exported.
@@ -77,12 +77,12 @@ def publish(
     from pipeline.trainer.checkpoints.restore import load_policy
 
     saved = load_policy(checkpoint)
-    # Observations and masks were recorded while training: the export is compared with the policy
-    # on inputs as they really come.
-    seen = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
+    # Observations and masks were recorded while training, so the export is compared with the
+    # policy on real inputs.
+    recording = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
     target = files.named(folder, saved.behavior, f"{label}.onnx")
-    if history and not any("interrupted_at_steps" in one for one in history):
+    if history and not any("interrupted_at_steps" in entry for entry in history):
         history = [*history[:-1], provenance.interrupted(history[-1], saved.interrupted)]
     metadata = {provenance.KEY: provenance.text(history)} if history else {}
-    report = write(saved.policy, target, recording=seen, metadata=metadata)
+    report = write(saved.policy, target, recording=recording, metadata=metadata)
     return {**asdict(report), "step": saved.step}

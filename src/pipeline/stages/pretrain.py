@@ -52,7 +52,7 @@ def job_of(run: run_context.Run) -> Job:
 
 
 def pretrain(run: run_context.Run) -> None:
-    """Make the policy, its losses and their curve."""
+    """Pretrain the policy, and write it, its losses and their curve."""
     import torch
 
     from pipeline import trainer

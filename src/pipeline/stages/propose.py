@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pipeline.settings.sweeps import SweepParams
 
 _FEWEST_CURVES = 3
-"""Finished curves at a step whose median is worth something."""
+"""Least number of finished curves at a step for a useful median."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -61,22 +61,25 @@ def propose(trial: str, root: Path) -> None:
         outputs=(proposal_file(trial),),
     )
     with attempt_at(job, root) as attempt:
-        # At first no trial has a score; those whose values are drawn without scores are waiting.
-        drawn = {one: values for one, values in sweep.trials().items() if values}
-        # A folder is the environment's: then this is the first proposal.
+        # At first no trial has a score, and those with values drawn without scores are waiting.
+        drawn = {trial_number: values for trial_number, values in sweep.trials().items() if values}
+        # A folder is that of the environment, which means that this is the first proposal.
         first = {"told": {}, "waiting": drawn}
-        known: dict[str, Any] = first if (root / last).is_dir() else _journal(root / last)
-        values = known["waiting"].pop(chosen)
-        known["told"][chosen] = {"values": values, **_outcome(root, f"{name}/{chosen}", sweep)}
-        results = {one: (it["values"], it["score"]) for one, it in known["told"].items()}
-        proposed = sweep.propose(int(number), results, known["waiting"].values())
-        known["waiting"][number] = proposed
-        content = {"values": proposed, "prune_below": _medians(known["told"], sweep), **known}
+        journal: dict[str, Any] = first if (root / last).is_dir() else _journal(root / last)
+        values = journal["waiting"].pop(chosen)
+        journal["told"][chosen] = {"values": values, **_outcome(root, f"{name}/{chosen}", sweep)}
+        results = {
+            trial_number: (result["values"], result["score"])
+            for trial_number, result in journal["told"].items()
+        }
+        proposed = sweep.propose(int(number), results, journal["waiting"].values())
+        journal["waiting"][number] = proposed
+        content = {"values": proposed, "prune_below": _medians(journal["told"], sweep), **journal}
         files.write_json(attempt.out(proposal_file(trial).name), content)
 
 
 def before(params: Params, trial: str) -> Path:
-    """Return the proposal before; for the first one the environment, which is there by then."""
+    """Return the previous proposal's file; for the first proposal the environment's folder."""
     name, _, number = trial.partition("/")
     sweep = params.sweeps[name]
     earlier = f"{int(number) - 1:03}"
@@ -87,8 +90,8 @@ def before(params: Params, trial: str) -> Path:
 
 def _journal(path: Path) -> dict[str, Any]:
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        return {"told": held["told"], "waiting": held["waiting"]}
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {"told": content["told"], "waiting": content["waiting"]}
     except (ValueError, KeyError, TypeError) as error:
         raise StageError(f"{path}: is no proposal of this version; delete it and repeat") from error
 
@@ -110,13 +113,13 @@ def _curve_file(trial: str, seed: int) -> Path:
     return Path(f"results/train/{trial}/seed{seed}/progress.csv")
 
 
-def _medians(told: Mapping[str, Any], sweep: SweepParams) -> list[list[float]]:
-    """Return step and reward of each summary below which a trial is to end."""
+def _medians(results: Mapping[str, Any], sweep: SweepParams) -> list[list[float]]:
+    """Return step and median reward of each summary; a trial below the median is to end."""
     if sweep.prune_after is None:
         return []
     at: dict[int, list[float]] = {}
-    for one in told.values():
-        for step, reward in (point for curve in one["curves"] for point in curve):
+    for result in results.values():
+        for step, reward in (point for curve in result["curves"] for point in curve):
             at.setdefault(step, []).append(reward)
     return [
         [step, statistics.median(rewards)]

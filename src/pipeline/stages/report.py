@@ -45,8 +45,8 @@ def report(root: Path) -> None:
         params={
             # The whole sections count, because the report says which stages and seeds an
             # experiment has.
-            "experiments": [repr(one) for one in params.experiments.items()],
-            "sweeps": [repr(one) for one in params.sweeps.items()],
+            "experiments": [repr(item) for item in params.experiments.items()],
+            "sweeps": [repr(item) for item in params.sweeps.items()],
         },
         inputs=inputs(params),
         outputs=tuple(FOLDER / name for name in OUTPUTS),
@@ -59,11 +59,11 @@ def report(root: Path) -> None:
         curves = [_curves(task) for task in tasks]
         drawn = [_draw(task, lines, folder) for task, lines in zip(tasks, curves, strict=True)]
         films = [_films(task, tasks, root, params, folder) for task in tasks]
-        figures = [[*one, *other] for one, other in zip(drawn, films, strict=True)]
+        figures = [[*charts, *clips] for charts, clips in zip(drawn, films, strict=True)]
         swept = searches(root, params)
         parts = {
-            name: (*one.stages, *(["video"] if one.filmed else []))
-            for name, one in params.experiments.items()
+            name: (*experiment.stages, *(["video"] if experiment.filmed else []))
+            for name, experiment in params.experiments.items()
         }
         texts = {
             "comparison.csv": tables.csv_text(
@@ -100,9 +100,11 @@ def _curves(task: Task) -> dict[str, Curves]:
     from pipeline.evaluation.plots import align_curves
 
     aligned = {
-        one.experiment: align_curves([(curve.steps, curve.returns) for curve in one.curves])
-        for one in task.standings
-        if one.curves
+        standing.experiment: align_curves(
+            [(curve.steps, curve.returns) for curve in standing.curves]
+        )
+        for standing in task.standings
+        if standing.curves
     }
     return {name: curves for name, curves in aligned.items() if len(curves.steps)}
 
@@ -121,8 +123,8 @@ def _draw(task: Task, curves: Mapping[str, Curves], folder: Path) -> list[render
     if task.improvements:
         name = f"{stem}-improvement.png"
         plots.plot_improvements(folder / name, task.improvements, title=task.name)
-        what = f"Probability of improvement on {task.name}"
-        drawn.append(render.Figure(what, name, render.IMPROVEMENTS))
+        heading = f"Probability of improvement on {task.name}"
+        drawn.append(render.Figure(heading, name, render.IMPROVEMENTS))
     return drawn
 
 
@@ -134,26 +136,28 @@ def _films(
     Only the first behavior of an environment by name is filmed.
     """
     films: list[render.Figure] = []
-    if task.behavior != min(one.behavior for one in tasks if one.environment == task.environment):
+    if task.behavior != min(
+        other.behavior for other in tasks if other.environment == task.environment
+    ):
         return films
-    for one in task.standings:
-        if not params.experiments[one.experiment].filmed:
+    for standing in task.standings:
+        if not params.experiments[standing.experiment].filmed:
             continue
-        ranked = sorted(zip(one.scores, one.seeds, strict=True))
+        ranked = sorted(zip(standing.scores, standing.seeds, strict=True))
         # Of an even number of seeds the lower of the middle two: a film needs one seed, not a
         # mean.
         seed = ranked[(len(ranked) - 1) // 2][1]
-        name = _file_name(f"{task.environment}-{one.experiment}-episode.gif")
-        film = root / f"results/evaluate/{one.experiment}/seed{seed}/{MEDIAN}"
+        name = _file_name(f"{task.environment}-{standing.experiment}-episode.gif")
+        film = root / f"results/evaluate/{standing.experiment}/seed{seed}/{MEDIAN}"
         shutil.copyfile(film, folder / name)
-        whose = f"{one.experiment}, seed {seed}"
-        films.append(render.Figure(f"An episode of {whose}", name, render.EPISODE.format(whose)))
+        source = f"{standing.experiment}, seed {seed}"
+        films.append(render.Figure(f"An episode of {source}", name, render.EPISODE.format(source)))
     return films
 
 
 def _file_name(text: str) -> str:
-    """Return a file's name that no other text has, without signs that links would need escaped."""
-    # Replaced by their codes and not by one sign, so that `a b` and `a/b` stay two files.
+    """Return a file name that is unique for a text, without signs that links must escape."""
+    # Signs become their codes and not one sign, so that `a b` and `a/b` stay two files.
     return re.sub(r"[^A-Za-z0-9_.-]", lambda match: f"~{ord(match[0]):x}~", text)
 
 
@@ -163,11 +167,10 @@ def _points(tasks: Sequence[Task], curves: Sequence[Mapping[str, Curves]]) -> li
     from pipeline.evaluation.statistics import interquartile_means
 
     points = []
-    for task, of_task in zip(tasks, curves, strict=True):
-        for name, whole in of_task.items():
-            # Fewer points for the table and the interval: the bootstrap is computed at each of
-            # them.
-            thin = whole.thinned()
+    for task, task_curves in zip(tasks, curves, strict=True):
+        for name, full in task_curves.items():
+            # Fewer points, since the table has a row for each and the interval a bootstrap.
+            thin = full.thinned()
             unknown = [None] * len(thin.steps)
             middle, low, high = band(thin) or (interquartile_means(thin.values.T), unknown, unknown)
             same = (task.environment, task.behavior, name, len(thin.values))
@@ -182,35 +185,35 @@ def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
     """Return the main numbers, flat enough for `dvc metrics show`."""
     table: dict[str, Any] = {}
     for task in tasks:
-        for one in task.standings:
-            table.setdefault(one.experiment, {})[task.behavior] = {
-                "seeds": len(one.seeds),
-                "mean_return": one.mean,
-                "iqm": one.iqm,
-                "iqm_low": None if one.interval is None else one.interval[0],
-                "iqm_high": None if one.interval is None else one.interval[1],
-                "steps_to_target": one.steps_to_target,
-                "mean_height": one.area,
+        for standing in task.standings:
+            table.setdefault(standing.experiment, {})[task.behavior] = {
+                "seeds": len(standing.seeds),
+                "mean_return": standing.mean,
+                "iqm": standing.iqm,
+                "iqm_low": None if standing.interval is None else standing.interval[0],
+                "iqm_high": None if standing.interval is None else standing.interval[1],
+                "steps_to_target": standing.steps_to_target,
+                "mean_height": standing.area,
             }
     return table
 
 
 def searches(root: Path, params: Params) -> list[render.Search]:
-    """Return what each sweep found; raise StageError where that is not clear."""
+    """Return each sweep's results; raise StageError where they are not clear."""
     return [_search(root, params, name, sweep) for name, sweep in params.sweeps.items()]
 
 
 def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render.Search:
     trials = trials_of(root, name, sweep)
     ranked = rank(trials, goal=sweep.goal)
-    keys = list(dict.fromkeys(key for one in trials for key in one.values))
+    keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
     first = "greatest" if sweep.goal == "maximize" else "least"
     over = f", its mean over {_seeds(sweep.seeds)}" if len(sweep.seeds) > 1 else ""
     notes = [
         f"{len(trials)} configurations of {sweep.experiment} with {_seeds(sweep.seeds)}, ranked by "
         f"{sweep.metric} of the evaluation{over}, {first} first."
     ]
-    n_best = sum(one.score == ranked[0].score for one in ranked)
+    n_best = sum(trial.score == ranked[0].score for trial in ranked)
     if n_best > 1:
         notes.append(
             f"{n_best} trials share the best score, so the sweep does not tell them apart; the "
@@ -231,8 +234,13 @@ def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render
         title=f"Sweep {name}",
         header=("Trial", "Rank", sweep.metric, *short),
         rows=[
-            (one.name, str(place), f"{one.score:.4g}", *(_as_text(one.values.get(k)) for k in keys))
-            for place, one in enumerate(ranked, start=1)
+            (
+                trial.name,
+                str(place),
+                f"{trial.score:.4g}",
+                *(_as_text(trial.values.get(k)) for k in keys),
+            )
+            for place, trial in enumerate(ranked, start=1)
         ],
         notes=notes,
     )
@@ -241,13 +249,15 @@ def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render
 def _fresh(
     root: Path, params: Params, best: str, sweep: SweepParams, chosen: Trial, n_trials: int
 ) -> str:
-    """Tell how the best did on seeds that had no part in choosing it."""
+    """Return a sentence on the best trial's score on seeds that had no part in choosing it."""
     scores = scores_of(root, best, params.experiments[best].seeds, sweep)
-    again = Trial(name=best, values=chosen.values, scores=scores)
-    each = f" ({', '.join(f'{one:.4g}' for one in scores.values())})" if len(scores) > 1 else ""
+    fresh = Trial(name=best, values=chosen.values, scores=scores)
+    listed = (
+        f" ({', '.join(f'{score:.4g}' for score in scores.values())})" if len(scores) > 1 else ""
+    )
     return (
-        f"The best, {chosen.name}, came to {again.score:.4g} on the fresh {_seeds(list(scores))}"
-        f"{each}, after {chosen.score:.4g} in the sweep. The best score of {n_trials} is partly "
+        f"The best, {chosen.name}, came to {fresh.score:.4g} on the fresh {_seeds(list(scores))}"
+        f"{listed}, after {chosen.score:.4g} in the sweep. The best score of {n_trials} is partly "
         f"luck: quote the one on fresh seeds. It is the experiment {best}."
     )
 

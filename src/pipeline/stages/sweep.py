@@ -32,7 +32,7 @@ class Trial:
     name: str
     """`<sweep>/<number>`."""
     values: Mapping[str, Any]
-    """What it changed, by dotted key."""
+    """The settings that it changed, by dotted key."""
     scores: Mapping[int, float]
     """The metric by seed."""
 
@@ -65,7 +65,7 @@ def rank_named(name: str, root: Path) -> None:
         trials = trials_of(root, name, sweep)
         ranked = rank(trials, goal=sweep.goal)
         best = ranked[0]
-        # NaN ranks last, so a NaN in the first place means that no trial has a score.
+        # NaN ranks last, so a NaN at the first place means that no trial has a score.
         if math.isnan(best.score):
             raise StageError(
                 f"sweeps.{name}: no trial has a {sweep.metric}; evaluate more episodes"
@@ -93,7 +93,7 @@ def trials_of(root: Path, name: str, sweep: SweepParams) -> list[Trial]:
     """Return each trial of a sweep with its scores.
 
     Raises:
-        StageError: An evaluation does not say what the sweep is ranked by.
+        StageError: An evaluation lacks the metric by which the sweep is ranked.
     """
     trials = []
     for number, drawn in sweep.trials().items():
@@ -110,7 +110,7 @@ def scores_of(
     """Return the sweep's metric of an experiment by seed.
 
     Raises:
-        StageError: An evaluation does not have it, or it is not clear whose is meant.
+        StageError: An evaluation does not have it, or it is not clear which behavior's counts.
     """
     return {seed: score_of(root / metrics_file(experiment, seed), sweep) for seed in seeds}
 
@@ -133,15 +133,17 @@ def score_of(path: Path, sweep: SweepParams) -> float:
 
 
 def rank(trials: Sequence[Trial], *, goal: str) -> list[Trial]:
-    """Best first; of equal ones the earlier, and scores that are no number last."""
+    """Return the trials, best first; equal scores keep their order, and NaN comes last."""
     sign = -1 if goal == "maximize" else 1
-    # NaN would compare false with everything and be sorted to any place. `sorted` is stable, so
+    # NaN compares false with everything, and would be sorted to any place. `sorted` is stable, so
     # equal scores stay in the order of the trials.
-    return sorted(trials, key=lambda one: math.inf if math.isnan(one.score) else sign * one.score)
+    return sorted(
+        trials, key=lambda trial: math.inf if math.isnan(trial.score) else sign * trial.score
+    )
 
 
 def table(trials: Sequence[Trial], ranked: Sequence[Trial], metric: str) -> str:
-    """CSV with a row per trial and a column per swept key, in the order of the trials."""
+    """Return CSV with a row per trial, in their order, and a column per swept key."""
     keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
     places = {trial.name: place for place, trial in enumerate(ranked, start=1)}
     text = io.StringIO()

@@ -66,7 +66,7 @@ def job_of(run: run_context.Run) -> Job:
 
 
 def train(run: run_context.Run) -> None:
-    """Make the trained policy, its metrics and its learning curve."""
+    """Train the policy, and write it, its metrics and its learning curve."""
     with attempt_at(job_of(run), run.root, lambda: job_of(run.reread())) as attempt:
         # The copy of the finished outputs lies in `out` already; training anew would cost hours.
         if attempt.done:
@@ -78,7 +78,7 @@ def train(run: run_context.Run) -> None:
         if "pretrain" in run.experiment.stages:
             policy = run.root / run.folder("pretrain") / "policy.pt"
             # The trainer takes a checkpoint per behavior; policy.pt has all of them in one file,
-            # since an engine must know its outputs before it knows the behaviors.
+            # since an engine must know the outputs before the behaviors are known.
             started_from = policies.split(policy, attempt.run / "pretrained")
         metrics = _train(run, attempt, settings, build, started_from)
         files.write_json(attempt.out("metrics.json"), metrics)
@@ -91,7 +91,7 @@ def _begin_anew_if_not_exact(run: run_context.Run, attempt: Attempt, settings: R
 
     if not attempt.resumed or run.experiment.exact != "required":
         return
-    # What cannot be read cannot be gone on from exactly, either.
+    # An unreadable checkpoint cannot be resumed exactly, either.
     with contextlib.suppress(CheckpointError):
         if resumes_exactly(attempt.run, settings, n_learners=run.experiment.learners):
             return
@@ -118,7 +118,7 @@ def _train(
     with run_context.recorded(run, attempt, prefix=prefix, key=key, row=row) as record:
         tracked = TrackedRun(
             folder=attempt.run,
-            max_steps={name: one.max_steps for name, one in settings.behaviors.items()},
+            max_steps={name: behavior.max_steps for name, behavior in settings.behaviors.items()},
             settings=settings,
             key=key,
             row=row,
@@ -150,12 +150,11 @@ def _train(
             end_early=None if pruner is None else lambda: pruner.is_below,
         )
         attempt.facts["pruned"] = pruner is not None and pruner.is_below
-        checkpoints = {name: one.checkpoint for name, one in result.behaviors.items()}
+        checkpoints = {name: behavior.checkpoint for name, behavior in result.behaviors.items()}
         history = _history(run, attempt, result.interrupted)
         policies.join(checkpoints, attempt.out("policy.pt"), history=history)
-        metrics = {name: one.numbers() for name, one in result.behaviors.items()}
-        # Times go to stage.json, which no engine tracks: outputs have to be the same bytes each
-        # time.
+        metrics = {name: behavior.numbers() for name, behavior in result.behaviors.items()}
+        # Times go to stage.json, which no engine tracks: outputs must be the same bytes each time.
         attempt.facts["seconds"] = dict(result.seconds)
         attempt.facts["interrupted_at_steps"] = list(result.interrupted)
         if record is not None:
@@ -190,7 +189,7 @@ class Pruner(Sink):
 
 
 def _pruner(run: run_context.Run) -> Pruner | None:
-    """Return what ends a trial early, where its proposal says when."""
+    """Return the pruner of a trial whose proposal has medians; else None."""
     if run.experiment.chosen is None:
         return None
     below = read_map(run.root / run.experiment.chosen).get("prune_below")

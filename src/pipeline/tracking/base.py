@@ -34,17 +34,17 @@ class Update:
 
 
 class Sink:
-    """Takes what training reports; a subclass overrides what it wants to know.
+    """Receives what training reports; subclasses override the methods they need.
 
-    A run that resumes repeats some steps. A sink that adds to a file drops what it has from the
+    A run that resumes repeats some steps. A sink that appends to a file drops its entries from the
     step of a behavior's first summary on, as `sinks/jsonl.py` does, and leaves out `names.HIDDEN`.
     """
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """A behavior is there and will be trained with these settings, as plain values."""
+        """A behavior has appeared, and will be trained with these settings (plain values)."""
 
     def samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
-        """Take the values behind the numbers of the summary that comes next, as far as known."""
+        """Take the values behind the numbers of the next summary, as far as known."""
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Take one summary, `{tag: number}`; `step` counts the agents' decisions."""
@@ -59,16 +59,16 @@ class Sink:
         """A numbered checkpoint of a behavior has been written."""
 
     def ended(self, results: Mapping[str, Mapping[str, float]]) -> None:
-        """The run is complete: final numbers by behavior; its last files are written.
+        """The run is complete and its last files are written; take final numbers by behavior.
 
-        Those of a run that was interrupted and not resumed exactly name the step.
+        The numbers of a run that was interrupted and not resumed exactly include the step.
         """
 
     def failed(self, error: BaseException) -> None:
-        """The run ends with an error, or was told to stop (`Interrupted`)."""
+        """The run ends with an error, or was stopped (`Interrupted`)."""
 
     def close(self) -> None:
-        """Write what is pending and let go of files and threads; may be called twice."""
+        """Write what is pending and release files and threads; may be called twice."""
 
 
 class Tracker:
@@ -84,56 +84,56 @@ class Tracker:
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Announce a behavior and its settings, once."""
-        self._each(lambda sink: sink.began(behavior, settings))
+        self._call_sinks(lambda sink: sink.began(behavior, settings))
 
     def updated(self, behavior: str, update: Update) -> None:
         """Report an update of a behavior's networks."""
-        self._each(lambda sink: sink.updated(behavior, update))
+        self._call_sinks(lambda sink: sink.updated(behavior, update))
 
     def saved(self, behavior: str, path: Path, step: int) -> None:
         """Report a written checkpoint of a behavior."""
-        self._each(lambda sink: sink.saved(behavior, path, step))
+        self._call_sinks(lambda sink: sink.saved(behavior, path, step))
 
     def ended(self, results: Mapping[str, Mapping[str, float | None]]) -> None:
         """Report the end of a complete run, without missing numbers."""
         finite = {
-            name: _finite({tag: value for tag, value in one.items() if value is not None})
-            for name, one in results.items()
+            name: _finite({tag: value for tag, value in numbers.items() if value is not None})
+            for name, numbers in results.items()
         }
-        self._each(lambda sink: sink.ended(finite))
+        self._call_sinks(lambda sink: sink.ended(finite))
 
     def distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
         """Give the finite values behind the mean `tag`, if there are any."""
         finite = [float(value) for value in values if math.isfinite(value)]
         if finite:
-            self._each(lambda sink: sink.distribution(behavior, tag, finite, step))
+            self._call_sinks(lambda sink: sink.distribution(behavior, tag, finite, step))
 
     def samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
         """Give every sink the values behind the next summary."""
-        self._each(lambda sink: sink.samples(behavior, samples))
+        self._call_sinks(lambda sink: sink.samples(behavior, samples))
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Give every sink the finite values."""
         # MLflow stores infinity as 1.8e308, which flattens the rest of a chart.
         finite = _finite(values)
-        self._each(lambda sink: sink.metrics(behavior, finite, step))
+        self._call_sinks(lambda sink: sink.metrics(behavior, finite, step))
 
     def close(self) -> None:
         """Close every sink."""
-        self._each(lambda sink: sink.close())
+        self._call_sinks(lambda sink: sink.close())
 
     def __enter__(self) -> Tracker:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if error is not None:
-            self._each(lambda sink: sink.failed(error))
+            self._call_sinks(lambda sink: sink.failed(error))
         self.close()
 
-    def _each(self, give: Callable[[Sink], None]) -> None:
+    def _call_sinks(self, call: Callable[[Sink], None]) -> None:
         for sink in self._sinks:
             try:
-                give(sink)
+                call(sink)
             except Exception as error:  # noqa: BLE001  # no sink may stop training
                 name = type(sink).__name__
                 self.failures[name] = self.failures.get(name, 0) + 1

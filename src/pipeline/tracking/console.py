@@ -54,10 +54,10 @@ def hyperparameters_text(settings: Mapping[str, Any], depth: int = 0) -> str:
 
 
 class ConsoleSink(Sink):
-    """Prints each summary with the speed and the time left; on a terminal, a bar per behavior too.
+    """Prints each summary with speed and time left, on a terminal as a bar per behavior.
 
-    The time left is until each behavior's last step in `max_steps`. `pipeline run`, where it
-    watches this process, is told how far training is.
+    The time left is until each behavior's last step in `max_steps`. The sink also reports progress
+    to `pipeline run`, where that has started this process.
     """
 
     def __init__(
@@ -100,18 +100,18 @@ class ConsoleSink(Sink):
 
     def _say(self, line: str) -> None:
         self._stream.write(f"[INFO] {line}\n")
-        # A file or a pipe is buffered, and a line should be there when it is written.
+        # A file or a pipe is buffered, and a line should appear at once.
         self._stream.flush()
 
     def _speed(self, behavior: str, step: int) -> str:
-        """Steps per second between summaries, smoothed, and the time left; nothing at first."""
+        """Return smoothed steps per second and the time left; empty at the first summary."""
         now = self._clock()
         old_step, old = self._last.get(behavior, (step, now))
         self._last[behavior] = (step, now)
         # A clock may stand still between two summaries.
         if now > old and step > old_step:
             rate = (step - old_step) / (now - old)
-            # Half of the old rate: one slow summary must not double the time that is left.
+            # Half of the old rate: one slow summary must not double the time left.
             self._rate[behavior] = 0.5 * (self._rate.get(behavior, rate) + rate)
         if behavior not in self._rate:
             return ""

@@ -41,23 +41,23 @@ class CsvSink(Sink):
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._header, self._rows = _read(self.path)
-        self._known: set[str] = set()
+        self._behaviors: set[str] = set()
         self._rewrite()
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Add a row; rewrite the file when it gets a new column or loses rows."""
-        row = {_SHORT.get(tag, tag): f"{v:.6g}" for tag, v in values.items() if _kept(tag)}
+        row = {_SHORT.get(tag, tag): f"{v:.6g}" for tag, v in values.items() if _is_stored(tag)}
         row |= {"behavior": behavior, "step": str(step)}
-        kept = self._rows
-        if behavior not in self._known:
+        rows = self._rows
+        if behavior not in self._behaviors:
             # A resumed run repeats the steps since its checkpoint, and must not chart them twice.
-            self._known.add(behavior)
-            kept = [r for r in self._rows if r["behavior"] != behavior or int(r["step"]) < step]
+            self._behaviors.add(behavior)
+            rows = [r for r in self._rows if r["behavior"] != behavior or int(r["step"]) < step]
         new = [column for column in row if column not in self._header]
         # Appending is enough for nearly every row, and cannot lose the ones before.
-        if new or len(kept) < len(self._rows):
+        if new or len(rows) < len(self._rows):
             self._header += new
-            self._rows = [*kept, row]
+            self._rows = [*rows, row]
             self._rewrite()
             return
         self._rows.append(row)
@@ -86,7 +86,7 @@ def read_points(path: Path) -> list[tuple[str, str, float, int]]:
     ]
 
 
-def _kept(tag: str) -> bool:
+def _is_stored(tag: str) -> bool:
     return tag not in names.HIDDEN and not tag.startswith(names.TIMING)
 
 
@@ -96,7 +96,7 @@ def _read(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     if not path.exists():
         return header, []
     text = path.read_text(encoding="utf-8")
-    # A row without its line break was cut short by a kill, even if it looks whole.
+    # A row without its line break was cut short by a kill, even if it looks complete.
     reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
     rows = [row for row in reader if (row.get("step") or "").isdigit() and None not in row.values()]
     old = list(reader.fieldnames or [])

@@ -1,4 +1,4 @@
-"""The file of an embedded MLflow store: one process makes it, and it may be copied and moved."""
+"""The file of a SQLite MLflow store: one process creates it, and it may be copied and moved."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def file_of(uri: str) -> Path | None:
 
 
 def check(uri: str) -> None:
-    """Make sure that a SQLite store can be opened and written, within seconds.
+    """Check within seconds that a SQLite store can be opened and written.
 
-    MLflow itself tries for 100 s before it says that it cannot.
+    MLflow itself tries for 100 s before it fails.
 
     Raises:
-        PipelineError: It cannot, for the reason that the message gives.
+        PipelineError: The store cannot be used; the message gives the reason.
     """
     path = file_of(uri)
     if path is None:
@@ -69,7 +69,7 @@ def check(uri: str) -> None:
 
 @contextlib.contextmanager
 def locked(uri: str) -> Any:
-    """Let one process at a time do what must not be interleaved in a SQLite store."""
+    """Lock a SQLite store for the block, so that one process at a time changes it."""
     path = file_of(uri)
     if path is None:
         yield
@@ -82,9 +82,9 @@ def locked(uri: str) -> Any:
 
 
 def make_whole(uri: str) -> None:
-    """Make a SQLite store under another name first.
+    """Create a SQLite store under a temporary name, and rename it when it is complete.
 
-    MLflow makes its tables in dozens of steps when a client is made. A process that is killed in
+    MLflow creates its tables in dozens of steps when a client is made. A process that is killed in
     between would leave a file that no client can open any more.
     """
     path = file_of(uri)
@@ -94,7 +94,7 @@ def make_whole(uri: str) -> None:
     from mlflow import MlflowClient
 
     new = path.with_name(f"{path.name}.new")
-    # Of a process that was killed; the caller holds the lock, so nobody works on it now.
+    # Left by a process that was killed; the caller holds the lock, so nobody works on it now.
     for left in (new, new.with_name(f"{new.name}-journal")):
         left.unlink(missing_ok=True)
     MlflowClient(tracking_uri=f"sqlite:///{new}")
@@ -103,7 +103,7 @@ def make_whole(uri: str) -> None:
 
 
 def follow(uri: str, recorded: str, folder: Path) -> None:
-    """Let a SQLite store that was copied or moved find its artifacts where they lie now.
+    """Update the artifact paths in a SQLite store that was copied or moved.
 
     Paths below the checkout of the `recorded` folder are changed to the checkout of `folder`.
     """

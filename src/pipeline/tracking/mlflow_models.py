@@ -1,9 +1,10 @@
 """Exported policies as models of MLflow, registered, with aliases on the best evaluated ones.
 
-A registered model is a behavior of an environment, since only their returns can be compared; a
-version is a run's policy. `best` is the version with the highest mean return in evaluation, and the
-name of an experiment is an alias of the best among its seeds. Only versions that were evaluated in
-the present build of the environment count, and an equal score moves nothing.
+A registered model is a behavior of an environment, since only returns of the same one can be
+compared; a version is a run's policy. `best` is the version with the highest mean return in
+evaluation, and the name of an experiment is an alias of the best among its seeds. Only versions
+that were evaluated in the present build of the environment count, and an equal score moves no
+alias.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SCORE, BUILD, EXPERIMENT, CONTENT = "score", "environment.dvc", "experiment", "s
 """Tags of a version: mean return, digest of the build it was evaluated in, experiment, file."""
 
 _NEEDED = ("mlflow", "onnx", "onnxruntime", "numpy")
-"""What loading and running a model takes, as `mlflow.onnx` and `mlflow.pyfunc` do it."""
+"""Packages that `mlflow.onnx` and `mlflow.pyfunc` need to load and run a model."""
 
 
 def model_name(environment: str, behavior: str) -> str:
@@ -34,7 +35,7 @@ def model_name(environment: str, behavior: str) -> str:
 def alias_of(experiment: str) -> str:
     """Return an experiment's name as an alias: letters, digits, dashes and underscores."""
     text = re.sub(r"[^A-Za-z0-9_-]", "_", experiment)
-    # Aliases that MLflow keeps for itself, and ours.
+    # Aliases that MLflow reserves, and `best`.
     reserved = re.fullmatch(r"[vV]\d+|latest|best", text)
     return f"{text}_" if reserved else text
 
@@ -44,10 +45,10 @@ def best(
 ) -> str | None:
     """Return the version with the highest score in a build; an equal incumbent stays.
 
-    `versions` has the tags of those that may be chosen, by number; `build` is the digest of the
+    `versions` has the tags of the candidates by version number; `build` is the digest of the
     environment in which scores are compared.
     """
-    # Scores of different builds are of different tasks.
+    # Scores in different builds belong to different tasks.
     scores = {
         version: float(tags[SCORE])
         for version, tags in versions.items()
@@ -62,7 +63,7 @@ def log_model(
     client: Any, run: str, path: Path, *, params: dict[str, str], metrics: Sequence[Any]
 ) -> str:
     """Log an ONNX file as a model of a run, with the run's params and metrics; return its id."""
-    # `mlflow.onnx.log_model` would end the run, and note an absolute place, wrong after a move.
+    # `mlflow.onnx.log_model` would end the run, and store an absolute path, wrong after a move.
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Metric
 
     # A logged model is made in three steps; one that fails in between must not look usable.
@@ -90,7 +91,7 @@ def log_model(
 
 
 def _save(folder: Path, path: Path, *, model: Any) -> None:
-    """Fill a folder with an ONNX file and what `mlflow.onnx` and `mlflow.pyfunc` load it by."""
+    """Save an ONNX file into a folder in the form that `mlflow.onnx` and `mlflow.pyfunc` load."""
     import mlflow.onnx
     import onnx
     from mlflow.models import Model
@@ -110,7 +111,7 @@ def _save(folder: Path, path: Path, *, model: Any) -> None:
         # Else MLflow starts a process that imports the model's packages, to find these four.
         pip_requirements=pins,
         onnx_execution_providers=["CPUExecutionProvider"],
-        # The weights stay in the file, which then is the exported one, byte by byte.
+        # The weights stay in the file, so that it equals the exported file byte by byte.
         save_as_external_data=False,
     )
 
@@ -146,22 +147,22 @@ def register(client: Any, name: str, source: str, run: str, tags: Mapping[str, s
             ),
         )
     except MlflowException as error:
-        # The policy of another seed was there first.
+        # The policy of another seed was registered first.
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     version = client.create_model_version(
         name, source=f"models:/{source}", run_id=run, model_id=source, tags=dict(tags)
     )
     # MLflow's pages of runs and models show by this tag that a logged model is registered.
-    known = json.dumps([{"name": name, "version": version.version}])
-    client.set_logged_model_tags(source, {"mlflow.modelVersions": known})
+    registered = json.dumps([{"name": name, "version": version.version}])
+    client.set_logged_model_tags(source, {"mlflow.modelVersions": registered})
 
 
 def versions_of(client: Any, run: str, name: str) -> list[Any]:
     """Return the versions of a model that a run made, newest first."""
     versions = client.search_model_versions(f"run_id = '{run}'")
-    of_model = (one for one in versions if one.name == name)
-    return sorted(of_model, key=lambda one: int(one.version), reverse=True)
+    of_model = (version for version in versions if version.name == name)
+    return sorted(of_model, key=lambda version: int(version.version), reverse=True)
 
 
 def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
@@ -171,17 +172,22 @@ def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
         return
     for key, value in tags.items():
         client.set_model_version_tag(name, versions[0].version, key, value)
-    # The page of the logged model has the score, too; a version knows it as its source alone.
+    # The logged model's page shows the score too; a version has the model's id in its source.
     mean, model = float(f"{float(tags[SCORE]):.6g}"), versions[0].source.removeprefix("models:/")
     client.log_metric(run, "evaluate/mean_return", mean, step=0, model_id=model)
-    known = {str(one.version): one.tags for one in client.search_model_versions(f"name = '{name}'")}
+    tags_by_version = {
+        str(model_version.version): model_version.tags
+        for model_version in client.search_model_versions(f"name = '{name}'")
+    }
     experiment = tags[EXPERIMENT]
     of_experiment = {
-        version: theirs for version, theirs in known.items() if theirs.get(EXPERIMENT) == experiment
+        version: version_tags
+        for version, version_tags in tags_by_version.items()
+        if version_tags.get(EXPERIMENT) == experiment
     }
     aliases = client.get_registered_model(name).aliases
-    for alias, among in ((BEST, known), (alias_of(experiment), of_experiment)):
-        now = aliases.get(alias)
-        chosen = best(among, tags[BUILD], None if now is None else str(now))
-        if chosen is not None and chosen != str(now):
+    for alias, candidates in ((BEST, tags_by_version), (alias_of(experiment), of_experiment)):
+        current = aliases.get(alias)
+        chosen = best(candidates, tags[BUILD], None if current is None else str(current))
+        if chosen is not None and chosen != str(current):
             client.set_registered_model_alias(name, alias, chosen)

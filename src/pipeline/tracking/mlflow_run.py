@@ -1,13 +1,12 @@
 """One MLflow run per experiment and seed, written from a thread that training never waits for.
 
-The thread imports MLflow, opens the store, and writes what the queue holds in batches. When the
-store cannot be used there is one warning, and everything later is dropped. The stages of one
-experiment and seed share a run through a small record file, which also tells a killed run from a
-new one.
+The thread imports MLflow, opens the store, and writes the queue in batches. If the store cannot be
+used there is one warning, and everything later is dropped. The stages of one experiment and seed
+share a run through a small record file, which also tells a killed run from a new one.
 """
 
 # Not MLflow's own asynchronous logging: with the database locked for 25 s, it lost 5 of 30
-# summaries. The queue here asks a busy store again.
+# summaries. The queue here retries while the store is busy.
 
 from __future__ import annotations
 
@@ -37,22 +36,22 @@ _log = logging.getLogger(__name__)
 
 _FIRST_STAGE = "train"
 PATIENT_S, QUICK_S = 120.0, 5.0
-"""For the store at the end of a run; short where it was stopped, since a scheduler kills soon."""
+"""Patience with the store at the end of a run; short if stopped, since a scheduler kills soon."""
 _GIVE_UP_AFTER = 3
 _ATTEMPTS = 5
-"""At a write that finds the store locked; each waits 20 s, which MLflow sets for SQLite."""
+"""Attempts to write to a locked store; each waits 20 s, which MLflow sets for SQLite."""
 
 
 def enabled() -> bool:
-    """False when the environment variable PIPELINE_MLFLOW says off, no, false or 0."""
+    """Return False if the environment variable PIPELINE_MLFLOW is off, no, false or 0."""
     return os.environ.get("PIPELINE_MLFLOW", "on").lower() not in {"off", "no", "false", "0"}
 
 
 class MlflowRun(Sink):
-    """Takes parameters, curves, results, artifacts and models; no method but `end` waits.
+    """Takes parameters, curves, results, artifacts and models; only `end` waits.
 
-    Training may close it as a sink, and the run goes on until its `end`. With `prefix`, for runs
-    with several behaviors, the behavior's name stands before the tags.
+    When training closes it as a sink, the run goes on until `end`. With `prefix`, for runs with
+    several behaviors, the behavior's name stands before the tags.
     """
 
     def __init__(self, key: RunKey, *, prefix: bool = False) -> None:
@@ -61,11 +60,11 @@ class MlflowRun(Sink):
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._closed = False
         self._failures = 0
-        self._taken = 0
+        self._n_processed = 0
         self.run_id: str | None = None
         self.lost = 0
         """Number of entries that could not be written."""
-        # A daemon, so that a store that hangs cannot keep the process from its end.
+        # A daemon, so that a store that hangs cannot keep the process from ending.
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._thread.start()
 
@@ -73,8 +72,8 @@ class MlflowRun(Sink):
         """Queue one summary."""
         start = f"{behavior}/" if self._prefix else ""
         now = int(time.time() * 1000)
-        shown = {start + tag: value for tag, value in values.items() if tag not in names.HIDDEN}
-        self._put([(mlflow_store.clean(name), value, now, step) for name, value in shown.items()])
+        charted = {start + tag: value for tag, value in values.items() if tag not in names.HIDDEN}
+        self._put([(mlflow_store.clean(name), value, now, step) for name, value in charted.items()])
 
     def trained(
         self,
@@ -84,17 +83,17 @@ class MlflowRun(Sink):
         seconds: float,
         interrupted: Sequence[int],
     ) -> None:
-        """Queue the final numbers of a training by behavior, None for one that is not known.
+        """Queue the final numbers of a training by behavior; unknown numbers are None.
 
-        `curve` has all summaries, of which a killed attempt may not have sent some. `seconds` are
+        `curve` has all summaries, some of which a killed attempt may not have sent. `seconds` are
         those of this attempt. At the steps `interrupted` the training was not resumed exactly.
         """
         flat = run_metadata.flat(numbers)
         results = {name: value for name, value in flat.items() if value is not None}
-        if self._key.resumed:  # nobody counts what a killed attempt took
+        if self._key.resumed:  # the seconds of the killed attempt are unknown
             self._put(lambda store, run: self._fill(store, run, curve))
         else:
-            n_steps = sum(one["steps"] for one in numbers.values())
+            n_steps = sum(values["steps"] for values in numbers.values())
             results |= {"training_s": seconds, "steps_per_second": n_steps / max(seconds, 1e-9)}
         self.results(results)
         steps = ", ".join(map(str, interrupted))
@@ -103,7 +102,7 @@ class MlflowRun(Sink):
 
     def results(self, values: Mapping[str, float]) -> None:
         """Queue a stage's final numbers as `<stage>/<name>`; at step 0 MLflow draws bars."""
-        # Six digits, since MLflow's table of runs shows every digit that there is.
+        # Six digits, since MLflow's table of runs shows all digits.
         rounded = {
             name: value if float(value).is_integer() else float(f"{value:.6g}")
             for name, value in values.items()
@@ -124,7 +123,7 @@ class MlflowRun(Sink):
         )
 
     def describe(self, metadata: RunMetadata, tree: Path) -> None:
-        """Queue what every stage says of the run; the data's paths are relative to `tree`."""
+        """Queue the run's metadata, equal in all stages; paths of data are relative to `tree`."""
         self.params(metadata.params)
 
         def write(store: mlflow_store.Store, run: str) -> None:
@@ -141,12 +140,12 @@ class MlflowRun(Sink):
         self._put(lambda store, run: store.log_params(run, texts))
 
     def settings(self, values: Mapping[str, Any]) -> None:
-        """Queue what this stage alone was told, as tags `<stage>.<name>`, which can change."""
+        """Queue this stage's own settings as tags `<stage>.<name>`, which can change."""
         tags = mlflow_store.flatten(values, f"{self._key.stage}.")
         self._put(lambda store, run: store.set_tags(run, tags))
 
     def made(self, path: Path, *, what: str | None = None) -> None:
-        """Queue DVC's digest of what the stage, or `what`, made; `dvc.lock` knows it by that."""
+        """Queue DVC's digest, as in `dvc.lock`, of an output of the stage, or of `what`."""
         tag = f"dvc.{what or self._key.stage}"
         self._put(lambda store, run: store.set_tags(run, {tag: run_metadata.dvc_digest(path)}))
 
@@ -166,15 +165,15 @@ class MlflowRun(Sink):
             from PIL import Image
 
             key = mlflow_store.clean(f"{self._key.stage}/{path.stem}")
-            with Image.open(path) as shown:
-                store.client.log_image(run, shown.convert("RGB"), key=key, step=step)
+            with Image.open(path) as image:
+                store.client.log_image(run, image.convert("RGB"), key=key, step=step)
 
         self._put(write)
 
     def model(self, path: Path, *, environment: str, made: Path | None = None) -> None:
         """Queue an ONNX file as a logged model with its signature, and as a registered version.
 
-        DVC's digest is of `made`, or else of the file's folder.
+        The DVC digest in its tags is that of `made`, or else of the file's folder.
         """
         key = self._key
         name = mlflow_models.model_name(environment, path.stem)
@@ -197,7 +196,7 @@ class MlflowRun(Sink):
     ) -> None:
         """Queue the mean return of each behavior's policy in `build`, which may earn it an alias.
 
-        `build` is the folder of the environment; `params` say more of the evaluation.
+        `build` is the folder of the environment; `params` describe the evaluation.
         """
         key = self._key
 
@@ -218,8 +217,8 @@ class MlflowRun(Sink):
     def end(self, status: str = "FINISHED", *, timeout_s: float | None = None) -> None:
         """Write what is queued and end the run with `status`: FINISHED, FAILED or KILLED.
 
-        Gives up after `timeout_s`; of a run that has finished, after `timeout_s` in which the store
-        has taken nothing, since a busy machine may need longer for all of it.
+        Gives up after `timeout_s`; for a finished run only after `timeout_s` without progress,
+        since a busy machine may need longer for the whole queue.
         """
         if self._closed:
             return
@@ -229,15 +228,15 @@ class MlflowRun(Sink):
         self._closed = True
         self._jobs.put(None)
         before: int | None = None
-        while before is None or (finished and self._taken != before):
-            before = self._taken
+        while before is None or (finished and self._n_processed != before):
+            before = self._n_processed
             self._thread.join(timeout_s)
             if not self._thread.is_alive():
                 return
         self._warn(f"the store took nothing more within {timeout_s:g} s")
 
     def _put(self, job: Any) -> None:
-        """Queue points, as a list, or what is to be done with the store and the run's id."""
+        """Queue a list of points, or a function of the store and the run's id."""
         if self._failures < _GIVE_UP_AFTER and not self._closed:
             self._jobs.put(job)
         else:
@@ -247,9 +246,9 @@ class MlflowRun(Sink):
         try:
             store = mlflow_store.Store.open(self._key.root)
             self.run_id = run = self._begin(store)
-            self._taken += 1
+            self._n_processed += 1
         except Exception as error:  # noqa: BLE001  # tracking never stops training
-            # From now on nothing is queued any more, or a long run would fill the memory.
+            # From now on nothing is queued, or a long run would fill the memory.
             self._failures = _GIVE_UP_AFTER
             self._warn(_reason(error))
             return
@@ -257,7 +256,7 @@ class MlflowRun(Sink):
         for job in iter(self._jobs.get, None):
             if isinstance(job, list):
                 points += job
-            # Summaries that wait are written in one transaction, of which SQLite does few a second.
+            # Waiting summaries are written in one transaction: SQLite does only few per second.
             if points and (callable(job) or self._jobs.empty()):
                 self._run_job(points, store, run)
                 points = []
@@ -265,7 +264,7 @@ class MlflowRun(Sink):
                 self._run_job(job, store, run)
 
     def _run_job(self, job: Any, store: mlflow_store.Store, run: str) -> None:
-        """Do a queued job; again while the store says that others keep it busy."""
+        """Do a queued job, and repeat it while others keep the store busy."""
         # Each failure may have waited for minutes, and `end` must not wait for all of them.
         if self._failures >= _GIVE_UP_AFTER:
             self.lost += 1
@@ -287,22 +286,24 @@ class MlflowRun(Sink):
                 if self._failures == 1:
                     self._warn(_reason(error))
                 break
-        self._taken += 1
+        self._n_processed += 1
 
     def _fill(self, store: mlflow_store.Store, run: str, curve: Sequence[Point]) -> None:
         """Write the points of a curve that the run lacks.
 
-        A killed process takes along what it had not sent yet; training resumes after that, and
-        would leave a gap. Wall times are in no file, so theirs stays.
+        A killed process loses the points that it had not sent yet, and the resumed training would
+        leave a gap. Wall times are in no file, so their gap stays.
         """
-        known: dict[str, set[int]] = {}
+        known_steps: dict[str, set[int]] = {}
         now = int(time.time() * 1000)
         points = []
         for behavior, tag, value, step in curve:
             name = mlflow_store.clean(f"{behavior}/{tag}" if self._prefix else tag)
-            if name not in known:
-                known[name] = {one.step for one in store.client.get_metric_history(run, name)}
-            if step not in known[name]:
+            if name not in known_steps:
+                known_steps[name] = {
+                    metric.step for metric in store.client.get_metric_history(run, name)
+                }
+            if step not in known_steps[name]:
                 points.append((name, value, now, step))
         store.log_metrics(run, points)
 
@@ -321,8 +322,8 @@ class MlflowRun(Sink):
             run = store.current(tags)
         if run is None or not _goes_on(store, run, key, stages):
             if run is not None:
-                # A moved checkout and another host of a cluster give other tags; with those of now
-                # the old run is found below, and becomes a child of the new one.
+                # A moved checkout and another host of a cluster have other tags; with the present
+                # tags the old run is found below, and becomes a child of the new one.
                 store.set_tags(run, {name: tags[name] for name in mlflow_store.IDENTITY})
             stages = {}
             policy = {} if key.policy is None else {"dvc.train": key.policy}
@@ -338,25 +339,26 @@ class MlflowRun(Sink):
         files.write_json(key.remembered, record)
         return store.watched(run) if key.stage == _FIRST_STAGE else run
 
-    def _warn(self, why: str) -> None:
+    def _warn(self, reason: str) -> None:
         _log.warning(
             "MLflow is not being written (%s). The files in results/ are complete without it. "
             "Check MLFLOW_TRACKING_URI, or set PIPELINE_MLFLOW=off.",
-            why,
+            reason,
         )
 
 
 def _goes_on(store: mlflow_store.Store, run: str, key: RunKey, stages: Mapping[str, str]) -> bool:
-    """Return whether a stage writes into this run, and not into a new one.
+    """Return whether a stage continues this run instead of a new one.
 
-    An MLflow run holds one training: a second one from the start, or on other inputs, has its own.
-    And it holds one policy; DVC may have put back another, from its run cache or an experiment.
+    An MLflow run holds one training: a second training from the start, or on other inputs, gets a
+    new run. It also holds one policy, and DVC may have restored another, from its run cache or an
+    experiment.
     """
     before = stages.get(_FIRST_STAGE) if key.stage == _FIRST_STAGE else None
     if before is not None and (before != key.fingerprint or not key.resumed):
         return False
-    known = store.client.get_run(run).data.tags.get("dvc.train")
-    return key.policy is None or known is None or known == key.policy
+    policy_digest = store.client.get_run(run).data.tags.get("dvc.train")
+    return key.policy is None or policy_digest is None or policy_digest == key.policy
 
 
 def _recorded(key: RunKey, store: mlflow_store.Store) -> tuple[str | None, dict[str, str]]:
@@ -367,7 +369,7 @@ def _recorded(key: RunKey, store: mlflow_store.Store) -> tuple[str | None, dict[
     except (OSError, ValueError, TypeError, KeyError):
         return None, {}
     made_in = Path(record.get("root", key.root))
-    # A record that was copied from another checkout is of that one's run.
+    # A record that was copied from another checkout names that checkout's run.
     is_ours = store.is_local or made_in == key.root or not made_in.exists()
     if uri in (_address(store), store.uri) and is_ours and store.exists(run):
         return run, stages
@@ -375,12 +377,12 @@ def _recorded(key: RunKey, store: mlflow_store.Store) -> tuple[str | None, dict[
 
 
 def _address(store: mlflow_store.Store) -> str:
-    """Return a record's name for the store; not its place when that moves with the record."""
+    """Return the store's name in a record, without its path if it moves with the record."""
     return "mlflow.db" if store.is_local else store.uri
 
 
 def _reason(error: Exception) -> str:
-    """Return what a warning says of an error, in a line."""
+    """Return an error's text for a warning, on one line."""
     text = str(error).strip().partition("\n")[0]
     if isinstance(error, PipelineError):
         return text

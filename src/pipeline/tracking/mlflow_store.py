@@ -1,4 +1,4 @@
-"""What the pipeline needs of an MLflow store, through its client and without global state."""
+"""The operations on an MLflow store that we need, through its client and without global state."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _EXPERIMENT = "pipeline"
-"""Name of MLflow's experiment, unless MLFLOW_EXPERIMENT_NAME says another."""
+"""Name of MLflow's experiment, unless MLFLOW_EXPERIMENT_NAME gives another."""
 _DATABASE, _ARTIFACTS = "mlflow.db", "mlartifacts"
 _WRITTEN = ("src", "config", "workflow", "params.yaml", "dvc.yaml", "Snakefile")
-"""What people edit; results are rewritten by every run."""
+"""Paths that people edit; results are rewritten by every run."""
 CURRENT = "pipeline.current"
-"""Tag of a run: `yes` on the one that stands for its experiment and seed."""
+"""Tag of a run: `yes` if it is the current run of its experiment and seed."""
 _CHECKOUT = "pipeline.checkout"
 IDENTITY = ("pipeline.experiment", "pipeline.seed", _CHECKOUT, VARIANT)
-"""Tags that say which runs stand for the same."""
+"""Tags that are equal for runs of the same experiment, seed, checkout and variant."""
 _GIT_WAIT_S = 5.0
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 _ENVIRONMENT = {
@@ -45,7 +45,7 @@ _ENVIRONMENT = {
 
 
 def default_uri(root: Path) -> str:
-    """Return the store in use: MLFLOW_TRACKING_URI, else `mlflow.db` in the repository."""
+    """Return the URI of the store: MLFLOW_TRACKING_URI, else `mlflow.db` in the repository."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / _DATABASE}"
 
 
@@ -55,7 +55,7 @@ def clean(name: str) -> str:
 
 
 def checkout(root: Path) -> str:
-    """Return a name for this copy of the repository that does not say where it is."""
+    """Return an id for this copy of the repository that does not reveal its path."""
     return files.fingerprint([os.uname().nodename, str(root)])[:12]
 
 
@@ -78,7 +78,7 @@ class Store:
 
     @classmethod
     def open(cls, root: Path) -> Store:
-        """Open the store, and make it when it does not exist; many processes may do so at once.
+        """Open the store, and create it if needed; many processes may do so at once.
 
         Raises:
             PipelineError: The store's file cannot be opened.
@@ -92,21 +92,21 @@ class Store:
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table it makes
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs every table it creates
         if not _log.isEnabledFor(logging.DEBUG):
-            # Both also raise what they log, MLflow with a traceback, and we say it in one line.
+            # Both also raise what they log, MLflow with a traceback; we report it in one line.
             logging.getLogger("mlflow.store").setLevel(logging.CRITICAL)
             logging.getLogger("urllib3").setLevel(logging.ERROR)
         file = mlflow_database.file_of(uri)
         is_local = file is not None and file.resolve() == root / _DATABASE
-        # One process at a time: MLflow's own making of tables fails when several do it at once.
+        # One process at a time: MLflow fails when several create its tables at once.
         with mlflow_database.locked(uri):
             mlflow_database.make_whole(uri)
             client = MlflowClient(tracking_uri=uri)
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
             experiment = client.get_experiment_by_name(name)
             if experiment is None:
-                # A server knows a place for artifacts; a file has none but beside itself.
+                # A server has a place for artifacts; those of a file lie beside it.
                 place = (root / _ARTIFACTS).as_uri() if uri.startswith("sqlite:") else None
                 experiment = _create_experiment(client, name, place)
             elif is_local:
@@ -118,10 +118,10 @@ class Store:
 
     @classmethod
     def existing(cls, root: Path) -> Store:
-        """Open the store that runs have made.
+        """Open the store that earlier runs have created.
 
         Raises:
-            PipelineError: There is none, or it cannot be opened.
+            PipelineError: There is no store, or it cannot be opened.
         """
         uri = default_uri(root)
         file = mlflow_database.file_of(uri)
@@ -133,14 +133,14 @@ class Store:
         try:
             return cls.open(root)
         except Exception as error:
-            # Imported only now, so the classes of what MLflow may raise are known by their modules.
+            # MLflow is imported late, so its exceptions are recognized by their modules' names.
             if type(error).__module__.partition(".")[0] not in ("mlflow", "sqlalchemy"):
                 raise
-            why = str(error).strip().partition("\n")[0]
-            raise PipelineError(f"the MLflow store cannot be opened: {why}") from error
+            reason = str(error).strip().partition("\n")[0]
+            raise PipelineError(f"the MLflow store cannot be opened: {reason}") from error
 
     def exists(self, run: str) -> bool:
-        """Return whether the store knows the run and it is not deleted."""
+        """Return whether the store has the run, not deleted."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -155,7 +155,7 @@ class Store:
         self.client.set_terminated(run, status=status)
 
     def watched(self, run: str) -> str:
-        """Have MLflow sample this machine for `run`, where its own variable asks; return `run`."""
+        """Let MLflow sample this machine for `run`, if its variable asks for it; return `run`."""
         if os.environ.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "").lower() in {"true", "1"}:
             from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
@@ -168,13 +168,13 @@ class Store:
 
     def of_same(self, tags: Mapping[str, str], *, more: str = "") -> list[Any]:
         """Return the runs of the same experiment, seed, checkout and variant, newest first."""
-        # A checkout's own store moves with it, and then all in it is the moved checkout's.
+        # A checkout's own store moves with it, so every run in it is this checkout's.
         names = [name for name in IDENTITY if not (self.is_local and name == _CHECKOUT)]
         query = " and ".join(f"tags.`{name}` = {_quoted(tags[name])}" for name in names)
         return list(self.client.search_runs([self.experiment_id], query + more))
 
     def current(self, tags: Mapping[str, str]) -> str | None:
-        """Return the run that stands for this experiment and seed, if there is one."""
+        """Return the current run of this experiment and seed, if there is one."""
         more = f" and tags.`{CURRENT}` = 'yes'"
         if BASELINE in tags:  # DVC lets a name be used again on another commit
             more += f" and tags.`{BASELINE}` = {_quoted(tags[BASELINE])}"
@@ -182,21 +182,21 @@ class Store:
         return str(runs[0].info.run_id) if runs else None
 
     def supersede(self, current: str, tags: Mapping[str, str]) -> None:
-        """Make earlier runs of the same experiment and seed children of the one that replaces them.
+        """Make earlier runs of the same experiment and seed children of the current run.
 
-        What killed attempts left running is closed.
+        Runs that killed attempts have left open are closed.
         """
-        for found in self.of_same(tags):
-            run, run_tags = found.info.run_id, found.data.tags
+        for earlier in self.of_same(tags):
+            run, run_tags = earlier.info.run_id, earlier.data.tags
             if run == current:
                 continue
-            if found.info.status == "RUNNING":
+            if earlier.info.status == "RUNNING":
                 self.end(run, "KILLED")
-            # Also runs that were replaced before: all are direct children of the present one.
+            # Also runs that were replaced before: all are direct children of the current one.
             if run_tags.get("mlflow.parentRunId") != current:
                 self.set_tags(run, {CURRENT: "no", "mlflow.parentRunId": current})
             if run_tags.get(CURRENT) != "no":
-                self.client.update_run(run, name=f"{found.info.run_name} (superseded)")
+                self.client.update_run(run, name=f"{earlier.info.run_name} (superseded)")
 
     def log_metrics(self, run: str, points: Sequence[tuple[str, float, int, int]]) -> None:
         """Write `(name, value, unix ms, step)` points."""
@@ -205,7 +205,7 @@ class Store:
         self.client.log_batch(run, metrics=[Metric(*point) for point in points])
 
     def log_params(self, run: str, values: Mapping[str, str]) -> None:
-        """Write the parameters that are not there yet; MLflow refuses to change one."""
+        """Write the parameters that the run lacks; MLflow refuses to change one."""
         from mlflow.entities import Param
 
         present = self.client.get_run(run).data.params
@@ -214,26 +214,26 @@ class Store:
             self.client.log_batch(run, params=new)
 
     def log_data(self, run: str, data: Sequence[InputData], root: Path) -> dict[str, str]:
-        """Write what the run was made from as datasets, once; return DVC's digests by context."""
+        """Write the run's inputs as datasets, each once; return DVC's digests by context."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         inputs = self.client.get_run(run).inputs.dataset_inputs
-        present = {(one.dataset.name, one.dataset.digest) for one in inputs}
+        present = {(entry.dataset.name, entry.dataset.digest) for entry in inputs}
         new, digests = [], {}
-        for one in data:
-            if not (root / one.path).exists():
+        for item in data:
+            if not (root / item.path).exists():
                 continue
-            digest = digests[one.context] = dvc_digest(root / one.path)
-            if (one.name, digest) in present:
+            digest = digests[item.context] = dvc_digest(root / item.path)
+            if (item.name, digest) in present:
                 continue
             dataset = Dataset(
-                name=one.name,
+                name=item.name,
                 digest=digest,
                 source_type="local",
-                source=json.dumps({"uri": one.path}),
-                profile=json.dumps(dict(one.facts)),
+                source=json.dumps({"uri": item.path}),
+                profile=json.dumps(dict(item.facts)),
             )
-            new.append(DatasetInput(dataset, [InputTag("mlflow.data.context", one.context)]))
+            new.append(DatasetInput(dataset, [InputTag("mlflow.data.context", item.context)]))
         if new:
             self.client.log_inputs(run, datasets=new)
         return digests
@@ -251,18 +251,20 @@ class Store:
         content = files.sha256_of(path)
         # A retried stage exports the same bytes, which are no new version.
         versions = mlflow_models.versions_of(self.client, run, name)
-        if any(one.tags.get(mlflow_models.CONTENT) == content for one in versions):
+        if any(version.tags.get(mlflow_models.CONTENT) == content for version in versions):
             return
-        known = self.client.get_run(run).data
+        run_data = self.client.get_run(run).data
         # A model shows the final numbers of its training; points with a model_id are copies.
         final = [
             point
-            for name in known.metrics
+            for name in run_data.metrics
             if name.startswith("train/")
             for point in self.client.get_metric_history(run, name)
             if point.model_id is None
         ]
-        source = mlflow_models.log_model(self.client, run, path, params=known.params, metrics=final)
+        source = mlflow_models.log_model(
+            self.client, run, path, params=run_data.params, metrics=final
+        )
         version_tags = {**tags, mlflow_models.CONTENT: content}
         mlflow.set_tracking_uri(self.uri)  # the registry looks the model up in the global one
         with mlflow_database.locked(self.uri):
@@ -270,12 +272,12 @@ class Store:
 
 
 def _quoted(value: str) -> str:
-    """Return a value as MLflow's searches take it; a git reference may have quotes in it."""
+    """Return a value quoted for MLflow's searches; a git reference may contain quotes."""
     return f'"{value}"' if "'" in value else f"'{value}'"
 
 
 def source_tags(root: Path) -> dict[str, str]:
-    """Return where the code comes from: commit, edits since then, and DVC's experiment."""
+    """Return tags of the code's origin: commit, edits since then, and DVC's experiment."""
     tags = {VARIANT: WORKSPACE}
     if experiment := os.environ.get("DVC_EXP_NAME"):
         tags = {VARIANT: experiment, BASELINE: os.environ.get("DVC_EXP_BASELINE_REV", "")}

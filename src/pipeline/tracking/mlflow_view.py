@@ -1,7 +1,7 @@
 """How the experiment looks in MLflow's pages: its description, its kind, and prepared views.
 
-MLflow keeps a view that somebody shares as a tag of the experiment, and opens it by its key in the
-address. We write such tags, so that the first look is grouped and has the columns that matter.
+MLflow stores a shared view as a tag of the experiment, and opens it by its key in the address. We
+write such tags, so that the first page is grouped and has the columns that matter.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TABLE, CURVES = "table", "curves"
 """Keys of the views."""
 _MODE = "workflowType=machine_learning"
-"""Without it MLflow's pages have the menu of their other mode, GenAI."""
+"""Without it MLflow's pages show the menu of their other mode, GenAI."""
 MODELS = f"/#/models?{_MODE}"
 """Address of the registered models, below the server's own."""
 SCORE = "evaluate/mean_return"
@@ -35,22 +35,22 @@ _COLUMNS = {
     "attributes.`Models`": 190,
     "attributes.`Dataset`": 200,
 }
-"""The columns that are shown, with their widths in pixels: MLflow's own cut the names."""
-# Without MLflow's duration: it goes from the first stage's start to the last one's end, with the
-# time between them, in which other runs had their turn. `train/training_s` is that of training.
+"""The columns to show, with their widths in pixels: MLflow's default widths cut the names."""
+# Without MLflow's duration: it goes from the first stage's start to the last stage's end, including
+# the time between them, when other runs were at work. `train/training_s` is that of training.
 _FIRST = {"1": 73, "attributes.`Run Name`": 270, "runDateAndNestInfo": 130}
 """MLflow's names for the ticks, the name and the age of a run."""
 
 
 def address(identifier: str, view: str) -> str:
     """Return the address of a view, below the server's own."""
-    # The address is the one that MLflow's pages make when somebody shares a view.
+    # The same address as MLflow's pages make when somebody shares a view.
     mode = "&compareRunsMode=CHART" if view == CURVES else ""
     return f"/#/experiments/{identifier}/runs?{_MODE}&viewStateShareKey={view}{mode}"
 
 
 def missing(identifier: str, present: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags of an experiment and its views that are not among those it has."""
+    """Return the tags for an experiment and its views that are not in `present`."""
     tags = {
         "mlflow.experimentKind": "custom_model_development",
         f"{_SHARED}{TABLE}": json.dumps(_state(grouped=True)),
@@ -69,8 +69,7 @@ def _state(*, grouped: bool) -> dict[str, Any]:
     }
     widths = _FIRST | _COLUMNS
     return {
-        # Rows that later runs have replaced stay in the store, and would be averaged with the
-        # others.
+        # Rows that later runs have replaced stay in the store, and would count in the averages.
         "searchFilter": "tags.`pipeline.current` = 'yes'",
         "orderByKey": f"metrics.`{SCORE}`",
         "orderByAsc": False,

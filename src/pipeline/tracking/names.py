@@ -1,6 +1,6 @@
 """The names of the numbers that a training run reports, with their meaning and unit.
 
-Those that ML-Agents users chart keep ML-Agents' names. `<Signal>` stands for a reward signal with
+Numbers that ML-Agents users chart keep ML-Agents' names. `<Signal>` stands for a reward signal with
 its first letter in upper case: Extrinsic, Curiosity, Gail, Rnd.
 """
 
@@ -16,7 +16,7 @@ POLICY_LOSS = "Losses/Policy Loss"
 VALUE_LOSS = "Losses/Value Loss"
 REWARD_STD = "Environment/Reward Std"
 LESSON_NUMBER = "Environment/Lesson Number/"
-"""How the tags of lesson numbers begin."""
+"""Prefix of the tags of lesson numbers."""
 IS_TRAINING = "Is Training"
 
 MEANING = {
@@ -63,7 +63,7 @@ HIDDEN = frozenset({IS_TRAINING})
 """Facts for the console that are not charted."""
 
 HISTOGRAM = "_hist"
-"""How a tag ends that charts a distribution: `Environment/Cumulative Reward_hist`."""
+"""Suffix of a tag that charts a distribution: `Environment/Cumulative Reward_hist`."""
 
 TIMING = "Time/"
-"""How tags of wall times begin: they differ between equal runs, so no tracked file holds them."""
+"""Prefix of the tags of wall times: they differ between equal runs, so no tracked file has them."""

@@ -1,4 +1,4 @@
-"""Which run of MLflow a stage writes to, and what the run says of its experiment and seed."""
+"""Which MLflow run a stage writes to, and the run's metadata about its experiment and seed."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _GOLDEN = 0.618034
 EXACT = "train.exact"
 """Tag: `yes`, or at which steps the training was interrupted and not resumed exactly."""
 INTERRUPTED = "interrupted_at_step"
-"""Of a training's numbers: where it was interrupted last and not resumed exactly."""
+"""Key in a training's numbers: the step of its last interruption without an exact resume."""
 VARIANT, BASELINE, WORKSPACE = "pipeline.variant", "pipeline.baseline", "workspace"
 """Tags with the name of DVC's experiment, or `workspace`, and with the commit it starts from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunKey:
-    """Which run a stage writes to."""
+    """The facts that decide which run a stage writes to."""
 
     experiment: str
     """Name in params.yaml."""
     seed: int
     stage: str
-    """Stage of the DAG; `train` may begin a new run, the others continue the one there is."""
+    """Stage of the DAG; `train` may begin a new run, the others continue the present one."""
     fingerprint: str
     """Digest of the stage's inputs; training on other inputs begins a new run."""
     policy: str | None = None
@@ -58,7 +58,7 @@ class RunKey:
 
     @property
     def label(self) -> str:
-        """The experiment, and DVC's when there is one: runs with one label are its seeds."""
+        """The experiment, and DVC's if there is one: runs with equal labels are its seeds."""
         return label(self.experiment, self.variant)
 
     @property
@@ -68,10 +68,13 @@ class RunKey:
 
     @property
     def remembered(self) -> Path:
-        """The record file: an experiment of DVC must not continue the workspace's run."""
+        """The record file, with another name for an experiment of DVC.
+
+        Such an experiment must not continue the workspace's run.
+        """
         if self.variant == WORKSPACE:
             return self.record
-        # DVC keeps names apart only among the experiments that start from one commit.
+        # DVC's names are unique only among the experiments that start from one commit.
         baseline = self.tags.get(BASELINE, "")[:10]
         return self.record.with_stem(f"{self.record.stem} ({self.variant} {baseline})")
 
@@ -84,14 +87,14 @@ class InputData:
     path: str
     """Relative to the repository."""
     context: str
-    """What it was for: `environment` or `demonstrations`."""
+    """Its use: `environment` or `demonstrations`."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Numbers that describe it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunMetadata:
-    """Everything that is the same whichever stage writes it."""
+    """The metadata of a run, equal in all stages."""
 
     params: Mapping[str, Any]
     """Flat; see `parameters`."""
@@ -103,7 +106,7 @@ class RunMetadata:
 
 
 def label(name: str, variant: str) -> str:
-    """Return a name with DVC's experiment behind it, if there is one."""
+    """Return a name followed by DVC's experiment, if there is one."""
     return name if variant == WORKSPACE else f"{name} ({variant})"
 
 
@@ -112,9 +115,8 @@ def parameters(
 ) -> dict[str, Any]:
     """Return the settings of each behavior that have a value, under names that can be searched.
 
-    What lies in `hyperparameters` is named by its last part, as people know it: `learning_rate`.
-    The rest keeps its dotted path. With several behaviors, or `prefix`, each name starts with its
-    behavior.
+    Settings in `hyperparameters` are named without that word: `learning_rate`. All others keep
+    their dotted path. With several behaviors, or `prefix`, each name starts with its behavior.
     """
     flat_settings: dict[str, Any] = {}
     for behavior, settings in behaviors.items():
@@ -134,10 +136,11 @@ def row(
     data: Sequence[InputData],
     note: str,
 ) -> RunMetadata:
-    """Return what MLflow shows of a training: its settings, as `to_mapping` gives them, and more.
+    """Return the metadata of a training for MLflow.
 
-    `name` is that of the experiment or the run, `facts` are other parameters (`environment`,
-    `trainer`, ...), and `note` is Markdown for the top of the page.
+    `settings` are those of `to_mapping`, `name` is that of the experiment or the run, `facts` are
+    other parameters (`environment`, `trainer`, ...), and `note` is Markdown for the top of the
+    page.
     """
     shared = {
         **facts,
@@ -147,12 +150,12 @@ def row(
         **runtime,
     }
     configuration = {"experiment": name, "seed": seed, "runtime": dict(runtime), **settings}
-    # They name folders of this machine, which no two runs share.
+    # These name folders of this machine, which no two runs share.
     configuration.pop("checkpoint_settings", None)
     return RunMetadata(
         params=parameters(settings["behaviors"])
         | {key: value for key, value in shared.items() if value != {}},
-        # Through JSON, which turns paths, enumerations and tuples into what YAML shows plainly.
+        # Through JSON, which turns paths, enumerations and tuples into plain YAML values.
         configuration=yaml.safe_dump(
             json.loads(json.dumps(configuration, default=str)), sort_keys=False
         ),
@@ -171,7 +174,7 @@ def flat(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def flattened(values: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
-    """Give dotted names and values of nested mappings; lists and empty mappings are values."""
+    """Yield dotted names and values of nested mappings; lists and empty mappings are values."""
     for name, value in values.items():
         if isinstance(value, dict) and value:
             yield from flattened(value, f"{start}{name}.")
@@ -187,43 +190,44 @@ def leaves(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def dvc_digest(path: Path) -> str:
     """Return the digest of a file or folder in `dvc.lock`: MD5, with `.dir` for a folder.
 
-    A folder's digest is that of its list of files and digests. Hidden files are Snakemake's marks.
+    A folder's digest is that of its list of files and digests. Hidden files, Snakemake's marks, do
+    not count.
     """
     if not path.is_dir():
         with path.open("rb") as file:
             return hashlib.file_digest(file, _md5).hexdigest()
     within = (file for file in path.rglob("*") if file.is_file())
     names = {file.relative_to(path).as_posix(): file for file in within}
-    # As DVC lists a folder in its cache, or the digest would not be that of dvc.lock.
+    # In the form of DVC's cache, or the digest would differ from that in dvc.lock.
     listed = [
         {"md5": dvc_digest(names[name]), "relpath": name}
-        for name in sorted(names, key=lambda one: tuple(one.split("/")))
+        for name in sorted(names, key=lambda posix_path: tuple(posix_path.split("/")))
         if not any(part.startswith(".") for part in name.split("/"))
     ]
     return f"{_md5(json.dumps(listed, sort_keys=True).encode()).hexdigest()}.dir"
 
 
 def git(root: Path, *arguments: str, timeout_s: float = 60.0) -> str | None:
-    """Return what git prints; None when there is no git, or no repository."""
+    """Return git's output; None if git fails, is missing, or there is no repository."""
     command = ["git", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(  # noqa: S603  # git, without a shell
+        result = subprocess.run(  # noqa: S603  # git, without a shell
             command, capture_output=True, text=True, check=False, timeout=timeout_s
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return result.stdout if result.returncode == 0 else None
 
 
 def tags(
     settings: RunSettings, *, environment: str, source: str, position: int, seed: int
 ) -> dict[str, str]:
-    """Return what a run in MLflow is searched and shown by.
+    """Return the tags by which MLflow searches and shows a run.
 
-    `source` is what makes the whole run, not only the stage that begins it; `position`, that of the
-    experiment among all, decides the color with the seed.
+    `source` is the command behind the whole run, not only the stage that begins it. `position`,
+    that of the experiment among all, and the seed decide the color.
     """
-    kinds = sorted({str(one.trainer_type) for one in settings.behaviors.values()})
+    kinds = sorted({str(behavior.trainer_type) for behavior in settings.behaviors.values()})
     return {
         "pipeline.algorithm": " ".join(kinds),
         "pipeline.environment": environment,
@@ -242,8 +246,8 @@ def color(position: int, seed: int) -> str:
 
 
 def note(experiment: str, seed: int, *, files: Sequence[str]) -> str:
-    """Return what a person who opens the run should know, as Markdown."""
-    listed = "\n".join(f"- `{one}`" for one in files)
+    """Return the description for people who open the run, as Markdown."""
+    listed = "\n".join(f"- `{file}`" for file in files)
     return (
         f"Experiment **{experiment}** of `params.yaml`, seed {seed}. All its stages write to this "
         f"row: learning curves over environment steps, final numbers as `<stage>/<name>`, plots of "

@@ -40,8 +40,8 @@ def _node(
 class TimersSink(Sink):
     """Gathers times and gauges, and writes them to `path` when it is closed.
 
-    While a run is under way the seconds are those that summaries bring; `finish` replaces them by
-    the exact ones. A run that never starts writes nothing.
+    During a run the seconds are those of the summaries; `finish` replaces them by the exact ones.
+    A run that never starts writes nothing.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TimersSink(Sink):
         self.path = Path(path)
         self._metadata = dict(metadata or {})
         self._clock = clock
-        self._made = clock()
+        self._created = clock()
         self._started: float | None = None
         self._gauges: dict[str, dict[str, float]] = {}
         self._seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -64,7 +64,7 @@ class TimersSink(Sink):
         self._n_exchanges: int | None = None
 
     def start(self) -> None:
-        """The environments are there, and training begins."""
+        """Note that the environments are ready and training begins."""
         if self._started is None:
             self._started = self._clock()
 
@@ -90,7 +90,7 @@ class TimersSink(Sink):
     def finish(self, seconds: Mapping[str, float], *, n_updates: int, n_exchanges: int) -> None:
         """Take the exact seconds of a run that has ended, by part, and write them.
 
-        `n_exchanges` counts those with each environment.
+        `n_exchanges` counts the exchanges with each environment.
         """
         self._exact, self._n_updates = dict(seconds), n_updates
         self._n_exchanges = n_exchanges
@@ -113,23 +113,23 @@ class TimersSink(Sink):
         learning_s = now - started if self._exact is None else self._exact["total"]
         metadata = {
             "timer_format_version": FORMAT,
-            "start_time_seconds": str(int(self._made)),
+            "start_time_seconds": str(int(self._created)),
             **self._metadata,
             "end_time_seconds": str(int(now)),
         }
         parts = {
-            "run_training.setup": _node(max(now - self._made - learning_s, 0.0), 1),
+            "run_training.setup": _node(max(now - self._created - learning_s, 0.0), 1),
             "TrainerController.start_learning": _node(learning_s, 1, self._parts()),
         }
         return {
             "name": "root",
             "gauges": {name: self._gauges[name] for name in sorted(self._gauges)},
             "metadata": metadata,
-            **_node(max(now - self._made, 0.0), 1, parts),
+            **_node(max(now - self._created, 0.0), 1, parts),
         }
 
     def _parts(self) -> dict[str, Any]:
-        """Return what learning consists of, under ML-Agents' names for it."""
+        """Return the parts of learning under ML-Agents' names."""
         seconds = self._exact if self._exact is not None else self._summed()
         environment, wire = seconds.get("environment", 0.0), seconds.get("wire", 0.0)
         update, compiling = seconds.get("update", 0.0), seconds.get("compile", 0.0)
@@ -147,13 +147,15 @@ class TimersSink(Sink):
         spent = list(self._seconds.values())
         # Behaviors step together, so each reports the same seconds of stepping.
         return {
-            part: (max if part in ("environment", "wire") else sum)(one[part] for one in spent)
-            for part in {part for one in spent for part in one}
+            part: (max if part in ("environment", "wire") else sum)(
+                behavior_seconds[part] for behavior_seconds in spent
+            )
+            for part in {part for behavior_seconds in spent for part in behavior_seconds}
         }
 
 
 def process_facts(*, trainer: str) -> dict[str, str]:
-    """Return facts about this process; `mlagents` versions are of formats and protocol."""
+    """Return facts about this process; `mlagents` versions mean its formats and protocol."""
     return {
         "python_version": platform.python_version(),
         "command_line_arguments": " ".join(sys.argv),

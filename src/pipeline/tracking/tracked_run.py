@@ -1,4 +1,4 @@
-"""What a sink may know of the run that it records, in the DAG or outside it."""
+"""The description of a run for the sinks that record it, in the DAG or outside it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackedRun:
-    """What a sink may need to know of the run that it records."""
+    """The description of a run for the sinks that record it."""
 
     folder: Path
     max_steps: Mapping[str, int]
@@ -37,11 +37,11 @@ class TrackedRun:
     row: run_metadata.RunMetadata | None = None
     """Its parameters and whole configuration; None where they are unknown."""
     record: Sink | None = None
-    """Writes to the MLflow run that a stage of the DAG has open, and closes."""
+    """Writes to the open MLflow run of a stage of the DAG, which the stage closes."""
 
     @property
     def prefixed(self) -> bool:
-        """Whether the behavior's name stands before a tag, where all share one list of them."""
+        """Whether the behavior's name stands before a tag, where all behaviors share one list."""
         return len(self.max_steps) != 1
 
 
@@ -60,12 +60,12 @@ def run_outside_dag(
     resume: bool = False,
     debug_folder: Path | None = None,
 ) -> TrackedRun:
-    """Describe a run that no stage makes, with the same facts as the stage `train` does.
+    """Describe a run outside the DAG, with the same facts as in the stage `train`.
 
-    `env` names the environment, None the Unity Editor; `build` is its executable where `env` is not
-    the path of it. The folder's path below the working folder names the run. `source` is what
-    trains, such as `pipeline learn`, and `trainer` the configuration's file or what stands for it.
-    `num_envs` environments run side by side, where it is not what the settings say.
+    `env` names the environment, None the Unity Editor; `build` is its executable if `env` is not
+    the path of it. The folder's path below the working folder names the run. `source` is the
+    program that trains, such as `pipeline learn`, and `trainer` the configuration's file or a text
+    in its place. `num_envs` environments run side by side, if that differs from the settings.
     """
     # `dvc exp run --temp` works in a copy; the store is that of the real repository.
     root = Path(os.environ.get("DVC_ROOT") or ".").resolve()
@@ -107,7 +107,10 @@ def run_outside_dag(
     )
     return TrackedRun(
         folder=folder,
-        max_steps={behavior: one.max_steps for behavior, one in settings.behaviors.items()},
+        max_steps={
+            behavior: trainer_settings.max_steps
+            for behavior, trainer_settings in settings.behaviors.items()
+        },
         keep_earlier=resume,
         debug_folder=debug_folder,
         settings=settings,
@@ -131,6 +134,6 @@ def _named_environment(env: object) -> tuple[str, Path | None]:
 
 
 def _below(root: Path, path: Path) -> str:
-    """Return a path as it is seen from a folder; the whole path where it does not lie in it."""
+    """Return a path relative to a folder, or the absolute path if it lies outside."""
     path = path.resolve()
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)

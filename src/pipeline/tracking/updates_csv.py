@@ -24,12 +24,12 @@ HEADER = (
     "Number of experiences used for training",
     "Mean return",
 )
-"""As ML-Agents 0.8 to 0.12 wrote it; times in seconds."""
+"""The header of ML-Agents 0.8 to 0.12; times in seconds."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Last:
-    """What was known after a behavior's last update; None before the first."""
+    """The state after a behavior's last update; None where unknown."""
 
     file: TextIO
     at: float
@@ -55,21 +55,21 @@ class UpdatesCsvSink(Sink):
         """Write one row."""
         now = self._clock()
         last = self._last.get(behavior) or self._opened(behavior)
-        # Seconds are those of the process, so a difference is that of one update.
-        took = update.update_s - last.update_s
-        # Only the latest returns are kept, so more new episodes than that give their mean alone.
+        # `update_s` is the sum of this process, so the difference is that of one update.
+        spent_s = update.update_s - last.update_s
+        # Only the latest returns are kept; with more new episodes the mean is over these alone.
         n_new = None if last.n_episodes is None else update.n_episodes - last.n_episodes
         returns = list(update.recent_returns)[-n_new:] if n_new else []
         row = [
             behavior,
-            f"{took:.6g}",
+            f"{spent_s:.6g}",
             f"{now - self._start:.6g}",
-            f"{max(now - last.at - took, 0.0):.6g}",
+            f"{max(now - last.at - spent_s, 0.0):.6g}",
             "" if last.step is None else str(update.step - last.step),
             f"{sum(returns) / len(returns):.6g}" if returns else "",
         ]
         csv.writer(last.file, lineterminator="\n").writerow(row)
-        # At once, so that a run that is killed has its rows.
+        # At once, so that a killed run has its rows.
         last.file.flush()
         last.at, last.update_s = now, update.update_s
         last.step, last.n_episodes = update.step, update.n_episodes

@@ -195,9 +195,9 @@ def train(
 
 
 def take_part(env: object = None) -> TrainResult:
-    """Be one of the processes beyond the first of a run with several learners.
+    """Train as a process beyond the first of a run with several learners.
 
-    What is to be done is what the first process says; nothing is written but logs.
+    The first process says what is to be trained; this one writes nothing but logs.
 
     Args:
         env: environments in this process; None for the executable that the first process names.
@@ -215,17 +215,17 @@ def take_part(env: object = None) -> TrainResult:
 
 
 def _learned(
-    job: JobSpec, group: ProcessGroup, device: torch.device | None, tracker: Tracker, **own: Any
+    job: JobSpec, group: ProcessGroup, device: torch.device | None, tracker: Tracker, **options: Any
 ) -> TrainResult:
-    """What training comes to, seen from one of its processes."""
+    """Train in one of the processes of a run, and return the result."""
     keep_freed_memory()
     workers = open_workers(job, group)
     # Signals only now: until environments have connected there is nothing to save.
     with workers, _old_objects_left_alone(), stop_on_signal() as stop:
         workers.should_stop = stop
-        loop = TrainingLoop(workers, job, device=device, tracker=tracker, group=group, **own)
+        loop = TrainingLoop(workers, job, device=device, tracker=tracker, group=group, **options)
         result = loop.run(stop)
-    tracker.ended({name: one.numbers() for name, one in result.behaviors.items()})
+    tracker.ended({name: outcome.numbers() for name, outcome in result.behaviors.items()})
     return result
 
 
@@ -234,7 +234,7 @@ def _threads(n_threads: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
     try:
-        # of NumPy, whose threads would wait for work on the environments' processors
+        # NumPy's threads would wait for work on the environments' processors.
         with threadpool_limits(n_threads, user_api="blas"):
             yield
     finally:
@@ -245,12 +245,12 @@ def keep_freed_memory() -> None:
     """Have the C library keep the memory that a gradient step frees, for the next one.
 
     glibc gives it back to the system, which then clears every page anew: a tenth of a gradient step
-    of POCA. It is for the whole process, and stays. Other C libraries are left alone, and so is
-    glibc where its own variables say what to do.
+    of POCA. The setting is for the whole process, and stays. Other C libraries are left alone, and
+    so is glibc where its environment variables say what to do.
     """
-    is_said = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    is_configured = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None and not is_said:
+    if mallopt is not None and not is_configured:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
         mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
 
@@ -277,17 +277,17 @@ def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> 
 
 
 def unthreaded(settings: RunSettings) -> RunSettings:
-    """The same without `threaded`: each process would make its parts at other steps."""
+    """Return settings without `threaded`: each process would make its parts at other steps."""
 
-    def changed(name: str, one: TrainerSettings) -> TrainerSettings:
-        if one.threaded:
+    def changed(name: str, trainer: TrainerSettings) -> TrainerSettings:
+        if trainer.threaded:
             _log.warning("%s: threaded is not used with several learners.", name)
-        return replace(one, threaded=False)
+        return replace(trainer, threaded=False)
 
     default = settings.default_settings
     return replace(
         settings,
-        behaviors={name: changed(name, one) for name, one in settings.behaviors.items()},
+        behaviors={name: changed(name, trainer) for name, trainer in settings.behaviors.items()},
         default_settings=None if default is None else changed("default_settings", default),
     )
 

@@ -1,4 +1,4 @@
-"""What several workers sent, made one; and a few rows of it to keep."""
+"""Batches of what several workers sent, and a sample of rows to keep."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECORDED_ROWS = 32
 
 
 def sample_rows(obs: Sequence[AnyArray], allowed: AnyArray | None) -> dict[str, Any]:
-    """Some of the rows [R, ...] that a policy has met, evenly spread, as tensors."""
+    """Return some of the rows [R, ...] that a policy has met, evenly spread, as tensors."""
     n_rows = len(obs[0])
     rows = np.linspace(0, max(n_rows - 1, 0), min(RECORDED_ROWS, n_rows)).astype(int)
     return {
@@ -32,7 +32,7 @@ def sample_rows(obs: Sequence[AnyArray], allowed: AnyArray | None) -> dict[str, 
 
 
 def first_terminal_per_agent(terminal: TerminalSteps) -> TerminalSteps:
-    """Each agent's first end in a message: a later one is of an episode without any decision."""
+    """Return each agent's first end in a message: a later end is of an episode without decision."""
     _, first = np.unique(terminal.agent_id, return_index=True)
     if len(first) == len(terminal):
         return terminal
@@ -48,7 +48,7 @@ def first_terminal_per_agent(terminal: TerminalSteps) -> TerminalSteps:
 
 
 def split_actions(action: ActionTuple, counts: Sequence[int]) -> list[ActionTuple]:
-    """Actions of all workers' agents as one tuple per worker, of so many agents each."""
+    """Split the actions of all workers' agents into one tuple per worker, of `counts` agents."""
     if len(counts) == 1:
         return [action]
     cuts = np.cumsum(counts)[:-1]
@@ -61,7 +61,7 @@ def split_actions(action: ActionTuple, counts: Sequence[int]) -> list[ActionTupl
 def concat_steps(
     decisions: Sequence[DecisionSteps], branches: Sequence[int]
 ) -> tuple[list[AnyArray], list[AnyArray] | None]:
-    """Observations and action masks of all workers' agents, one array each."""
+    """Return observations and action masks of all workers' agents, one array each."""
     present = [decision for decision in decisions if len(decision.agent_id)]
     if len(present) == 1:
         return list(present[0].obs), present[0].action_mask
@@ -78,7 +78,7 @@ def concat_steps(
 
 
 def concat_slots(slots: Sequence[AnyArray]) -> AnyArray:
-    """Slots of all workers' agents as one array [N]; empty where no worker has any."""
+    """Return the slots of all workers' agents as one array [N]; empty without any agent."""
     if len(slots) == 1:
         return slots[0]
     return np.concatenate(slots) if slots else np.zeros(0, dtype=np.intp)

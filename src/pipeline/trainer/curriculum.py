@@ -1,4 +1,4 @@
-"""Curricula: which lesson each environment parameter is in, and what environments are told."""
+"""Curricula: the lesson of each environment parameter, and the values that environments get."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Curriculum:
     def __init__(
         self, parameters: Mapping[str, EnvironmentParameter], *, starting_lesson: int = 0
     ) -> None:
-        self._curricula = {name: one.curriculum for name, one in parameters.items()}
+        self._curricula = {name: parameter.curriculum for name, parameter in parameters.items()}
         self._numbers = {name: self._clamped(name, starting_lesson) for name in self._curricula}
         self._returns = _buffers(self._curricula.values())
         self._smoothed: dict[str, float] = {}
@@ -81,19 +81,19 @@ class Curriculum:
         return self._curricula[parameter][self._numbers[parameter]]
 
     def values(self) -> dict[str, SamplerSettings]:
-        """What each parameter is in its present lesson."""
+        """Return the value of each parameter in its present lesson."""
         return {name: self.lesson(name).value for name in self._curricula}
 
     def measured(self) -> dict[str, list[str]]:
-        """The behaviors that lessons still wait for, each with the parameters that do."""
-        found: dict[str, list[str]] = {}
+        """Return the behaviors that lessons still measure, each with those lessons' parameters."""
+        behaviors: dict[str, list[str]] = {}
         for name, lessons in self._curricula.items():
             for lesson in lessons[self._numbers[name] : -1]:
                 if lesson.completion_criteria is not None:
-                    waiting = found.setdefault(lesson.completion_criteria.behavior, [])
+                    waiting = behaviors.setdefault(lesson.completion_criteria.behavior, [])
                     if name not in waiting:
                         waiting.append(name)
-        return found
+        return behaviors
 
     def observe(
         self,
@@ -104,7 +104,7 @@ class Curriculum:
         max_steps: int,
         elo: float | None = None,
     ) -> None:
-        """Take note of how far a behavior is.
+        """Record the progress of a behavior.
 
         Returns are those of the episodes that ended since last time; steps are agent steps, and
         `max_steps` is above 0.
@@ -169,7 +169,7 @@ class Curriculum:
         self._smoothed = {name: float(smoothed[name]) for name in self._numbers if name in smoothed}
 
     def _criteria(self, name: str) -> CompletionCriteria | None:
-        """When the present lesson is over; None if it is the last."""
+        """Return what ends the present lesson; None if it is the last."""
         if self._numbers[name] >= len(self._curricula[name]) - 1:
             return None
         return self.lesson(name).completion_criteria
@@ -237,7 +237,7 @@ class Lessons:
             learner.drop_unfinished()
 
     def on_step(self, learners: Collection[Learner]) -> None:
-        """Measure what the last step of the environments came to."""
+        """Measure the results of the environments' last step."""
         self._n_steps += 1
         if self.curriculum.is_over:
             for learner in learners:
@@ -259,10 +259,10 @@ class Lessons:
             self._warn_of_missing(returns)
 
     def apply(self, learners: Collection[Learner]) -> bool:
-        """Tell the workers which lessons have begun, now that no step is under way.
+        """Tell the workers which lessons have begun; to be called between two steps.
 
         Returns:
-            Whether any has.
+            Whether any lesson has begun.
         """
         change, self._pending = self._pending, Change()
         if not change.parameters:
@@ -275,7 +275,7 @@ class Lessons:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """What continues the lessons, the change that the workers do not know yet included."""
+        """Return the state of the lessons, with a change that the workers do not know yet."""
         pending = {
             "parameters": list(self._pending.parameters),
             "must_reset": self._pending.must_reset,
@@ -325,9 +325,9 @@ class Lessons:
                 in_words(lesson.value),
             )
 
-    def _warn_of_missing(self, shown: Collection[str]) -> None:
+    def _warn_of_missing(self, present: Collection[str]) -> None:
         for behavior, parameters in self.curriculum.measured().items():
-            if behavior not in shown:
+            if behavior not in present:
                 _log.warning(
                     "environment_parameters: the lessons of %s wait for the behavior '%s', which "
                     "the environment has not shown in %d steps (it shows %s); until it does they "
@@ -335,12 +335,12 @@ class Lessons:
                     ", ".join(parameters),
                     behavior,
                     self._n_steps,
-                    ", ".join(shown) or "none",
+                    ", ".join(present) or "none",
                 )
 
 
 def _buffers(curricula: Iterable[tuple[Lesson, ...]]) -> dict[str, deque[float]]:
-    """An empty buffer of returns for each behavior that criteria name, as long as any asks for."""
+    """Return an empty buffer of returns for each behavior in criteria, of the longest length."""
     sizes: dict[str, int] = {}
     for lessons in curricula:
         for lesson in lessons:

@@ -26,7 +26,7 @@ _N_TIMED = 7
 
 
 def devices_here() -> list[torch.device]:
-    """The CPU, and cuda where there is one."""
+    """Return the CPU, and cuda where there is one."""
     names = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     return [torch.device(name) for name in names]
 
@@ -39,9 +39,9 @@ def fastest_device(
     n_agents: int,
     kept: str | None = None,
 ) -> torch.device:
-    """The device on which an agent step of a behavior costs least, acting and learning together.
+    """Return the device on which an agent step costs least, acting and learning together.
 
-    What an earlier part of this run has chosen is `kept`.
+    `kept` is the device that an earlier part of this run has chosen.
 
     Raises:
         SettingsError: `kept` is no device of this machine.
@@ -53,14 +53,14 @@ def fastest_device(
         return devices[0]
     costs = {d: step_seconds(spec, settings, d, n_agents=n_agents) for d in devices}
     fastest = min(costs, key=lambda device: costs[device])
-    others = ", ".join(f"{costs[d] * 1e6:.0f} on {d}" for d in devices if d != fastest)
+    other_costs = ", ".join(f"{costs[d] * 1e6:.0f} on {d}" for d in devices if d != fastest)
     _log.info(
         "%s learns on %s, where a step takes %.0f microseconds (%s); --torch-device or "
         "torch_settings.device chooses another.",
         name,
         fastest,
         costs[fastest] * 1e6,
-        others,
+        other_costs,
     )
     return fastest
 
@@ -68,7 +68,7 @@ def fastest_device(
 def step_seconds(
     spec: BehaviorSpec, settings: TrainerSettings, device: torch.device, *, n_agents: int
 ) -> float:
-    """Seconds that an agent step costs: its part of an act, and of the policy's minibatches.
+    """Return the seconds that an agent step costs: its part of an act, and of minibatches.
 
     A critic costs about what the policy does on each device, so it is left out.
     """
@@ -77,34 +77,37 @@ def step_seconds(
         policy = algorithm_of(settings).policy_for(spec, network).to(device)
     stream = generator_for(0, device, "device choice")
     n_rows = hyperparameters.batch_size
-    few, many = (
+    agent_obs, batch_obs = (
         [np.zeros((n, *obs.shape), np.float32) for obs in spec.observation_specs]
-        # None may ask for a decision yet, and the cost of an act is shared out among them.
+        # No agent may ask for a decision yet, but the cost of an act is divided by their number.
         for n in (max(n_agents, 1), n_rows)
     )
     memory, sequences = None, None
     if network.memory is not None:
-        memory = np.zeros((len(few[0]), policy.memory_size), np.float32)
+        memory = np.zeros((len(agent_obs[0]), policy.memory_size), np.float32)
         length = network.memory.sequence_length
         lengths = np.full(-(-n_rows // length), length)
         lengths[-1] -= lengths.sum() - n_rows
         sequences = forgetful_sequences(lengths, length, policy.memory_size, device)
 
     def act() -> None:
-        policy.act(few, None, stream, memory)
+        policy.act(agent_obs, None, stream, memory)
 
     def minibatch() -> None:
         policy.zero_grad()
-        loss = policy.actor(policy.normalizers(tensors(many, device)), sequences).sum()
+        loss = policy.actor(policy.normalizers(tensors(batch_obs, device)), sequences).sum()
         loss.backward()
-        # read, since a GPU only then has worked it off
-        [one.grad.cpu() for one in policy.parameters() if one.grad is not None]
+        # Read the gradients: a GPU has finished only then.
+        [parameter.grad.cpu() for parameter in policy.parameters() if parameter.grad is not None]
 
-    return _seconds(act) / len(few[0]) + _seconds(minibatch) * hyperparameters.minibatches_per_step
+    return (
+        _seconds(act) / len(agent_obs[0])
+        + _seconds(minibatch) * hyperparameters.minibatches_per_step
+    )
 
 
 def _seconds(work: Callable[[], None]) -> float:
-    """Median of a few times, after two that warm up."""
+    """Return the median of several measurements, after two that warm up."""
     seconds = []
     for _ in range(_N_TIMED + 2):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a run is asked to do, and its environments as a set of workers, told their settings."""
+"""The job of a run, and its environments as a set of workers that have their settings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class JobSpec:
     base_port: int | None = None
     log_folder: Path | None = None
     listen: tuple[str, bytes] | None = None
-    """Of one learner only."""
+    """For runs of one learner only."""
     init_from: Mapping[str, Path] = field(default_factory=dict)
     whole_weights: bool = False
     resume: bool = False
@@ -58,7 +58,7 @@ class JobSpec:
     starting_lesson: int = 0
 
     def for_others(self) -> JobSpec:
-        """The same for processes that may work in another folder, without objects in `env`."""
+        """Return the job for processes in other folders, without objects in `env`."""
         env = self.env
         return replace(
             self,
@@ -70,7 +70,7 @@ class JobSpec:
 
 
 def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSet:
-    """The workers of a run, connected; processes are told the engine's settings.
+    """Return the connected workers of a run; processes get the engine's settings.
 
     A process that fails is started again alone, as often as `env_settings` allows; a player that
     was not started here is waited for instead. The workers of all processes of `group` are numbered
@@ -135,7 +135,7 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
 
 
 def _headless(environment: str | Path, worker_0_is_shown: bool) -> bool:
-    """Whether no one asked for a display and there is none, for an executable that needs one."""
+    """Return whether no display was asked for, and the executable needs one that is missing."""
     if worker_0_is_shown:
         return False
     try:
@@ -148,7 +148,7 @@ def send_parameters(workers: WorkerSet, parameters: Mapping[str, SamplerSettings
     """Give parameters to every worker with its next step or reset.
 
     Returns:
-        Names of those that a worker cannot be sent.
+        Names of the parameters that cannot be sent to a worker.
 
     Raises:
         SettingsError: A name cannot be sent to any environment.
@@ -167,7 +167,7 @@ def send_parameters(workers: WorkerSet, parameters: Mapping[str, SamplerSettings
 
 
 def for_environment(value: SamplerSettings) -> float | Sampler:
-    """A number, or the sampler in the form that environments take.
+    """Return a number, or the sampler in the form that environments take.
 
     Raises:
         ValueError: There is no such form.

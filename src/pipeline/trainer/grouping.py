@@ -1,4 +1,4 @@
-"""Between a learner and the groups of its agents, for algorithms that look at whole groups."""
+"""Connects a learner with the groups of its agents, for algorithms that look at whole groups."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _log = logging.getLogger(__name__)
 
 
 def group_tracker_for(algorithm: Algorithm) -> GroupTracker | NoGroups:
-    """Groups for an algorithm that says with `member_fields` what it wants to know of mates."""
+    """Return a `GroupTracker` if the algorithm has `member_fields`, else `NoGroups`."""
     fields = algorithm.member_fields
     return GroupTracker(fields) if fields else NoGroups()
 
 
 class NoGroups:
-    """Nothing is shared: every agent learns from what it and its group gain."""
+    """No groups to track: every agent learns from its own and its group's rewards."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._warned_of_group_reward = False
 
     def on_message(
         self, steps: Sequence[Steps], team: str, slots: Slots, memories: FloatArray | None
@@ -48,9 +48,9 @@ class NoGroups:
         step: DecisionSteps | TerminalSteps,
         slots: AnyArray,  # noqa: ARG002  # whoever they are
     ) -> tuple[FloatArray, Mapping[str, AnyArray]]:
-        """Rewards [N] to learn from, and what an end of these agents' trajectories keeps."""
-        if not self._told and step.group_reward.any():
-            self._told = True
+        """Return rewards [N] to learn from, and the fields to store if a trajectory closes."""
+        if not self._warned_of_group_reward and step.group_reward.any():
+            self._warned_of_group_reward = True
             # ML-Agents' words, with their spelling.
             _log.warning(
                 "An agent recieved a Group Reward, but you are not using a multi-agent trainer. "
@@ -59,7 +59,7 @@ class NoGroups:
         return step.reward + step.group_reward, {}
 
     def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:  # noqa: ARG002
-        """Fields of rows of experience [N], as they are."""
+        """Return the fields of rows of experience [N] as they are."""
         return rows
 
     def report(
@@ -73,7 +73,7 @@ class NoGroups:
             statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
 
     def completed(self, rollout: Rollout) -> Rollout:
-        """The rollout as it is."""
+        """Return the rollout as it is."""
         return rollout
 
     def forget_used(self, trajectories: Trajectories) -> None:
@@ -91,10 +91,10 @@ class NoGroups:
 
 
 class GroupTracker:
-    """What mates share, for the agents of one behavior.
+    """Tracks the groups of one behavior's agents, and what their members share.
 
     Args:
-        fields: what the algorithm wants to know of every member of a group.
+        fields: what the algorithm needs of every member of a group.
     """
 
     def __init__(self, fields: Mapping[str, Field]) -> None:
@@ -104,34 +104,34 @@ class GroupTracker:
     def on_message(
         self, steps: Sequence[Steps], team: str, slots: Slots, memories: FloatArray | None
     ) -> None:
-        """Take in what all workers sent, before any of it completes a trajectory."""
-        decisions = [(i, one) for i, (one, _) in enumerate(steps) if len(one)]
-        terminals = [(i, one) for i, (_, one) in enumerate(steps) if len(one)]
+        """Process what all workers sent, before any of it completes a trajectory."""
+        decisions = [(i, decision) for i, (decision, _) in enumerate(steps) if len(decision)]
+        terminals = [(i, terminal) for i, (_, terminal) in enumerate(steps) if len(terminal)]
         if not decisions and not terminals:
             return
-        like = (terminals or decisions)[0][1].obs
-        gone = [slots.ended((team, i), one.agent_id) for i, one in terminals]
-        here = [slots.deciding((team, i), one.agent_id) for i, one in decisions]
-        ended = self._heard(terminals, gone, team, like)
+        template = (terminals or decisions)[0][1].obs
+        ended_slots = [slots.ended((team, i), terminal.agent_id) for i, terminal in terminals]
+        deciding_slots = [slots.deciding((team, i), decision.agent_id) for i, decision in decisions]
+        ended = self._message(terminals, ended_slots, team, template)
         if memories is not None and len(memories):
-            # the slot of one who never acted may be too new: nothing is made of its end
+            # An agent that never acted may have a slot beyond `memories`; its end is not used.
             ended = replace(ended, memory=memories.take(ended.slots, axis=0, mode="clip"))
-        deciding = self._heard(decisions, here, team, like)
+        deciding = self._message(decisions, deciding_slots, team, template)
         self.groups.on_message(ended, deciding, slots.n_slots)
 
     def outcome(
         self, step: DecisionSteps | TerminalSteps, slots: AnyArray
     ) -> tuple[FloatArray, Mapping[str, AnyArray]]:
-        """Rewards [N] to learn from, and what an end of these agents' trajectories keeps."""
+        """Return rewards [N] to learn from, and the fields to store if a trajectory closes."""
         s = self.groups.by_slot
         ended = isinstance(step, TerminalSteps)
         gained, moment = ("gained_at_end", "end_moment") if ended else ("gained", "moment")
         return s[gained][slots].astype(np.float32), {"next_moment": s[moment][slots]}
 
     def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:
-        """Fields of rows of experience [N], with those that say who the agents' mates were."""
-        known = {name: rows[name] for name in self._described}
-        return {**rows, **self.groups.decided(slots, known)}
+        """Return the fields of rows of experience [N], with those that name the agents' mates."""
+        described = {name: rows[name] for name in self._described}
+        return {**rows, **self.groups.decided(slots, described)}
 
     def report(
         self, closed: ClosedTrajectories | None, slots: AnyArray, statistics: Statistics
@@ -153,7 +153,7 @@ class GroupTracker:
         )
 
     def completed(self, rollout: Rollout) -> Rollout:
-        """The rollout, with the moments that its rows name."""
+        """Return the rollout, with the moments that its rows name."""
         return replace(rollout, moments=self.groups.moments)
 
     def forget_used(self, trajectories: Trajectories) -> None:
@@ -161,43 +161,43 @@ class GroupTracker:
         self.groups.forget(trajectories.open_values("moment"))
 
     def drop(self, slots: AnyArray | slice) -> None:
-        """These agents are gone without the end of an episode."""
+        """Remove agents that are gone without the end of an episode."""
         self.groups.drop(slots)
 
     def state_dict(self, *, n_slots: int) -> dict[str, Any]:
-        """Everything, of the first `n_slots` slots."""
+        """Return the whole state, of the first `n_slots` slots."""
         return self.groups.state_dict(n_slots=n_slots)
 
     def load_state_dict(self, state: Mapping[str, Any], *, with_open: bool) -> None:
         """Restore what `state_dict` gave, the agents that are present only `with_open`."""
         self.groups.load_state_dict(state, with_open=with_open)
 
-    def _heard(
+    def _message(
         self,
         parts: Sequence[tuple[int, DecisionSteps | TerminalSteps]],
         slots: Sequence[AnyArray],
         team: Hashable,
-        like: Sequence[AnyArray],
+        template: Sequence[AnyArray],
     ) -> GroupMessage:
-        """The agents of all workers, one array each."""
+        """Return one message with the agents of all workers."""
 
         def joined(pieces: list[AnyArray], dtype: Any) -> AnyArray:
             return np.concatenate(pieces) if pieces else np.zeros(0, dtype=dtype)
 
         keys = [
-            self.groups.key((team, worker), one.group_id, found)
-            for (worker, one), found in zip(parts, slots, strict=True)
+            self.groups.key((team, worker), step.group_id, step_slots)
+            for (worker, step), step_slots in zip(parts, slots, strict=True)
         ]
-        interrupted = [one.interrupted for _, one in parts if hasattr(one, "interrupted")]
+        interrupted = [step.interrupted for _, step in parts if hasattr(step, "interrupted")]
         return GroupMessage(
             slots=joined(list(slots), np.intp),
             group=joined(keys, np.int64),
-            reward=joined([one.reward for _, one in parts], np.float32),
-            group_reward=joined([one.group_reward for _, one in parts], np.float32),
+            reward=joined([step.reward for _, step in parts], np.float32),
+            group_reward=joined([step.group_reward for _, step in parts], np.float32),
             obs=[
                 # The empty piece gives shape and type where there are no agents.
-                np.concatenate([values[:0], *[one.obs[i] for _, one in parts]])
-                for i, values in enumerate(like)
+                np.concatenate([values[:0], *[step.obs[i] for _, step in parts]])
+                for i, values in enumerate(template)
             ],
             interrupted=joined(interrupted, np.bool_) if interrupted else None,
         )

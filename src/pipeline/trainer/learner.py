@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Decided(NamedTuple):
-    """What was decided at one step."""
+    """The decisions of one step."""
 
     actions: list[ActionTuple]
     """One per worker."""
@@ -80,7 +80,7 @@ class Learner:
         self.learns = learns
         self.algorithm = algorithm(spec, settings, seed=seed, device=device)
         self.overlap = None
-        """Has updates made beside the steps that follow; None where each is made at once."""
+        """Makes updates beside the steps that follow; None where each update is made at once."""
         if settings.threaded and learns:
             self.overlap = Overlap(self.algorithm, steps_per_row=steps_per_row(self.algorithm))
         self._learning = self.overlap or self.algorithm
@@ -91,7 +91,7 @@ class Learner:
             )
         self.statistics = self.pending_stats = Statistics()
         self.sync: LearnerGroup | None = None
-        """Where other processes learn the same: `pending_stats` is then what is new here alone."""
+        """Set where other processes learn the same; `pending_stats` then has what is new here."""
         self.step = 0
         self.n_updates = 0
         self.recorded = sample_rows(
@@ -105,7 +105,7 @@ class Learner:
         """[n_slots, M] what the agent in each slot remembers; None without memory."""
         if self.algorithm.memory_size:
             self.memories = np.zeros((0, self.algorithm.memory_size), dtype=np.float32)
-        # a replay keeps them elsewhere
+        # A replay stores the rows that wait elsewhere.
         n_waiting = 0 if self.algorithm.replay is not None else settings.hyperparameters.buffer_size
         self.trajectories = Trajectories(
             self.algorithm.fields,
@@ -122,7 +122,7 @@ class Learner:
 
     @property
     def acting(self) -> Algorithm:
-        """Who decides for the agents that learn: the algorithm, or its copy during an update."""
+        """What decides for the agents that learn: the algorithm, or its copy during an update."""
         return self.algorithm if self.overlap is None else self.overlap.acting
 
     @property
@@ -152,7 +152,7 @@ class Learner:
         return slots
 
     def learn(self) -> bool:
-        """Update if there is enough experience, or go on with an update; whether one is over."""
+        """Update if there is enough experience, or continue an update; return if one is over."""
         sync, n_rows = self.sync, self.trajectories.n_closed
         is_ready = self.algorithm.ready(n_rows) if sync is None else sync.should_update()
         if self.overlap is None and not is_ready:
@@ -163,7 +163,7 @@ class Learner:
         optimizer = self.algorithm.optimizer
         began, compiled_s = time.perf_counter(), optimizer.compile_s
         try:
-            # what overflows is refused by name, and needs no warning of NumPy's before that
+            # Overflows are refused by name, so they need no warning of NumPy's before that.
             with np.errstate(over="ignore", invalid="ignore"):
                 stats = self._updated(is_ready=is_ready)
         except TrainingError as error:
@@ -178,7 +178,7 @@ class Learner:
         return bool(stats)
 
     def _updated(self, *, is_ready: bool) -> dict[str, float]:
-        """Statistics of an update that is over now; empty if none is."""
+        """Return the statistics of an update that is over now; empty if none is."""
         overlap, stats = self.overlap, {}
         if overlap is not None:
             if is_ready and overlap.is_under_way:  # the next rollout was complete first
@@ -213,8 +213,8 @@ class Learner:
         try:
             decision = player.act(obs, masks, self._recalled(steps, team))
         except UnityPolicyException as error:
-            where = f"behavior {self.name}, step {self.step}"
-            raise UnityPolicyException(f"{where}: {error}") from error
+            location = f"behavior {self.name}, step {self.step}"
+            raise UnityPolicyException(f"{location}: {error}") from error
         actions = split_actions(decision.action, counts)
         self.seconds["inference"] += time.perf_counter() - began
         return Decided(actions, decision)
@@ -238,11 +238,11 @@ class Learner:
 
     def _record(self, rows: Mapping[str, Any]) -> None:
         obs = [rows[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
-        allowed = rows.get("allowed")  # one True says it of all rows
+        allowed = rows.get("allowed")  # a single True stands for all rows
         self.recorded = sample_rows(obs, allowed if isinstance(allowed, np.ndarray) else None)
 
     def drop_unfinished(self, worker: int | None = None) -> None:
-        """Drop the open trajectories of a worker, or of all: their agents begin anew."""
+        """Drop the open trajectories of a worker, or of all, whose agents begin anew."""
 
         def gone(source: Any) -> bool:  # a source is (team, worker)
             return worker is None or bool(source[1] == worker)
@@ -285,7 +285,7 @@ class Learner:
         if closed is not None:
             self._count(closed)
         self.grouping.report(closed, slots, self.pending_stats)
-        # sets: for a few agents NumPy takes ten times as long
+        # Sets, because NumPy takes ten times as long for a few agents.
         if gone := set(terminal.agent_id.tolist()).difference(decision.agent_id.tolist()):
             self.slots.release(source, list(gone))
 
@@ -313,7 +313,7 @@ class Learner:
             self.memories = new
 
     def _recalled(self, steps: Sequence[Steps], team: str) -> FloatArray | None:
-        """What the deciding agents remember [N, M]: nothing where an episode begins."""
+        """Return the memories [N, M] of the deciding agents, zeros where an episode begins."""
         if self.memories is None:
             return None
         present = [(worker, d, t) for worker, (d, t) in enumerate(steps) if len(d)]
@@ -333,7 +333,7 @@ class Learner:
             self.sync.steps += closed.n_rows
 
     def state_dict(self) -> dict[str, Any]:
-        """What continues training but for experience; see `experience`."""
+        """Return the state that continues training, without experience; see `experience`."""
         state = {
             "step": self.step,
             "n_updates": self.n_updates,
@@ -352,11 +352,12 @@ class Learner:
         self._learning.load_state_dict(state["algorithm"])
         self.statistics.load_state_dict(state["statistics"])
         self.recorded = dict(state["recorded"])
-        if self.past is not None and "self_play" in state:  # not if it was begun without
+        # The state has none if the run began without self-play.
+        if self.past is not None and "self_play" in state:
             self.past.load_state_dict(state["self_play"])
 
     def weights_dict(self) -> dict[str, Any]:
-        """Copies of what acting and `load_weights` need, in the form of `state_dict`."""
+        """Return copies of what acting and `load_weights` need, in the form of `state_dict`."""
         return {
             "step": self.step,
             "n_updates": self.n_updates,
@@ -365,7 +366,7 @@ class Learner:
         }
 
     def experience(self, *, with_open: bool) -> dict[str, Any]:
-        """Rows that wait for an update, and `with_open` trajectories those that go on."""
+        """Return the rows that wait for an update, and the open trajectories if `with_open`."""
         memories = None if self.memories is None else self.memories[: self.slots.n_slots]
         return {
             "closed": self.trajectories.closed_state(),

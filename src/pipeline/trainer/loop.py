@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# After these the networks, or the disk, are not fit to be saved: the last good checkpoint stays.
+# After these errors networks or disk are unfit for saving: the last good checkpoint stays.
 _STATE_IS_BAD = (CheckpointError, TrainingError, UnityPolicyException)
 
 
@@ -95,7 +95,7 @@ class TrainingLoop:
         self.job = job
         self.settings = job.settings
         self.device = device
-        self._devices: dict[str, str] = {}  # that were chosen here, by behavior
+        self._devices: dict[str, str] = {}  # chosen in this run, by behavior
         self.tracker = tracker
         self.inference = inference
         kind = CheckpointManager if group.rank == 0 else NullCheckpointManager
@@ -107,7 +107,7 @@ class TrainingLoop:
         saved = self.keeper.saved() if job.resume else {}
         self._saved = group.scatter_object(of_each_rank(saved, group.size))
         self._exact = False
-        self._due: set[str] = set()
+        self._updated: set[str] = set()
         self._on_start, self._end_early = on_start, end_early
         self._started = False
         self.learners: dict[str, Learner] = {}
@@ -170,7 +170,7 @@ class TrainingLoop:
             is_over = self._end_early is not None and self._end_early()
             if is_over or self._finished() or (self.inference and should_stop()):
                 return
-            if self._due:
+            if self._updated:
                 self._save_due()
             stopping, points = should_stop(), self.resume_points
             if stopping and not points.is_exact:
@@ -205,7 +205,7 @@ class TrainingLoop:
             self.lessons.reset(self.learners.values())
 
     def _note_start(self) -> None:
-        """Once there is something to train: say so, and which weights to begin with are unused."""
+        """Once there is something to train, call `on_start`, and warn of unused weights."""
         if self._started or not self.learners:
             return
         self._started = True
@@ -217,17 +217,17 @@ class TrainingLoop:
 
     def _step(self) -> None:
         """Act on what the workers sent; while they work on that, store it and learn from it."""
-        taken: list[tuple[str, Learner, list[Steps]]] = []
+        turns: list[tuple[str, Learner, list[Steps]]] = []
         for group in self.workers.groups:
             if self._in_turn:
                 self._receive(group)
-            taken += self._turn(group)
+            turns += self._turn(group)
         self.stopwatch.n_exchanges += 1
-        add_reports(taken, self.workers.take_stats())
+        add_reports(turns, self.workers.take_stats())
         self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
         self.lessons.on_step(self.learners.values())
         # Once, however many teams and groups of workers share it: an update counts its steps.
-        for learner in dict.fromkeys(learner for _, learner, _ in taken):
+        for learner in dict.fromkeys(learner for _, learner, _ in turns):
             while learner.learn():
                 self._note_update(learner)
             self._summarize(learner)
@@ -242,28 +242,28 @@ class TrainingLoop:
 
     def _turn(self, group: Sequence[int]) -> list[tuple[str, Learner, list[Steps]]]:
         """Let the workers of a group step on, and store what they had sent."""
-        taken: list[tuple[str, Learner, list[Steps]]] = []
+        turns: list[tuple[str, Learner, list[Steps]]] = []
         decisions: list[Decided] = []
         for qualified in self.workers.behavior_specs:
             learner = self._learner_of.get(qualified) or self._learner(qualified)
             steps = self.workers.get_steps(qualified, group)
             decided = learner.decide(steps, team=qualified)
             self.workers.set_actions(qualified, decided.actions, group)
-            taken.append((qualified, learner, steps))
+            turns.append((qualified, learner, steps))
             decisions.append(decided)
         self.stopwatch.timed(self.workers.step_send, group)
-        for (qualified, learner, steps), decided in zip(taken, decisions, strict=True):
+        for (qualified, learner, steps), decided in zip(turns, decisions, strict=True):
             slots = learner.absorb(steps, team=qualified)
             learner.remember(slots, decided, team=qualified)
             if learner.past is not None:
                 self.self_play.on_step(qualified, learner, steps)
-        return taken
+        return turns
 
     def _finished(self) -> bool:
-        return bool(self.learners) and all(one.finished for one in self.learners.values())
+        return bool(self.learners) and all(learner.finished for learner in self.learners.values())
 
     def _learner(self, qualified: str) -> Learner:
-        """The learner of a behavior that was not met before under this name."""
+        """Return the learner of a behavior that appears under a new name."""
         name = qualified.partition("?")[0]
         if name not in self.learners:
             self.learners[name] = self._new_learner(name, qualified)
@@ -283,13 +283,13 @@ class TrainingLoop:
         run = (saved or {}).get("run", {})
         device = self.device
         if device is None:
-            n_agents = sum(len(one) for one, _ in self.workers.get_steps(qualified))
-            kept = run.get("devices", {}).get(name)
-            device = fastest_device(name, spec, share, n_agents=n_agents, kept=kept)
+            n_agents = sum(len(decision) for decision, _ in self.workers.get_steps(qualified))
+            earlier_device = run.get("devices", {}).get(name)
+            device = fastest_device(name, spec, share, n_agents=n_agents, kept=earlier_device)
             self._devices[name] = str(device)
         learner = Learner(name, spec, share, seed=seed, device=device, learns=not self.inference)
         in_thread = learner.overlap is not None and learner.overlap.in_thread
-        # not in a thread: torch traces one program at a time, while no other thread calls one
+        # Not in a thread: torch traces one program at a time, while no other thread calls one.
         if self.settings.torch_settings.compile and learner.learns and not in_thread:
             learner.algorithm.compile()
         if saved is not None:
@@ -299,14 +299,14 @@ class TrainingLoop:
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif (first := weights_of(name, self.job.init_from, self.settings)) is not None:
             begin_with(learner, first, device=str(device), whole=self.job.whole_weights)
-        held = (saved or {}).get("held", 0) if self._exact else None
-        self.synchronizer.register(learner, seed=seed, held=held)
+        n_held = (saved or {}).get("held", 0) if self._exact else None
+        self.synchronizer.register(learner, seed=seed, held=n_held)
         self.tracker.began(name, description(name, spec, self.settings)["settings"])
         self._progress[name] = Progress.of(learner, run)
         return learner
 
     def _note_update(self, learner: Learner) -> None:
-        self._due.add(learner.name)
+        self._updated.add(learner.name)
         update = Update(
             step=learner.step,
             update_s=learner.seconds["update"],
@@ -316,26 +316,32 @@ class TrainingLoop:
         self.tracker.updated(learner.name, update)
 
     def _save_due(self) -> None:
-        """Save, or note, what is due, after a step in which something was learned."""
+        """After an update, save due checkpoints; ask for a resume point if one is late."""
         late = self.resume_points.is_late()
-        for name in sorted(self._due):
+        for name in sorted(self._updated):
             learner, progress = self.learners[name], self._progress[name]
             if learner.step >= progress.next_checkpoint:
                 interval = learner.settings.checkpoint_interval
                 progress.next_checkpoint = next_multiple(learner.step, interval)
                 self.keeper.milestone(learner, self._shared_state())
                 late = True
-        self._due.clear()
+        self._updated.clear()
         if late:
             self.resume_points.want()
 
     def _shared_state(self) -> dict[str, Any]:
-        """What all behaviors of the run share."""
-        # a behavior that has not shown up since the run was resumed is where it was
+        """Return the state that all behaviors of the run share."""
+        # A behavior that has not shown up since the run was resumed is at its saved step.
         steps = {name: int(state["learner"]["step"]) for name, state in self._saved.items()}
         steps |= {name: learner.step for name, learner in self.learners.items()}
-        due = {name: progress.next_checkpoint for name, progress in self._progress.items()}
-        shared = {"steps": steps, "next_checkpoint": due, "lessons": self.lessons.state_dict()}
+        next_checkpoints = {
+            name: progress.next_checkpoint for name, progress in self._progress.items()
+        }
+        shared = {
+            "steps": steps,
+            "next_checkpoint": next_checkpoints,
+            "lessons": self.lessons.state_dict(),
+        }
         if self._devices:
             shared["devices"] = dict(self._devices)
         if self.self_play.learning is not None:
@@ -367,27 +373,35 @@ class TrainingLoop:
             self.tracker.distribution(learner.name, tag, behind, at)
 
     def _save_learned(self, *, is_stopping: bool = False) -> None:
-        """After a failure, save those that have learned something since they began."""
-        learned = [one for one in self.learners.values() if one.step > 0]
+        """After a failure, save the learners that have taken a step."""
+        learned = [learner for learner in self.learners.values() if learner.step > 0]
         if self.inference or not learned or (is_stopping and self.resume_points.is_kept):
             return
         self.keeper.refresh(learned, self._shared_state())
         self._export(learned)
 
     def _export(self, learners: list[Learner]) -> None:
-        """Give each policy its ONNX, where wanted and where there is something to prove it with."""
-        met = [one for one in learners if self.keeper.exporter and len(one.recorded["obs"][0])]
-        for learner in (one for one in met if not self.keeper.has_numbered(one)):
+        """Export each policy, if there is an exporter, and observations to check the file with."""
+        exportable = [
+            candidate
+            for candidate in learners
+            if self.keeper.exporter and len(candidate.recorded["obs"][0])
+        ]
+        for learner in (
+            candidate for candidate in exportable if not self.keeper.has_numbered(candidate)
+        ):
             self.keeper.milestone(learner, self._shared_state())
-        self.keeper.give_onnx(met)
+        self.keeper.give_onnx(exportable)
 
     def _interrupted(self, request: StopRequest) -> Interrupted:
         folder = self.job.run_dir
         saved = f"the state is saved in {folder}" if self.learners else "nothing to save yet"
-        why = f"stopped by a signal {self._at()}; {saved}"
-        return Interrupted(why, exit_code=request.exit_code)
+        message = f"stopped by a signal {self._at()}; {saved}"
+        return Interrupted(message, exit_code=request.exit_code)
 
     def _at(self) -> str:
-        """At which step of each behavior training is, for messages."""
-        steps = ", ".join(f"at step {one.step} of {name}" for name, one in self.learners.items())
+        """Return the present step of each behavior, for messages."""
+        steps = ", ".join(
+            f"at step {learner.step} of {name}" for name, learner in self.learners.items()
+        )
         return steps or "before the first step"

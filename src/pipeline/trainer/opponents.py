@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LATEST = -1
 """Index of the policy that learns, among the ratings."""
 SCALE = 400.0
-"""Rating points by which one is ahead who wins ten games of eleven."""
+"""Lead in rating points of a player that wins ten games of eleven."""
 
 
 class Opponent:
@@ -58,7 +58,7 @@ class Opponent:
         self.drawn = drawn
 
     def state_dict(self) -> dict[str, Any]:
-        """What continues to play like this: the snapshot may be gone from the ring by now."""
+        """Return the whole state with the weights, whose snapshot may be gone from the ring."""
         return {
             "weights": copied(self.policy.state_dict()),
             "drawn": self.drawn,
@@ -103,7 +103,7 @@ class SnapshotPool:
         self.last_change = 0
         self.last_swap = 0
         self._policy = policy
-        self._known: dict[str, Opponent] = {}
+        self._players: dict[str, Opponent] = {}
         self._next = 0
         self._seed = seed
         self._device = device
@@ -138,7 +138,7 @@ class SnapshotPool:
         self.last_swap = self.ghost_steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that continues from here."""
+        """Return the whole state."""
         return {
             "snapshots": list(self.snapshots),  # never written to once they are taken
             "ratings": list(self.ratings),
@@ -147,7 +147,7 @@ class SnapshotPool:
             "last_save": self.last_save,
             "last_change": self.last_change,
             "last_swap": self.last_swap,
-            "opponents": {team: one.state_dict() for team, one in self._known.items()},
+            "opponents": {team: opponent.state_dict() for team, opponent in self._players.items()},
             "playing": list(self.opponents),
             "stream": self._stream.bit_generator.state,
         }
@@ -160,9 +160,9 @@ class SnapshotPool:
         self.snapshots = list(state["snapshots"])
         self.ratings = [float(rating) for rating in state["ratings"]]
         self._next = int(state["next"])
-        for team, one in state["opponents"].items():
-            self._player(team).load_state_dict(one)
-        self.opponents = {team: self._known[team] for team in state["playing"]}
+        for team, opponent_state in state["opponents"].items():
+            self._player(team).load_state_dict(opponent_state)
+        self.opponents = {team: self._players[team] for team in state["playing"]}
         for name in ("ghost_steps", "last_save", "last_change", "last_swap"):
             setattr(self, name, int(state[name]))
         self._stream.bit_generator.state = state["stream"]
@@ -173,22 +173,22 @@ class SnapshotPool:
         """Keep the newest snapshots of a ring that had another size."""
         window, size = self.settings.window, len(self.ratings) - 1
         first = self._next if len(self.snapshots) == size else 0
-        kept = [(first + i) % size for i in range(len(self.snapshots))][-window:]
-        for opponent in self._known.values():
+        newest = [(first + i) % size for i in range(len(self.snapshots))][-window:]
+        for opponent in self._players.values():
             if opponent.drawn != LATEST:  # where its snapshot is gone, the oldest is the nearest
-                opponent.drawn = kept.index(opponent.drawn) if opponent.drawn in kept else 0
-        places = [self.ratings[i] for i in kept]
-        unused = [float(self.settings.initial_elo)] * (window - len(kept))
-        self.snapshots = [self.snapshots[i] for i in kept]
+                opponent.drawn = newest.index(opponent.drawn) if opponent.drawn in newest else 0
+        places = [self.ratings[i] for i in newest]
+        unused = [float(self.settings.initial_elo)] * (window - len(newest))
+        self.snapshots = [self.snapshots[i] for i in newest]
         self.ratings = [*places, *unused, self.rating]
-        self._next = len(kept) % window
+        self._next = len(newest) % window
 
     def _player(self, team: str) -> Opponent:
-        if team not in self._known:
-            self._known[team] = Opponent(
+        if team not in self._players:
+            self._players[team] = Opponent(
                 self._policy(), seed=self._seed, device=self._device, team=team
             )
-        return self._known[team]
+        return self._players[team]
 
     def _draw(self, opponent: Opponent) -> None:
         if self._stream.random() < self.settings.play_against_latest_model_ratio:
@@ -209,17 +209,17 @@ class SnapshotPool:
 
 
 def copied(weights: Mapping[str, Tensor]) -> Weights:
-    """A copy that training does not change."""
+    """Return a copy that training does not change."""
     return {name: value.clone() for name, value in weights.items()}
 
 
 def expected_score(rating: float, opponent: float) -> float:
-    """Mean result to expect against `opponent`, in (0, 1) (Elo 1978)."""
+    """Return the mean result to expect against `opponent`, in (0, 1) (Elo 1978)."""
     return float(1.0 / (1.0 + 10.0 ** ((opponent - rating) / SCALE)))
 
 
 def results(terminal: TerminalSteps) -> AnyArray:
-    """[N] 1 for a game that was won, 0.5 for a draw, 0 for a loss.
+    """Return [N] 1 for a game that was won, 0.5 for a draw, 0 for a loss.
 
     The sign of the last reward decides, individual and group reward added.
     """
@@ -229,7 +229,7 @@ def results(terminal: TerminalSteps) -> AnyArray:
 
 
 class UnfinishedGames:
-    """Who of each group still plays: a game is over when the last of a group's agents has ended.
+    """The agents of each group that still play: a game is over when the last of a group has ended.
 
     A source is where agents come from: a team of one worker.
     """
@@ -238,19 +238,19 @@ class UnfinishedGames:
         self._alive: dict[Hashable, tuple[AnyArray, AnyArray]] = {}
 
     def whole(self, source: Hashable, terminal: TerminalSteps) -> BoolArray:
-        """[N] whether no mate of these agents plays on; True for an agent without a group."""
+        """Return [N] whether no mate of an agent plays on; True for an agent without a group."""
         known = self._alive.get(source)
         if known is None:
             return np.ones(len(terminal), dtype=np.bool_)
         ids, groups = known
-        # Within one message too: the last mates of a group may end together.
+        # Within one message, too: the last mates of a group may end together.
         left = ~np.isin(ids, terminal.agent_id)
         self._alive[source] = ids[left], groups[left]
         over: BoolArray = (terminal.group_id == 0) | ~np.isin(terminal.group_id, groups[left])
         return over
 
     def plays(self, source: Hashable, decision: DecisionSteps) -> None:
-        """Take note of agents that ask for a decision."""
+        """Record agents that ask for a decision."""
         known = self._alive.get(source)
         # Without groups there is nothing to keep: `whole` then takes each end for a game's.
         if known is None and not decision.group_id.any():
@@ -261,18 +261,18 @@ class UnfinishedGames:
         ids, groups = known
         if np.array_equal(ids, decision.agent_id) and np.array_equal(groups, decision.group_id):
             return
-        others = ~np.isin(ids, decision.agent_id)
+        is_other = ~np.isin(ids, decision.agent_id)
         self._alive[source] = (
-            np.concatenate((ids[others], decision.agent_id)),
-            np.concatenate((groups[others], decision.group_id)),
+            np.concatenate((ids[is_other], decision.agent_id)),
+            np.concatenate((groups[is_other], decision.group_id)),
         )
 
     def forget(self, gone: Callable[[Hashable], bool]) -> None:
         """Drop the agents of every source that is `gone`."""
-        self._alive = {source: one for source, one in self._alive.items() if not gone(source)}
+        self._alive = {source: agents for source, agents in self._alive.items() if not gone(source)}
 
     def state_dict(self) -> list[dict[str, object]]:
-        """Who plays, as plain values and arrays."""
+        """Return the agents that play, as plain values and arrays."""
         return [
             {"source": source, "ids": ids.copy(), "groups": groups.copy()}
             for source, (ids, groups) in self._alive.items()
@@ -280,4 +280,4 @@ class UnfinishedGames:
 
     def load_state_dict(self, state: list[dict[str, AnyArray]]) -> None:
         """Restore what `state_dict` gave."""
-        self._alive = {one["source"]: (one["ids"], one["groups"]) for one in state}  # type: ignore[misc]  # sources are hashable
+        self._alive = {entry["source"]: (entry["ids"], entry["groups"]) for entry in state}  # type: ignore[misc]  # sources are hashable

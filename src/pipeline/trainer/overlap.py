@@ -45,7 +45,7 @@ def steps_per_row(algorithm: Algorithm) -> float | None:
     They are short in any algorithm that learns from a replay: it makes few at once.
     """
     networks = algorithm.own_networks.values()
-    n_weights = sum(one.numel() for network in networks for one in network.parameters())
+    n_weights = sum(parameter.numel() for network in networks for parameter in network.parameters())
     h = algorithm.settings.hyperparameters
     n_products = n_weights * h.batch_size  # of a gradient step
     if algorithm.replay is not None or n_products <= PER_STEP:
@@ -68,8 +68,8 @@ class Overlap:
         self._thread = None if steps_per_row is None else _new_thread()
         self._copy: Algorithm | None = None
         """What acts during updates."""
-        self._kept: dict[str, dict[str, Tensor]] = {}
-        """All weights as they were before the last update, those that act within `_copy`."""
+        self._acting_weights: dict[str, dict[str, Tensor]] = {}
+        """All weights as they were before the last update; those of `_copy` act."""
         self._live: dict[str, dict[str, Tensor]] = {}
         """All weights as they are."""
         self._normalizers: list[RunningNormalizer] = []
@@ -94,7 +94,7 @@ class Overlap:
 
     @property
     def acting(self) -> Algorithm:
-        """Who decides for the agents now."""
+        """The algorithm that decides for the agents now."""
         return self._copy if self._copy is not None and self.is_under_way else self.algorithm
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
@@ -105,22 +105,22 @@ class Overlap:
             self._observed.append(obs)
 
     def begin(self, rollout: Rollout, *, step: int) -> bool:
-        """Begin to learn from a copy of a rollout; whether an update is under way afterwards.
+        """Begin to learn from a copy of a rollout; return whether an update is now under way.
 
-        None may be under way before.
+        No update may be under way before.
 
         Raises:
             TrainingError: See `Algorithm.update`.
         """
         self._prepare()
-        self._keep(self._live)  # which the first part may change
-        # its arrays are views of memory that is written again
+        self._copy_weights(self._live)  # which the first part may change
+        # A copy: the rollout's arrays are views of memory that is written again.
         parts = self.algorithm.update_in_parts(copy.deepcopy(rollout), step=step)
         n_steps = max(self._n_steps, 1)
         if self._thread is not None and self._steps_per_row is not None:
             self._future = self._thread.submit(_completed, parts)
-            n_given = math.ceil(rollout.n_rows * self._steps_per_row)
-            self._n_steps_left = min(n_given, n_steps)
+            n_allowed = math.ceil(rollout.n_rows * self._steps_per_row)
+            self._n_steps_left = min(n_allowed, n_steps)
         else:
             try:
                 n_parts = next(parts)
@@ -138,23 +138,25 @@ class Overlap:
         self._copy = self.algorithm.copy_for_acting()
         networks, acting = self.algorithm.networks, self._copy.own_networks
         self._live = {name: network.state_dict() for name, network in networks.items()}
-        self._kept = self.algorithm.weights()
-        self._kept |= {name: network.state_dict() for name, network in acting.items()}
+        self._acting_weights = self.algorithm.weights()
+        self._acting_weights |= {name: network.state_dict() for name, network in acting.items()}
         modules = [module for network in acting.values() for module in network.modules()]
-        self._normalizers = [one for one in modules if isinstance(one, RunningNormalizer)]
+        self._normalizers = [
+            normalizer for normalizer in modules if isinstance(normalizer, RunningNormalizer)
+        ]
 
     @torch.no_grad()
-    def _keep(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def _copy_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Copy weights to act with, and those of all other networks beside them."""
         # Tensor by tensor: SAC does it in each step, and `load_state_dict` takes ten times as long.
         for name, tensors in weights.items():
             for key, tensor in tensors.items():
-                self._kept[name][key].copy_(tensor)
+                self._acting_weights[name][key].copy_(tensor)
         for normalizer in self._normalizers:
             normalizer.forget_scale()
 
     def advance(self) -> dict[str, float]:
-        """Do a step's share of the update under way; its statistics if it is over, else none.
+        """Do a step's share of the update under way; return its statistics if it is over.
 
         Raises:
             TrainingError: See `Algorithm.update`.
@@ -166,11 +168,11 @@ class Overlap:
             self._n_steps_left -= 1
         else:
             self._compute(self._per_step)
-        is_over = self._parts is None and self._n_steps_left <= 0  # one in the thread is waited for
+        is_over = self._parts is None and self._n_steps_left <= 0  # `finish` waits for a thread
         return self.finish() if is_over else {}
 
     def finish(self) -> dict[str, float]:
-        """Compute what is left of the update under way, and let its policy act; its statistics.
+        """Finish the update under way, let its policy act, and return the update's statistics.
 
         Raises:
             TrainingError: See `Algorithm.update`.
@@ -180,12 +182,12 @@ class Overlap:
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """What continues training: the algorithm after the update under way, and what acts now.
+        """Return the algorithm's state after the update under way, and the weights that act now.
 
         Raises:
             TrainingError: See `Algorithm.update`.
         """
-        # The policy acts when it would have without this: steps are counted on.
+        # The new policy acts when it would have without this call: steps are counted on.
         self._n_steps_left += math.ceil(self._compute() / self._per_step)
         waiting = {
             "weights": self.weights() if self.is_under_way else {},
@@ -201,24 +203,24 @@ class Overlap:
         waiting: Mapping[str, Any] = state.get("threaded") or {}
         self._parts, self._future, self._observed = None, None, []
         self._stats, weights = waiting.get("stats", {}), waiting.get("weights", {})
-        # Of files from before updates were spread: their policy acts from the next step on.
+        # Files from before updates were spread lack these: their policy acts at the next step.
         self._n_steps_left, self._n_steps = waiting.get("steps_left", 1), waiting.get("steps", 0)
         self.is_under_way = bool(weights)
         if weights:
             self._prepare()
-            self._keep(weights)
+            self._copy_weights(weights)
 
     def weights(self) -> dict[str, Any]:
-        """Copies of the networks of the policy that acts."""
+        """Return copies of the weights of the policy that acts."""
         if not self.is_under_way:
             return self.algorithm.weights()
         return {
             name: {key: tensor.clone() for key, tensor in tensors.items()}
-            for name, tensors in self._kept.items()
+            for name, tensors in self._acting_weights.items()
         }
 
     def _compute(self, most: int | None = None) -> int:
-        """Compute parts of the update under way, all or at `most` so many; says how many."""
+        """Compute all parts of the update under way, or at `most` so many; return how many."""
         n_parts = 0
         while self._parts is not None and n_parts != most:
             n_parts += 1
@@ -237,11 +239,11 @@ class Overlap:
 
 
 def _completed(parts: Generator[int, None, dict[str, float]]) -> dict[str, float]:
-    with np.errstate(over="ignore", invalid="ignore"):  # which is of a thread; see Learner.learn
+    with np.errstate(over="ignore", invalid="ignore"):  # set per thread; see Learner.learn
         return completed(parts)
 
 
 def _new_thread() -> ThreadPoolExecutor:
-    """A thread with as many threads of torch as this one: OpenMP counts them for each."""
+    """Return a thread with as many torch threads as this one: OpenMP counts them for each."""
     n = torch.get_num_threads()
     return ThreadPoolExecutor(1, "update", initializer=torch.set_num_threads, initargs=(n,))

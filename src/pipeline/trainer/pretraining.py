@@ -1,4 +1,4 @@
-"""Behavioral cloning as a training of its own: from demonstrations to a policy to begin with."""
+"""Pretraining: behavioral cloning of demonstrations into a policy to begin with."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHECK_LOSS = "Losses/Pretraining Loss (held out)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainResult:
-    """What pretraining one behavior came to."""
+    """Results of pretraining one behavior."""
 
     behavior: str
     n_rows: int
@@ -86,14 +86,14 @@ def pretrain(
         raise DemonstrationError(f"{file}: it shows the behavior {name}. {error}") from error
     rows = load_expert_rows(demos, spec)
     memory = chosen_settings.network_settings.memory
-    taught, checked = hold_out(
+    train_rows, check_rows = hold_out(
         rows,
         CHECKED,
         seeding.stream(seed, "held-out"),
         sequence_length=0 if memory is None else memory.sequence_length,
     )
-    chosen = torch.device(device)
-    learner = Learner(name, spec, chosen_settings, seed=seed, device=chosen)
+    torch_device = torch.device(device)
+    learner = Learner(name, spec, chosen_settings, seed=seed, device=torch_device)
     policy = learner.algorithm.policy
 
     def on(part: ExpertRows) -> BehavioralCloning:
@@ -107,24 +107,24 @@ def pretrain(
             seed=seed,
         )
 
-    # Too few steps to hold some out: then the loss is that on the taught ones.
-    cloning, check = on(taught), on(checked if len(checked) else taught)
+    # With too few steps to hold some out, the loss is measured on the training steps.
+    cloning, check = on(train_rows), on(check_rows if len(check_rows) else train_rows)
     cloning.observe()
     loss = held_out = float("nan")
     with Tracker(sinks) as tracker:
         for epoch in range(1, epochs + 1):
             loss, held_out = cloning.update(), check.measure()
             tracker.metrics(name, {TRAIN_LOSS: loss, CHECK_LOSS: held_out}, epoch)
-    learner.recorded = sample_rows(taught.obs, None)
-    taught_state = learner.state_dict()
-    # nothing was taught to the critic, whose outputs are those of the run's own reward signals
-    taught_state["algorithm"]["critic"] = None
-    state = {**description(name, spec, settings), "learner": taught_state}
+    learner.recorded = sample_rows(train_rows.obs, None)
+    learner_state = learner.state_dict()
+    # The critic was not trained; its outputs belong to the reward signals of a run.
+    learner_state["algorithm"]["critic"] = None
+    state = {**description(name, spec, settings), "learner": learner_state}
     with files.sole_writer(run_dir):
         save_checkpoint(path, state)
     return PretrainResult(
         behavior=name,
-        n_rows=len(taught),
+        n_rows=len(train_rows),
         epochs=epochs,
         loss=loss,
         held_out_loss=held_out,

@@ -1,4 +1,4 @@
-"""What a run came to."""
+"""The results of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BehaviorResult:
-    """What training one behavior came to."""
+    """Results of training one behavior."""
 
     steps: int
     n_updates: int
@@ -35,7 +35,7 @@ class BehaviorResult:
     """Step at which the run was interrupted last and not resumed exactly."""
 
     def numbers(self) -> dict[str, Any]:
-        """Return what it came to as the stage `train` reports it, without timings."""
+        """Return the results as the stage `train` reports them, without timings."""
         optional = {"elo": self.elo, INTERRUPTED: self.interrupted_at}
         return {
             "steps": self.steps,
@@ -48,13 +48,13 @@ class BehaviorResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainResult:
-    """What a run came to."""
+    """Results of a run."""
 
     behaviors: Mapping[str, BehaviorResult]
     seconds: Mapping[str, float]
     """Wall time by part: environment, wire, inference, storage, update, total."""
     n_exchanges: int = 0
-    """With each environment, since the run began or was resumed."""
+    """Exchanges with each environment since the run began or was resumed."""
     interrupted: Sequence[int] = ()
     """Steps at which the run was interrupted and not resumed exactly."""
     curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ def result_of(
     interrupted: Sequence[int],
     n_exchanges: int,
 ) -> TrainResult:
-    """What these learners have come to."""
+    """Return the results of these learners."""
     behaviors = {}
     for name, learner in learners.items():
         recent = learner.statistics.recent

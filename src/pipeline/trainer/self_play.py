@@ -1,4 +1,4 @@
-"""Self-play: one team learns at a time, the others play its past, or that of their own policies.
+"""Self-play: one team learns at a time, the others play snapshots of its policy or of their own.
 
 A team is all behaviors with the same `?team=`. In a symmetric game the teams share one behavior,
 and so one learner; in an asymmetric one each has behaviors of its own. docs/how-to/self-play.md
@@ -63,7 +63,7 @@ class SelfPlay:
         learner.past.save_due(learner.step)
         playing = learner.past.opponents
         ghosts = self._ghosts(learner)
-        # a resumed run has its opponents already, also those of teams that join after this one
+        # A resumed run has its opponents already, also those of teams that join after this one.
         if not playing.keys() >= set(ghosts) or self.learning in map(team_of, playing):
             learner.past.swap(ghosts)
 
@@ -104,43 +104,43 @@ class SelfPlay:
         return changed
 
     def state_dict(self) -> dict[str, Any]:
-        """Whose turn it is, and who follows."""
+        """Return which team learns, and the order of teams."""
         return {"learning": self.learning, "order": list(self._order)}
 
     def restore(self, run: Mapping[str, Any]) -> None:
-        """Restore what a saved run says of it, if it does."""
+        """Restore the self-play state of a saved run, if it has one."""
         state = run.get("self_play")
         if state is not None and state["learning"] is not None:
             self.learning = int(state["learning"])
             self._order = [int(team) for team in state["order"]]
 
     def _rate(self, past: SnapshotPool, terminal: TerminalSteps, counted: Any) -> None:
-        """Each agent whose game is over moves the rating of its policy, and of its opponents."""
+        """Update the ratings of a policy and its opponents for each agent whose game is over."""
         for result in results(terminal)[counted].tolist():
-            others = [
-                (other, opponent.drawn)
+            rivals = [
+                (pool, opponent.drawn)
                 for learner in self._learners()
-                for other in [_past(learner)]
-                for opponent in other.opponents.values()
+                for pool in [_past(learner)]
+                for opponent in pool.opponents.values()
             ]
-            if not others:
+            if not rivals:
                 return
-            mean = sum(other.ratings[drawn] for other, drawn in others) / len(others)
+            mean = sum(pool.ratings[drawn] for pool, drawn in rivals) / len(rivals)
             change = result - expected_score(past.rating, mean)
             past.ratings[-1] += change
-            for other, drawn in others:
+            for pool, drawn in rivals:
                 # Shared out, so that the sum of all ratings stays the same.
-                other.ratings[drawn] -= change / len(others)
+                pool.ratings[drawn] -= change / len(rivals)
 
     def _learners(self) -> list[Learner]:
-        """All that play, each once, in the order in which they joined."""
-        found: dict[str, Learner] = {}
+        """Return all learners that play, each once, in the order in which they joined."""
+        learners: dict[str, Learner] = {}
         for members in self._members.values():
-            found.update((learner.name, learner) for learner in members.values())
-        return list(found.values())
+            learners.update((learner.name, learner) for learner in members.values())
+        return list(learners.values())
 
     def _ghosts(self, learner: Learner) -> list[str]:
-        """The learner's qualified names whose team does not learn."""
+        """Return the learner's qualified names whose team does not learn."""
         return [
             qualified
             for team, members in self._members.items()
@@ -152,15 +152,15 @@ class SelfPlay:
         if not self._members or self.learning is None or self._next_team() == self.learning:
             return False
         learners = self._members.get(self.learning, {}).values()
-        if all(one.finished for one in learners):
+        if all(learner.finished for learner in learners):
             return not self._finished(self._next_team())
-        return any(_past(one).change_due(one.step) for one in learners)
+        return any(_past(learner).change_due(learner.step) for learner in learners)
 
     def _finished(self, team: int) -> bool:
-        return all(one.finished for one in self._members[team].values())
+        return all(learner.finished for learner in self._members[team].values())
 
     def _next_team(self) -> int:
-        """Who learns after the present team: in turn, but for teams that have finished."""
+        """Return the team that learns after the present team: in turn, without finished teams."""
         present = [team for team in self._order if team in self._members]
         at = present.index(self.learning) if self.learning in present else -1
         following = [*present[at + 1 :], *present[: at + 1]]
@@ -184,7 +184,7 @@ class SelfPlay:
 
 
 def team_of(qualified: str) -> int:
-    """The id in `<name>?team=<id>`; 0 where there is none."""
+    """Return the id in `<name>?team=<id>`; 0 where there is none."""
     _, _, query = qualified.partition("?")
     for part in query.split("&"):
         key, _, value = part.partition("=")
@@ -200,7 +200,7 @@ def _past(learner: Learner) -> SnapshotPool:
 
 
 def _warn_of_late_change(learner: Learner) -> None:
-    """Say so when no other team would ever learn."""
+    """Warn if no other team would ever learn."""
     team_change = _past(learner).settings.team_change
     if team_change > learner.settings.max_steps:
         _log.warning(

@@ -37,14 +37,14 @@ class Statistics:
         self.n_episodes = 0
 
     def add(self, tag: str, value: float) -> None:
-        """One more value of `tag` for this period's mean."""
+        """Add a value of `tag` to this period's mean."""
         self._sums[tag] += value
         self._counts[tag] += 1
         # ML-Agents' statistics writers are told each value, not only the mean.
         self._values[tag].append(value)
 
     def add_all(self, values: Mapping[str, float]) -> None:
-        """One more value of each tag."""
+        """Add a value of each tag."""
         for tag, value in values.items():
             self.add(tag, value)
 
@@ -56,35 +56,37 @@ class Statistics:
         own: Iterable[float] | None = None,
         learned: Iterable[float] | None = None,
     ) -> None:
-        """Finished episodes; a length counts decisions less one, as ML-Agents' charts do.
+        """Add finished episodes; a length is charted as decisions less one, as in ML-Agents.
 
         Args:
             returns: of each episode, group rewards included.
             lengths: decisions in each.
             own: returns without group rewards where these are charted apart.
-            learned: sums of the rewards learned from where these are others.
+            learned: sums of the rewards learned from where these differ.
         """
         returns = list(returns)
         own = returns if own is None else own
         learned = returns if learned is None else learned
-        for total, length, alone, signal in zip(returns, lengths, own, learned, strict=True):
-            self.returns.append(alone)
+        for total, length, own_return, learned_return in zip(
+            returns, lengths, own, learned, strict=True
+        ):
+            self.returns.append(own_return)
             self._ended.append(total)
             self.recent.append(total)
             self.n_episodes += 1
-            self.add(names.REWARD, alone)
-            self.add(EXTRINSIC, signal)
+            self.add(names.REWARD, own_return)
+            self.add(EXTRINSIC, learned_return)
             self.add(names.EPISODE_LENGTH, length - 1)
 
     def take_ended(self) -> list[float]:
-        """Returns of the episodes that ended since the last call."""
+        """Return the returns of the episodes that ended since the last call."""
         if not self._ended:
             return []
         ended, self._ended = self._ended, []
         return ended
 
     def add_environment(self, stats: Stats, *, with_most_recent: bool = True) -> None:
-        """What an environment has reported, each statistic aggregated as it asks.
+        """Add what an environment has reported, each statistic aggregated as it asks.
 
         Args:
             stats: values by name.
@@ -125,18 +127,18 @@ class Statistics:
     def samples(self) -> dict[str, Sample]:
         """This period's values of every tag; after a resume those since then."""
         methods = StatsAggregationMethod
-        found: dict[str, Sample] = {}
+        by_tag: dict[str, Sample] = {}
         for tag, values in self._values.items():
             # ML-Agents charts returns as histograms, whatever an environment asks for.
             charted = tag in (names.REWARD, names.GROUP_REWARD) or tag in self._distributions
             summed = methods.SUM if tag in self._totals else methods.AVERAGE
-            found[tag] = (methods.HISTOGRAM if charted else summed, list(values))
+            by_tag[tag] = (methods.HISTOGRAM if charted else summed, list(values))
         for tag, value in self._latest.items():
-            found[tag] = (methods.MOST_RECENT, [value])
-        return found
+            by_tag[tag] = (methods.MOST_RECENT, [value])
+        return by_tag
 
     def period(self) -> dict[str, float]:
-        """What this period came to: means, sums, latest values; a new period begins."""
+        """Return this period's means, sums and latest values, and begin a new period."""
         values = {tag: self._sums[tag] / self._counts[tag] for tag in self._sums}
         values |= self._totals | self._latest
         # `_ended` stays: curricula take it after each step, and not with a summary.
@@ -148,13 +150,13 @@ class Statistics:
         return values
 
     def new(self) -> dict[str, Any]:
-        """Everything gathered here, as plain values for `of`."""
+        """Return everything gathered, as plain values for `of`."""
         # More than a checkpoint holds: another process is told everything that is pending here.
         return {**self.state_dict(), "ended": list(self._ended), "values": dict(self._values)}
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Statistics:
-        """What `new` gave."""
+        """Return the statistics from which `new` gave these values."""
         result = Statistics()
         result.load_state_dict(values)
         result._ended = list(values["ended"])
@@ -162,7 +164,7 @@ class Statistics:
         return result
 
     def add_from(self, others: Sequence[Statistics]) -> None:
-        """What several processes have gathered; of latest values the first one's count."""
+        """Add the statistics of several processes; of latest values the first process's count."""
         for other in others:
             for tag, value in other._sums.items():
                 self._sums[tag] += value
@@ -182,7 +184,7 @@ class Statistics:
             self._latest |= other._latest
 
     def state_dict(self) -> dict[str, Any]:
-        """What continues these statistics."""
+        """Return the state that continues these statistics."""
         return {
             "sums": dict(self._sums),
             "counts": dict(self._counts),

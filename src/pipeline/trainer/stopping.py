@@ -28,7 +28,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """Of a process that ends for this reason."""
+        """Exit code of a process that ends for this reason."""
         return 128 + (self.signal_number or signal.SIGINT)
 
 
@@ -36,7 +36,7 @@ class StopRequest:
 def stop_on_signal() -> Iterator[StopRequest]:
     """Take SIGINT, SIGTERM and SIGUSR1 as requests while the block runs.
 
-    Outside the main thread nothing is taken.
+    Outside the main thread signals are not taken.
 
     After the first signal the default handlers are back, so that a second one ends the process.
     """

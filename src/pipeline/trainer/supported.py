@@ -1,4 +1,4 @@
-"""What can be trained: looked at before an environment is started."""
+"""Checks of what can be trained, before an environment is started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def algorithm_for(name: str, settings: TrainerSettings) -> type[Algorithm]:
-    """The algorithm that trains a behavior with these settings.
+    """Return the algorithm that trains a behavior with these settings.
 
     Raises:
         SettingsError: The settings ask for something that cannot be trained.
@@ -32,10 +32,10 @@ def algorithm_for(name: str, settings: TrainerSettings) -> type[Algorithm]:
 
 
 def algorithm_of(settings: TrainerSettings) -> type[Algorithm]:
-    """The class that trains with these settings, imported when it is needed.
+    """Return the class that trains with these settings, imported when it is needed.
 
     Raises:
-        SettingsError: What is named there cannot be imported, or is no algorithm.
+        SettingsError: The class cannot be imported, or is no algorithm.
     """
     path = settings.hyperparameters.made_by
     try:
@@ -81,7 +81,7 @@ def refuse_untrainable(run: RunSettings) -> None:
 
 
 def usable_device(name: str | None) -> torch.device:
-    """The device of this name; for None cuda where there is one, else the CPU.
+    """Return the device of this name; for None cuda where there is one, else the CPU.
 
     Raises:
         SettingsError: There is no such device here.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Progress:
-    """What one behavior has due next."""
+    """Steps at which one behavior's next summary and checkpoint are due."""
 
     next_summary: int
     next_checkpoint: int
@@ -31,10 +31,10 @@ class Progress:
         """
         settings = learner.settings
         following = next_multiple(learner.step, settings.checkpoint_interval)
-        due = run.get("next_checkpoint", {}).get(learner.name, following)
+        saved = run.get("next_checkpoint", {}).get(learner.name, following)
         return cls(
             next_summary=next_multiple(learner.step, settings.summary_freq),
-            next_checkpoint=min(following, due),
+            next_checkpoint=min(following, saved),
         )
 
 
@@ -93,6 +93,10 @@ def add_reports(
     for worker, stats in enumerate(reports):
         if stats:
             # By name: teams of one behavior share a learner, which takes a report once.
-            seen = {one.name: one for _, one, steps in taken if any(map(len, steps[worker]))}
+            seen = {
+                candidate.name: candidate
+                for _, candidate, steps in taken
+                if any(map(len, steps[worker]))
+            }
             for learner in seen.values():
                 learner.pending_stats.add_environment(stats, with_most_recent=worker == 0)

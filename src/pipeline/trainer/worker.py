@@ -13,12 +13,12 @@ _log = logging.getLogger(__name__)
 
 
 def work() -> int:
-    """Be one of the processes beyond the first: learn what that one says, and write nothing.
+    """Run a process beyond the first: train what the first one says, and write nothing.
 
     Returns:
-        The exit code of the process. Why it fails is for the first one to say.
+        The exit code of the process. The first process reports why this one fails.
     """
-    if not started_here():  # but by `torchrun`, which shows what all of them say
+    if not started_here():  # but by `torchrun`, which shows the output of all
         logging.getLogger("pipeline").setLevel(logging.WARNING)
     try:
         take_part()

@@ -17,7 +17,7 @@ def test_weights_that_fit_are_taken_over_and_each_that_does_not_is_named_with_it
     saved = theirs.state_dict()
     del saved["b.bias"]
     saved["c.bias"] = torch.ones(1)
-    kept = ours["b"].bias.clone()
+    bias_before = ours["b"].bias.clone()
     left, n_loaded = load_matching(
         {"policy": ours, "critic": torch.nn.Linear(1, 1)}, {"policy": saved, "critic": None}
     )
@@ -29,27 +29,27 @@ def test_weights_that_fit_are_taken_over_and_each_that_does_not_is_named_with_it
     assert n_loaded == 2
     assert torch.equal(ours["a"].weight, theirs["a"].weight)
     assert torch.equal(ours["a"].bias, theirs["a"].bias)
-    assert torch.equal(ours["b"].bias, kept)
+    assert torch.equal(ours["b"].bias, bias_before)
 
 
 def update(training):
-    """Its rollouts, of each update how many parts were left at each, and its statistics."""
-    algorithm, done = training.learner.algorithm, []
-    whole = algorithm.update_in_parts
+    """Run the training; return each update's rollout, counts of parts left, and statistics."""
+    algorithm, updates = training.learner.algorithm, []
+    original = algorithm.update_in_parts
 
     def noting(rollout, *, step):
-        parts, left = whole(rollout, step=step), []
+        parts, left = original(rollout, step=step), []
         while True:
             try:
                 left.append(next(parts))
             except StopIteration as end:
-                done.append((rollout, left, end.value))
+                updates.append((rollout, left, end.value))
                 return end.value
             yield left[-1]
 
     algorithm.update_in_parts = noting
     training.run()
-    return done
+    return updates
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_long_gradients_are_shortened_where_that_is_asked_for(name, tmp_path):
     runs = [Training(name, tmp_path, n_blocks=1, **change) for change in changes]
     for training in runs:
         training.run()
-    plain, far, near = (np.concatenate(sampled(one.weights())["policy"], None) for one in runs)
+    plain, far, near = (np.concatenate(sampled(run.weights())["policy"], None) for run in runs)
     np.testing.assert_array_equal(plain, far)
     assert np.abs(near - plain).max() > 1e-5
 
@@ -94,8 +94,8 @@ def test_probabilities_in_pieces_are_those_of_all_rows(name, tmp_path, monkeypat
     sequences = rows.sequences
     if sequences is not None:
         sequences, _ = sequences.split(policy.memory_size)
-    whole = ppo.log_probs(policy, rows, sequences)
-    assert len(whole) == rollout.n_rows > 5
+    log_probs = ppo.log_probs(policy, rows, sequences)
+    assert len(log_probs) == rollout.n_rows > 5
     monkeypatch.setattr(ppo, "CHUNK", 5)
     parts = ppo.log_probs(policy, rows, sequences)
-    torch.testing.assert_close(parts, whole)
+    torch.testing.assert_close(parts, log_probs)

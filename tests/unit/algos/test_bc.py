@@ -23,13 +23,13 @@ def policy(**network) -> Policy:
         return Policy(SPEC, NetworkSettings(hidden_units=8, num_layers=1, **network))
 
 
-def expert(n=20, **given) -> ExpertRows:
+def expert(n=20, **fields) -> ExpertRows:
     rng = np.random.default_rng(0)
     return ExpertRows(
         obs=[rng.normal(2.0, 3.0, (n, 2)).astype(np.float32)],
         continuous=rng.uniform(-1, 1, (n, 1)).astype(np.float32),
         discrete=rng.integers(3, size=(n, 1)).astype(np.int32),
-        **given,
+        **fields,
     )
 
 
@@ -39,20 +39,20 @@ def cloning(rows=None, *, network=None, **changes) -> BehavioralCloning:
     return BehavioralCloning(policy(**(network or {})), rows, **options)
 
 
-def taken(one: BehavioralCloning, monkeypatch) -> list[list[int]]:
+def taken(bc: BehavioralCloning, monkeypatch) -> list[list[int]]:
     """Rows of each minibatch of an update."""
-    minibatches, loss = [], one.loss
+    minibatches, loss = [], bc.loss
     monkeypatch.setattr(
-        one,
+        bc,
         "loss",
         lambda batch: (minibatches.append(batch.index.tolist()), loss(batch))[1],
     )
-    one.update()
+    bc.update()
     return minibatches
 
 
-def weights(one: BehavioralCloning) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in one.policy.parameters()])
+def weights(bc: BehavioralCloning) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in bc.policy.parameters()])
 
 
 def test_each_epoch_takes_rows_in_a_new_order_and_leaves_a_rest_that_fills_no_minibatch(
@@ -88,52 +88,52 @@ def test_with_memory_an_update_takes_whole_sequences(monkeypatch):
     for rows_of_two in minibatches:
         assert [pair for pair in ((a, b) for a in pieces for b in pieces)
                 if pair[0] + pair[1] == rows_of_two]  # fmt: skip
-    few = {"batch_size": 4, "num_epoch": 1, "samples_per_update": 9}
-    assert len(taken(cloning(rows, network=memory, **few), monkeypatch)) == 2
-    fewest = {"batch_size": 3, "num_epoch": 1, "samples_per_update": 3}
-    assert len(taken(cloning(rows, network=memory, **fewest), monkeypatch)) == 1
+    few_samples = {"batch_size": 4, "num_epoch": 1, "samples_per_update": 9}
+    assert len(taken(cloning(rows, network=memory, **few_samples), monkeypatch)) == 2
+    fewest_samples = {"batch_size": 3, "num_epoch": 1, "samples_per_update": 3}
+    assert len(taken(cloning(rows, network=memory, **fewest_samples), monkeypatch)) == 1
     with pytest.raises(ValueError, match="which episode"):
         cloning(network=memory)
 
 
 def test_rows_with_weights_are_drawn_by_them_and_sequences_by_that_of_their_first_row():
     weighed = np.repeat(np.array([1.0, 3.0], np.float32), 10)
-    one = cloning(expert(weights=weighed))
-    assert one.probabilities.tolist() == pytest.approx([1 / 40] * 10 + [3 / 40] * 10)
+    bc = cloning(expert(weights=weighed))
+    assert bc.probabilities.tolist() == pytest.approx([1 / 40] * 10 + [3 / 40] * 10)
     memory = {"memory": MemorySettings(sequence_length=4, memory_size=8)}
-    one = cloning(expert(weights=weighed, lengths=np.array([10, 10])), network=memory)
-    assert one.probabilities.tolist() == pytest.approx([1 / 12] * 3 + [3 / 12] * 3)
+    bc = cloning(expert(weights=weighed, lengths=np.array([10, 10])), network=memory)
+    assert bc.probabilities.tolist() == pytest.approx([1 / 12] * 3 + [3 / 12] * 3)
 
 
 def test_rate_falls_to_nothing_within_the_steps_and_stays_there():
-    one = cloning(steps=100)
-    assert one.update(step=0) > 0
-    assert one.optimizer.learning_rate == pytest.approx(1e-2)
-    one.update(step=75)
-    assert one.optimizer.learning_rate == pytest.approx(0.25e-2, rel=1e-6)
-    before = weights(one)
-    assert one.update(step=100) == 0.0
-    assert one.update(step=1000) == 0.0
-    assert torch.equal(weights(one), before)
+    bc = cloning(steps=100)
+    assert bc.update(step=0) > 0
+    assert bc.optimizer.learning_rate == pytest.approx(1e-2)
+    bc.update(step=75)
+    assert bc.optimizer.learning_rate == pytest.approx(0.25e-2, rel=1e-6)
+    before = weights(bc)
+    assert bc.update(step=100) == 0.0
+    assert bc.update(step=1000) == 0.0
+    assert torch.equal(weights(bc), before)
     constant = cloning()
     assert constant.update(step=10**9) > 0
     assert constant.optimizer.learning_rate == 1e-2
 
 
 def test_reported_loss_is_the_mean_over_minibatches_and_falls():
-    one = cloning(batch_size=10, num_epoch=1, learning_rate=1e-9)
-    assert one.update() == pytest.approx(one.measure(), rel=1e-5)
+    bc = cloning(batch_size=10, num_epoch=1, learning_rate=1e-9)
+    assert bc.update() == pytest.approx(bc.measure(), rel=1e-5)
     learning = cloning(num_epoch=30)
     assert learning.update() > 1.02 * learning.measure()
 
 
 def test_loss_of_many_rows_is_that_of_all_at_once(monkeypatch):
-    one = cloning()
-    whole = one.measure()
-    assert whole == pytest.approx(one.loss(one.rows).item(), rel=1e-6)
+    bc = cloning()
+    loss = bc.measure()
+    assert loss == pytest.approx(bc.loss(bc.rows).item(), rel=1e-6)
     monkeypatch.setattr("pipeline.algos.bc.CHUNK", 7)
-    monkeypatch.setattr(one, "loss", _counted(one.loss, calls := []))
-    assert one.measure() == pytest.approx(whole, rel=1e-5)
+    monkeypatch.setattr(bc, "loss", _counted(bc.loss, calls := []))
+    assert bc.measure() == pytest.approx(loss, rel=1e-5)
     assert len(calls) == 3
 
 
@@ -142,31 +142,31 @@ def _counted(function, calls):
 
 
 def test_observations_of_demonstrations_go_into_the_normaliser_once():
-    one = cloning(network={"normalize": True})
-    one.observe()
-    running = one.policy.normalizers.by_observation["0"]
+    bc = cloning(network={"normalize": True})
+    bc.observe()
+    running = bc.policy.normalizers.by_observation["0"]
     assert float(running.count) == 21
-    assert torch.allclose(running.mean.float(), one.rows.obs[0].sum(0) / 21, atol=1e-5)
-    one.update()
+    assert torch.allclose(running.mean.float(), bc.rows.obs[0].sum(0) / 21, atol=1e-5)
+    bc.update()
     assert float(running.count) == 21
-    seen = observations(one.policy.normalizers(one.rows.obs))
-    expected = one.loss(Rows(columns={**one.rows.columns, **seen}))
-    assert one.measure() == pytest.approx(expected.item())
+    normalized = observations(bc.policy.normalizers(bc.rows.obs))
+    expected = bc.loss(Rows(columns={**bc.rows.columns, **normalized}))
+    assert bc.measure() == pytest.approx(expected.item())
     cloning().observe()  # nothing to do
 
 
 def test_state_continues_exactly_where_it_was_taken():
-    one, two = cloning(), cloning(seed=2)
-    one.update()
-    two.load_state_dict(copy.deepcopy(one.state_dict()))
-    two.policy.load_state_dict(one.policy.state_dict())
-    one.update()
-    two.update()
-    assert torch.equal(weights(one), weights(two))
+    bc, continued = cloning(), cloning(seed=2)
+    bc.update()
+    continued.load_state_dict(copy.deepcopy(bc.state_dict()))
+    continued.policy.load_state_dict(bc.policy.state_dict())
+    bc.update()
+    continued.update()
+    assert torch.equal(weights(bc), weights(continued))
     other = cloning(seed=2)
     other.policy.load_state_dict(cloning().policy.state_dict())
     other.update()
-    assert not torch.equal(weights(other), weights(one))
+    assert not torch.equal(weights(other), weights(bc))
 
 
 def test_rows_are_held_out_at_random_and_none_is_on_both_sides():
@@ -181,8 +181,8 @@ def test_rows_are_held_out_at_random_and_none_is_on_both_sides():
         np.testing.assert_array_equal(part.continuous, rows.continuous[index])
         np.testing.assert_array_equal(part.discrete, rows.discrete[index])
         assert part.lengths is None
-    again = hold_out(rows, 0.3, np.random.default_rng(0))[1]
-    np.testing.assert_array_equal(again.weights, checked.weights)
+    repeated = hold_out(rows, 0.3, np.random.default_rng(0))[1]
+    np.testing.assert_array_equal(repeated.weights, checked.weights)
     assert hold_out(expert(), 0.0, np.random.default_rng(0))[0].weights is None
 
 

@@ -54,17 +54,17 @@ class Toy(nn.Module):
 
 
 def trained(toy, sizes, *, change=1.0):
-    """Errors of a step per minibatch; in between the buffer changes."""
+    """Errors of one step per minibatch; the buffer changes between the steps."""
     generator = torch.Generator().manual_seed(1)
-    found = []
+    errors = []
     for n in sizes:
         columns = {
             "x": torch.randn(n, 3, generator=generator),
             "y": torch.randn(n, 2, generator=generator),
         }
-        found += toy.optimizer.descend(toy.losses, columns, max_norm=0.5)
+        errors += toy.optimizer.descend(toy.losses, columns, max_norm=0.5)
         toy.scale.mul_(change)
-    return found
+    return errors
 
 
 def test_compiled_steps_are_those_of_backward(caplog):
@@ -73,23 +73,23 @@ def test_compiled_steps_are_those_of_backward(caplog):
     fast.optimizer.compiled = CompiledSteps(fast.optimizer)
     sizes = (4, 4, 6, 4)
     began = time.perf_counter()
-    for one, two in zip(
+    for expected, actual in zip(
         trained(plain, sizes, change=1.5), trained(fast, sizes, change=1.5), strict=True
     ):
-        assert not two.requires_grad
-        torch.testing.assert_close(one, two)
+        assert not actual.requires_grad
+        torch.testing.assert_close(expected, actual)
     seconds = re.findall(r"Compiled .* in ([0-9.]+) s\.", caplog.text)
     assert len(seconds) == 2  # of 4 rows and of 6
     assert fast.optimizer.compile_s == pytest.approx(sum(map(float, seconds)), abs=0.11)
     assert 0 < fast.optimizer.compile_s < time.perf_counter() - began
     assert plain.optimizer.compile_s == 0
     assert torch.equal(fast.idle, torch.ones(4))
-    for one, two in zip(plain.parameters(), fast.parameters(), strict=True):
-        torch.testing.assert_close(one, two)
+    for expected, actual in zip(plain.parameters(), fast.parameters(), strict=True):
+        torch.testing.assert_close(expected, actual)
 
 
 class Pair(nn.Module):
-    """Two layers of one shape, used as one of two; one of them once more by itself."""
+    """Two layers of one shape, used as a pair; the first is also used by itself."""
 
     scale = torch.ones(())
 
@@ -101,16 +101,16 @@ class Pair(nn.Module):
         self.optimizer = FlatAdam(self.parameters(), learning_rate=0.1, pairs=pairs)
 
     def losses(self, columns):
-        both = columns["x"] @ self.optimizer.paired[0].transpose(1, 2)
-        alone = columns["x"] @ self.one.weight.t()
-        return (both - columns["y"][:, :1]).square().mean() + alone.square().mean(), (both,)
+        paired = columns["x"] @ self.optimizer.paired[0].transpose(1, 2)
+        single = columns["x"] @ self.one.weight.t()
+        return (paired - columns["y"][:, :1]).square().mean() + single.square().mean(), (paired,)
 
 
 def test_a_pair_and_one_of_it_by_itself_add_up():
     plain, fast = Pair(), Pair()
     fast.optimizer.compiled = CompiledSteps(fast.optimizer)
-    for one, two in zip(trained(plain, (4, 4)), trained(fast, (4, 4)), strict=True):
-        torch.testing.assert_close(one, two)
+    for expected, actual in zip(trained(plain, (4, 4)), trained(fast, (4, 4)), strict=True):
+        torch.testing.assert_close(expected, actual)
     torch.testing.assert_close(plain.optimizer.flat, fast.optimizer.flat)
     torch.testing.assert_close(plain.optimizer.gradient, fast.optimizer.gradient)
 
@@ -122,9 +122,9 @@ def test_between_processes_the_mean_gradient_is_moved_along():
         toy.optimizer.average = lambda gradient: gradient.mul_(torch.arange(len(gradient)) % 3)
         trained(toy, (4, 4))
     torch.testing.assert_close(plain.optimizer.flat, fast.optimizer.flat)
-    alone = Toy()
-    trained(alone, (4, 4))
-    assert not torch.allclose(plain.optimizer.flat, alone.optimizer.flat)  # it matters
+    unaveraged = Toy()
+    trained(unaveraged, (4, 4))
+    assert not torch.allclose(plain.optimizer.flat, unaveraged.optimizer.flat)  # it matters
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.5, 50.0])
@@ -170,16 +170,16 @@ def test_groups_whose_members_are_all_there_are_compiled(caplog, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
     weights = []
     for fast in (False, True):
-        one = learner()
+        team_learner = learner()
         if fast:
-            one.algorithm.compile()
-        both = ({1: (k, 0.0), 2: (-k, 0.5)} for k in range(4))
+            team_learner.algorithm.compile()
+        steps = ({1: (k, 0.0), 2: (-k, 0.5)} for k in range(4))
         ends = message({}, {1: (4.0, 1.0), 2: (5.0, 0.0)}, group_reward=3.0)
-        rollout = play(one, *(message(here, group_reward=1.0) for here in both), ends)
-        one.algorithm.update(rollout, step=0)
-        one.algorithm.critic.notice(5)  # from here on a group of two is a small one
-        one.algorithm.update(rollout, step=10)
-        weights.append(one.algorithm.weights())
+        rollout = play(team_learner, *(message(agents, group_reward=1.0) for agents in steps), ends)
+        team_learner.algorithm.update(rollout, step=0)
+        team_learner.algorithm.critic.notice(5)  # from here on a group of two is a small one
+        team_learner.algorithm.update(rollout, step=10)
+        weights.append(team_learner.algorithm.weights())
     assert "Compiled" in caplog.text
     for network, values in weights[0].items():
         for name, value in values.items():
@@ -198,7 +198,7 @@ def algorithm_that_sees(kind, trainer, **hyperparameters):
 
 
 def partly_there(algorithm, n_moments):
-    """One group of three agents that are now there and now not, and a row for each that is."""
+    """Rollout of one group of up to three agents: one row for each agent present in a moment."""
     rng = np.random.default_rng(n_moments)
     counts = rng.integers(1, 4, n_moments)
     n_rows = int(counts.sum())
@@ -229,8 +229,8 @@ def test_one_program_takes_all_minibatches_of_groups_with_absent_members(
     fast.compile()
     for step, n_moments in enumerate((41, 52, 60)):
         rollout = partly_there(plain, n_moments)
-        for one in (plain, fast):
-            one.update(rollout, step=step)
+        for algorithm in (plain, fast):
+            algorithm.update(rollout, step=step)
     assert len([line for line in caplog.messages if "minibatches of about" in line]) == 1
     for network, values in plain.weights().items():
         for name, value in values.items():
@@ -239,7 +239,7 @@ def test_one_program_takes_all_minibatches_of_groups_with_absent_members(
 
 
 def test_a_program_for_all_lengths_is_the_same_whichever_minibatch_came_first(monkeypatch):
-    """Else a run that is resumed would go on with another program."""
+    """Otherwise a resumed run would go on with another program."""
     texts, examples = [], []
 
     def noted(traced, *, dynamic, **_):
@@ -247,41 +247,41 @@ def test_a_program_for_all_lengths_is_the_same_whichever_minibatch_came_first(mo
             return traced
         texts.append(traced.__self__.code)
 
-        def program(*given):
-            examples.append(given)
-            return traced(*given)
+        def program(*args):
+            examples.append(args)
+            return traced(*args)
 
         return program
 
     monkeypatch.setattr(torch, "compile", noted)
     for n_moments in (41, 60):
-        one = algorithm_that_sees("vectors", POCA, num_epoch=1)
-        one.compile()
-        one.update(partly_there(one, n_moments), step=0)
+        algorithm = algorithm_that_sees("vectors", POCA, num_epoch=1)
+        algorithm.compile()
+        algorithm.update(partly_there(algorithm, n_moments), step=0)
     assert len(texts) == 2
     # The first call has the lengths that it is compiled with: torch takes equal ones for the same,
     # and layers have 16 units as minibatches have about 16 rows.
     values = examples[0][0]
-    parameters = (*one.optimizer.parameters, one.optimizer.flat)
+    parameters = (*algorithm.optimizer.parameters, algorithm.optimizer.flat)
     fixed = {n for parameter in parameters for n in parameter.shape}
     assert 16 in fixed
-    assert not fixed & {len(one) for one in values if one.dim()}
+    assert not fixed & {len(value) for value in values if value.dim()}
     assert texts[0] == texts[1]
 
 
 def test_groups_of_which_some_rows_are_still_to_come_are_not_compiled(caplog):
-    """Their minibatches have ever other numbers of rows, and each would be compiled anew."""
+    """Their minibatches vary in their number of rows, so each would be compiled anew."""
     caplog.set_level(logging.INFO, logger="pipeline")
-    one = learner()
-    one.algorithm.compile()
-    both = ({1: (k, 0.0), 2: (-k, 0.5)} for k in range(6))
+    team_learner = learner()
+    team_learner.algorithm.compile()
+    steps = ({1: (k, 0.0), 2: (-k, 0.5)} for k in range(6))
     first_ends = message({2: (9.0, 0.0)}, {1: (4.0, 1.0)})
-    rollout = play(one, *(message(here) for here in both), first_ends)
+    rollout = play(team_learner, *(message(agents) for agents in steps), first_ends)
     assert rollout.n_rows == 6  # of agent 1 alone, beside agent 2
-    before = one.algorithm.weights()["policy"]
-    one.algorithm.update(rollout, step=0)
+    before = team_learner.algorithm.weights()["policy"]
+    team_learner.algorithm.update(rollout, step=0)
     assert "Compiled" not in caplog.text
-    changed = one.algorithm.weights()["policy"]
+    changed = team_learner.algorithm.weights()["policy"]
     assert any(not torch.equal(changed[name], values) for name, values in before.items())
 
 
@@ -296,15 +296,15 @@ def test_what_a_network_does_depends_on_no_minibatch_that_was_traced(kind, train
     rng = np.random.default_rng(0)
     for number in range(1, 4):
         rollout = random_rollout(plain.spec, rng, n_kinds=number)
-        for one in (plain, fast):
-            one.update(rollout, step=64 * number)
-    for one, two in zip(plain.policy.parameters(), fast.policy.parameters(), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+        for algorithm in (plain, fast):
+            algorithm.update(rollout, step=64 * number)
+    for expected, actual in zip(plain.policy.parameters(), fast.policy.parameters(), strict=True):
+        torch.testing.assert_close(expected, actual, rtol=1e-4, atol=1e-5)
     assert plain.optimizer.state_dict()["state"][0]["step"] > 3  # it has learned
 
 
 def random_rollout(spec, rng, *, n_kinds, n_rows=64):
-    """Two trajectories; goals are of so many kinds, and as many entities are there."""
+    """Two trajectories with `n_kinds` kinds of goals, or `n_kinds` entities."""
     half = n_rows // 2
     fields = {"obs_0": rng.normal(size=(n_rows, 2)).astype(np.float32)}
     other = spec.observation_specs[1]

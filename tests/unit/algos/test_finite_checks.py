@@ -17,8 +17,8 @@ SPEC = BehaviorSpec([ObservationSpec.vector(3), ObservationSpec.vector(2)], Acti
 @pytest.fixture
 def algorithm():
     network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
-    once = {"num_epoch": 1, "batch_size": 64}  # or the next minibatch's loss is not finite, too
-    behavior = {"trainer_type": "ppo", "hyperparameters": once, "network_settings": network}
+    params = {"num_epoch": 1, "batch_size": 64}  # or the next minibatch's loss is not finite, too
+    behavior = {"trainer_type": "ppo", "hyperparameters": params, "network_settings": network}
     run = load_run_settings(None, overrides={"behaviors": {"B": behavior}})
     return PPO(SPEC, run.behaviors["B"], seed=1, device=torch.device("cpu"))
 
@@ -53,7 +53,7 @@ def rollout(algorithm, n=64):
         starts=np.zeros(1, np.int64),
         lengths=np.full(1, n),
         terminated=np.zeros(1, np.bool_),
-        next_obs=[one[:1] for one in obs],
+        next_obs=[values[:1] for values in obs],
     )
 
 

@@ -1,9 +1,10 @@
-"""Weights after short trainings, against those that ML-Agents 1.1.0 and this project made of them.
+"""Weights after short trainings, against stored ones of ML-Agents 1.1.0 and of this project.
 
-A file in golden/ keeps a sample of the weights of a case in tests/support/golden_cases.py: before,
-after three updates of ours, and after three of the reference's, unless this differs on purpose.
-`python benchmarks/agreement.py --golden` writes the files anew (it needs `make peer`). Ours change
-only when a change of what is learned is meant.
+A file in golden/ keeps a sample of the weights of a case in tests/support/golden_cases.py: before
+training, after three updates of ours, and after three of the reference's, unless the reference
+differs on purpose.
+`python benchmarks/agreement.py --golden` writes the files anew (it needs `make peer`). Our
+weights may change only when a change of what is learned is intended.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ def test_three_updates_make_of_the_weights_what_they_made_before(name, compiled,
         np.testing.assert_allclose(before[network], begun, rtol=1e-5, atol=LEAST, err_msg=network)
         moved = np.abs(stored[f"ours/{network}"] - begun).max()
         assert (moved > 0) == (network != "rnd target")
-        for whose in ("ours",) if CASES[name].differs else ("ours", "theirs"):
-            apart = np.abs(values - stored[f"{whose}/{network}"]).max()
-            assert apart <= ROUNDING * moved + LEAST, f"{whose}, {network}: {apart} of {moved}"
+        for source in ("ours",) if CASES[name].differs else ("ours", "theirs"):
+            apart = np.abs(values - stored[f"{source}/{network}"]).max()
+            assert apart <= ROUNDING * moved + LEAST, f"{source}, {network}: {apart} of {moved}"
 
 
 def test_each_file_is_of_a_case_and_says_how_it_was_made():

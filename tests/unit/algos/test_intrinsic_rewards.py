@@ -26,13 +26,15 @@ FIELDS = {
 
 def settings(**signals):
     small = {"hidden_units": 8, "num_layers": 1}
-    given = {name: {"network_settings": small, **one} for name, one in signals.items()}
-    one = {
+    reward_signals = {
+        name: {"network_settings": small, **options} for name, options in signals.items()
+    }
+    behavior = {
         "trainer_type": "ppo",
         "hyperparameters": {"batch_size": 16, "buffer_size": 64},
-        "reward_signals": given,
+        "reward_signals": reward_signals,
     }
-    return load_run_settings(None, overrides={"behaviors": {"B": one}}).behaviors["B"]
+    return load_run_settings(None, overrides={"behaviors": {"B": behavior}}).behaviors["B"]
 
 
 class Agents:
@@ -69,9 +71,9 @@ class Agents:
                 self.led_to[key] = (later[agent], done, (agent, self.episode[agent]))
                 self.episode[agent] += int(ends[agent])
             reward = self.rng.normal(size=3).astype(np.float32)
-            for mask, given in ((ends, {"ended": True, "interrupted": cut[ends]}), (~ends, {})):
+            for mask, flags in ((ends, {"ended": True, "interrupted": cut[ends]}), (~ends, {})):
                 self.trajectories.complete_transition(
-                    slots[mask], reward[mask], [later[mask]], **{"ended": False, **given}
+                    slots[mask], reward[mask], [later[mask]], **{"ended": False, **flags}
                 )
             self.obs = np.where(ends[:, None], self.draw(), later)
         return self.trajectories.rollout()
@@ -82,16 +84,16 @@ def test_each_step_comes_with_what_it_led_to_and_whether_the_task_ended():
     rollout = agents.play(60)
     experience = RolloutRows(rollout, device=CPU, with_next_obs=True)
     order = torch.from_numpy(np.random.default_rng(0).permutation(rollout.n_rows))
-    taken = experience.take(order)
-    assert len(taken) > 100
-    assert 0 < int(taken.done.sum()) < int(rollout.ended.sum()) < len(rollout.lengths)
-    for obs, following, done in zip(taken.obs[0], taken.next_obs[0], taken.done, strict=True):
+    batch = experience.take(order)
+    assert len(batch) > 100
+    assert 0 < int(batch.done.sum()) < int(rollout.ended.sum()) < len(rollout.lengths)
+    for obs, following, done in zip(batch.obs[0], batch.next_obs[0], batch.done, strict=True):
         later, was_done, _ = agents.led_to[tuple(obs.numpy())]
         assert np.array_equal(following.numpy(), later)
         assert bool(done) == was_done
     sample = torch.from_numpy(rollout.fields["continuous"])[order]
     assert sample.abs().max() > 3
-    assert torch.allclose(taken.continuous, (sample / 3).clamp(-1, 1))
+    assert torch.allclose(batch.continuous, (sample / 3).clamp(-1, 1))
 
 
 def test_what_follows_is_not_gathered_unless_asked_for():
@@ -121,8 +123,10 @@ def test_reported_reward_is_the_mean_sum_over_episodes_that_span_rollouts():
         if n == 7:
             in_parts = before | {e for e in sums if agents.episode[e[0]] == e[1]}
             assert in_parts
-            told = set(sums) - in_parts
-    ended = [total for e, total in sums.items() if e not in told and agents.episode[e[0]] > e[1]]
+            reported = set(sums) - in_parts
+    ended = [
+        total for e, total in sums.items() if e not in reported and agents.episode[e[0]] > e[1]
+    ]
     assert stats["Policy/Rnd Reward"] == pytest.approx(np.mean(ended), rel=1e-5)
     assert "Policy/Extrinsic Reward" not in stats
 
@@ -131,15 +135,15 @@ def test_small_rewards_beside_a_large_one_count_in_the_reported_sum(monkeypatch)
     signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
     agents = Agents()
     rollout = agents.play(50)
-    given = torch.ones(rollout.n_rows, 2)
-    given[rollout.starts] = 2.0**24  # to which float32 cannot add 1
-    monkeypatch.setattr(signals, "rewards", lambda _rows: given)
+    rewards = torch.ones(rollout.n_rows, 2)
+    rewards[rollout.starts] = 2.0**24  # to which float32 cannot add 1
+    monkeypatch.setattr(signals, "rewards", lambda _rows: rewards)
     learned = IntrinsicRewards(signals, device=CPU)
     learned.begin(rollout)
     going_on = sum(rnd for _, rnd in learned.state_dict()["sums"])
     n_ended = sum(agents.episode)
     ended = n_ended * learned.end(step=0)["Policy/Rnd Reward"]
-    assert going_on + ended == given[:, 1].sum(dtype=torch.float64)
+    assert going_on + ended == rewards[:, 1].sum(dtype=torch.float64)
 
 
 def test_rewards_of_an_episode_that_was_dropped_are_not_counted_with_the_next_in_its_slot():

@@ -98,31 +98,33 @@ def test_rows_of_an_older_policy_are_weighted_and_clipped_from_the_policy_as_it_
     torch.testing.assert_close(rows.log_prob, now)
     expected = torch.tensor([[1.2], [-1.6], [LARGEST_WEIGHT]])  # the last would weigh nine times
     torch.testing.assert_close(rows.advantage, expected)
-    given = {"old_log_prob": rows.log_prob, "advantage": rows.advantage, "epsilon": 0.2}
-    assert float(loss_of(log_prob=now, **given)) == pytest.approx(-(1.2 - 1.6 + 2.0) / 3)
-    twice = loss_of(log_prob=now + np.log(2.0), **given)
+    arguments = {"old_log_prob": rows.log_prob, "advantage": rows.advantage, "epsilon": 0.2}
+    assert float(loss_of(log_prob=now, **arguments)) == pytest.approx(-(1.2 - 1.6 + 2.0) / 3)
+    twice = loss_of(log_prob=now + np.log(2.0), **arguments)
     assert float(twice) == pytest.approx(-(1.2 * 1.2 - 1.6 * 2.0 + 2.0 * 1.2) / 3)
 
 
 @pytest.mark.parametrize("actions", [ActionSpec(2, ()), ActionSpec(1, (3, 2))])
 @pytest.mark.parametrize("memory", [None, {"sequence_length": 8, "memory_size": 8}])
 def test_threaded_learning_is_relative_to_the_policy_that_learns(actions, memory):
-    """Rows of the policy itself have weight 1 to rounding, those of another one have others."""
+    """Rows of the policy itself have weight 1 up to rounding; rows of another policy do not."""
     spec = BehaviorSpec([ObservationSpec.vector(4)], actions)
     settings = trainer_settings(threaded=True, network_settings={"memory": memory})
     algorithm = PPO(spec, settings, seed=1, device=CPU)
-    given = rollout(spec)
+    experience = rollout(spec)
     if memory is not None:
-        given = replace(given, memory=np.zeros((4, 4, algorithm.memory_size), np.float32))
-    older = algorithm._rows(given)
+        experience = replace(experience, memory=np.zeros((4, 4, algorithm.memory_size), np.float32))
+    older = algorithm._rows(experience)
     assert not torch.equal(older.log_prob, torch.full_like(older.log_prob, -1.5))
-    given.fields["log_prob"] = older.log_prob.numpy()
-    own = algorithm._rows(given)
-    torch.testing.assert_close(own.log_prob, older.log_prob)
-    torch.testing.assert_close(own.advantage, own.advantage[:, :1].expand_as(own.advantage))
-    plain = PPO(spec, replace(settings, threaded=False), seed=1, device=CPU)._rows(given)
-    torch.testing.assert_close(plain.advantage.expand_as(own.advantage), own.advantage)
-    assert not torch.allclose(older.advantage, own.advantage)
+    experience.fields["log_prob"] = older.log_prob.numpy()
+    current = algorithm._rows(experience)
+    torch.testing.assert_close(current.log_prob, older.log_prob)
+    torch.testing.assert_close(
+        current.advantage, current.advantage[:, :1].expand_as(current.advantage)
+    )
+    plain = PPO(spec, replace(settings, threaded=False), seed=1, device=CPU)._rows(experience)
+    torch.testing.assert_close(plain.advantage.expand_as(current.advantage), current.advantage)
+    assert not torch.allclose(older.advantage, current.advantage)
 
 
 def test_value_loss_counts_moves_beyond_the_clip_from_where_they_started():
@@ -174,18 +176,18 @@ def test_same_seed_gives_the_same_weights_after_an_update():
 def test_state_continues_exactly_where_it_was_taken():
     spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
     settings = trainer_settings(network_settings={"normalize": True})
-    one = PPO(spec, settings, seed=1, device=CPU)
-    one.observe([np.random.default_rng(3).normal(2, 3, (50, 4)).astype(np.float32)])
-    one.update(rollout(spec), step=0)
-    two = PPO(spec, settings, seed=2, device=CPU)
-    two.load_state_dict(copy.deepcopy(one.state_dict()))
+    original = PPO(spec, settings, seed=1, device=CPU)
+    original.observe([np.random.default_rng(3).normal(2, 3, (50, 4)).astype(np.float32)])
+    original.update(rollout(spec), step=0)
+    restored = PPO(spec, settings, seed=2, device=CPU)
+    restored.load_state_dict(copy.deepcopy(original.state_dict()))
     obs = [np.ones((3, 4), np.float32)]
     np.testing.assert_array_equal(
-        one.act(obs, None).rows["continuous"], two.act(obs, None).rows["continuous"]
+        original.act(obs, None).rows["continuous"], restored.act(obs, None).rows["continuous"]
     )
-    one.update(rollout(spec, seed=4), step=10)
-    two.update(rollout(spec, seed=4), step=10)
-    for a, b in zip(one.optimizer.parameters, two.optimizer.parameters, strict=True):
+    original.update(rollout(spec, seed=4), step=10)
+    restored.update(rollout(spec, seed=4), step=10)
+    for a, b in zip(original.optimizer.parameters, restored.optimizer.parameters, strict=True):
         assert torch.equal(a, b)
 
 
@@ -196,19 +198,19 @@ def test_state_of_signals_and_cloning_continues_where_it_was_taken_if_it_is_ther
         reward_signals={"extrinsic": {}, "rnd": {}}, behavioral_cloning=cloned
     )
     algorithms = [PPO(spec, with_all, seed=seed, device=CPU) for seed in (1, 2)]
-    one, two = algorithms
-    one.update(rollout(spec), step=0)
-    state = copy.deepcopy(one.state_dict())
-    two.load_state_dict(state)
+    original, restored = algorithms
+    original.update(rollout(spec), step=0)
+    state = copy.deepcopy(original.state_dict())
+    restored.load_state_dict(state)
     for algorithm in algorithms:
         algorithm.update(rollout(spec, seed=4), step=10)
-    for name, network in one.networks.items():
-        for a, b in zip(network.parameters(), two.networks[name].parameters(), strict=True):
+    for name, network in original.networks.items():
+        for a, b in zip(network.parameters(), restored.networks[name].parameters(), strict=True):
             assert torch.equal(a, b), name
     signals_only = trainer_settings(reward_signals={"extrinsic": {}, "rnd": {}})
     without = PPO(spec, signals_only, seed=3, device=CPU)
     without.load_state_dict(state)
-    two.load_state_dict(without.state_dict())  # goes on cloning with what it has
+    restored.load_state_dict(without.state_dict())  # goes on cloning with what it has
 
 
 def test_actions_sent_to_the_environment_are_a_third_of_the_clipped_sample():
@@ -260,9 +262,9 @@ def test_number_of_gradient_steps_follows_the_minibatches(name, batch_size, n_st
 def test_values_of_many_rows_are_those_of_each_alone():
     spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
     algorithm = PPO(spec, trainer_settings(), seed=1, device=CPU)
-    many = rollout(spec, 4096 + 32)
-    batch = algorithm._rows(many)
-    obs = torch.from_numpy(many.fields["obs_0"])
+    large_rollout = rollout(spec, 4096 + 32)
+    batch = algorithm._rows(large_rollout)
+    obs = torch.from_numpy(large_rollout.fields["obs_0"])
     with torch.no_grad():
         expected = algorithm.critic([obs], obs)
     torch.testing.assert_close(batch.value, expected)
@@ -279,9 +281,9 @@ def test_policy_loss_is_the_mean_of_those_of_minibatches_without_their_signs(mon
     algorithm = PPO(spec, trainer_settings(), seed=1, device=CPU)
     learn, losses = algorithm._learn, itertools.cycle([1.0, -3.0])
 
-    def learned(batch, **given):
-        one = learn(batch, **given)
-        return replace(one, losses=(torch.tensor(next(losses)), one.losses[1]))
+    def learned(batch, **options):
+        stats = learn(batch, **options)
+        return replace(stats, losses=(torch.tensor(next(losses)), stats.losses[1]))
 
     monkeypatch.setattr(algorithm, "_learn", learned)
     assert algorithm.update(rollout(spec), step=0)["Losses/Policy Loss"] == 2.0
@@ -295,10 +297,10 @@ def test_a_copy_for_acting_keeps_its_weights_until_it_is_given_others(shared):
     acting, before = algorithm.copy_for_acting(), algorithm.weights()
     algorithm.update(rollout(spec), step=0)
 
-    def same(one, other) -> bool:
+    def same(weights, other) -> bool:
         return all(
             torch.equal(value, other[name][key])
-            for name, values in one.items()
+            for name, values in weights.items()
             for key, value in values.items()
         )
 

@@ -38,23 +38,25 @@ def critic(obs, sequences):
 @pytest.mark.parametrize("chunk", [1, 6, 7, 1000])
 def test_values_go_on_from_the_memory_of_each_sequence_and_after_the_last(chunk, monkeypatch):
     monkeypatch.setattr(rows, "_CHUNK", chunk)
-    given = rollout()
-    sequences = stored_sequences(given, L, CPU)
-    tensors = [torch.from_numpy(one) for one in (given.fields["obs_0"], given.next_obs[0])]
-    found = values_in_sequence(critic, tensors[:1], tensors[1:], given, sequences=sequences)
+    experience = rollout()
+    sequences = stored_sequences(experience, L, CPU)
+    tensors = [
+        torch.from_numpy(obs) for obs in (experience.fields["obs_0"], experience.next_obs[0])
+    ]
+    actual = values_in_sequence(critic, tensors[:1], tensors[1:], experience, sequences=sequences)
     values, following, pieces, row = [], [], [], 0
     for k, length in enumerate(LENGTHS):
         for t in range(length):
             if t % L == 0:
-                total = float(given.memory[k, t // L].sum())
+                total = float(experience.memory[k, t // L].sum())
                 pieces.append(min(L, length - t))
-            total += float(given.fields["obs_0"][row].sum())
+            total += float(experience.fields["obs_0"][row].sum())
             values.append(total)
             row += 1
-        following.append(total + float(given.next_obs[0][k].sum()))
+        following.append(total + float(experience.next_obs[0][k].sum()))
     assert sequences.lengths.tolist() == pieces
-    assert found[0][:, 0].tolist() == pytest.approx(values, rel=1e-5)
-    assert found[1][:, 0].tolist() == pytest.approx(following, rel=1e-5)
+    assert actual[0][:, 0].tolist() == pytest.approx(values, rel=1e-5)
+    assert actual[1][:, 0].tolist() == pytest.approx(following, rel=1e-5)
 
 
 def test_sequences_that_forget_begin_with_zeros_and_are_cut_alike():

@@ -42,7 +42,7 @@ def test_advantages_equal_the_sum_over_later_temporal_differences(
     gamma = rng.uniform(0.5, 1.0, n_signals).astype(np.float32)
     sizes = np.array(lengths)
 
-    found = generalized_advantages(
+    advantages = generalized_advantages(
         rewards=rewards,
         values=values,
         bootstrap=bootstrap,
@@ -53,12 +53,12 @@ def test_advantages_equal_the_sum_over_later_temporal_differences(
     )
 
     expected = _slowly(rewards, values, bootstrap, lengths, gamma, lambda_)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_hand_worked_trajectory_of_two_steps():
     # delta_1 = 2 + 0.5 * 4 - 1 = 3; delta_0 = 1 + 0.5 * 1 - 3 = -1.5; A_0 = -1.5 + 0.25 * 3
-    found = generalized_advantages(
+    advantages = generalized_advantages(
         rewards=np.array([[1.0], [2.0]], dtype=np.float32),
         values=np.array([[3.0], [1.0]], dtype=np.float32),
         bootstrap=np.array([[4.0]], dtype=np.float32),
@@ -67,4 +67,4 @@ def test_hand_worked_trajectory_of_two_steps():
         gamma=np.array([0.5], dtype=np.float32),
         lambda_=0.5,
     )
-    assert found[:, 0].tolist() == pytest.approx([-0.75, 3.0])
+    assert advantages[:, 0].tolist() == pytest.approx([-0.75, 3.0])

@@ -98,7 +98,7 @@ def slow_losses(algorithm: SAC, batch) -> dict[str, torch.Tensor]:
     n, n_signals = len(batch.done), len(algorithm.signals.names)
     hidden = actor(batch.obs)
     alpha = algorithm.log_alpha.exp()
-    held = alpha.detach()
+    fixed_alpha = alpha.detach()
     action, soft_cost, alpha_loss = batch.continuous, torch.zeros(n), torch.zeros(())
     offset = 0
     if actions.continuous_size:
@@ -110,9 +110,11 @@ def slow_losses(algorithm: SAC, batch) -> dict[str, torch.Tensor]:
         action = torch.tanh(u)
         density = torch.distributions.Normal(mu, log_sigma.exp()).log_prob(u)
         density = (density - torch.log(1 - action.square() + 1e-9)).sum(1)
-        soft_cost = soft_cost + held[0] * density
-        wanted = -float(actions.continuous_size)
-        alpha_loss = alpha_loss - (algorithm.log_alpha[0] * (density.detach() + wanted)).mean()
+        soft_cost = soft_cost + fixed_alpha[0] * density
+        target_entropy = -float(actions.continuous_size)
+        alpha_loss = (
+            alpha_loss - (algorithm.log_alpha[0] * (density.detach() + target_entropy)).mean()
+        )
         offset = 1
     q1 = algorithm.q_networks.first(
         algorithm.q_networks.first.body.features(batch.obs), action, None
@@ -132,11 +134,11 @@ def slow_losses(algorithm: SAC, batch) -> dict[str, torch.Tensor]:
             part = (p[:, None, :] * q[:, :, start : start + size]).sum(-1)
             expected[t] = expected[t] + share * part
         inner = (p * log_p).sum(1)
-        soft_cost = soft_cost + share * held[offset + b] * inner
-        wanted = 0.2 * math.log(size)
+        soft_cost = soft_cost + share * fixed_alpha[offset + b] * inner
+        target_entropy = 0.2 * math.log(size)
         alpha_loss = (
             alpha_loss
-            - share * (algorithm.log_alpha[offset + b] * (inner.detach() + wanted)).mean()
+            - share * (algorithm.log_alpha[offset + b] * (inner.detach() + target_entropy)).mean()
         )
         start += size
     policy_loss = (soft_cost - expected[0].mean(-1)).mean()
@@ -183,12 +185,12 @@ def test_gradients_are_those_of_the_five_losses_each_for_its_own_network(kind):
     expected = {
         name: torch.autograd.grad(losses[name], owners[name], retain_graph=True) for name in losses
     }
-    found = algorithm._learn(batch)
+    reported = algorithm._learn(batch)
     for name, parameters in owners.items():
         for parameter, gradient in zip(parameters, expected[name], strict=True):
             torch.testing.assert_close(parameter.grad, gradient, rtol=2e-4, atol=2e-6)
     named = torch.stack([losses[name] for name in ("policy", "value", "first", "second")])
-    torch.testing.assert_close(found[:4], named.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(reported[:4], named.detach(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("restored", [False, True])
@@ -203,11 +205,13 @@ def test_fresh_actions_are_valued_by_the_first_twin_as_it_is_now(restored):
         algorithm.load_state_dict(other.state_dict())
     before = algorithm.q_networks(batch.obs, taken=batch.continuous, fresh=batch.continuous)[1][0]
     algorithm._learn(batch)
-    values, again = algorithm.q_networks(batch.obs, taken=batch.continuous, fresh=batch.continuous)
+    values, fresh_values = algorithm.q_networks(
+        batch.obs, taken=batch.continuous, fresh=batch.continuous
+    )
     # as one product for both twins, and for the first alone: sums in another order
-    torch.testing.assert_close(again[0], values[0])
-    torch.testing.assert_close(again[1], values[1])
-    assert not torch.equal(again[0], before)
+    torch.testing.assert_close(fresh_values[0], values[0])
+    torch.testing.assert_close(fresh_values[1], values[1])
+    assert not torch.equal(fresh_values[0], before)
 
 
 def test_target_moves_by_tau():
@@ -246,21 +250,23 @@ def test_nothing_is_learned_before_there_are_enough_rows_and_steps():
     assert {"Losses/Q1 Loss", "Policy/Continuous Entropy Coeff", "Policy/Extrinsic Value"} <= set(
         stats
     )
-    few = made("continuous", batch_size=100)
-    assert few.update(experience("continuous", 96), step=96) == {}
+    large_batch_sac = made("continuous", batch_size=100)
+    assert large_batch_sac.update(experience("continuous", 96), step=96) == {}
 
 
 @kinds
 def test_update_from_a_saved_state_equals_going_on(kind):
-    one, two = made(kind, seed=1), made(kind, seed=2)
-    for algorithm in (one, two):
+    original, restored = made(kind, seed=1), made(kind, seed=2)
+    for algorithm in (original, restored):
         algorithm.replay.add(experience(kind))
-    one.update(experience(kind, 32), step=20)
-    two.replay.load_state_dict(one.replay.state_dict())
-    two.load_state_dict(copy.deepcopy(one.state_dict()))
-    for algorithm in (one, two):
+    original.update(experience(kind, 32), step=20)
+    restored.replay.load_state_dict(original.replay.state_dict())
+    restored.load_state_dict(copy.deepcopy(original.state_dict()))
+    for algorithm in (original, restored):
         algorithm.update(experience(kind, 32), step=40)
-    for first, second in zip(one.optimizer.parameters, two.optimizer.parameters, strict=True):
+    for first, second in zip(
+        original.optimizer.parameters, restored.optimizer.parameters, strict=True
+    ):
         torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
@@ -295,8 +301,8 @@ def test_memories_after_the_first_row_start_the_next_values():
         type(new)(**{**{n: getattr(new, n) for n in new.__slots__}, "memory": memory})
     )
     (batch,) = algorithm.sampler.minibatches(1)
-    own, critics, following = algorithm._sequence_states(batch)
-    assert own.memory.shape == critics.memory.shape == (4, 8)
+    actor, critics, following = algorithm._sequence_states(batch)
+    assert actor.memory.shape == critics.memory.shape == (4, 8)
     for s, first in enumerate((0, 4, 8, 12)):
         expected = algorithm.value.step(
             [batch.obs[0][first : first + 1]], critics.memory[s : s + 1]

@@ -24,8 +24,8 @@ def test_it_takes_in_whatever_has_closed():
 @pytest.mark.parametrize(("n_rows", "learns"), [(31, False), (32, True)])
 def test_as_many_rows_as_a_minibatch_has_are_enough(n_rows, learns):
     algorithm = made("continuous", batch_size=32, buffer_init_steps=20)
-    given = experience("continuous", 32)
-    algorithm.replay.add(given)
+    new_rows = experience("continuous", 32)
+    algorithm.replay.add(new_rows)
     algorithm.replay.n_added = n_rows
     assert (algorithm._due(30, 1, 1.0) > 0) == learns
     assert algorithm._due(19, 1, 1.0) == algorithm._due(20, 1, 1.0) == 0
@@ -55,7 +55,7 @@ def test_cloning_is_reported_as_the_mean_over_its_updates(tmp_path):
     training = Training("sac, cloning", tmp_path, n_blocks=1)
     algorithm = training.learner.algorithm
     losses, update = [], algorithm.bc.update
-    algorithm.bc.update = lambda **given: (losses.append(update(**given)), losses[-1])[1]
+    algorithm.bc.update = lambda **options: (losses.append(update(**options)), losses[-1])[1]
     training.run()
     assert len(losses) == algorithm.n_updates - 1 == 2
     reported = training.learner.statistics.mean("Losses/Pretraining Loss")
@@ -82,14 +82,16 @@ def test_statistics_are_means_over_gradient_steps_and_coefficients_after_them():
             "Policy/Discrete Entropy Coeff": 0.6,
         }
     )
-    alone = made("continuous")
-    assert "Policy/Discrete Entropy Coeff" not in alone._statistics(means, 7)
+    continuous_sac = made("continuous")
+    assert "Policy/Discrete Entropy Coeff" not in continuous_sac._statistics(means, 7)
     assert "Policy/Continuous Entropy Coeff" not in made("discrete")._statistics(means, 7)
 
 
 def made_of(algorithm, **changes):
-    own = {PPO: PPOSettings, POCA: POCASettings, SAC: SACSettings}[algorithm](**changes)
-    settings = TrainerSettings(trainer_type=algorithm.__name__.lower(), hyperparameters=own)
+    hyperparameters = {PPO: PPOSettings, POCA: POCASettings, SAC: SACSettings}[algorithm](**changes)
+    settings = TrainerSettings(
+        trainer_type=algorithm.__name__.lower(), hyperparameters=hyperparameters
+    )
     return algorithm(SPECS["continuous"], settings, seed=5, device=CPU)
 
 

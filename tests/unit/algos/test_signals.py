@@ -45,28 +45,29 @@ SMALL = {"hidden_units": 16, "num_layers": 1}
 
 
 def settings(name, spec=None, folder=None, **changes):
-    given = {"network_settings": SMALL, "learning_rate": 3e-3, **changes}
-    if name == "gail" and "demo_path" not in given:
-        given["demo_path"] = str(demo(spec, folder))
-    one = {"trainer_type": "ppo", "reward_signals": {"extrinsic": {}, name: given}}
-    return load_run_settings(None, overrides={"behaviors": {"B": one}}).behaviors["B"]
+    options = {"network_settings": SMALL, "learning_rate": 3e-3, **changes}
+    if name == "gail" and "demo_path" not in options:
+        options["demo_path"] = str(demo(spec, folder))
+    behavior = {"trainer_type": "ppo", "reward_signals": {"extrinsic": {}, name: options}}
+    return load_run_settings(None, overrides={"behaviors": {"B": behavior}}).behaviors["B"]
 
 
 def signal(name, spec=PLAIN, folder=None, seed=1, **changes):
     return make(name, spec, settings(name, spec, folder, **changes), seed=seed, device=CPU)
 
 
-def steps(spec=PLAIN, n=64, *, seed=0, shift=0.0, **given) -> Rows:
+def steps(spec=PLAIN, n=64, *, seed=0, shift=0.0, **columns) -> Rows:
     draw = torch.Generator().manual_seed(seed)
     actions = spec.action_spec
 
     def obs(prefix, instead=None):
         drawn = [
-            torch.randn(n, *one.shape, generator=draw) + shift for one in spec.observation_specs
+            torch.randn(n, *obs_spec.shape, generator=draw) + shift
+            for obs_spec in spec.observation_specs
         ]
         return observations(drawn if instead is None else instead, prefix)
 
-    seen = obs("obs", given.pop("obs", None)) | obs("next_obs", given.pop("next_obs", None))
+    seen = obs("obs", columns.pop("obs", None)) | obs("next_obs", columns.pop("next_obs", None))
 
     parts = {
         "continuous": torch.rand(n, actions.continuous_size, generator=draw) * 2 - 1,
@@ -78,17 +79,19 @@ def steps(spec=PLAIN, n=64, *, seed=0, shift=0.0, **given) -> Rows:
         "reward": torch.zeros(n),
         "done": torch.zeros(n, dtype=torch.bool),
     }
-    return Rows(columns={**seen, **parts, **given})
+    return Rows(columns={**seen, **parts, **columns})
 
 
-def demo(spec, folder, name="expert.demo", n=80, *, ends=(False,), **given):
+def demo(spec, folder, name="expert.demo", n=80, *, ends=(False,), **columns):
     """A demonstration file of random steps, in episodes of 20 pairs that end as `ends` says."""
-    shown = steps(spec, n, seed=5, shift=2.0, **given)
+    expert = steps(spec, n, seed=5, shift=2.0, **columns)
     with writing_demo(folder / name, "B?team=0", spec) as writer:
         last = np.arange(n) % 20 == 19
         writer.append(
-            obs=[one.numpy() for one in shown.obs],
-            actions=ActionTuple(shown.continuous.numpy(), shown.discrete.numpy().astype(np.int32)),
+            obs=[values.numpy() for values in expert.obs],
+            actions=ActionTuple(
+                expert.continuous.numpy(), expert.discrete.numpy().astype(np.int32)
+            ),
             reward=np.zeros(n, dtype=np.float32),
             done=last,
             interrupted=last & np.resize(np.repeat(ends, 20), n),
@@ -110,15 +113,15 @@ NAMES = ("curiosity", "gail", "rnd")
     ids=["discrete", "continuous", "every observation"],
 )
 def test_a_step_of_learning_changes_every_weight(name, spec, changes, tmp_path):
-    one = signal(name, spec, tmp_path, **changes)
-    trained = [p for network in one.modules.values() for p in network.parameters()]
+    reward_signal = signal(name, spec, tmp_path, **changes)
+    trained = [p for network in reward_signal.modules.values() for p in network.parameters()]
     trained = [p for p in trained if p.requires_grad]
     before = [p.detach().clone() for p in trained]
     for number in range(5):
-        losses = one.update(steps(spec, seed=number))
+        losses = reward_signal.update(steps(spec, seed=number))
     assert all(torch.isfinite(loss) for loss in losses.values())
     assert [i for i, p in enumerate(trained) if torch.equal(p, before[i])] == []
-    rewards = one.rewards(steps(spec))
+    rewards = reward_signal.rewards(steps(spec))
     assert rewards.shape == (64,)
     assert not rewards.requires_grad
     assert (rewards >= 0).all()
@@ -129,46 +132,52 @@ def test_a_step_of_learning_changes_every_weight(name, spec, changes, tmp_path):
 def test_state_continues_exactly_where_it_was_taken(name, tmp_path):
     changes = {"use_vail": True, "use_actions": True} if name == "gail" else {}
     network = {"network_settings": {**SMALL, "normalize": True}}
-    one = signal(name, PLAIN, tmp_path, **network, **changes)
-    one.observe(steps(n=9).obs)
-    one.update(steps(seed=1))
-    saved = copy.deepcopy(one.state_dict())
+    reward_signal = signal(name, PLAIN, tmp_path, **network, **changes)
+    reward_signal.observe(steps(n=9).obs)
+    reward_signal.update(steps(seed=1))
+    saved = copy.deepcopy(reward_signal.state_dict())
     other = signal(name, PLAIN, tmp_path, seed=2, **network, **changes)
     before = other.rewards(steps(seed=3))
     other.load_state_dict(saved)
     for number in range(3):
-        told, again = one.update(steps(seed=number)), other.update(steps(seed=number))
-        assert all(torch.equal(told[tag], again[tag]) for tag in told)
-    assert torch.equal(one.rewards(steps(seed=3)), other.rewards(steps(seed=3)))
+        losses, other_losses = (
+            reward_signal.update(steps(seed=number)),
+            other.update(steps(seed=number)),
+        )
+        assert all(torch.equal(losses[tag], other_losses[tag]) for tag in losses)
+    assert torch.equal(reward_signal.rewards(steps(seed=3)), other.rewards(steps(seed=3)))
     assert not torch.allclose(before, other.rewards(steps(seed=3)))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recurrent_layer_is_left_out_with_a_warning(name, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
-        one = signal(name, PLAIN, tmp_path, network_settings={**SMALL, "memory": {}})
+        reward_signal = signal(name, PLAIN, tmp_path, network_settings={**SMALL, "memory": {}})
     assert f"reward_signals.{name}.network_settings.memory" in caplog.text
-    assert one.rewards(steps()).shape == (64,)
+    assert reward_signal.rewards(steps()).shape == (64,)
 
 
 @pytest.mark.parametrize("name", ["curiosity", "rnd"])
 def test_normaliser_counts_each_row_of_new_experience_once(name):
-    one = signal(name, network_settings={**SMALL, "normalize": True})
-    (normalizer,) = [m for m in normalizers(one) if len(m.by_observation)]
+    reward_signal = signal(name, network_settings={**SMALL, "normalize": True})
+    (normalizer,) = [m for m in normalizers(reward_signal) if len(m.by_observation)]
     experience = steps(n=50, shift=3.0)
-    one.observe(experience.obs)
-    one.rewards(experience)
-    one.update(experience)
+    reward_signal.observe(experience.obs)
+    reward_signal.rewards(experience)
+    reward_signal.update(experience)
     running = normalizer.by_observation["0"]
     assert float(running.count) == 51
     assert torch.allclose(running.mean.float(), experience.obs[0].sum(0) / 51, atol=1e-5)
 
 
-def normalizers(one):
+def normalizers(reward_signal):
     from pipeline.nets.encoder import Normalizers
 
     return [
-        m for network in one.modules.values() for m in network.modules() if type(m) is Normalizers
+        m
+        for network in reward_signal.modules.values()
+        for m in network.modules()
+        if type(m) is Normalizers
     ]
 
 
@@ -176,58 +185,58 @@ def normalizers(one):
 
 
 def test_rnd_rewards_what_it_has_not_learned_more_than_what_it_has():
-    one = signal("rnd", network_settings={"hidden_units": 64, "num_layers": 2})
+    rnd = signal("rnd", network_settings={"hidden_units": 64, "num_layers": 2})
     known, unknown = steps(seed=1), steps(seed=2, shift=2.0)
-    fixed = [p.clone() for p in one.target.parameters()]
-    at_first = one.rewards(known).mean()
+    fixed = [p.clone() for p in rnd.target.parameters()]
+    at_first = rnd.rewards(known).mean()
     for _ in range(300):
-        one.update(known)
-    assert one.rewards(known).mean() < 0.1 * at_first
-    assert one.rewards(unknown).mean() > 10 * one.rewards(known).mean()
-    assert all(torch.equal(a, b) for a, b in zip(fixed, one.target.parameters(), strict=True))
+        rnd.update(known)
+    assert rnd.rewards(known).mean() < 0.1 * at_first
+    assert rnd.rewards(unknown).mean() > 10 * rnd.rewards(known).mean()
+    assert all(torch.equal(a, b) for a, b in zip(fixed, rnd.target.parameters(), strict=True))
 
 
 # --- curiosity
 
 
 def test_curiosity_gives_nothing_before_it_has_learned_and_never_more_than_one_in_all():
-    one, some = signal("curiosity", strength=50.0), steps()
-    assert (one.rewards(some) == 0).all()
-    one.update(some)
-    assert (one.rewards(some) > 0).all()
-    assert float((one.rewards(steps(shift=30.0)) * 50.0).max()) == pytest.approx(1.0)
+    curiosity, rows = signal("curiosity", strength=50.0), steps()
+    assert (curiosity.rewards(rows) == 0).all()
+    curiosity.update(rows)
+    assert (curiosity.rewards(rows) > 0).all()
+    assert float((curiosity.rewards(steps(shift=30.0)) * 50.0).max()) == pytest.approx(1.0)
 
 
 def test_curiosity_gets_used_to_what_it_can_foresee():
     """Next observations follow from the action in one place, and are noise in the other."""
-    one = signal("curiosity", strength=0.01)
+    curiosity = signal("curiosity", strength=0.01)
     foreseen = []
     for number in range(400):
-        some = steps(n=64, seed=number)
-        some.obs[0][:, 0] = 0.0
-        foreseen = some.obs[0].clone()
-        foreseen[:, 1] = some.discrete[:, 0].float() - 1.5
-        one.update(
-            steps(n=64, seed=number, obs=some.obs, discrete=some.discrete, next_obs=[foreseen])
+        rows = steps(n=64, seed=number)
+        rows.obs[0][:, 0] = 0.0
+        foreseen = rows.obs[0].clone()
+        foreseen[:, 1] = rows.discrete[:, 0].float() - 1.5
+        curiosity.update(
+            steps(n=64, seed=number, obs=rows.obs, discrete=rows.discrete, next_obs=[foreseen])
         )
     surprising = steps(n=64, seed=999).obs[0] * 3.0
-    calm = steps(n=64, seed=999, obs=some.obs, discrete=some.discrete, next_obs=[foreseen])
-    wild = steps(n=64, seed=999, obs=some.obs, discrete=some.discrete, next_obs=[surprising])
-    losses = one.update(calm)
+    calm = steps(n=64, seed=999, obs=rows.obs, discrete=rows.discrete, next_obs=[foreseen])
+    wild = steps(n=64, seed=999, obs=rows.obs, discrete=rows.discrete, next_obs=[surprising])
+    losses = curiosity.update(calm)
     assert losses["Losses/Curiosity Inverse Loss"] < 0.3 * math.log(4)
-    assert one.rewards(wild).mean() > 5 * one.rewards(calm).mean()
+    assert curiosity.rewards(wild).mean() > 5 * curiosity.rewards(calm).mean()
 
 
 # --- imitation
 
 
 def test_gail_rewards_steps_like_the_experts(tmp_path):
-    one = signal("gail", PLAIN, tmp_path)
+    gail = signal("gail", PLAIN, tmp_path)
     for number in range(300):
-        losses = one.update(steps(seed=number))
+        losses = gail.update(steps(seed=number))
     assert losses["Policy/GAIL Expert Estimate"] > 0.7 > 0.3 > losses["Policy/GAIL Policy Estimate"]
     like_expert, unlike = steps(seed=9, shift=2.0), steps(seed=9)
-    assert one.rewards(like_expert).mean() > 3 * one.rewards(unlike).mean()
+    assert gail.rewards(like_expert).mean() > 3 * gail.rewards(unlike).mean()
 
 
 @pytest.mark.parametrize("sees", [True, False])
@@ -235,41 +244,41 @@ def test_gail_tells_actions_apart_only_with_use_actions(sees, tmp_path):
     """The expert always chooses 2, in situations like the policy's."""
     zeros = [torch.zeros(80, 3)]
     path = demo(PLAIN, tmp_path, obs=zeros, discrete=torch.full((80, 1), 2))
-    one = signal("gail", demo_path=str(path), use_actions=sees)
+    gail = signal("gail", demo_path=str(path), use_actions=sees)
     for number in range(300):
-        one.update(steps(seed=number, obs=[torch.zeros(64, 3)]))
-    told = one.rewards(steps(n=4, obs=[torch.zeros(4, 3)], discrete=torch.arange(4)[:, None]))
+        gail.update(steps(seed=number, obs=[torch.zeros(64, 3)]))
+    rewards = gail.rewards(steps(n=4, obs=[torch.zeros(4, 3)], discrete=torch.arange(4)[:, None]))
     if sees:
-        assert told[2] > 1.5 * told[[0, 1, 3]].max()
+        assert rewards[2] > 1.5 * rewards[[0, 1, 3]].max()
     else:
-        assert torch.equal(told, told[:1].expand(4))
+        assert torch.equal(rewards, rewards[:1].expand(4))
 
 
 def test_bottleneck_presses_harder_while_its_code_says_too_much(tmp_path):
-    one = signal("gail", PLAIN, tmp_path, use_vail=True)
-    assert float(one.beta) == 0.0
-    losses = [one.update(steps(seed=number)) for number in range(200)]
-    kl = torch.stack([each["Losses/GAIL KL Loss"] for each in losses])
-    beta = torch.stack([each["Policy/GAIL Beta"] for each in losses])
+    gail = signal("gail", PLAIN, tmp_path, use_vail=True)
+    assert float(gail.beta) == 0.0
+    losses = [gail.update(steps(seed=number)) for number in range(200)]
+    kl = torch.stack([step_losses["Losses/GAIL KL Loss"] for step_losses in losses])
+    beta = torch.stack([step_losses["Policy/GAIL Beta"] for step_losses in losses])
     assert kl.max() > 0.5
     by_hand = 0.0
     for divergence, weight in zip(kl.tolist(), beta.tolist(), strict=True):
         by_hand = max(by_hand + 0.0005 * (divergence - 0.5), 0.0)
         assert weight == pytest.approx(by_hand, abs=1e-6)
-    assert one.network.log_deviation.abs().max() > 0
+    assert gail.network.log_deviation.abs().max() > 0
 
 
 def test_gail_reads_all_files_of_a_folder_and_normalises_by_the_expert_only(tmp_path):
     demo(PLAIN, tmp_path, "a.demo", 40)
     demo(PLAIN, tmp_path, "b.demo", 60)
     changes = {"demo_path": str(tmp_path), "network_settings": {**SMALL, "normalize": True}}
-    one = signal("gail", **changes)
-    assert len(one.expert.done) == 38 + 57
-    running = one.network.normalizers.by_observation["0"]
-    one.observe(steps(shift=-5.0).obs)
-    one.update(steps(shift=-5.0))
+    gail = signal("gail", **changes)
+    assert len(gail.expert.done) == 38 + 57
+    running = gail.network.normalizers.by_observation["0"]
+    gail.observe(steps(shift=-5.0).obs)
+    gail.update(steps(shift=-5.0))
     assert float(running.count) == 1 + 38 + 57
-    assert torch.allclose(running.mean.float(), one.expert.obs[0].sum(0) / 96, atol=1e-5)
+    assert torch.allclose(running.mean.float(), gail.expert.obs[0].sum(0) / 96, atol=1e-5)
 
 
 def test_gail_draws_each_source_as_often_as_its_weight_has_it(tmp_path):
@@ -279,17 +288,17 @@ def test_gail_draws_each_source_as_often_as_its_weight_has_it(tmp_path):
     for name in ("b.demo", "c.demo"):
         demo(PLAIN, tmp_path / "more", name, 60 + 3)
     weighed = {"path": str(tmp_path / "more"), "weight": 3}
-    one = signal("gail", demo_path=[str(tmp_path / "a.demo"), weighed])
-    assert len(one.expert.done) == 180
-    one.expert.obs[0][:60], one.expert.obs[0][60:] = 0.0, 1.0
-    drawn = one._draw(7000)[0][:, 0]
+    gail = signal("gail", demo_path=[str(tmp_path / "a.demo"), weighed])
+    assert len(gail.expert.done) == 180
+    gail.expert.obs[0][:60], gail.expert.obs[0][60:] = 0.0, 1.0
+    drawn = gail._draw(7000)[0][:, 0]
     assert drawn.mean() == pytest.approx(6 / 7, abs=0.02)
 
 
 def test_expert_steps_are_done_where_the_task_ended_but_not_where_it_was_cut_short(tmp_path):
     path = demo(PLAIN, tmp_path, n=80, ends=(True, False))
-    one = signal("gail", demo_path=str(path))
-    assert one.expert.done.nonzero().flatten().tolist() == [37, 75]
+    gail = signal("gail", demo_path=str(path))
+    assert gail.expert.done.nonzero().flatten().tolist() == [37, 75]
 
 
 # --- what cannot be used
@@ -324,31 +333,31 @@ def test_a_network_that_cannot_take_the_observations_is_named_with_its_signal():
 
 
 def test_rewards_come_in_the_order_of_settings_times_strength(tmp_path):
-    one = {
+    behavior = {
         "trainer_type": "ppo",
         "reward_signals": {
             "rnd": {"strength": 0.5, "gamma": 0.9, "network_settings": SMALL},
             "extrinsic": {"strength": 2.0},
         },
     }
-    chosen = load_run_settings(None, overrides={"behaviors": {"B": one}}).behaviors["B"]
+    chosen = load_run_settings(None, overrides={"behaviors": {"B": behavior}}).behaviors["B"]
     signals = RewardSignals(PLAIN, chosen, seed=1, device=CPU)
-    some = steps(reward=torch.arange(64.0))
-    rewards = signals.rewards(some)
+    rows = steps(reward=torch.arange(64.0))
+    rewards = signals.rewards(rows)
     assert signals.names == ["rnd", "extrinsic"]
     assert signals.gamma.tolist() == pytest.approx([0.9, 0.99])
     assert signals.ignores_done.tolist() == [True, False]
     assert torch.equal(rewards[:, 1], torch.arange(64.0) * 2)
-    assert torch.allclose(rewards[:, 0], signals.by_name["rnd"].rewards(some) * 0.5)
+    assert torch.allclose(rewards[:, 0], signals.by_name["rnd"].rewards(rows) * 0.5)
 
 
 def test_weights_of_signals_go_to_a_new_run_with_the_others(tmp_path):
     chosen = settings("gail", PLAIN, tmp_path)
     old, new = (PPO(PLAIN, chosen, seed=seed, device=CPU) for seed in (1, 2))
-    some = steps()
-    wanted = old.signals.by_name["gail"].rewards(some)
-    assert not torch.allclose(new.signals.by_name["gail"].rewards(some), wanted)
+    rows = steps()
+    expected = old.signals.by_name["gail"].rewards(rows)
+    assert not torch.allclose(new.signals.by_name["gail"].rewards(rows), expected)
     left, n_loaded = new.load_weights(old.weights())
     assert left == []
     assert n_loaded == sum(len(network.state_dict()) for network in old.networks.values())
-    assert torch.equal(new.signals.by_name["gail"].rewards(some), wanted)
+    assert torch.equal(new.signals.by_name["gail"].rewards(rows), expected)

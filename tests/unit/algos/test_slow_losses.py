@@ -42,18 +42,18 @@ class Trajectory:
         return [(message, self.agent) for message in self.messages]
 
 
-def trajectories(given) -> list[Trajectory]:
-    """Of one agent after another."""
+def trajectories(experience) -> list[Trajectory]:
+    """Return the trajectories, agent by agent."""
     result = []
-    for agent in range(len(given["groups"])):
+    for agent in range(len(experience["groups"])):
         messages, begins = [], True
         for message in range(1, N_MESSAGES + 1):
             messages.append(message - 1)
-            how = given["ends"][message, agent]
-            if how or len(messages) == HORIZON:
-                one = Trajectory(agent, messages, begins, bool(how), how == TERMINATED)
-                result.append(one)
-                messages, begins = [], bool(how)
+            end = experience["ends"][message, agent]
+            if end or len(messages) == HORIZON:
+                trajectory = Trajectory(agent, messages, begins, bool(end), end == TERMINATED)
+                result.append(trajectory)
+                messages, begins = [], bool(end)
     return result
 
 
@@ -83,7 +83,7 @@ class Slow:
     def learn(self) -> list[float]:
         """Three steps; gives the mean size of each loss over them, as it is charted."""
         parameters = [*self.policy.parameters(), *self.critic.parameters()]
-        moments = [(torch.zeros_like(one), torch.zeros_like(one)) for one in parameters]
+        moments = [(torch.zeros_like(weights), torch.zeros_like(weights)) for weights in parameters]
         with torch.no_grad():
             self.targets()
         sizes = []
@@ -99,7 +99,7 @@ class Slow:
                 scale = (second / (1 - 0.999**number)).sqrt() + 1e-8
                 parameter.data -= self.rate * first / (1 - 0.9**number) / scale
             sizes.append([abs(loss.item()) for loss in losses])
-        return [mean(each) for each in zip(*sizes, strict=True)]
+        return [mean(loss_sizes) for loss_sizes in zip(*sizes, strict=True)]
 
     def seen(self, message: int, agent: int, *, after: bool = False) -> list[torch.Tensor]:
         """An agent's observation; `after` an action, it may be that of the episode's end."""
@@ -127,22 +127,22 @@ class Slow:
 
     def heads(self, hidden, message: int, agent: int) -> tuple[list, torch.Tensor]:
         """Log probability of each component of what was done, and the entropy."""
-        own, actions = self.policy.actor.heads, self.spec.action_spec
+        heads, actions = self.policy.actor.heads, self.spec.action_spec
         log_probs, entropy, first = [], 0.0, 0
         if actions.continuous_size:
-            mu, log_sigma = own.gaussian(hidden)
-            taken = self.given["continuous"][message, agent]
+            mu, log_sigma = heads.gaussian(hidden)
+            action = self.given["continuous"][message, agent]
             parts = [
                 torch.distributions.Normal(mu[0, i], log_sigma[0, i].exp())
                 for i in range(actions.continuous_size)
             ]
             log_probs += [
-                one.log_prob(torch.tensor(a)) for one, a in zip(parts, taken, strict=True)
+                dist.log_prob(torch.tensor(a)) for dist, a in zip(parts, action, strict=True)
             ]
-            entropy = mean(one.entropy() for one in parts)
+            entropy = mean(dist.entropy() for dist in parts)
         for number, size in enumerate(actions.discrete_branches):
             forbidden = self.given["mask"][message, agent, first : first + size]
-            logits = own.branches[number](hidden)[0]
+            logits = heads.branches[number](hidden)[0]
             allowed = [i for i in range(size) if not forbidden[i]]
             total = sum(logits[i].exp() for i in allowed)
             logs = {i: (logits[i].exp() / total).log() for i in allowed}
@@ -171,7 +171,9 @@ class SlowPPO(Slow):
                     self.values[key, s] = after
                     self.returns[key, s] = advantage + after
                     advantages.setdefault(key, []).append(advantage)
-        self.advantages = standardised({key: mean(some) for key, some in advantages.items()})
+        self.advantages = standardised(
+            {key: mean(per_signal) for key, per_signal in advantages.items()}
+        )
 
     def reward(self, name: str, message: int, agent: int) -> float:
         if name == "extrinsic":
@@ -184,12 +186,12 @@ class SlowPPO(Slow):
         self.starts = {}
         for t in self.trajectories if self.memory else []:
             if t.begins:
-                own = critics = torch.zeros(1, self.policy.memory_size)
+                actor_memory = critic_memory = torch.zeros(1, self.policy.memory_size)
             for number, key in enumerate(t.keys):
                 if number % self.memory.sequence_length == 0:
-                    self.starts[key] = own, critics
-                own = self.policy.actor.step(self.seen(*key), own)[1]
-                critics = self.critic.step(self.seen(*key), critics)
+                    self.starts[key] = actor_memory, critic_memory
+                actor_memory = self.policy.actor.step(self.seen(*key), actor_memory)[1]
+                critic_memory = self.critic.step(self.seen(*key), critic_memory)
 
     def critic_values(self, t: Trajectory, obs) -> list[torch.Tensor]:
         """Values [signals] of a trajectory's observations, and perhaps of what follows it."""
@@ -219,9 +221,9 @@ class SlowPPO(Slow):
         """Policy loss and value loss, and the mean entropy."""
         gains, entropies, errors = [], [], []
         for t in self.trajectories:
-            each = self.gains(t)
-            gains += each[0]
-            entropies += each[1]
+            result = self.gains(t)
+            gains += result[0]
+            entropies += result[1]
             values = self.critic_values(t, [self.seen(*key) for key in t.keys])
             for key, value in zip(t.keys, values, strict=True):
                 errors += [self.error(key, s, value[s]) for s in range(len(self.signals))]
@@ -245,7 +247,7 @@ class SlowPPO(Slow):
         return policy + 0.5 * value
 
     def statistics(self) -> dict[str, float]:
-        """Of the last pass over the rows, and of the values before the first."""
+        """Statistics of the last pass over the rows, and of the values before the first pass."""
         far = [ratio for ratio in self.log_ratios if abs(math.exp(ratio) - 1) > EPSILON]
         shares = []
         for s, _ in enumerate(self.signals):
@@ -258,13 +260,13 @@ class SlowPPO(Slow):
             "Policy/explained_variance": mean(shares),
         }
         for s, name in enumerate(self.signals):
-            own = [value for (_, signal), value in self.values.items() if signal == s]
-            result[f"Policy/{name.capitalize()} Value Estimate"] = mean(own)
+            estimates = [value for (_, signal), value in self.values.items() if signal == s]
+            result[f"Policy/{name.capitalize()} Value Estimate"] = mean(estimates)
         return result
 
 
 class SlowPOCA(Slow):
-    """GroupLayout begin and end together, so that a group's members are those with its number."""
+    """Groups begin and end together, so a group's members are the agents with its number."""
 
     def mates(self, agent: int) -> list[int]:
         groups = self.given["groups"].tolist()
@@ -290,18 +292,18 @@ class SlowPOCA(Slow):
         self.advantages = standardised(advantages)
 
     def reward(self, message: int, agent: int) -> float:
-        own = [self.given["reward"][message + 1, mate] for mate in self.mates(agent)]
-        return STRENGTH * float(sum(own) + self.given["group_reward"][message + 1, agent])
+        rewards = [self.given["reward"][message + 1, mate] for mate in self.mates(agent)]
+        return STRENGTH * float(sum(rewards) + self.given["group_reward"][message + 1, agent])
 
     def value_of(self, seen: list):
-        """What a group is worth that sees this; one reward signal."""
+        """Value of a group whose members have these observations; one reward signal."""
         return self.critic([torch.cat(seen)], None, None, GroupLayout(size=len(seen)))[0, 0]
 
     def value(self, message: int, agent: int):
         return self.value_of([self.seen(message, mate)[0] for mate in self.mates(agent)])
 
     def baseline(self, message: int, agent: int):
-        """What it is worth by what the agent sees, and its mates see and do."""
+        """Value given what the agent sees, and what its mates see and do."""
         mates = self.mates(agent)
         place = 1 + mates.index(agent)
         groups = GroupLayout(size=len(mates), wanted=torch.tensor([place]))
@@ -321,9 +323,9 @@ class SlowPOCA(Slow):
         """Policy loss, value loss and baseline loss, and the mean entropy."""
         gains, entropies, values, baselines = [], [], [], []
         for t in self.trajectories:
-            each = self.gains(t)
-            gains += each[0]
-            entropies += each[1]
+            result = self.gains(t)
+            gains += result[0]
+            entropies += result[1]
             for key in t.keys:
                 values.append((self.returns[key] - self.value(*key)) ** 2)
                 baselines.append((self.returns[key] - self.baseline(*key)) ** 2)
@@ -354,15 +356,15 @@ def assert_updates_agree(training: Training, slow: Slow, names: list[str]) -> No
         [*fast.policy.parameters(), *fast.critic.parameters()],
         strict=True,
     )
-    for expected, found in pairs:
-        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-3, atol=2e-6)
-        torch.testing.assert_close(found.detach(), expected.detach(), rtol=1e-3, atol=2e-5)
+    for expected, actual in pairs:
+        torch.testing.assert_close(actual.grad, expected.grad, rtol=1e-3, atol=2e-6)
+        torch.testing.assert_close(actual.detach(), expected.detach(), rtol=1e-3, atol=2e-5)
 
 
 def training_of(name: str, folder, **hyperparameters) -> Training:
     n_rows = 48 if name.startswith("ppo") else 60
-    whole = {"num_epoch": N_EPOCHS, "batch_size": n_rows}
-    return Training(name, folder, n_blocks=1, **whole, **hyperparameters)
+    full_batch = {"num_epoch": N_EPOCHS, "batch_size": n_rows}
+    return Training(name, folder, n_blocks=1, **full_batch, **hyperparameters)
 
 
 @pytest.mark.parametrize("name", ["ppo, continuous", "ppo, discrete", "ppo, hybrid", "ppo, memory"])

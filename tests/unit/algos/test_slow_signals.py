@@ -29,13 +29,13 @@ def mean(terms):
     return sum(terms) / len(terms)
 
 
-def step(some, i: int):
+def step(rows, i: int):
     """Observation, next observation and action of a step, each as a row of its own."""
     return (
-        [obs[i : i + 1] for obs in some.obs],
-        [obs[i : i + 1] for obs in some.next_obs],
-        some.continuous[i],
-        some.discrete[i].tolist(),
+        [obs[i : i + 1] for obs in rows.obs],
+        [obs[i : i + 1] for obs in rows.next_obs],
+        rows.continuous[i],
+        rows.discrete[i].tolist(),
     )
 
 
@@ -52,7 +52,7 @@ def cross_entropy(logits, choice: int) -> torch.Tensor:
 
 
 def assert_gradients_are_of(loss, parameters, apply) -> None:
-    """What `apply` leaves in the parameters' gradients are the derivatives of `loss`."""
+    """Check that `apply` leaves the derivatives of `loss` in the parameters' gradients."""
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
     expected = torch.autograd.grad(loss, parameters)
     apply()
@@ -65,18 +65,18 @@ def only(tag: str, losses) -> float:
     return float(losses[tag])
 
 
-def curiosity_errors(net, some):
-    features = net.features(some)
-    return net.forward_error(some, *features), net.inverse_error(some, *features)
+def curiosity_errors(net, rows):
+    features = net.features(rows)
+    return net.forward_error(rows, *features), net.inverse_error(rows, *features)
 
 
 @specs
 def test_curiosity_applies_a_fifth_of_the_forward_loss_and_the_rest_of_the_inverse_loss(spec):
-    one, some = signal("curiosity", spec), steps(spec, 12)
-    net = one.network
+    curiosity, rows = signal("curiosity", spec), steps(spec, 12)
+    net = curiosity.network
     forwards, inverses = [], []
     for i in range(12):
-        obs, next_obs, continuous, discrete = step(some, i)
+        obs, next_obs, continuous, discrete = step(rows, i)
         now, later = net.body(obs), net.body(next_obs)
         action = as_numbers(spec, continuous, discrete)
         foreseen = net.next_features(net.forward_model(torch.cat((now, action), dim=1)))
@@ -91,38 +91,48 @@ def test_curiosity_applies_a_fifth_of_the_forward_loss_and_the_rest_of_the_inver
         inverses.append(error)
     forward, inverse = mean(forwards), mean(inverses)
     loss = 10 * (0.2 * forward + 0.8 * inverse)
-    told = {}
-    assert_gradients_are_of(loss, net.parameters(), lambda: told.update(one.update(some)))
-    assert [error.shape for error in curiosity_errors(net, some)] == [(12,)] * 2
-    assert told["Losses/Curiosity Forward Loss"].item() == pytest.approx(forward.item(), rel=1e-4)
-    assert told["Losses/Curiosity Inverse Loss"].item() == pytest.approx(inverse.item(), rel=1e-4)
+    reported = {}
+    assert_gradients_are_of(loss, net.parameters(), lambda: reported.update(curiosity.update(rows)))
+    assert [error.shape for error in curiosity_errors(net, rows)] == [(12,)] * 2
+    assert reported["Losses/Curiosity Forward Loss"].item() == pytest.approx(
+        forward.item(), rel=1e-4
+    )
+    assert reported["Losses/Curiosity Inverse Loss"].item() == pytest.approx(
+        inverse.item(), rel=1e-4
+    )
 
 
 def test_curiosity_foresees_normalised_observations():
-    one, plain = signal("curiosity", network_settings=NORMALIZED), signal("curiosity")
-    one.observe([torch.randn(50, 3) * 3 + 2])
-    some = steps(n=12)
-    seen = [one.network.normalizers(obs) for obs in (some.obs, some.next_obs)]
+    curiosity, plain = signal("curiosity", network_settings=NORMALIZED), signal("curiosity")
+    curiosity.observe([torch.randn(50, 3) * 3 + 2])
+    rows = steps(n=12)
+    normalized_obs = [curiosity.network.normalizers(obs) for obs in (rows.obs, rows.next_obs)]
     same = Rows(
-        columns={**some.columns, **observations(seen[0]), **observations(seen[1], "next_obs")}
+        columns={
+            **rows.columns,
+            **observations(normalized_obs[0]),
+            **observations(normalized_obs[1], "next_obs"),
+        }
     )
-    pairs = curiosity_errors(plain.network, same), curiosity_errors(one.network, some)
-    for expected, found in zip(*pairs, strict=True):
-        torch.testing.assert_close(found, expected)
-        assert len(found.unique()) == 12
+    pairs = curiosity_errors(plain.network, same), curiosity_errors(curiosity.network, rows)
+    for expected, actual in zip(*pairs, strict=True):
+        torch.testing.assert_close(actual, expected)
+        assert len(actual.unique()) == 12
 
 
 def test_rnd_applies_the_mean_over_steps_of_summed_squared_errors():
-    one, some = signal("rnd"), steps(n=12)
+    rnd, rows = signal("rnd"), steps(n=12)
     errors = []
     for i in range(12):
-        obs = step(some, i)[0]
-        pairs = zip(one.predictor(obs)[0], one.target(obs)[0].detach(), strict=True)
+        obs = step(rows, i)[0]
+        pairs = zip(rnd.predictor(obs)[0], rnd.target(obs)[0].detach(), strict=True)
         errors.append(sum((a - b) ** 2 for a, b in pairs))
-    assert one.rewards(some).tolist() == pytest.approx([error.item() for error in errors], rel=1e-4)
-    loss, told = mean(errors), {}
-    assert_gradients_are_of(loss, one.predictor.parameters(), lambda: told.update(one.update(some)))
-    assert told["Losses/RND Loss"].item() == pytest.approx(loss.item(), rel=1e-4)
+    assert rnd.rewards(rows).tolist() == pytest.approx([error.item() for error in errors], rel=1e-4)
+    loss, reported = mean(errors), {}
+    assert_gradients_are_of(
+        loss, rnd.predictor.parameters(), lambda: reported.update(rnd.update(rows))
+    )
+    assert reported["Losses/RND Loss"].item() == pytest.approx(loss.item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("sees_actions", [False, True])
@@ -131,75 +141,82 @@ def test_gail_applies_cross_entropy_and_the_penalty_and_the_bottleneck(
     sees_actions, bottleneck, tmp_path
 ):
     n = 12
-    given = {"use_actions": sees_actions, "use_vail": bottleneck}
-    one, some = signal("gail", HYBRID, tmp_path, **given), steps(HYBRID, n)
-    some.done[::3] = True
+    options = {"use_actions": sees_actions, "use_vail": bottleneck}
+    gail, rows = signal("gail", HYBRID, tmp_path, **options), steps(HYBRID, n)
+    rows.done[::3] = True
     if bottleneck:
-        one.beta = torch.tensor(0.3)
+        gail.beta = torch.tensor(0.3)
         with torch.no_grad():
-            one.network.log_deviation -= 0.5
+            gail.network.log_deviation -= 0.5
     # what is drawn at random: the expert's steps, noise in the code, and places between two steps
     stream = torch.Generator()
-    stream.set_state(one.generator.get_state())
-    shown = torch.randint(len(one.expert), (n,), generator=stream)
-    own = [sees(one, some.obs[0][i], some.continuous[i], some.discrete[i], some.done[i])
-           for i in range(n)]  # fmt: skip
-    theirs = one.expert
-    expert = [sees(one, theirs.obs[0][i], theirs.continuous[i], theirs.discrete[i], theirs.done[i])
-              for i in shown]  # fmt: skip
+    stream.set_state(gail.generator.get_state())
+    drawn = torch.randint(len(gail.expert), (n,), generator=stream)
+    policy_inputs = [sees(gail, rows.obs[0][i], rows.continuous[i], rows.discrete[i], rows.done[i])
+                     for i in range(n)]  # fmt: skip
+    theirs = gail.expert
+    expert = [sees(gail, theirs.obs[0][i], theirs.continuous[i], theirs.discrete[i], theirs.done[i])
+              for i in drawn]  # fmt: skip
     noise = torch.zeros(2 * n, 128)
     if bottleneck:
         noise = torch.empty(2 * n, 128).normal_(generator=stream)
-    shares = [torch.rand(n, part.shape[1], generator=stream) for part in own[0]]
+    shares = [torch.rand(n, part.shape[1], generator=stream) for part in policy_inputs[0]]
 
-    found, divergences = {}, []
-    for who, inputs, noises in (("own", own, noise[:n]), ("expert", expert, noise[n:])):
-        found[who] = [probability(one, *pair) for pair in zip(inputs, noises, strict=True)]
+    probabilities, divergences = {}, []
+    for source, inputs, noises in (
+        ("own", policy_inputs, noise[:n]),
+        ("expert", expert, noise[n:]),
+    ):
+        probabilities[source] = [
+            probability(gail, *pair) for pair in zip(inputs, noises, strict=True)
+        ]
     crossed = mean(
         -torch.log(yes + 1e-7) - torch.log(1 - no + 1e-7)
-        for yes, no in zip(found["expert"], found["own"], strict=True)
+        for yes, no in zip(probabilities["expert"], probabilities["own"], strict=True)
     )
     penalties = []
     for i in range(n):
         point = [
             (share[i] * a + (1 - share[i]) * b).detach().requires_grad_()
-            for share, a, b in zip(shares, own[i], expert[i], strict=True)
+            for share, a, b in zip(shares, policy_inputs[i], expert[i], strict=True)
         ]
-        slopes = torch.autograd.grad(probability(one, point), point, create_graph=True)
+        slopes = torch.autograd.grad(probability(gail, point), point, create_graph=True)
         length = (sum((slope**2).sum() for slope in slopes) + 1e-7).sqrt()
         penalties.append((length - 1) ** 2)
     loss = crossed + 10 * mean(penalties)
     if bottleneck:
-        sigma = one.network.log_deviation.exp()
-        for a, b in zip(own, expert, strict=True):
-            for code in (one.network.code(one.network.body(inputs))[0] for inputs in (a, b)):
-                each = 0.5 * (code**2 + sigma**2 - 1 - (sigma**2).log())
-                divergences.append(each.sum())
+        sigma = gail.network.log_deviation.exp()
+        for a, b in zip(policy_inputs, expert, strict=True):
+            for code in (gail.network.code(gail.network.body(inputs))[0] for inputs in (a, b)):
+                divergence = 0.5 * (code**2 + sigma**2 - 1 - (sigma**2).log())
+                divergences.append(divergence.sum())
         kl = 2 * mean(divergences)
         loss = loss + 0.3 * (kl - 0.5)
-    told = {}
-    assert_gradients_are_of(loss, one.network.parameters(), lambda: told.update(one.update(some)))
-    assert told["Losses/GAIL Loss"].item() == pytest.approx(crossed.item(), rel=1e-4)
-    assert told["Policy/GAIL Grad Mag Loss"].item() == pytest.approx(
+    reported = {}
+    assert_gradients_are_of(
+        loss, gail.network.parameters(), lambda: reported.update(gail.update(rows))
+    )
+    assert reported["Losses/GAIL Loss"].item() == pytest.approx(crossed.item(), rel=1e-4)
+    assert reported["Policy/GAIL Grad Mag Loss"].item() == pytest.approx(
         mean(penalties).item(), rel=1e-4
     )
     if bottleneck:
-        assert told["Losses/GAIL KL Loss"].item() == pytest.approx(kl.item(), rel=1e-4)
-        assert float(one.beta) == pytest.approx(0.3 + 0.0005 * (kl.item() - 0.5), rel=1e-5)
+        assert reported["Losses/GAIL KL Loss"].item() == pytest.approx(kl.item(), rel=1e-4)
+        assert float(gail.beta) == pytest.approx(0.3 + 0.0005 * (kl.item() - 0.5), rel=1e-5)
 
 
-def sees(one, obs, continuous, discrete, done) -> list[torch.Tensor]:
+def sees(gail, obs, continuous, discrete, done) -> list[torch.Tensor]:
     """What a discriminator looks at: an observation, perhaps an action and the end."""
     inputs = [obs.unsqueeze(0)]
-    if one.network.use_actions:
+    if gail.network.use_actions:
         ended = torch.tensor([[float(done)]])
         inputs.append(torch.cat((as_numbers(HYBRID, continuous, discrete.tolist()), ended), dim=1))
     return inputs
 
 
-def probability(one, inputs, noise=None) -> torch.Tensor:
-    """That a step is the expert's."""
-    net = one.network
+def probability(gail, inputs, noise=None) -> torch.Tensor:
+    """Probability that a step is the expert's."""
+    net = gail.network
     hidden = net.body(inputs)
     if net.code is not None:
         hidden = net.code(hidden)
@@ -251,25 +268,25 @@ def test_cloning_applies_squared_errors_of_means_and_cross_entropy_of_choices(sp
     )
     if remembers:
         cloning.batch_size = 4  # all sequences
-    told = []
+    losses = []
     used = [
         parameter for name, parameter in policy.named_parameters() if not name.endswith("log_sigma")
     ]
-    assert_gradients_are_of(loss, used, lambda: told.append(cloning.update()))
-    assert told[0] == pytest.approx(loss.item(), rel=1e-5)
+    assert_gradients_are_of(loss, used, lambda: losses.append(cloning.update()))
+    assert losses[0] == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_curiosity_that_counts_for_nothing_is_not_limited():
-    one = signal("curiosity", strength=0.0)
-    one.update(steps())
-    assert float(one.rewards(steps(shift=30.0)).max()) > 10.0
+    curiosity = signal("curiosity", strength=0.0)
+    curiosity.update(steps())
+    assert float(curiosity.rewards(steps(shift=30.0)).max()) > 10.0
 
 
 def test_gail_rewards_a_step_that_it_is_sure_of_by_16_at_most(tmp_path):
-    one = signal("gail", PLAIN, tmp_path)
+    gail = signal("gail", PLAIN, tmp_path)
     with torch.no_grad():
-        one.network.estimate.bias.fill_(100.0)
-    assert one.rewards(steps()).tolist() == pytest.approx([-math.log(2.0**-23)] * 64, rel=0.05)
+        gail.network.estimate.bias.fill_(100.0)
+    assert gail.rewards(steps()).tolist() == pytest.approx([-math.log(2.0**-23)] * 64, rel=0.05)
 
 
 @pytest.mark.parametrize("use_actions", [False, True])
@@ -280,5 +297,5 @@ def test_goals_are_inputs_like_others_for_gail(use_actions):
     for kind in ("none", "hyper"):
         settings = NetworkSettings(hidden_units=8, num_layers=2, goal_conditioning_type=kind)
         network = Discriminator(spec, settings, use_actions=use_actions, use_vail=False)
-        weights.append({name: one.shape for name, one in network.state_dict().items()})
+        weights.append({name: tensor.shape for name, tensor in network.state_dict().items()})
     assert weights[0] == weights[1]

@@ -80,8 +80,8 @@ def test_a_player_that_ends_is_started_again_once_a_minute(
     player.chmod(0o755)
     with Server(port, host="127.0.0.1", token=TOKEN):
         assert attach("--env", player) == 2
-    again = "Starting the player again after 'Environment shut down with return code 3."
-    assert caplog.text.count(again) == 1
+    restart_message = "Starting the player again after 'Environment shut down with return code 3."
+    assert caplog.text.count(restart_message) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: The player ended again (1 of 1 in 60 s")
     assert "cannot find the scene" in error

@@ -64,9 +64,9 @@ def test_experiments_of_the_dag_are_compared_by_their_evaluation(tmp_path, capsy
     assert "Returns are of the exported policies" in text
     assert "a, b: 3 seeds: the interval is wide" in text
     assert "30.0 s" in text
-    found = rows(compared(capsys, train / "a", train / "b", "--csv"))
-    assert (found["a"]["iqm"], found["b"]["iqm"], found["a"]["seeds"]) == ("11", "21", "3")
-    assert (found["a"]["steps_to_target"], found["b"]["steps_to_target"]) == ("", "2000")
+    table = rows(compared(capsys, train / "a", train / "b", "--csv"))
+    assert (table["a"]["iqm"], table["b"]["iqm"], table["a"]["seeds"]) == ("11", "21", "3")
+    assert (table["a"]["steps_to_target"], table["b"]["steps_to_target"]) == ("", "2000")
 
 
 def test_what_was_interrupted_and_not_resumed_exactly_is_named(tmp_path, capsys):
@@ -83,30 +83,30 @@ def test_one_seed_of_the_dag_may_be_named_by_any_of_its_stages(tmp_path, capsys)
     dag(tmp_path, "a", 2, [0.0, 1.0], evaluated=30.0)
     evaluated = tmp_path / "results/evaluate/a/seed1"
     for names in ([run], [evaluated], [run, evaluated]):
-        found = rows(compared(capsys, *names, "--csv"))
-        assert (found["a"]["seeds"], found["a"]["mean"]) == ("1", "10")
+        table = rows(compared(capsys, *names, "--csv"))
+        assert (table["a"]["seeds"], table["a"]["mean"]) == ("1", "10")
 
 
 def test_the_trials_of_a_sweep_are_compared_beside_other_experiments(tmp_path, capsys):
     for experiment, evaluated in (("rates/001", 1.0), ("rates/002", 2.0), ("rates_best", 3.0)):
         dag(tmp_path, experiment, 1, [0.0, 1.0], evaluated=evaluated)
     train = tmp_path / "results/train"
-    every = rows(compared(capsys, *sorted(train.iterdir()), "--csv"))
-    found = {name: row["iqm"] for name, row in every.items()}
-    assert found == {"rates/001": "1", "rates/002": "2", "rates_best": "3"}
-    for one in (train / "rates/002", train / "rates/002/seed1"):
-        assert list(rows(compared(capsys, one, "--csv"))) == ["rates/002"]
+    table = rows(compared(capsys, *sorted(train.iterdir()), "--csv"))
+    scores = {name: row["iqm"] for name, row in table.items()}
+    assert scores == {"rates/001": "1", "rates/002": "2", "rates_best": "3"}
+    for path in (train / "rates/002", train / "rates/002/seed1"):
+        assert list(rows(compared(capsys, path, "--csv"))) == ["rates/002"]
 
 
 def test_learned_runs_that_differ_only_in_the_seed_are_one_experiment(tmp_path, capsys):
     runs = [learned(tmp_path, f"walk-seed{seed}", seed) for seed in (1, 2)]
     runs += [learned(tmp_path, "faster", 1, rate=1e-3)]
     value = json.loads(compared(capsys, *runs, "--json"))
-    found = {one["experiment"]: one for one in value["experiments"]}
-    assert found.keys() == {"walk", "faster"}
-    assert (found["walk"]["seeds"], found["walk"]["mean"]) == (2, 4.5)
-    assert (found["walk"]["training_s"], found["walk"]["score"]) == (61.5, "training")
-    assert (found["walk"]["environment"], found["walk"]["iqm_low"]) == ("walker", None)
+    experiments = {entry["experiment"]: entry for entry in value["experiments"]}
+    assert experiments.keys() == {"walk", "faster"}
+    assert (experiments["walk"]["seeds"], experiments["walk"]["mean"]) == (2, 4.5)
+    assert (experiments["walk"]["training_s"], experiments["walk"]["score"]) == (61.5, "training")
+    assert (experiments["walk"]["environment"], experiments["walk"]["iqm_low"]) == ("walker", None)
     (pair,) = value["improvements"]
     assert (pair["better"], pair["probability"]) == ("walk", 0.75)
     assert "walk: 2 seeds are too few for an interval." in compared(capsys, *runs)
@@ -117,8 +117,8 @@ def test_names_never_make_one_experiment_of_runs_with_other_settings(tmp_path, c
     # Each is called as the two before are: by its own name, in another folder, and by the DAG.
     runs += [learned(tmp_path, "walk", 1, rate=1e-3)]
     runs += [learned(tmp_path / "other", "walk", 1, rate=1e-4)]
-    found = rows(compared(capsys, *runs, "--csv"))
-    assert sorted((name, row["seeds"]) for name, row in found.items()) == [
+    table = rows(compared(capsys, *runs, "--csv"))
+    assert sorted((name, row["seeds"]) for name, row in table.items()) == [
         (str(tmp_path / "other/results/walk"), "1"),
         (str(tmp_path / "results/walk"), "1"),
         ("walk", "2"),
@@ -126,33 +126,33 @@ def test_names_never_make_one_experiment_of_runs_with_other_settings(tmp_path, c
     text = compared(capsys, *runs)
     assert text.endswith(f"only their seeds differ:\n{runs[0]}, {runs[1]}\n")
     trial = dag(tmp_path, "walk", 1, [0.0, 1.0], evaluated=10.0)
-    found = rows(compared(capsys, trial, *runs, "--csv"))
-    assert len(found) == 4
+    table = rows(compared(capsys, trial, *runs, "--csv"))
+    assert len(table) == 4
 
 
 def test_runs_that_begin_with_other_weights_are_another_experiment(tmp_path, capsys):
     runs = [learned(tmp_path, f"walk-{seed}", seed) for seed in (1, 2, 3)]
     written = runs[2] / "configuration.yaml"
     written.write_text(written.read_text().replace("{run_id: ", "{initialize_from: old, run_id: "))
-    found = rows(compared(capsys, *runs, "--csv"))
-    assert {name: row["seeds"] for name, row in found.items()} == {"walk": "2", "walk-3": "1"}
+    table = rows(compared(capsys, *runs, "--csv"))
+    assert {name: row["seeds"] for name, row in table.items()} == {"walk": "2", "walk-3": "1"}
 
 
 def test_experiments_of_two_projects_stay_apart_under_one_name(tmp_path, capsys):
-    here, there = tmp_path / "here", tmp_path / "there"
-    runs = [dag(here, "a", 1, [0.0, 1.0], evaluated=10.0)]
-    runs += [dag(there, "a", seed, [0.0, 1.0], evaluated=20.0) for seed in (1, 2)]
-    found = rows(compared(capsys, *runs, "--csv"))
-    assert {name: row["mean"] for name, row in found.items()} == {
+    first_project, second_project = tmp_path / "here", tmp_path / "there"
+    runs = [dag(first_project, "a", 1, [0.0, 1.0], evaluated=10.0)]
+    runs += [dag(second_project, "a", seed, [0.0, 1.0], evaluated=20.0) for seed in (1, 2)]
+    table = rows(compared(capsys, *runs, "--csv"))
+    assert {name: row["mean"] for name, row in table.items()} == {
         "a": "10",
-        str(there / "results/a"): "20",
+        str(second_project / "results/a"): "20",
     }
 
 
 def test_the_fraction_moves_the_target(tmp_path, capsys):
     run = learned(tmp_path, "one", 1)
-    found = rows(compared(capsys, run, "--csv", "--fraction", "0.3"))
-    assert (found["one"]["target"], found["one"]["steps_to_target"]) == ("1.9", "2000")
+    table = rows(compared(capsys, run, "--csv", "--fraction", "0.3"))
+    assert (table["one"]["target"], table["one"]["steps_to_target"]) == ("1.9", "2000")
 
 
 def broken(root: Path) -> Path:

@@ -44,11 +44,11 @@ def test_columns_of_the_command_line_replace_those_of_the_file(tmp_path, capsys)
         "columns: {obs0: x, discrete: key}\n"
     )
     words = ("import", tmp_path / "a.csv", "--spec", tmp_path / "a.yaml", "-o")
-    given = ("--column", "terminated=over", "--column", "obs0=y", "--behavior", "C")
-    assert run(*words, tmp_path / "b.demo", *given) == 0
-    told = capsys.readouterr().out
-    assert "(1,): column y, 2 to 2" in told
-    assert "behavior C" in told
+    options = ("--column", "terminated=over", "--column", "obs0=y", "--behavior", "C")
+    assert run(*words, tmp_path / "b.demo", *options) == 0
+    output = capsys.readouterr().out
+    assert "(1,): column y, 2 to 2" in output
+    assert "behavior C" in output
 
 
 def test_mistakes_on_the_command_line_are_one_line_with_a_remedy(tmp_path, expert, refused):
@@ -77,10 +77,10 @@ def test_the_documented_way_from_a_table_to_a_demonstration_works(tmp_path, monk
     runpy.run_path(str(ROOT / "examples/demonstrations/play.py"))
     for command in commands[:3]:
         assert cli.main(command.split()[1:]) == 0
-    told = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     first = pages.index(next(line for line in pages if line.startswith("read   ")))
-    shown = pages[first : first + 7]
-    assert [line[:14] for line in told[:7]] == [line[:14] for line in shown]
+    documented = pages[first : first + 7]
+    assert [line[:14] for line in lines[:7]] == [line[:14] for line in documented]
     assert min(read_demo("good.demo").returns()) >= 400
     settings = load_run_settings(ROOT / "examples/demonstrations/imitate.yaml")
     cloning = settings.behaviors["CartPole-v1"].behavioral_cloning
@@ -88,11 +88,11 @@ def test_the_documented_way_from_a_table_to_a_demonstration_works(tmp_path, monk
 
 
 def test_trim_and_merge_give_back_what_was_taken_apart(tmp_path, expert):
-    one, rest, whole = (tmp_path / f"{name}.demo" for name in ("one", "rest", "whole"))
-    assert run("trim", expert, "-o", one, "--episodes", "1") == 0
+    first, rest, merged = (tmp_path / f"{name}.demo" for name in ("one", "rest", "whole"))
+    assert run("trim", expert, "-o", first, "--episodes", "1") == 0
     assert run("trim", expert, "-o", rest, "--episodes", "2-3") == 0
-    assert run("merge", one, rest, "-o", whole) == 0
-    assert whole.read_bytes() == expert.read_bytes()
+    assert run("merge", first, rest, "-o", merged) == 0
+    assert merged.read_bytes() == expert.read_bytes()
 
 
 def test_a_minari_dataset_is_written_and_imported(tmp_path, expert, monkeypatch, capsys, refused):
@@ -104,10 +104,12 @@ def test_a_minari_dataset_is_written_and_imported(tmp_path, expert, monkeypatch,
     assert "belongs to minari:DATASET" in message
     assert run("import", "minari:grid/expert-v0", "--spec", expert, "-o", target) == 0
     assert "3 terminated" in capsys.readouterr().out
-    one, two = read_demo(expert), read_demo(target)
-    assert (two.spec, two.behavior_name) == (one.spec, one.behavior_name)
-    assert all((left == right).all() for left, right in zip(one.obs, two.obs, strict=True))
-    assert (one.discrete == two.discrete).all()
+    original, imported = read_demo(expert), read_demo(target)
+    assert (imported.spec, imported.behavior_name) == (original.spec, original.behavior_name)
+    assert all(
+        (left == right).all() for left, right in zip(original.obs, imported.obs, strict=True)
+    )
+    assert (original.discrete == imported.discrete).all()
     assert run("import", "minari:grid/expert-v0", "--behavior", "Own", "-o", target) == 0
     assert read_demo(target).behavior_name == "Own"
 
@@ -115,8 +117,8 @@ def test_a_minari_dataset_is_written_and_imported(tmp_path, expert, monkeypatch,
 def test_info_draws_the_returns(tmp_path, expert, capsys):
     picture = tmp_path / "returns.png"
     assert run("info", expert, "--plot", picture) == 0
-    told = capsys.readouterr().out
-    assert "3 ended" in told
-    assert "GridWorld" in told
-    assert f"Wrote {picture}" in told
+    output = capsys.readouterr().out
+    assert "3 ended" in output
+    assert "GridWorld" in output
+    assert f"Wrote {picture}" in output
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -22,7 +22,7 @@ experiments: {{}}
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch, capsys):
-    """The lines and the exit code in a folder of its own, without looking at torch again."""
+    """Run `pipeline doctor` in an empty folder, with torch not checked; gives code and lines."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PIPELINE_MLFLOW", raising=False)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -88,9 +88,9 @@ def test_of_a_python_that_is_too_old_a_full_disk_and_a_missing_package(told, mon
 
 
 def test_of_a_server_that_is_not_there(told, monkeypatch):
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # and does not listen
-        port = held.getsockname()[1]
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))  # and does not listen
+        port = sock.getsockname()[1]
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
         code, lines = told()
     assert code == 1
@@ -98,10 +98,10 @@ def test_of_a_server_that_is_not_there(told, monkeypatch):
 
 
 def test_a_port_that_is_taken(monkeypatch):
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        held.listen()
-        monkeypatch.setattr(doctor, "_EDITOR_PORT", held.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        monkeypatch.setattr(doctor, "_EDITOR_PORT", listener.getsockname()[1])
         with pytest.raises(doctor.Problem, match="another trainer waits"):
             doctor._ports(Path())
 
@@ -116,8 +116,8 @@ def test_a_shell_completes_commands_options_and_files(capsys, tmp_path: Path):
         line = f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; "
         line += '_shtab_pipeline; echo "${COMPREPLY[@]}"'
         bash = shutil.which("bash") or pytest.skip("no bash here")
-        done = subprocess.check_output([bash, "-c", line], text=True, cwd=tmp_path)  # noqa: S603
-        return done.split()
+        output = subprocess.check_output([bash, "-c", line], text=True, cwd=tmp_path)  # noqa: S603
+        return output.split()
 
     assert completed("pipeline", "eval") == ["evaluate"]
     assert completed("pipeline", "learn", "--num") == ["--num-runs", "--num-envs", "--num-areas"]
@@ -125,7 +125,7 @@ def test_a_shell_completes_commands_options_and_files(capsys, tmp_path: Path):
 
 
 def test_a_shell_that_is_not_known_is_refused(capsys):
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         cli.main(["completion", "csh"])
-    assert left.value.code == 2
+    assert exit_info.value.code == 2
     assert "invalid choice: 'csh'" in capsys.readouterr().err

@@ -40,11 +40,15 @@ def behavior(*observations: ObservationSpec, actions: ActionSpec = STEER, n_agen
 )
 def test_settings_suit_what_is_seen_and_done(given: Behavior, expected: dict):
     settings = load_run_settings(None, overrides={"behaviors": {"B": trainer_of(given)}})
-    one = settings.behaviors["B"]
+    behavior_settings = settings.behaviors["B"]
     for key, value in expected.items():
-        parts = (one, one.hyperparameters, one.network_settings)
+        parts = (
+            behavior_settings,
+            behavior_settings.hyperparameters,
+            behavior_settings.network_settings,
+        )
         assert next(getattr(part, key) for part in parts if hasattr(part, key)) == value
-    assert (one.self_play is not None) == (given.n_teams > 1)
+    assert (behavior_settings.self_play is not None) == (given.n_teams > 1)
 
 
 def test_a_project_s_graph_is_ours_without_our_folders():
@@ -56,8 +60,8 @@ def test_a_project_s_graph_is_ours_without_our_folders():
     assert check["always_changed"] is True
     assert check["deps"] == ["config", "workflow/runs.yaml"]
     del ours["stages"]["check"]
-    said = yaml.safe_dump(ours).replace("workflow/scripts/", "-m pipeline.stages ")
-    assert said.replace(".py ", " ").replace("report.py", "report") == yaml.safe_dump(theirs)
+    expected = yaml.safe_dump(ours).replace("workflow/scripts/", "-m pipeline.stages ")
+    assert expected.replace(".py ", " ").replace("report.py", "report") == yaml.safe_dump(theirs)
 
 
 def test_a_project_s_snakefile_imports_what_it_uses_and_no_more():
@@ -131,8 +135,8 @@ def test_what_cannot_be_is_refused_and_nothing_is_left(
     (tmp_path / "project/ProjectSettings").mkdir(parents=True)
     try:
         code = cli.main(["init", *words])
-    except SystemExit as left:
-        code = left.code
+    except SystemExit as exit_error:
+        code = exit_error.code
     error = capsys.readouterr().err
     assert (code, error.count("error: ")) == (2, 1)
     assert said in error

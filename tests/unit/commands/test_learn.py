@@ -69,10 +69,10 @@ def test_options_reach_every_environment(learn, fake, tmp_path):
             struct.pack("<ii", 3, 30),
             struct.pack("<ii", 4, 25),
         ]
-    shown, hidden = workers["Player-0.log"], workers["Player-1.log"]
-    assert shown[:2] == (False, False)
+    visible, hidden = workers["Player-0.log"], workers["Player-1.log"]
+    assert visible[:2] == (False, False)
     assert hidden[:2] == (True, True)
-    assert hidden[2] == shown[2] + 1
+    assert hidden[2] == visible[2] + 1
 
 
 @contextlib.contextmanager
@@ -109,8 +109,8 @@ def test_a_second_writer_of_a_run_folder_is_refused_before_anything_changes(
 
 def test_what_a_killed_run_was_writing_goes_also_when_the_run_is_replaced(learn, fake, tmp_path):
     assert learn("--env", fake()) == 0
-    left = tmp_path / "results/ppo/Echo/.replay-64.npz.abcd1234.tmp"
-    left.touch()
+    leftover = tmp_path / "results/ppo/Echo/.replay-64.npz.abcd1234.tmp"
+    leftover.touch()
     assert learn("--env", fake(), "--force") == 0
     assert [path.name for path in (tmp_path / "results").rglob(".*")] == []
 
@@ -239,16 +239,16 @@ def test_the_last_lines_say_over_which_episodes_the_mean_is_taken(
 
     monkeypatch.setattr("pipeline.trainer.loop.result_of", with_returns)
     assert learn("--env", fake()) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[1].startswith("  Echo: 12")
-    assert told[1].endswith(said)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("  Echo: 12")
+    assert lines[1].endswith(said)
 
 
 def test_several_runs_follow_each_other(learn, fake, capsys, tmp_path):
     assert learn("--env", fake(), "--num-runs", "2", "--run-id", "x") == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for number in (0, 1):
-        assert f"everything is in results/x-{number}" in told
+        assert f"everything is in results/x-{number}" in output
         written = yaml.safe_load((tmp_path / f"results/x-{number}/configuration.yaml").read_text())
         assert written["env_settings"]["seed"] == 1 + number
 
@@ -300,7 +300,7 @@ def test_a_file_in_place_of_the_folder_is_named_with_the_option(tmp_path, name):
     from pipeline.errors import SettingsError
 
     (tmp_path / "file").write_text("mine")
-    said = pytest.raises(SettingsError, match=r"results_dir: .*/file is a file.*--results-dir")
-    with said, run_folder(tmp_path / name, resume=False, force=True):
+    raises = pytest.raises(SettingsError, match=r"results_dir: .*/file is a file.*--results-dir")
+    with raises, run_folder(tmp_path / name, resume=False, force=True):
         pass
     assert (tmp_path / "file").read_text() == "mine"

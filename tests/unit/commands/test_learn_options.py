@@ -154,8 +154,8 @@ def test_learners_are_asked_for_by_an_option_of_our_own(config, monkeypatch):
 
 def test_sinks_are_named_with_commas_or_by_repeating_the_option(config):
     assert plan(config).track is None
-    asked = plan(config, "--track", "jsonl,tensorboard", "--track", "jsonl").track
-    assert asked == ("jsonl", "tensorboard")
+    sinks = plan(config, "--track", "jsonl,tensorboard", "--track", "jsonl").track
+    assert sinks == ("jsonl", "tensorboard")
     with pytest.raises(SettingsError) as caught:
         plan(config, "--track", "tensorbord")
     assert str(caught.value).startswith(
@@ -228,24 +228,24 @@ def test_attach_counts_players_and_no_executable_of_the_file(config):
 
 def test_players_of_other_machines_need_an_address_and_a_token(tmp_path, monkeypatch):
     (tmp_path / "token").write_text("0123456789abcdef\n")
-    asked = ["--attach", "2", "--listen", "10.0.0.5"]
-    plan_of_file = plan(*asked, "--token-file", tmp_path / "token")
+    options = ["--attach", "2", "--listen", "10.0.0.5"]
+    plan_of_file = plan(*options, "--token-file", tmp_path / "token")
     assert plan_of_file.listen == ("10.0.0.5", b"0123456789abcdef")
     assert "0123456789abcdef" not in repr(plan_of_file)
     monkeypatch.setenv("PIPELINE_TOKEN", "fedcba9876543210")
-    assert plan(*asked).listen == ("10.0.0.5", b"fedcba9876543210")
+    assert plan(*options).listen == ("10.0.0.5", b"fedcba9876543210")
     assert plan("--attach", "2").listen is None
 
 
 def test_several_runs_have_names_and_seeds_of_their_own(config, tmp_path):
-    several = plan(config, "--num-runs", "3", "--results-dir", tmp_path, "--run-id", "x")
-    runs = [several.run(number) for number in range(several.n_runs)]
-    assert [one.checkpoint_settings.run_id for one in runs] == ["x-0", "x-1", "x-2"]
-    assert [one.env_settings.seed for one in runs] == [7, 8, 9]
+    plan_of_three = plan(config, "--num-runs", "3", "--results-dir", tmp_path, "--run-id", "x")
+    runs = [plan_of_three.run(number) for number in range(plan_of_three.n_runs)]
+    assert [run.checkpoint_settings.run_id for run in runs] == ["x-0", "x-1", "x-2"]
+    assert [run.env_settings.seed for run in runs] == [7, 8, 9]
     drawn = plan(config, "--num-runs", "2", "--seed", "-1").run(1)
     assert drawn.env_settings.seed == -1
-    only = plan(config, "--num-runs", "1", "--run-id", "x").run(0)
-    assert only.checkpoint_settings.run_id == "x"
+    single = plan(config, "--num-runs", "1", "--run-id", "x").run(0)
+    assert single.checkpoint_settings.run_id == "x"
 
 
 def test_several_runs_are_resumed_where_they_had_begun(config, tmp_path):

@@ -45,7 +45,7 @@ def test_wherever_a_lock_is_cut_off_dvc_can_read_what_is_left(
 ):
     from dvc.schema import COMPILED_LOCKFILE_SCHEMA
 
-    whole = yaml.safe_load(LOCK)["stages"]
+    expected = yaml.safe_load(LOCK)["stages"]
     path = tmp_path / "dvc.lock"
     n_mended = 0
     for end in [*range(0, STAGE_LENGTH, 2), *range(STAGE_LENGTH, len(LOCK), 7), len(LOCK)]:
@@ -54,14 +54,14 @@ def test_wherever_a_lock_is_cut_off_dvc_can_read_what_is_left(
         mend_lock(tmp_path)
         if caplog.messages:
             n_mended += 1
-        left = {}
+        remaining = {}
         if path.exists():
-            left = COMPILED_LOCKFILE_SCHEMA(yaml.safe_load(path.read_text()))["stages"]
+            remaining = COMPILED_LOCKFILE_SCHEMA(yaml.safe_load(path.read_text()))["stages"]
         finished = LOCK[:end].count("size: 456\n")
-        assert list(left)[:finished] == [f"train@{name}-1" for name in NAMES[:finished]], end
-        for name in list(left)[:finished]:
-            assert left[name] == whole[name], end
-        assert len(left) <= finished + 1, end
+        assert list(remaining)[:finished] == [f"train@{name}-1" for name in NAMES[:finished]], end
+        for name in list(remaining)[:finished]:
+            assert remaining[name] == expected[name], end
+        assert len(remaining) <= finished + 1, end
     assert n_mended > len(NAMES) * 10
 
 

@@ -31,7 +31,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def record(tree: Path, **changes) -> provenance.Record:
-    """As `pipeline learn` writes it, with an input whose place is known."""
+    """Return a record as `pipeline learn` writes it, with an input whose path is known."""
     ids = sources.ids(tree / "src", (tree / "src").rglob("*.py"))
     values = {
         "stage": "learn",
@@ -55,13 +55,15 @@ def record(tree: Path, **changes) -> provenance.Record:
 
 def model(path: Path, *history: provenance.Record, graph: str = "g") -> Path:
     """A file that is ONNX, with provenance if there is any."""
-    one = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
-    two = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    graph_input = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    graph_output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
     node = onnx.helper.make_node("Identity", ["x"], ["y"])
-    made = onnx.helper.make_model(onnx.helper.make_graph([node], graph, [one], [two]))
+    proto = onnx.helper.make_model(
+        onnx.helper.make_graph([node], graph, [graph_input], [graph_output])
+    )
     if history:
-        made.metadata_props.add(key=provenance.KEY, value=provenance.text(history))
-    path.write_bytes(made.SerializeToString())
+        proto.metadata_props.add(key=provenance.KEY, value=provenance.text(history))
+    path.write_bytes(proto.SerializeToString())
     return path
 
 
@@ -76,7 +78,7 @@ def test_a_files_id_is_the_one_that_git_gives_it(tree):
 
 
 def test_the_commit_is_found_by_the_sources_alone(tree):
-    blobs = {f"src/{name}": one for name, one in record(tree)["sources"].items()}
+    blobs = {f"src/{name}": digest for name, digest in record(tree)["sources"].items()}
     first = git(tree, "rev-parse", "HEAD")
     (tree / "README.md").write_text("words")
     git(tree, "add", "-A")
@@ -85,13 +87,13 @@ def test_the_commit_is_found_by_the_sources_alone(tree):
     (tree / "src/pipeline/a.py").write_text("a = 2\n")
     git(tree, "commit", "-qam", "code")
     assert commit_with(tree, blobs)[0] == first
-    changed = {f"src/{name}": one for name, one in record(tree)["sources"].items()}
+    changed = {f"src/{name}": digest for name, digest in record(tree)["sources"].items()}
     assert commit_with(tree, changed)[0] == git(tree, "rev-parse", "HEAD")
 
 
 def test_sources_that_were_never_committed_have_no_commit(tree):
     (tree / "src/pipeline/a.py").write_text("a = 'not committed'\n")
-    blobs = {f"src/{name}": one for name, one in record(tree)["sources"].items()}
+    blobs = {f"src/{name}": digest for name, digest in record(tree)["sources"].items()}
     commit, words = commit_with(tree, blobs)
     assert commit is None
     assert "not committed" in words
@@ -144,19 +146,19 @@ def test_a_run_that_was_interrupted_and_is_not_exact_says_so(tree, tmp_path, cap
     ],
 )
 def test_the_first_cause_by_which_two_files_differ_is_named(changes, first, tree, tmp_path, capsys):
-    one = model(tmp_path / "one.onnx", record(tree))
-    two = model(tmp_path / "two.onnx", record(tree, **changes))
-    assert main(["provenance", str(two), "--diff", str(one)]) == 0
+    original = model(tmp_path / "one.onnx", record(tree))
+    changed = model(tmp_path / "two.onnx", record(tree, **changes))
+    assert main(["provenance", str(changed), "--diff", str(original)]) == 0
     assert f"The first cause by which they may differ: {first}" in capsys.readouterr().out
 
 
 def test_files_with_equal_records_are_the_same_or_of_other_machines(tree, tmp_path, capsys):
-    one = model(tmp_path / "one.onnx", record(tree))
+    original = model(tmp_path / "one.onnx", record(tree))
     same = model(tmp_path / "same.onnx", record(tree))
-    assert main(["provenance", "--diff", str(one), str(same)]) == 0
+    assert main(["provenance", "--diff", str(original), str(same)]) == 0
     assert "They are the same bytes." in capsys.readouterr().out
     other = model(tmp_path / "other.onnx", record(tree), graph="other")
-    assert main(["provenance", "--diff", str(one), str(other)]) == 0
+    assert main(["provenance", "--diff", str(original), str(other)]) == 0
     assert "What is left is the machine" in capsys.readouterr().out
 
 
@@ -173,12 +175,12 @@ def test_kernels_are_a_cause_where_both_runs_have_noted_them(
     kernels, portable, cause, tree, tmp_path, capsys
 ):
     made_by = record(tree, stage="train", run="e/seed1", experiment="e", fingerprint="f")
-    here = {"portable": portable, "processor": "one", "variables": {}, "torch": "AVX2"}
+    base_machine = {"portable": portable, "processor": "one", "variables": {}, "torch": "AVX2"}
     files = []
-    for name, machine in (("one", here), ("two", {**here, **kernels})):
-        noted = tmp_path / name / "results/.work/train/e/seed1/stage.json"
-        noted.parent.mkdir(parents=True)
-        noted.write_text(json.dumps({"fingerprint": "f", "machine": machine}))
+    for name, machine in (("one", base_machine), ("two", {**base_machine, **kernels})):
+        stage_file = tmp_path / name / "results/.work/train/e/seed1/stage.json"
+        stage_file.parent.mkdir(parents=True)
+        stage_file.write_text(json.dumps({"fingerprint": "f", "machine": machine}))
         files.append(model(tmp_path / name / "m.onnx", made_by, graph=name))
     assert main(["provenance", str(files[1]), "--diff", str(files[0])]) == 0
     out = capsys.readouterr().out
@@ -195,12 +197,12 @@ def test_an_edited_source_and_environment_are_named(tree, tmp_path, capsys):
     (tree / "build/env/ball/program").write_text("another")
     value = told(capsys, file, tree)
     assert value["verdict"] == "differs"
-    found = {check["what"]: check["details"] for check in value["checks"]}
-    assert found["code"] == [
+    details = {check["what"]: check["details"] for check in value["checks"]}
+    assert details["code"] == [
         "src/pipeline/a.py has changed",
         "src/pipeline/b.py is not there",
     ]
-    assert found["environment ball"] == ["build/env/ball has another content"]
+    assert details["environment ball"] == ["build/env/ball has another content"]
 
 
 def test_what_is_not_in_the_tree_is_unknown_rather_than_the_same(tree, tmp_path, capsys):
@@ -222,15 +224,15 @@ def test_what_is_not_in_the_tree_is_unknown_rather_than_the_same(tree, tmp_path,
 def test_another_version_of_a_package_is_named(tree, tmp_path, capsys, name, now):
     old = provenance.versions() | {name: "1.0.0"}
     value = told(capsys, model(tmp_path / "m.onnx", record(tree, versions=old)), tree)
-    (check,) = [one for one in value["checks"] if one["what"] == "packages"]
+    (check,) = [entry for entry in value["checks"] if entry["what"] == "packages"]
     assert check["verdict"] == "differs"
     assert check["details"] == [f"{name} 1.0.0 then, {now} now"]
 
 
 def test_each_source_is_stored_once_and_a_changed_one_twice(tree):
-    later = record(tree, stage="export")
-    later["sources"] = later["sources"] | {"pipeline/b.py": "0" * 40}
-    stages = json.loads(provenance.text([record(tree), later]))["stages"]
+    export_record = record(tree, stage="export")
+    export_record["sources"] = export_record["sources"] | {"pipeline/b.py": "0" * 40}
+    stages = json.loads(provenance.text([record(tree), export_record]))["stages"]
     assert set(stages[0]["sources"]) == {"pipeline/a.py", "pipeline/b.py"}
     assert stages[1]["sources"] == {"pipeline/b.py": "0" * 40}
 
@@ -253,14 +255,18 @@ def learned(folder: Path, **changes) -> provenance.Record:
 
 
 def test_a_learned_policy_carries_digests_and_no_path(tmp_path):
-    one, two = learned(tmp_path / "one"), learned(tmp_path / "two")
-    assert provenance.text([one]) == provenance.text([two])
-    assert str(tmp_path) not in provenance.text([one])
-    assert (one["run"], one["seed"], one["inputs"]["environment"]["name"]) == ("walk", 3, "walker")
-    demonstrations = one["inputs"]["demonstrations of Walker (behavioral_cloning)"]
+    first, second = learned(tmp_path / "one"), learned(tmp_path / "two")
+    assert provenance.text([first]) == provenance.text([second])
+    assert str(tmp_path) not in provenance.text([first])
+    assert (first["run"], first["seed"], first["inputs"]["environment"]["name"]) == (
+        "walk",
+        3,
+        "walker",
+    )
+    demonstrations = first["inputs"]["demonstrations of Walker (behavioral_cloning)"]
     assert demonstrations["name"] == "walker.demo"
     assert len(demonstrations["sha256"]) == 64
-    assert "pipeline/trainer/loop.py" in one["sources"]
+    assert "pipeline/trainer/loop.py" in first["sources"]
 
 
 MISTAKES = {
@@ -287,11 +293,11 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_record_is_refused_in_one_line(damage, tree, tmp_path, refused):
     file = model(tmp_path / "m.onnx", record(tree))
-    held = onnx.load(file)
+    proto = onnx.load(file)
     stages = [record(tree), record(tree) | damage]
     text = json.dumps({"format": provenance.FORMAT, "stages": stages})
-    held.metadata_props[0].value = text
-    file.write_bytes(held.SerializeToString())
+    proto.metadata_props[0].value = text
+    file.write_bytes(proto.SerializeToString())
     assert "its provenance is damaged" in refused("provenance", file, "--tree", tree)
 
 
@@ -300,7 +306,7 @@ def test_a_record_cannot_have_a_file_outside_of_the_tree_read(path, tree, tmp_pa
     (tmp_path / "outside").write_text("secret")
     entry = {"name": "ball", "path": path, "sha256": "0"}
     facts = told(capsys, model(tmp_path / "m.onnx", record(tree, inputs={"env": entry})), tree)
-    (check,) = (one for one in facts["checks"] if one["what"] == "env ball")
+    (check,) = (row for row in facts["checks"] if row["what"] == "env ball")
     assert check["verdict"] == "unknown"
 
 

@@ -40,13 +40,13 @@ def watch(*waiting: Job, **more: object) -> Watch:
 
 
 def test_stages_that_a_user_has_added_to_the_dag_are_not_waited_for(tmp_path: Path):
-    own = (
+    user_stages = (
         "  plot: {foreach: [a, b], do: {cmd: 'python plot.py ${item}'}}\n"
         "  draw: {foreach: {a: 1}, do: {cmd: 'python workflow/scripts/draw.py ${item}'}}\n"
         "  both: {matrix: {of: [a, b]}, cmd: 'python workflow/scripts/both.py ${item.of}'}\n"
     )
     ours = (Path(__file__).resolve().parents[3] / "dvc.yaml").read_text()
-    (tmp_path / "dvc.yaml").write_text(ours + own)
+    (tmp_path / "dvc.yaml").write_text(ours + user_stages)
     text = "environments:\n  ball: {source: builtin, name: balance_ball}\nexperiments: {}\n"
     (tmp_path / "params.yaml").write_text(text)
     graph = graph_of(load_params(tmp_path / "params.yaml"), tmp_path)
@@ -106,10 +106,10 @@ def test_without_a_terminal_progress_is_a_line_every_ten_seconds(tmp_path):
     with Screen(watch(A, REPORT), events, stream=stream, clock=lambda: now[0]) as screen:
         for second in range(26):
             now[0] = float(second)
-            one = told(A, now[0], state="begun") if not second else None
-            if one is None:
-                one = told(A, now[0], step=1000 * second, of=30_000, reward=1.0)
-            line = json.dumps(one) + "\n"
+            event = told(A, now[0], state="begun") if not second else None
+            if event is None:
+                event = told(A, now[0], step=1000 * second, of=30_000, reward=1.0)
+            line = json.dumps(event) + "\n"
             with events.open("a") as file:  # a half line is one that is being written
                 file.write(line[:7])
                 file.flush()
@@ -132,13 +132,13 @@ def test_on_a_terminal_the_line_is_drawn_over_and_the_end_stays(tmp_path, monkey
     events, stream = tmp_path / "events", Terminal()
     events.touch()
     with Screen(watch(A), events, stream=stream, clock=lambda: 9.0) as screen:
-        for one in (
+        for event in (
             told(A, 0.0, state="begun"),
             told(A, 5.0, step=5, of=9, reward=2.0),
             told(A, 8.0, state="done"),
         ):
             with events.open("a") as file:
-                file.write(json.dumps(one) + "\n")
+                file.write(json.dumps(event) + "\n")
             screen.update()
     drawn = stream.getvalue()
     assert "step 5 of 9, reward 2" in drawn
@@ -168,10 +168,10 @@ def test_a_stage_tells_how_it_begins_learns_and_ends(events, tmp_path, error, st
                 raise error
     except (KeyboardInterrupt, ValueError):
         pass
-    found = [json.loads(line) for line in events.read_text().splitlines()]
-    assert {(one["stage"], one["instance"]) for one in found} == {A}
-    assert [one.get("state") for one in found] == ["begun", None, state]
-    assert (found[1]["step"], found[1]["of"], found[1]["reward"]) == (3, 9, 2.0)
+    messages = [json.loads(line) for line in events.read_text().splitlines()]
+    assert {(message["stage"], message["instance"]) for message in messages} == {A}
+    assert [message.get("state") for message in messages] == ["begun", None, state]
+    assert (messages[1]["step"], messages[1]["of"], messages[1]["reward"]) == (3, 9, 2.0)
 
 
 def test_a_stage_that_nobody_watches_tells_nothing_and_prints_as_ever(tmp_path, monkeypatch):
@@ -229,11 +229,11 @@ except Interrupted as error:
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_interrupts_the_engine_once_and_waits_for_it(tmp_path, name):
     (tmp_path / "engine.py").write_text(ENGINE)
-    done = subprocess.run(  # noqa: S603  # this interpreter
+    completed = subprocess.run(  # noqa: S603  # this interpreter
         [sys.executable, "-c", PARENT.replace("SIG)", f"{name})")],
         cwd=tmp_path,
         check=False,
         timeout=60,
     )
-    assert done.returncode == 128 + getattr(signal, name)
+    assert completed.returncode == 128 + getattr(signal, name)
     assert (tmp_path / "stops").read_text() == "x"

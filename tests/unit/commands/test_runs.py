@@ -73,14 +73,14 @@ def project(_no_server, tmp_path_factory) -> tuple[Path, list[tuple[str, str]]]:
 
 def test_a_row_leads_to_the_revision_that_holds_what_it_made(project):
     root, [(old, before), (new, after)] = project
-    told = tell(root, "walk-1")
-    assert f"{new} (current)" in told
-    assert "as in results/" in told
-    assert f"git checkout {after[:12]} && dvc checkout" in told
-    told = tell(root, old)
-    assert f"{old} (superseded)" in told
-    assert "not what lies there now" in told
-    assert f"git checkout {before[:12]} && dvc checkout" in told
+    output = tell(root, "walk-1")
+    assert f"{new} (current)" in output
+    assert "as in results/" in output
+    assert f"git checkout {after[:12]} && dvc checkout" in output
+    output = tell(root, old)
+    assert f"{old} (superseded)" in output
+    assert "not what lies there now" in output
+    assert f"git checkout {before[:12]} && dvc checkout" in output
 
 
 def test_a_revision_leads_to_the_rows_of_what_it_holds(project):

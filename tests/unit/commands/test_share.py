@@ -24,7 +24,7 @@ def trained(learn, fake, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch) -> Path:
-    """What `pipeline card` writes, in little."""
+    """A small version of what `pipeline card` writes."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "card"
     path.mkdir()
@@ -118,15 +118,15 @@ def test_a_signed_policy_goes_to_the_hub_and_back(trained: Path, tmp_path: Path)
             "HF_HUB_DISABLE_XET": "1",  # it speaks to servers of another kind
         }
         code = f"import sys; {module}; sys.exit(main())"
-        done = python("-c", code, *words, check=False, **variables)
-        return f"{done.returncode} {done.stdout}{done.stderr}"
+        completed = python("-c", code, *words, check=False, **variables)
+        return f"{completed.returncode} {completed.stdout}{completed.stderr}"
 
     token = hub_server.TOKEN
     with hub_server.hub() as hub:
         assert run("card", "results/first", "-o", "card").startswith("0 ")
         assert run("sign", "card", "--key", "me.pem", "--new-key").startswith("0 ")
-        done = run("push", "card", "--repo-id", "me/echo", "--commit-message", "ours")
-        assert done.startswith(f"0 Pushed {POLICY}, README.md"), done
+        output = run("push", "card", "--repo-id", "me/echo", "--commit-message", "ours")
+        assert output.startswith(f"0 Pushed {POLICY}, README.md"), output
         assert hub.messages == ["ours"]
         assert run("pull", "me/echo", "-o", "theirs").startswith("0 theirs: Echo.onnx, README.md")
         assert run("verify", "theirs", "--key", "me.pem.pub").startswith("0 ")
@@ -142,14 +142,16 @@ def test_a_signed_policy_goes_to_the_hub_and_back(trained: Path, tmp_path: Path)
         # under ML-Agents' names
         push = "from pipeline.__main__ import mlagents_push_to_hf as main"
         load = "from pipeline.__main__ import mlagents_load_from_hf as main"
-        given = ["--run-id=first", "--local-dir", "results/first", "--repo-id", "me/first"]
-        assert run(*given, module=push).startswith("0 Pushed"), run(*given, module=push)
+        push_options = ["--run-id=first", "--local-dir", "results/first", "--repo-id", "me/first"]
+        assert run(*push_options, module=push).startswith("0 Pushed"), run(
+            *push_options, module=push
+        )
         assert "configuration.yaml" in hub.repos["me/first"]
-        given = ["--repo-id", "me/first", "--local-dir", "down"]
-        assert run(*given, module=load).startswith("0 down/first: Echo.onnx")
+        load_options = ["--repo-id", "me/first", "--local-dir", "down"]
+        assert run(*load_options, module=load).startswith("0 down/first: Echo.onnx")
         assert (tmp_path / "down/first" / POLICY).read_bytes() == (trained / POLICY).read_bytes()
         token = "another"  # noqa: S105
         assert run("push", "card", "--repo-id", "me/echo").startswith("2 error: me/echo: ")
-    gone = run("push", "card", "--repo-id", "me/echo")
-    assert gone.startswith("2 error: me/echo: ")
-    assert gone.count("\n") == 1
+    offline_output = run("push", "card", "--repo-id", "me/echo")
+    assert offline_output.startswith("2 error: me/echo: ")
+    assert offline_output.count("\n") == 1

@@ -10,7 +10,7 @@ from pipeline.commands.timers import read
 
 
 def tree(*, metadata=None, **seconds):
-    """A file of ours: the loop, and the seconds of its parts."""
+    """Return a timers file of ours: the loop, and the seconds of its parts."""
     node = {name: {"total": total} for name, total in seconds.items()}
     parts = {
         "env_step": {
@@ -64,7 +64,7 @@ def test_predictions_follow_from_the_parts(file):
 
 
 def test_updates_that_fit_into_a_step_are_hidden_already(file, capsys):
-    """As SAC's are, of which each step has one: `threaded` gives nothing then."""
+    """SAC has one update for each step, so `threaded` gains nothing."""
     content = tree(**TIMES)
     parts = content["children"]["TrainerController.start_learning"]["children"]
     parts["env_step"]["count"], parts["_update_policy"]["count"] = 1000, 500  # 100 ms, 40 ms
@@ -89,7 +89,7 @@ def test_a_run_that_was_threaded_hides_its_updates(file, threaded, ratio):
 
 
 def test_compiling_is_named_and_left_out_of_predictions(file, capsys):
-    """It happens once, so a short run says too much of it."""
+    """Compiling happens once, so a short run overstates it."""
     times = read(file)
     file.write_text(json.dumps(tree(**TIMES | {"loop": 150, "update": 70, "compile": 50})))
     compiled = read(file)
@@ -124,7 +124,7 @@ def test_advice_is_about_what_takes_the_time(file, capsys, changes, said, unsaid
 
 @pytest.mark.parametrize("option", ["--num-envs=4 ", ""])
 def test_files_of_the_reference_add_up_their_environments_and_name_their_thread(tmp_path, option):
-    """Their number is on the command line, or in the configuration that lies beside."""
+    """The number of environments is on the command line or in the configuration beside the file."""
     exchange = {"communicator.exchange": {"total": 120.0, "count": 80, "is_parallel": True}}
     workers = {"worker_root": {"total": 200.0, "children": exchange}}
     update = {"TorchPPOOptimizer.update": {"total": 9.0, "count": 30}}

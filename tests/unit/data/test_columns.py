@@ -13,28 +13,28 @@ LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=8)
 
 def slow_cut(lengths, sequence_length):
     """(trajectory, number, rows) of each sequence."""
-    found, row = [], 0
+    sequences, row = [], 0
     for trajectory, length in enumerate(lengths):
         rows = list(range(row, row + length))
         row += length
         number = 0
         while rows:
-            found.append((trajectory, number, rows[:sequence_length]))
+            sequences.append((trajectory, number, rows[:sequence_length]))
             rows, number = rows[sequence_length:], number + 1
-    return found
+    return sequences
 
 
 @given(lengths=LENGTHS, sequence_length=st.integers(1, 6))
 def test_cut_gives_the_sequences_of_a_loop(lengths, sequence_length):
     sequences = cut(np.array(lengths), sequence_length)
-    found = [
+    triples = [
         (int(trajectory), int(number), list(range(start, start + length)))
         for trajectory, number, start, length in zip(
             sequences.trajectory, sequences.number, sequences.starts, sequences.lengths, strict=True
         )
     ]
-    assert found == slow_cut(lengths, sequence_length)
-    assert len(sequences) == len(found)
+    assert triples == slow_cut(lengths, sequence_length)
+    assert len(sequences) == len(triples)
 
 
 @given(pieces=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), max_size=6))

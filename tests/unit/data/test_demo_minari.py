@@ -1,4 +1,4 @@
-"""Demonstrations from Minari datasets and as such; the datasets are made here, without network."""
+"""Demonstrations from and as Minari datasets, which are made here, without network."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def datasets(tmp_path, monkeypatch):
 def stacked(space, values):
     """Values of a space, one after another, as Minari stores them: a tree of arrays."""
     if isinstance(space, spaces.Dict):
-        return {k: stacked(part, [one[k] for one in values]) for k, part in space.items()}
+        return {k: stacked(part, [value[k] for value in values]) for k, part in space.items()}
     if isinstance(space, spaces.Tuple):
         parts = enumerate(space.spaces)
-        return tuple(stacked(part, [one[index] for one in values]) for index, part in parts)
-    return np.stack([np.asarray(one, dtype=space.dtype) for one in values])
+        return tuple(stacked(part, [value[index] for value in values]) for index, part in parts)
+    return np.stack([np.asarray(value, dtype=space.dtype) for value in values])
 
 
 def collect(name, env, acted=None, drawn=None):
@@ -70,21 +70,21 @@ def collect(name, env, acted=None, drawn=None):
         )
 
 
-def assert_equal_trees(one, other, rounding=0.0):
-    assert type(one) is type(other)
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-    if isinstance(one, dict | tuple):
-        for key in one if isinstance(one, dict) else range(len(one)):
-            assert_equal_trees(one[key], other[key], rounding)
+def assert_equal_trees(tree, other, rounding=0.0):
+    assert type(tree) is type(other)
+    if isinstance(tree, dict):
+        assert tree.keys() == other.keys()
+    if isinstance(tree, dict | tuple):
+        for key in tree if isinstance(tree, dict) else range(len(tree)):
+            assert_equal_trees(tree[key], other[key], rounding)
     else:
-        assert one.dtype == other.dtype
-        np.testing.assert_allclose(one, other, rtol=0, atol=rounding)
+        assert tree.dtype == other.dtype
+        np.testing.assert_allclose(tree, other, rtol=0, atol=rounding)
 
 
-def assert_equal_datasets(one, other, rounding=0.0):
-    assert one.total_episodes == other.total_episodes > 0
-    for left, right in zip(one, other, strict=True):
+def assert_equal_datasets(dataset, other, rounding=0.0):
+    assert dataset.total_episodes == other.total_episodes > 0
+    for left, right in zip(dataset, other, strict=True):
         assert_equal_trees(left.observations, right.observations)
         assert_equal_trees(left.actions, right.actions, rounding)
         np.testing.assert_array_equal(np.float32(left.rewards), np.float32(right.rewards))
@@ -104,11 +104,11 @@ def there_and_back(tmp_path, dataset, env_id):
 def test_a_dataset_of_gymnasium_comes_back_equal(tmp_path, env_id):
     env = gymnasium.make(env_id, max_episode_steps=40)
     dataset = collect("local/random-v0", env)
-    back, behavior, steps = there_and_back(tmp_path, dataset, f"gymnasium:{env_id}")
-    assert_equal_datasets(dataset, back)
+    reimported, behavior, steps = there_and_back(tmp_path, dataset, f"gymnasium:{env_id}")
+    assert_equal_datasets(dataset, reimported)
     assert behavior == env_id
-    assert back.spec.env_spec.id == env_id
-    assert back.action_space == env.action_space
+    assert reimported.spec.env_spec.id == env_id
+    assert reimported.action_space == env.action_space
     assert "3 episodes" in steps[0]
     assert any(step.startswith("last obs      3 in the table, 0 repeated") for step in steps)
 
@@ -147,11 +147,11 @@ def test_trees_of_spaces_come_back_equal(tmp_path):
     gymnasium.register("demonstrated/Trees-v0", f"{__name__}:Trees")
     try:
         dataset = collect("trees-v1", gymnasium.make("demonstrated/Trees-v0"))
-        back, behavior, _ = there_and_back(tmp_path, dataset, "demonstrated/Trees-v0")
+        reimported, behavior, _ = there_and_back(tmp_path, dataset, "demonstrated/Trees-v0")
     finally:
         del gymnasium.registry["demonstrated/Trees-v0"]
     # from -1..3 to -1..1 and back is rounded twice to float32
-    assert_equal_datasets(dataset, back, rounding=3e-7)
+    assert_equal_datasets(dataset, reimported, rounding=3e-7)
     assert behavior == "demonstrated-Trees-v0"
     assert read_demo(tmp_path / "a.demo").spec.observation_specs[0].shape == (3, 20, 24)
 
@@ -164,7 +164,10 @@ def test_a_demonstration_comes_back_from_a_dataset_without_an_environment(tmp_pa
     rng, done = np.random.default_rng(0), np.array([0, 0, 1, 0, 1, 1, 0], dtype=bool)
     actions = spec.action_spec.random_action(len(done), rng)
     actions.continuous[done], actions.discrete[done] = 0, 0
-    obs = [rng.random((len(done), *one.shape), dtype=np.float32) for one in (entities, vision)]
+    obs = [
+        rng.random((len(done), *observation_spec.shape), dtype=np.float32)
+        for observation_spec in (entities, vision)
+    ]
     reward = np.float32([0, 1, 2, 0, 3, 0, 0])
     with writing_demo(tmp_path / "a.demo", "B", spec) as writer:
         cut = np.arange(len(done)) == 4
@@ -172,20 +175,22 @@ def test_a_demonstration_comes_back_from_a_dataset_without_an_environment(tmp_pa
     write_dataset(read_demo(tmp_path / "a.demo"), "mine-v0")
     table, name, _ = read_dataset("mine-v0", spec)
     import_table(table, "B", spec, tmp_path / "b.demo")
-    one, two = read_demo(tmp_path / "a.demo"), read_demo(tmp_path / "b.demo")
+    original, reimported = read_demo(tmp_path / "a.demo"), read_demo(tmp_path / "b.demo")
     assert name == "mine"
-    assert two.spec == spec
-    whole = slice(0, 5)  # neither the end alone nor what goes on
-    for left, right in zip(one.obs, two.obs, strict=True):
-        np.testing.assert_array_equal(left[whole], right)
+    assert reimported.spec == spec
+    full_episodes = slice(0, 5)  # without the lone end and the unfinished episode
+    for left, right in zip(original.obs, reimported.obs, strict=True):
+        np.testing.assert_array_equal(left[full_episodes], right)
     for field in ("continuous", "discrete", "reward", "done", "interrupted"):
-        np.testing.assert_array_equal(getattr(one, field)[whole], getattr(two, field))
+        np.testing.assert_array_equal(
+            getattr(original, field)[full_episodes], getattr(reimported, field)
+        )
 
 
 def test_actions_beyond_their_bounds_are_clipped_and_counted(tmp_path):
     env = gymnasium.make("Pendulum-v1", max_episode_steps=5)
     dataset = collect("wide-v0", env, drawn=spaces.Box(-4, 4, (1,), np.float32))
-    actions = np.concatenate([one.actions for one in dataset])
+    actions = np.concatenate([episode.actions for episode in dataset])
     table, behavior, spec = read_dataset("wide-v0")
     steps = import_table(table, behavior, spec, tmp_path / "a.demo")
     n_beyond = int((np.abs(actions) > 2).sum())
@@ -204,7 +209,7 @@ def test_actions_without_bounds_need_a_scale(tmp_path):
         import_table(table, behavior, spec, tmp_path / "b.demo")
     import_table(table, behavior, spec, tmp_path / "b.demo", action_scale=(10,))
     demo = read_demo(tmp_path / "b.demo")
-    actions = np.concatenate([one.actions for one in minari.load_dataset("free-v0")])
+    actions = np.concatenate([episode.actions for episode in minari.load_dataset("free-v0")])
     np.testing.assert_array_equal(demo.continuous[~demo.done], np.float32(actions / 10.0))
 
 

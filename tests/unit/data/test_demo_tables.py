@@ -26,7 +26,7 @@ SMALL = BehaviorSpec([ObservationSpec.vector(2, "state")], ActionSpec(0, (3,)))
 
 
 def recorded(path, *, done=(0, 0, 1, 0, 1, 1), interrupted=(4,), masked=True):
-    """A demonstration of every kind of field; an episode of it is an end alone."""
+    """Write a demonstration with every kind of field; one of its episodes is only an end."""
     rng, n = np.random.default_rng(0), len(done)
     ends = np.array(done, dtype=bool)
     begins = np.append(True, ends[:-1])
@@ -79,9 +79,11 @@ def test_an_episode_that_goes_on_is_closed_as_cut_short(tmp_path):
     demo = read_demo(tmp_path / "b.demo")
     assert demo.done.tolist() == [False, True, False, False, True]
     assert demo.interrupted.tolist() == [False, False, False, False, True]
-    one, two = (load_expert_rows([tmp_path / name], SPEC) for name in ("a.demo", "b.demo"))
-    np.testing.assert_array_equal(one.continuous, two.continuous)
-    assert one.done.tolist() == two.done.tolist()
+    original, reimported = (
+        load_expert_rows([tmp_path / name], SPEC) for name in ("a.demo", "b.demo")
+    )
+    np.testing.assert_array_equal(original.continuous, reimported.continuous)
+    assert original.done.tolist() == reimported.done.tolist()
 
 
 PLAY = """\
@@ -129,8 +131,8 @@ def test_episodes_may_be_known_by_their_names_alone(tmp_path):
     demo, steps = imported(tmp_path, text, columns={})
     assert demo.done.tolist() == [False, False, True, False, True]
     assert demo.interrupted[demo.done].tolist() == [True, True]
-    told = "1 the next episode (as cut short), 1 the end of the table (as cut short)"
-    assert f"ended by      {told}" in steps
+    endings = "1 the next episode (as cut short), 1 the end of the table (as cut short)"
+    assert f"ended by      {endings}" in steps
     assert any("no column reward: zeros" in step for step in steps)
 
 
@@ -153,7 +155,7 @@ def test_bytes_of_images_become_numbers_up_to_one(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, obs0=image, discrete=np.array([1]), terminated=np.array([True]))
     steps = import_table(read_table(path), "B", spec, tmp_path / "a.demo")
-    assert any(one.endswith("0 to 1, bytes divided by 255") for one in steps)
+    assert any(step.endswith("0 to 1, bytes divided by 255") for step in steps)
     seen = read_demo(tmp_path / "a.demo").obs[0][0].ravel()
     np.testing.assert_array_equal(seen, np.float32([0, 51, 102, 255]) / np.float32(255))
     np.savez(path, obs0=image.reshape(1, 2, 2, 1), discrete=np.array([1]), terminated=[True])
@@ -257,10 +259,16 @@ def test_arrays_of_other_lengths_and_other_files_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", obs0=np.zeros((3, 2)), discrete=np.zeros(2))
     with pytest.raises(DemonstrationError, match=r"their lengths are obs0 3, discrete 2"):
         read_table(tmp_path / "a.npz")
-    whole = (tmp_path / "a.npz").read_bytes()
+    archive = (tmp_path / "a.npz").read_bytes()
     array = io.BytesIO()
     np.save(array, np.zeros(3))
-    for content in (b"", b"no archive", whole[:-30], whole[:60] + whole[90:], array.getvalue()):
+    for content in (
+        b"",
+        b"no archive",
+        archive[:-30],
+        archive[:60] + archive[90:],
+        array.getvalue(),
+    ):
         (tmp_path / "b.npz").write_bytes(content)
         with pytest.raises(DemonstrationError, match=r"b\.npz: cannot be read as NPZ"):
             read_table(tmp_path / "b.npz")

@@ -20,7 +20,7 @@ SPEC = BehaviorSpec([ObservationSpec.vector(2), ObservationSpec.vector(1)], Acti
 
 
 def write(path, done, *, interrupted=(), spec=SPEC, first=0.0):
-    """A file whose pairs see `first`, `first` + 1 and so on; `done` ones close an episode."""
+    """Write a file whose pairs observe `first`, `first` + 1, ...; `done` pairs close an episode."""
     n = len(done)
     numbers = first + np.arange(n, dtype=np.float32)
     cut = np.zeros(n, np.bool_)
@@ -28,7 +28,8 @@ def write(path, done, *, interrupted=(), spec=SPEC, first=0.0):
     with writing_demo(path, "B?team=0", spec) as writer:
         writer.append(
             obs=[
-                np.repeat(numbers[:, None], one.shape[0], axis=1) for one in spec.observation_specs
+                np.repeat(numbers[:, None], observation_spec.shape[0], axis=1)
+                for observation_spec in spec.observation_specs
             ],
             actions=ActionTuple(
                 np.repeat(numbers[:, None] / 100, spec.action_spec.continuous_size, axis=1),
@@ -47,7 +48,7 @@ def test_rows_are_all_pairs_but_those_that_close_an_episode(tmp_path):
     done = [False, False, True, False, True, True, False]
     rows = load_expert_rows([write(tmp_path / "a.demo", done, interrupted=[4])], SPEC)
     assert len(rows) == 4
-    assert [one[:, 0].tolist() for one in rows.obs] == [[0.0, 1.0, 3.0, 6.0]] * 2
+    assert [obs[:, 0].tolist() for obs in rows.obs] == [[0.0, 1.0, 3.0, 6.0]] * 2
     assert rows.obs[0].shape == (4, 2)
     assert rows.continuous[:, 0].tolist() == pytest.approx([0.0, 0.01, 0.03, 0.06])
     assert rows.discrete[:, 0].tolist() == [0, 1, 0, 0]
@@ -113,10 +114,10 @@ def test_demonstrations_without_a_step_are_refused_by_their_names(tmp_path):
         load_expert_rows(sources, SPEC)
 
 
-def assert_equal_rows(one, other):
+def assert_equal_rows(rows, other):
     for name in ("continuous", "discrete", "lengths", "done"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
-    for left, right in zip(one.obs, other.obs, strict=True):
+        np.testing.assert_array_equal(getattr(rows, name), getattr(other, name), err_msg=name)
+    for left, right in zip(rows.obs, other.obs, strict=True):
         np.testing.assert_array_equal(left, right)
 
 
@@ -134,31 +135,31 @@ def test_a_merged_file_gives_the_rows_of_its_files(tmp_path):
     assert demo.interrupted.tolist() == [False, False, True, False, True] + [False] * 5
     assert steps[0].endswith("1 episodes ended, and one that goes on closed as cut short")
     assert steps[1].endswith("4 pairs, 2 episodes ended")
-    again = tmp_path / "again.demo"
-    merge_demos([target], again)
-    assert again.read_bytes() == target.read_bytes()
+    remerged = tmp_path / "again.demo"
+    merge_demos([target], remerged)
+    assert remerged.read_bytes() == target.read_bytes()
 
 
 def test_files_of_other_behaviors_are_not_merged(tmp_path):
-    one, target = write(tmp_path / "a.demo", [False, True]), tmp_path / "c.demo"
+    source, target = write(tmp_path / "a.demo", [False, True]), tmp_path / "c.demo"
     other = write(tmp_path / "b.demo", [False], spec=SPEC._replace(action_spec=ActionSpec(2, ())))
     with pytest.raises(DemonstrationError, match=r"b\.demo: its actions are .*Continuous: 2"):
-        merge_demos([one, other], target)
+        merge_demos([source, other], target)
     with writing_demo(tmp_path / "d.demo", "Other", SPEC) as writer:
-        demo = read_demo(one)
+        demo = read_demo(source)
         actions = ActionTuple(demo.continuous, demo.discrete)
         writer.append(obs=demo.obs, actions=actions, reward=demo.reward, done=demo.done)
     with pytest.raises(DemonstrationError, match=r"behavior 'Other', but .* of 'B'; .*--behavior"):
-        merge_demos([one, tmp_path / "d.demo"], target)
+        merge_demos([source, tmp_path / "d.demo"], target)
     with pytest.raises(DemonstrationError, match=r"a\.demo: is one of the files to merge"):
-        merge_demos([one], one)
+        merge_demos([source], source)
     assert not target.exists()
-    merge_demos([one, tmp_path / "d.demo"], target, behavior="Both")
+    merge_demos([source, tmp_path / "d.demo"], target, behavior="Both")
     assert read_demo(target).behavior_name == "Both"
 
 
 def paid(path, returns):
-    """A file with an episode of two rows and an end for each return, and a row that goes on."""
+    """Write an episode of two rows and an end for each return, then a row of an unfinished one."""
     n = 3 * len(returns)
     write(path, [*[False, False, True] * len(returns), False])
     demo = read_demo(path)
@@ -187,8 +188,10 @@ def test_trimming_keeps_the_episodes_that_meet_every_condition(tmp_path, conditi
     target = tmp_path / "b.demo"
     steps = trim_demo(path, target, **conditions)
     demo = read_demo(target)
-    first = [3 * (number - 1) for number in kept]
-    assert demo.obs[0][:, 0].tolist() == [row for one in first for row in (one, one + 1, one + 2)]
+    starts = [3 * (number - 1) for number in kept]
+    assert demo.obs[0][:, 0].tolist() == [
+        row for start in starts for row in (start, start + 1, start + 2)
+    ]
     assert demo.returns() == [[1, 3, 5, 3][number - 1] for number in kept]
     meta = demo.metadata
     assert (meta.number_steps, meta.number_episodes) == (3 * len(kept), len(kept) + 1)
@@ -229,7 +232,7 @@ def named(*names):
 
 
 def test_sensors_in_another_order_are_refused_by_their_names(tmp_path):
-    """Their shapes are the same, so nothing else would tell."""
+    """The shapes are the same, so only the names tell."""
     write(tmp_path / "a.demo", [False, True], spec=named("ball", "paddle"))
     sources = [DemoSource(path=str(tmp_path / "a.demo"))]
     # The second as Unity sorts them when `paddle` is misspelled.
@@ -244,7 +247,7 @@ def test_sensors_of_other_names_are_taken_with_a_warning(tmp_path, caplog):
     write(tmp_path / "a.demo", [False, True], spec=named("ball", "paddle"))
     sources = [DemoSource(path=str(tmp_path / "a.demo"))]
     load_expert_rows(sources, named("ball", "padle"))
-    (line,) = [one.getMessage() for one in caplog.records]
+    (line,) = [record.getMessage() for record in caplog.records]
     assert "['ball', 'paddle']" in line
     assert "['ball', 'padle']" in line
     caplog.clear()

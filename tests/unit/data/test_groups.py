@@ -1,4 +1,4 @@
-"""Groups told by hand: who is whose mate when, what each is credited with, and what is kept."""
+"""Groups fed by hand: who is in a group when, what each agent is credited with, what is kept."""
 
 import numpy as np
 import pytest
@@ -34,23 +34,23 @@ NOBODY = {}
 
 def on_message(groups, deciding, ended=None, *, interrupted=False, numbers=None):
     gone = heard(ended or NOBODY, ended=True, interrupted=interrupted, groups=numbers)
-    here = heard(deciding, groups=numbers)
-    groups.on_message(gone, here, 9)
-    action = (here.obs[0] * 10).astype(np.int64)
-    return groups.decided(here.slots, {"discrete": action})
+    current = heard(deciding, groups=numbers)
+    groups.on_message(gone, current, 9)
+    action = (current.obs[0] * 10).astype(np.int64)
+    return groups.decided(current.slots, {"discrete": action})
 
 
 def seen(groups, moment):
     """What the members of a moment saw, and whether their task had ended."""
-    found = groups.moments.members(np.array([moment]))
-    rows = found.index[0][found.present[0]]
-    obs = found.entities["obs_0"][rows, 0].tolist()
-    return sorted(zip(obs, found.entities["over"][rows].tolist(), strict=True))
+    members = groups.moments.members(np.array([moment]))
+    rows = members.index[0][members.present[0]]
+    obs = members.entities["obs_0"][rows, 0].tolist()
+    return sorted(zip(obs, members.entities["over"][rows].tolist(), strict=True))
 
 
 def did(groups, moment):
-    found = groups.moments.members(np.array([moment]))
-    return sorted(found.entities["discrete"][found.index[0][found.present[0]], 0].tolist())
+    members = groups.moments.members(np.array([moment]))
+    return sorted(members.entities["discrete"][members.index[0][members.present[0]], 0].tolist())
 
 
 def test_mates_that_decide_together_share_one_moment_with_what_all_saw_and_did():
@@ -83,15 +83,15 @@ def test_every_group_of_every_source_has_a_number_of_its_own():
     ids = np.array([2**31 - 1, 2**31 - 2, 1, 1, 0, 0])
     slots = np.array([0, 1, 2, 3, 4, 7])
     keys = [groups.key(name, ids, slots) for name in ("a", "b", "c", "a")]
-    assert {one.dtype for one in keys} == {np.dtype(np.int64)}
-    named = np.concatenate([one[:4] for one in keys[:3]])
+    assert {key.dtype for key in keys} == {np.dtype(np.int64)}
+    named = np.concatenate([key[:4] for key in keys[:3]])
     assert len(set(named.tolist())) == 9
     assert (named >= 0).all()
     assert keys[3].tolist() == keys[0].tolist()
-    for one in keys:  # by slot, whichever source an agent without a group is of
-        assert one[4:].tolist() == keys[0][4:].tolist()
-        assert len(set(one[4:].tolist())) == 2
-        assert (one[4:] < 0).all()
+    for key in keys:  # by slot, whichever source an agent without a group is of
+        assert key[4:].tolist() == keys[0][4:].tolist()
+        assert len(set(key[4:].tolist())) == 2
+        assert (key[4:] < 0).all()
 
 
 def test_an_agent_that_ends_early_is_followed_by_the_mates_that_go_on():
@@ -171,24 +171,24 @@ def test_what_no_row_needs_is_forgotten_and_the_rest_stays_as_it_was():
     for t in (3, 17, 19):
         assert seen(groups, moments[t]) == [(t, False), (10 + t, False)]
         assert did(groups, moments[t]) == [10 * t, 100 + 10 * t]
-    later = on_message(groups, {0: (50, 0, 0), 1: (60, 0, 0)})
-    assert seen(groups, later["moment"][0]) == [(50, False), (60, False)]
+    rows = on_message(groups, {0: (50, 0, 0), 1: (60, 0, 0)})
+    assert seen(groups, rows["moment"][0]) == [(50, False), (60, False)]
     assert seen(groups, moments[3]) == [(3, False), (13, False)]
 
 
 def test_a_copy_from_its_state_goes_on_alike():
-    one, other = Groups(FIELDS), Groups(FIELDS)
-    moments = [on_message(one, {0: (t, 1, 0), 1: (10 + t, 0, 1)})["moment"][0] for t in range(5)]
-    state = one.state_dict(n_slots=2)
+    groups, other = Groups(FIELDS), Groups(FIELDS)
+    moments = [on_message(groups, {0: (t, 1, 0), 1: (10 + t, 0, 1)})["moment"][0] for t in range(5)]
+    state = groups.state_dict(n_slots=2)
     assert {len(values) for values in state["by_slot"].values()} == {2}
     other.load_state_dict(state, with_open=True)
     for t, moment in enumerate(moments):
         assert seen(other, moment) == [(t, False), (10 + t, False)]
-    rows = [on_message(g, {1: (8, 2, 0)}, {0: (7, 1, 1)}) for g in (one, other)]
+    rows = [on_message(g, {1: (8, 2, 0)}, {0: (7, 1, 1)}) for g in (groups, other)]
     assert rows[0]["moment"] == rows[1]["moment"]
-    assert seen(one, rows[0]["moment"][0]) == seen(other, rows[1]["moment"][0])
+    assert seen(groups, rows[0]["moment"][0]) == seen(other, rows[1]["moment"][0])
     for name in ("gained", "gained_at_end", "own_at_end", "end_moment"):
-        assert np.array_equal(one.by_slot[name][:2], other.by_slot[name][:2])
+        assert np.array_equal(groups.by_slot[name][:2], other.by_slot[name][:2])
 
 
 def test_credit_and_mates_are_those_of_a_slow_obvious_account():
@@ -196,34 +196,36 @@ def test_credit_and_mates_are_those_of_a_slow_obvious_account():
     rng = np.random.default_rng(3)
     groups = Groups(FIELDS)
     alive = {}  # slot: what it saw last
-    owed = {}
+    credit = {}
     group_of = {slot: 1 + slot // 3 for slot in range(9)}
     for _ in range(200):
         ended = {s: (rng.random(), rng.normal(), 1) for s in alive if rng.random() < 0.1}
-        here = {s: (rng.random(), rng.normal(), 1) for s in range(9) if rng.random() < 0.8}
+        deciding = {s: (rng.random(), rng.normal(), 1) for s in range(9) if rng.random() < 0.8}
         acting = {s: ended[s] for s in ended} | {
-            s: here[s] for s in here if s in alive and s not in ended
+            s: deciding[s] for s in deciding if s in alive and s not in ended
         }
         for slot in alive:
-            owed[slot] += sum(r for s, (_, r, _) in acting.items() if group_of[s] == group_of[slot])
-        rows = on_message(groups, here, ended, numbers=group_of)
+            credit[slot] += sum(
+                r for s, (_, r, _) in acting.items() if group_of[s] == group_of[slot]
+            )
+        rows = on_message(groups, deciding, ended, numbers=group_of)
         for slot in acting:
             name = "gained_at_end" if slot in ended else "gained"
-            assert groups.by_slot[name][slot] == pytest.approx(owed.pop(slot) + 1, abs=1e-5)
-            owed[slot] = 0.0
-        stay = {s: here[s][0] if s in here else alive[s] for s in alive if s not in ended}
+            assert groups.by_slot[name][slot] == pytest.approx(credit.pop(slot) + 1, abs=1e-5)
+            credit[slot] = 0.0
+        stay = {s: deciding[s][0] if s in deciding else alive[s] for s in alive if s not in ended}
         for slot in ended:
             mates = [stay[s] for s in stay if group_of[s] == group_of[slot]]
             gone = [ended[s][0] for s in ended if group_of[s] == group_of[slot]]
-            found = seen(groups, groups.by_slot["end_moment"][slot])
-            assert [o for o, _ in found] == pytest.approx(sorted(mates + gone))
-            assert sum(over for _, over in found) == len(gone)
+            members = seen(groups, groups.by_slot["end_moment"][slot])
+            assert [o for o, _ in members] == pytest.approx(sorted(mates + gone))
+            assert sum(over for _, over in members) == len(gone)
             del alive[slot]
-        owed = {s: v for s, v in owed.items() if s in alive} | {
-            s: 0.0 for s in here if s not in alive
+        credit = {s: v for s, v in credit.items() if s in alive} | {
+            s: 0.0 for s in deciding if s not in alive
         }
-        alive |= {s: here[s][0] for s in here}
-        for slot, moment in zip(here, rows["moment"], strict=True):
+        alive |= {s: deciding[s][0] for s in deciding}
+        for slot, moment in zip(deciding, rows["moment"], strict=True):
             mates = [alive[s] for s in alive if group_of[s] == group_of[slot]]
             assert [o for o, _ in seen(groups, moment)] == pytest.approx(sorted(mates))
         if rng.random() < 0.1:

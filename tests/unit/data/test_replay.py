@@ -26,12 +26,12 @@ def twenty(*, memory: bool = False) -> Replay:
     return Replay(FIELDS, n_obs=2, capacity=20)
 
 
-def assert_alike(one: Replay, two: Replay) -> None:
+def assert_alike(first: Replay, second: Replay) -> None:
     """Both hold the same rows and draw the same ones."""
-    drawn = [as_rows(each.sample(np.random.default_rng(5), 90)) for each in (one, two)]
+    drawn = [as_rows(replay.sample(np.random.default_rng(5), 90)) for replay in (first, second)]
     assert [key(row) for row in drawn[0]] == [key(row) for row in drawn[1]]
-    for name, values in one.state_dict().items():
-        np.testing.assert_array_equal(values, two.state_dict()[name])
+    for name, values in first.state_dict().items():
+        np.testing.assert_array_equal(values, second.state_dict()[name])
 
 
 def rollout(lengths, rng, *, memory=False) -> Rollout:
@@ -60,7 +60,7 @@ def rollout(lengths, rng, *, memory=False) -> Rollout:
 
 
 class Slow:
-    """Every row with its own copy of what it led to."""
+    """A replay in which every row has its own copy of the next observation."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -70,13 +70,13 @@ class Slow:
         for k, (start, length) in enumerate(zip(new.starts, new.lengths, strict=True)):
             for r in range(start, start + length):
                 last = r == start + length - 1
-                later = [
+                next_obs = [
                     new.next_obs[i][k] if last else new.fields[f"obs_{i}"][r + 1] for i in (0, 1)
                 ]
                 self.rows.append(
                     (
                         *(new.fields[f"obs_{i}"][r] for i in (0, 1)),
-                        *later,
+                        *next_obs,
                         *(new.fields[name][r] for name in ("continuous", "discrete", "reward")),
                         last and new.terminated[k],
                     )
@@ -96,7 +96,7 @@ def key(row) -> bytes:
 
 
 def contents(replay: Replay, n: int = 4000) -> set[bytes]:
-    """All that a great many draws find."""
+    """Return the distinct rows among `n` draws."""
     return {key(row) for row in as_rows(replay.sample(np.random.default_rng(9), n))}
 
 
@@ -133,37 +133,37 @@ def test_rows_are_drawn_evenly():
 
 
 def sequences_of(new: Rollout) -> dict[bytes, tuple[int, bytes]]:
-    """Of each sequence by its first row's number: how long it is, and its memory."""
-    found = {}
+    """Return length and memory of each sequence, by its first row's reward."""
+    sequences = {}
     for k, (start, length) in enumerate(zip(new.starts, new.lengths, strict=True)):
         for piece, first in enumerate(range(0, length, L)):
             reward = new.fields["reward"][start + first].tobytes()
-            found[reward] = (min(L, length - first), new.memory[k, piece].tobytes())
-    return found
+            sequences[reward] = (min(L, length - first), new.memory[k, piece].tobytes())
+    return sequences
 
 
 def test_whole_sequences_are_drawn_with_the_memory_that_they_began_with():
     rng = np.random.default_rng(1)
     replay = twenty(memory=True)
-    known, order, sizes = {}, [], []
+    all_sequences, order, sizes = {}, [], []
     rollouts = [[4, 7, 1, 2][: 1 + number % 4] for number in range(25)]
     for lengths in (*rollouts, *[[1]] * 25, [2], [7]):  # and few rows at a time
         new = rollout(lengths, rng, memory=True)
         replay.add(new)
-        these = sequences_of(new)
-        known |= these
-        order += list(these)
-        sizes += [size for size, _ in these.values()]
-        # whole ones among the newest 20 rows
-        left = np.cumsum(sizes[::-1]) <= 20
-        expected = set(order[len(order) - int(left.sum()) :])
+        new_sequences = sequences_of(new)
+        all_sequences |= new_sequences
+        order += list(new_sequences)
+        sizes += [size for size, _ in new_sequences.values()]
+        # sequences that lie whole among the newest 20 rows
+        fits = np.cumsum(sizes[::-1]) <= 20
+        expected = set(order[len(order) - int(fits.sum()) :])
         sampled = replay.sample(rng, 600)
         firsts = np.cumsum(sampled.lengths) - sampled.lengths
         assert len(sampled.lengths) == 200
         drawn = set()
         for first, length, memory in zip(firsts, sampled.lengths, sampled.memory, strict=True):
             name = sampled.fields["reward"][first].tobytes()
-            assert known[name] == (length, memory.tobytes())
+            assert all_sequences[name] == (length, memory.tobytes())
             drawn.add(name)
         assert drawn == expected
 
@@ -172,43 +172,43 @@ def test_whole_sequences_are_drawn_with_the_memory_that_they_began_with():
 @pytest.mark.parametrize("n_rounds", [1, 2, 9])
 def test_a_replay_taken_up_again_draws_and_grows_as_the_one_that_went_on(memory, n_rounds):
     rng = np.random.default_rng(2)
-    one, two = twenty(memory=memory), twenty(memory=memory)
+    original, resumed = twenty(memory=memory), twenty(memory=memory)
     for _ in range(n_rounds):
-        one.add(rollout([1, 3, 1, 5], rng, memory=memory))
-    two.load_state_dict(one.state_dict())
+        original.add(rollout([1, 3, 1, 5], rng, memory=memory))
+    resumed.load_state_dict(original.state_dict())
     for _ in range(5):
         new = rollout([2, 1, 1, 4], rng, memory=memory)
-        for replay in (one, two):
+        for replay in (original, resumed):
             replay.add(new)
-        assert_alike(one, two)
+        assert_alike(original, resumed)
 
 
 @pytest.mark.parametrize("memory", [False, True])
 def test_files_of_new_rows_together_are_the_replay(memory):
     """Rows that are overwritten meanwhile, a part that is larger than the replay, and no rows."""
-    rng, one = np.random.default_rng(3), twenty(memory=memory)
+    rng, original = np.random.default_rng(3), twenty(memory=memory)
     parts = {}
     for number, lengths in enumerate([[4], [1, 1, 1, 1, 1], [], [9], [7, 3], [30, 2], [5, 1], [6]]):
-        one.add(rollout(lengths, rng, memory=memory)) if lengths else None
-        if new := one.new_rows():
+        original.add(rollout(lengths, rng, memory=memory)) if lengths else None
+        if new := original.new_rows():
             parts[str(number)] = new
-            one.note_kept(str(number), "digest", len(new["place"]))
-        two = twenty(memory=memory)
-        for name, _, n_rows in one.kept:
+            original.note_kept(str(number), "digest", len(new["place"]))
+        rebuilt = twenty(memory=memory)
+        for name, _, n_rows in original.kept:
             assert len(parts[name]["place"]) == n_rows
-            two.extend(parts[name])
-        assert sum(n for _, _, n in one.kept[1:]) < 20, "what is overwritten needs no file"
-        assert_alike(one, two)
+            rebuilt.extend(parts[name])
+        assert sum(n for _, _, n in original.kept[1:]) < 20, "what is overwritten needs no file"
+        assert_alike(original, rebuilt)
 
 
 @pytest.mark.parametrize("memory", [False, True])
 def test_without_a_file_every_row_is_new(memory):
-    rng, one, two = np.random.default_rng(4), twenty(memory=memory), twenty(memory=memory)
-    one.add(rollout([7, 2], rng, memory=memory))
-    two.add(rollout([5, 3, 1], rng, memory=memory))
-    two.note_kept("a", "digest", 9)
-    two.load_state_dict(one.state_dict())
-    for replay in (one, two):
+    rng, source, target = np.random.default_rng(4), twenty(memory=memory), twenty(memory=memory)
+    source.add(rollout([7, 2], rng, memory=memory))
+    target.add(rollout([5, 3, 1], rng, memory=memory))
+    target.note_kept("a", "digest", 9)
+    target.load_state_dict(source.state_dict())
+    for replay in (source, target):
         new, everything = replay.new_rows(), replay.state_dict()
         assert len(new["place"]) == 9
         assert new.keys() == everything.keys()

@@ -21,28 +21,28 @@ def _storage() -> Trajectories:
 
 
 def complete(storage, slots, reward, obs, *, ended, interrupted=None, at_end=None) -> list:
-    """Complete rows [N], first of episodes that have `ended`; what closes, at most twice."""
+    """Complete rows [N], first of episodes that have `ended`; return what each call closes."""
     closed = []
     for over in (True, False):
-        some = np.asarray(ended) == over
+        mask = np.asarray(ended) == over
         cut = np.zeros(len(slots), np.bool_) if interrupted is None else interrupted
         closed.append(
             storage.complete_transition(
-                slots[some],
-                reward[some],
-                [obs[some]],
+                slots[mask],
+                reward[mask],
+                [obs[mask]],
                 ended=over,
-                interrupted=cut[some] if over else None,
-                at_end={name: values[some] for name, values in (at_end or {}).items()},
+                interrupted=cut[mask] if over else None,
+                at_end={name: values[mask] for name, values in (at_end or {}).items()},
             )
         )
-    return [one for one in closed if one is not None]
+    return [result for result in closed if result is not None]
 
 
 def assert_equal_contents(*storages) -> None:
     """All hold the same closed trajectories."""
-    for first, *others in zip(*map(everything, storages), strict=True):
-        for other in others:
+    for first, *rest in zip(*map(everything, storages), strict=True):
+        for other in rest:
             np.testing.assert_array_equal(first, other)
 
 
@@ -95,7 +95,7 @@ def test_closed_trajectories_equal_those_of_separate_lists(seed, n_agents):
                 slow.open.setdefault(int(agent), []).append([obs[i].tolist(), None])
 
     rollout = fast.rollout()
-    found = []
+    trajectories = []
     for k, (start, length) in enumerate(zip(rollout.starts, rollout.lengths, strict=True)):
         rows = slice(start, start + length)
         pairs = zip(
@@ -103,7 +103,7 @@ def test_closed_trajectories_equal_those_of_separate_lists(seed, n_agents):
             rollout.fields["reward"][rows].tolist(),
             strict=True,
         )
-        found.append(
+        trajectories.append(
             (
                 [list(pair) for pair in pairs],
                 bool(rollout.terminated[k]),
@@ -111,7 +111,7 @@ def test_closed_trajectories_equal_those_of_separate_lists(seed, n_agents):
             )
         )
     key = str
-    assert sorted(found, key=key) == sorted(slow.closed, key=key)
+    assert sorted(trajectories, key=key) == sorted(slow.closed, key=key)
 
 
 def test_rows_after_clearing_are_new_and_open_trajectories_go_on():
@@ -188,7 +188,7 @@ RECURRENT = {
 
 
 def play(storage: Trajectories, n_steps: int, *, seed: int, n_slots: int = 3) -> list:
-    """Random steps of some agents, and what closed in each; all numbers differ."""
+    """Play random steps of some agents; return what each step closed. All numbers differ."""
     rng, closed = np.random.default_rng(seed), []
     for _ in range(n_steps):
         slots = np.flatnonzero(rng.random(n_slots) < 0.8)
@@ -232,13 +232,13 @@ def recurrent(capacity: int = 4) -> Trajectories:
 def test_open_trajectories_are_saved_of_the_slots_asked_for_alone():
     storage = recurrent()
     play(storage, 7, seed=1)
-    whole = storage.open_state(3)
+    full_state = storage.open_state(3)
     storage.reserve(64)
     for n_slots in (3, 2):
         state = storage.open_state(n_slots)
         for part in ("rows", "slots"):
             for name, values in state[part].items():
-                np.testing.assert_array_equal(values, whole[part][name][:n_slots])
+                np.testing.assert_array_equal(values, full_state[part][name][:n_slots])
 
 
 def test_rows_of_a_closed_trajectory_are_not_saved_with_the_open_one_that_follows():
@@ -253,15 +253,15 @@ def test_rows_of_a_closed_trajectory_are_not_saved_with_the_open_one_that_follow
 
 
 def test_storage_taken_up_again_goes_on_as_it_would_have():
-    one, dirty = recurrent(), recurrent()
+    original, dirty = recurrent(), recurrent()
     fresh = Trajectories(RECURRENT, n_obs=1, horizon=5, capacity=1)
-    play(one, 23, seed=1)
+    play(original, 23, seed=1)
     play(dirty, 9, seed=2)
-    closed, opened = one.closed_state(), one.open_state(3)
-    went_on = copy.deepcopy(one)
-    one.drop_open()  # the copies are copies
-    one.clear_closed()
-    play(one, 5, seed=6)
+    closed, opened = original.closed_state(), original.open_state(3)
+    went_on = copy.deepcopy(original)
+    original.drop_open()  # the copies are copies
+    original.clear_closed()
+    play(original, 5, seed=6)
     for storage in (fresh, dirty):
         storage.load_closed_state(closed)
         storage.load_open_state(opened)
@@ -307,7 +307,7 @@ def test_what_closes_says_how_long_episodes_were_and_what_they_gained():
     assert (full.n_rows, full.episode_returns, full.episode_lengths) == (HORIZON, [], [])
     assert (last.n_rows, last.episode_returns, last.episode_lengths) == (2, [6.0], [6])
     assert type(last.episode_lengths[0]) is int
-    assert [one.obs[0][:, 0].tolist() for one in (first, full, last)] == [
+    assert [part.obs[0][:, 0].tolist() for part in (first, full, last)] == [
         [0, 1, 2], [0, 1, 2, 3], [4, 5],
     ]  # fmt: skip
     rollout = storage.rollout()

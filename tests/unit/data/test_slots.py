@@ -12,7 +12,7 @@ from pipeline.errors import UnityEnvironmentException
 
 
 class ByDictionary:
-    """The same, one agent at a time."""
+    """Slots that look up one agent at a time in a dictionary."""
 
     def __init__(self):
         self.slots, self.free, self.n_slots = {}, [], 0
@@ -28,8 +28,8 @@ class ByDictionary:
         return [self.slots[source, agent] for agent in ids]
 
     def release(self, source, ids):
-        gone = sorted(agent for agent in set(ids) if (source, agent) in self.slots)
-        self.free += [self.slots.pop((source, agent)) for agent in gone]
+        released = sorted(agent for agent in set(ids) if (source, agent) in self.slots)
+        self.free += [self.slots.pop((source, agent)) for agent in released]
 
 
 def ids(*agents):
@@ -66,12 +66,12 @@ def test_an_agent_that_asks_twice_in_a_message_is_refused_by_id_and_source():
         slots.deciding(("A?team=0", 2), ids(7, 3, 7))
 
 
-def vanishing(slots, n_messages, *, each=4, first=0):
-    """Two agents stay, `each` new ones come with every message and are never heard of again."""
+def vanishing(slots, n_messages, *, n_new=4, first=0):
+    """Two agents stay; `n_new` agents come with every message and are never heard of again."""
     freed, most = [], 0
     for message in range(first, first + n_messages):
         freed += slots.sweep().tolist()
-        new = np.arange(each) + 100 + message * each
+        new = np.arange(n_new) + 100 + message * n_new
         slots.deciding("w", np.concatenate((ids(1, 2), new)))
         most = max(most, slots.n_taken)
     return freed, most
@@ -100,8 +100,8 @@ def test_agents_that_are_heard_of_keep_their_slots_and_silent_ones_begin_anew():
     assert slots.deciding("w", ids(1, 2)).tolist() == before
     assert silent in freed
     assert not set(before) & set(freed)
-    (again,) = slots.deciding("other", ids(1)).tolist()
-    assert again not in slots.deciding("w", np.arange(100, 200, dtype=np.int32))
+    (renewed,) = slots.deciding("other", ids(1)).tolist()
+    assert renewed not in slots.deciding("w", np.arange(100, 200, dtype=np.int32))
 
 
 def test_agents_that_only_pause_keep_their_slots_while_no_others_come():
@@ -118,8 +118,10 @@ def test_slots_go_on_from_a_saved_state_as_they_would_have_anyway():
     vanishing(slots, 1500)
     slots.release("w", [2])
     resumed.load_state_dict(slots.state_dict())
-    one, two = (vanishing(each, 3000, first=1500) for each in (slots, resumed))
-    assert one == two
+    expected, actual = (
+        vanishing(agent_slots, 3000, first=1500) for agent_slots in (slots, resumed)
+    )
+    assert expected == actual
     for left, right in zip(slots.state_dict()["taken"], resumed.state_dict()["taken"], strict=True):
         assert left["source"] == right["source"]
         np.testing.assert_array_equal(left["ids"], right["ids"])
@@ -144,11 +146,11 @@ def test_two_live_agents_never_have_the_same_slot_after_a_slot_was_given_back(wa
     slots.deciding("a", ids(7, 8))
     GIVEN_BACK[way](slots)
     slots.deciding("b", np.arange(slots.n_slots + 1, dtype=np.int32))
-    here = slots.deciding("a", ids(7, 8)).tolist()
-    taken = {one["source"]: one["slots"].tolist() for one in slots.state_dict()["taken"]}
-    assert sorted(taken["a"]) == sorted(here)
-    assert len({slot for of_source in taken.values() for slot in of_source}) == slots.n_taken
-    assert slots.deciding("a", ids(7, 8)).tolist() == here
+    slots_of_a = slots.deciding("a", ids(7, 8)).tolist()
+    by_source = {entry["source"]: entry["slots"].tolist() for entry in slots.state_dict()["taken"]}
+    assert sorted(by_source["a"]) == sorted(slots_of_a)
+    assert len({slot for of_source in by_source.values() for slot in of_source}) == slots.n_taken
+    assert slots.deciding("a", ids(7, 8)).tolist() == slots_of_a
 
 
 @pytest.mark.parametrize(

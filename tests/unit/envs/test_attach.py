@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Leaves(Chase):
-    """Its player breaks the connection at a step, as one that is killed does."""
+    """A game whose player breaks the connection at its third step, as a killed player does."""
 
     left = 3
 
@@ -51,15 +51,15 @@ def ports() -> int:
 
 @pytest.fixture
 def play() -> Iterator[Callable[..., list[int]]]:
-    """Start a thread that is a player on a port, then another there; gives the seeds they get."""
+    """Run a player, then perhaps others, on a port in a thread; returns the seeds that they get."""
     threads = []
     seeds: dict[int, list[int]] = {}
 
     def start(port: int, *kinds: type[Chase]) -> list[int]:
-        told = seeds.setdefault(port, [])
+        port_seeds = seeds.setdefault(port, [])
 
         def make(kind: type[Chase], seed: int, _areas: int) -> Chase:
-            told.append(seed)
+            port_seeds.append(seed)
             return kind(n_agents=2)
 
         def run() -> None:
@@ -69,7 +69,7 @@ def play() -> Iterator[Callable[..., list[int]]]:
 
         threads.append(threading.Thread(target=run))
         threads[-1].start()
-        return told
+        return port_seeds
 
     yield start
     for thread in threads:
@@ -79,14 +79,14 @@ def play() -> Iterator[Callable[..., list[int]]]:
 
 @contextlib.contextmanager
 def free(ports: int) -> Iterator[None]:
-    """The ports can be listened on, as when no one does."""
+    """Check that nobody listens on the ports, by listening there while the block runs."""
     addresses = [("127.0.0.1", port) for port in (ports, ports + 1)]
     with socket.create_server(addresses[0]), socket.create_server(addresses[1]):
         yield
 
 
 def played(workers: WorkerSet, n_steps: int = 6) -> list[list[int]]:
-    """Reset and step; which workers were restarted at each step."""
+    """Reset and step; return which workers were restarted at each step."""
     with workers:
         workers.reset()
         restarted = []
@@ -115,25 +115,25 @@ def test_players_may_come_in_any_order_and_get_seeds_by_port(
             assert [len(env.get_steps("Toy?team=0")[0]) for env in workers.envs] == [2, 2]
             assert workers.envs[0].port == ports
     assert (first, second) == ([5], [6])
-    lines = [one.getMessage() for one in caplog.records]
+    lines = [record.getMessage() for record in caplog.records]
     assert f"Waiting for player 2 of 2 on port {ports + 1}." in lines
     assert f"Connected: player 1 of 2 on port {ports}, from 127.0.0.1." in lines
 
 
 def test_a_player_that_was_started_again_at_once_goes_on_with_a_new_episode(ports, play, caplog):
     play(ports)
-    told = play(ports + 1, Leaves, Chase)
+    seeds = play(ports + 1, Leaves, Chase)
     with caplog.at_level(logging.INFO, "pipeline"):
         restarted = played(attached(ports, restarts=EnvironmentSettings()))
     assert restarted == [[], [], [1], [], [], []]
-    assert told == [6, 8]
+    assert seeds == [6, 8]
     waited = f"Waiting up to 20 s for player 2 of 2 on port {ports + 1} to connect again."
-    assert waited in [one.getMessage() for one in caplog.records]
+    assert waited in [record.getMessage() for record in caplog.records]
 
 
 @pytest.fixture
 def one_leaves(ports, play, monkeypatch) -> None:
-    """Of two players the second breaks its connection."""
+    """Two players, of which the second breaks its connection."""
     monkeypatch.setattr(calls, "LOST_S", 0.05)
     play(ports)
     play(ports + 1, Leaves)
@@ -155,8 +155,8 @@ def test_a_player_that_does_not_come_back_in_time_ends_the_run(ports):
 @pytest.mark.usefixtures("one_leaves")
 def test_who_is_told_to_stop_does_not_wait_for_a_player_any_longer(ports):
     workers = attached(ports, timeout_wait=1000, restarts=EnvironmentSettings())
-    asked = iter([False])  # when the player is lost, but not any more when it is waited for
-    workers.should_stop = lambda: next(asked, True)
+    answers = iter([False])  # when the player is lost, but not any more when it is waited for
+    workers.should_stop = lambda: next(answers, True)
     with pytest.raises(UnityException, match="told to stop"):
         played(workers)
 

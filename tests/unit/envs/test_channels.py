@@ -87,13 +87,13 @@ def test_statistics_are_kept_until_they_are_taken():
 
 
 def test_float_properties_are_set_from_both_ends():
-    here, there = FloatPropertiesChannel(), FloatPropertiesChannel()
-    here.set_property("wind", 2.0)
-    SideChannelManager([there]).deliver(SideChannelManager([here]).outgoing())
-    assert there.get_property("wind") == 2.0
-    assert there.list_properties() == ["wind"]
-    assert there.get_property_dict_copy() == {"wind": 2.0}
-    assert there.get_property("rain") is None
+    sender, receiver = FloatPropertiesChannel(), FloatPropertiesChannel()
+    sender.set_property("wind", 2.0)
+    SideChannelManager([receiver]).deliver(SideChannelManager([sender]).outgoing())
+    assert receiver.get_property("wind") == 2.0
+    assert receiver.list_properties() == ["wind"]
+    assert receiver.get_property_dict_copy() == {"wind": 2.0}
+    assert receiver.get_property("rain") is None
 
 
 @pytest.mark.parametrize("kind", [EngineConfigurationChannel, EnvironmentParametersChannel])

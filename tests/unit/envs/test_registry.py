@@ -50,9 +50,9 @@ def manifest(url: str, more: str = "") -> str:
 @pytest.fixture
 def registry(web, tmp_path) -> UnityEnvRegistry:
     (tmp_path / "envs.yaml").write_text(manifest(f"{web.url}/game.zip"))
-    found = UnityEnvRegistry()
-    found.register_from_yaml(tmp_path / "envs.yaml")
-    return found
+    env_registry = UnityEnvRegistry()
+    env_registry.register_from_yaml(tmp_path / "envs.yaml")
+    return env_registry
 
 
 def test_a_manifest_becomes_a_mapping_of_entries(registry):

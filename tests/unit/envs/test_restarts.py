@@ -89,19 +89,19 @@ class Fails(InProcessEnvironment):
         super().step()
 
 
-def in_process(error, *, limits=None, again=lambda: InProcessEnvironment(Chase(n_agents=2))):
-    made = []
+def in_process(error, *, limits=None, make_env=lambda: InProcessEnvironment(Chase(n_agents=2))):
+    relaunches = []
 
     def relaunch(worker, number):
-        made.append((worker, number))
-        return again()
+        relaunches.append((worker, number))
+        return make_env()
 
     envs = [InProcessEnvironment(Chase(n_agents=2)), Fails(3, error)]
-    return WorkerSet(envs, relaunch=relaunch, restarts=limits), made
+    return WorkerSet(envs, relaunch=relaunch, restarts=limits), relaunches
 
 
 def test_only_the_failed_worker_begins_anew_and_has_the_parameters(caplog):
-    workers, made = in_process(UnityTimeOutException("no answer in 60 s"))
+    workers, relaunches = in_process(UnityTimeOutException("no answer in 60 s"))
     workers.set_parameter("wind", 2.5)
     workers.reset()
     first = workers.envs[0]
@@ -112,24 +112,26 @@ def test_only_the_failed_worker_begins_anew_and_has_the_parameters(caplog):
         restarted = workers.take_restarted()
         assert restarted == ([1] if len(ages) == 3 else [])
     assert ages == [[1, 1], [2, 2], [3, 0], [4, 1]]
-    assert made == [(1, 1)]
+    assert relaunches == [(1, 1)]
     assert workers.envs[0] is first
     assert workers.envs[1]._simulator.parameters == {"wind": 2.5}
-    restart, anew = [r.getMessage() for r in caplog.records]
+    restart, continuation = [r.getMessage() for r in caplog.records]
     assert restart == "Restarting worker[1] after 'no answer in 60 s' (restart 1)."
-    assert anew.startswith("Worker[1] begins anew (Fails keeps no state). Its unfinished episodes")
+    assert continuation.startswith(
+        "Worker[1] begins anew (Fails keeps no state). Its unfinished episodes"
+    )
 
 
 def test_beyond_the_budget_the_failure_passes_with_its_reason():
-    again = lambda: Fails(1, UnityCommunicatorStoppedException("gone again"))  # noqa: E731
-    workers, made = in_process(UnityCommunicatorStoppedException("gone"), again=again)
+    make_env = lambda: Fails(1, UnityCommunicatorStoppedException("gone again"))  # noqa: E731
+    workers, relaunches = in_process(UnityCommunicatorStoppedException("gone"), make_env=make_env)
     workers.reset()
     with pytest.raises(
         UnityCommunicatorStoppedException,
         match=r"Worker 1 exceeded the allowed number of restarts, 1 of 1 in 60 s.*: gone again",
     ):
         play(workers, 6)
-    assert made == [(1, 1)]
+    assert relaunches == [(1, 1)]
 
 
 def test_a_restart_that_fails_counts_too():
@@ -137,19 +139,19 @@ def test_a_restart_that_fails_counts_too():
         raise UnityTimeOutException("did not start")
 
     limits = EnvironmentSettings(max_lifetime_restarts=4, restarts_rate_limit_n=-1)
-    workers, made = in_process(UnityTimeOutException("hung"), limits=limits, again=again)
+    workers, relaunches = in_process(UnityTimeOutException("hung"), limits=limits, make_env=again)
     workers.reset()
     with pytest.raises(UnityTimeOutException, match=r"4 of 4 in all .*: did not start"):
         play(workers, 4)
-    assert [number for _, number in made] == [1, 2, 3, 4]
+    assert [number for _, number in relaunches] == [1, 2, 3, 4]
 
 
 def test_a_callers_mistake_is_no_reason_to_restart():
-    workers, made = in_process(UnityActionException("wrong shape"))
+    workers, relaunches = in_process(UnityActionException("wrong shape"))
     workers.reset()
     with pytest.raises(UnityActionException, match="wrong shape"):
         play(workers, 4)
-    assert made == []
+    assert relaunches == []
 
 
 def launched(build, n_workers=2):
@@ -164,16 +166,16 @@ def launched(build, n_workers=2):
     )
 
 
-def hurt(workers, how):
+def hurt(workers, signal_number):
     """Kill or stop the process of worker 1."""
     workers.envs[1]._timeout_s = 3.0  # not sooner: processes take seconds to start under load
     pid = workers.envs[1]._process._process.pid
-    os.kill(pid, how)
+    os.kill(pid, signal_number)
     return pid
 
 
 def played_on(workers, n_steps, *, disturb=lambda _: None):
-    """Play with actions of each step, and a parameter that changes; all that is seen."""
+    """Play with actions drawn by step and a changing parameter; return all that is seen."""
     seen = []
     for step in range(n_steps):
         if step % 7 == 3:
@@ -181,11 +183,13 @@ def played_on(workers, n_steps, *, disturb=lambda _: None):
         if step % 11 == 9:
             workers.request_states()
         steps = workers.get_steps(NAME)
-        seen.append(([steps_to_mapping(one) for one in steps], workers.take_stats()))
+        seen.append(
+            ([steps_to_mapping(worker_steps) for worker_steps in steps], workers.take_stats())
+        )
         spec = workers.behavior_specs[NAME].action_spec
         draw = np.random.default_rng(step)
         actions = [draw.uniform(-1, 1, (len(d), spec.continuous_size)) for d, _ in steps]
-        workers.set_actions(NAME, [ActionTuple(one.astype(np.float32)) for one in actions])
+        workers.set_actions(NAME, [ActionTuple(action.astype(np.float32)) for action in actions])
         disturb(step)
         workers.step()
         if step % 11 == 9:
@@ -200,27 +204,27 @@ def test_a_killed_or_hung_process_is_replaced_and_goes_on_where_it_was(
 ):
     build = packed("balance_ball", tmp_path / "balance_ball", n_agents=2)
     kills = {0, 1, 2, 9, 10, 20, 31} if how == signal.SIGKILL else {12}
-    gone = []
+    dead_pids = []
 
     def disturb(step):
         if step in kills:
-            gone.append(hurt(workers, how))
+            dead_pids.append(hurt(workers, how))
 
     with launched(build) as workers:
         workers.reset()
-        whole = played_on(workers, 40)
+        undisturbed = played_on(workers, 40)
     with caplog.at_level(logging.INFO), launched(build) as workers:
-        gone.append(hurt(workers, how))  # before it has answered anything
+        dead_pids.append(hurt(workers, how))  # before it has answered anything
         workers.reset()
         other = workers.envs[0]._process._process.pid
         disturbed = played_on(workers, 40, disturb=disturb)
         assert workers.envs[0]._process._process.pid == other
-        assert workers.envs[1]._process._process.pid not in gone
+        assert workers.envs[1]._process._process.pid not in dead_pids
         assert workers.take_restarted() == []
-    np.testing.assert_equal(disturbed, whole)
-    assert caplog.text.count("Restarting worker[1]") == len(gone)
-    assert caplog.text.count("Worker[1] goes on where it was.") == len(gone)
-    for pid in gone:
+    np.testing.assert_equal(disturbed, undisturbed)
+    assert caplog.text.count("Restarting worker[1]") == len(dead_pids)
+    assert caplog.text.count("Worker[1] goes on where it was.") == len(dead_pids)
+    for pid in dead_pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
@@ -270,13 +274,13 @@ def test_a_worker_of_a_resumed_run_goes_on_from_the_first_step_on(packed, tmp_pa
         play(workers, 3)
         workers.request_states()
         states = []
-        whole = played_on(workers, 6, disturb=lambda _: states.append(workers.state_dict()))
+        uninterrupted = played_on(workers, 6, disturb=lambda _: states.append(workers.state_dict()))
     with launched(build) as workers:
         workers.load_state_dict(states[1])
         hurt(workers, signal.SIGKILL)
         resumed = played_on(workers, 6)
         assert workers.take_restarted() == []
-    np.testing.assert_equal(resumed, whole)
+    np.testing.assert_equal(resumed, uninterrupted)
 
 
 def test_what_was_sent_is_given_up_when_it_is_too_long_and_kept_again_from_the_next_state(
@@ -307,7 +311,7 @@ def test_what_was_sent_is_given_up_when_it_is_too_long_and_kept_again_from_the_n
 
 
 class Waits(InProcessEnvironment):
-    """Knows what it was left with."""
+    """Notes with which error its `with` block was left."""
 
     def __init__(self, n_agents=1) -> None:
         super().__init__(Chase(n_agents=n_agents))
@@ -339,10 +343,10 @@ def test_every_worker_hears_of_what_went_wrong(error, passed):
 )
 def test_after_a_failure_no_executable_is_waited_for(packed, tmp_path, monkeypatch, error, wait_s):
     build = packed("balance_ball", tmp_path / "balance_ball", n_agents=1)
-    waits, close = [], EnvironmentProcess.close
+    seconds_waited, close = [], EnvironmentProcess.close
 
     def closed(process, seconds):
-        waits.append(seconds)
+        seconds_waited.append(seconds)
         close(process, 20.0)
 
     monkeypatch.setattr(EnvironmentProcess, "close", closed)
@@ -350,4 +354,4 @@ def test_after_a_failure_no_executable_is_waited_for(packed, tmp_path, monkeypat
     with expected, launch_workers(build, 2, seed=1, timeout_wait=7):
         if error is not None:
             raise error
-    assert waits == [wait_s, wait_s]
+    assert seconds_waited == [wait_s, wait_s]

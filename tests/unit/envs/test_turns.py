@@ -12,7 +12,7 @@ from pipeline.envs.workers import WorkerSet
 
 
 class Split(InProcessEnvironment):
-    """Notes the halves of its steps."""
+    """Logs both halves of its steps: sending and waiting."""
 
     def __init__(self, number, log):
         super().__init__(Chase(n_agents=2))

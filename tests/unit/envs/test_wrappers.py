@@ -57,9 +57,9 @@ def test_rewards_and_observations_are_the_environments():
 
 def test_reset_with_a_seed_begins_the_same_again():
     env = UnityToGymWrapper(lambda seed: alone(Chase, seed=seed))
-    one, other, again = (env.reset(seed=seed)[0] for seed in (3, 4, 3))
-    np.testing.assert_array_equal(one, again)
-    assert not np.array_equal(one, other)
+    first, other, repeated = (env.reset(seed=seed)[0] for seed in (3, 4, 3))
+    np.testing.assert_array_equal(first, repeated)
+    assert not np.array_equal(first, other)
 
 
 def test_an_environment_that_runs_says_that_its_seed_stays(caplog):
@@ -109,8 +109,8 @@ def test_old_interface():
 
 
 def test_gymnasium_runs_several_side_by_side():
-    made = [lambda seed=seed: UnityToGymWrapper(alone(Chase, seed=seed)) for seed in (1, 2)]
-    envs = SyncVectorEnv(made)
+    factories = [lambda seed=seed: UnityToGymWrapper(alone(Chase, seed=seed)) for seed in (1, 2)]
+    envs = SyncVectorEnv(factories)
     obs, _ = envs.reset()
     assert obs.shape == (2, 4)
     envs.close()
@@ -198,8 +198,8 @@ def test_agents_that_are_gone_are_forgotten(monkeypatch):
         assert not over & ended
         vanished |= {agent for agent in over & before if not infos[agent]["asked"]}
         ended |= over
-        kept = (env.possible_agents, env._heard, env._left, env._last, env._spaces)
-        assert max(map(len, kept)) < 120
+        records = (env.possible_agents, env._heard, env._left, env._last, env._spaces)
+        assert max(map(len, records)) < 120
     assert toy.next_id > 500
     assert len(vanished) > 10
     assert not vanished & set(env.agents)

@@ -32,17 +32,17 @@ def test_end_of_a_curve_is_the_mean_of_its_last_tenth():
 
 
 def test_steps_to_a_target_are_those_of_the_first_point_at_it():
-    found = curve([0.0, 5.0, 2.0, 9.0])
-    assert found.steps_to(5.0) == 20.0
-    assert found.steps_to(5.1) == 40.0
-    assert found.steps_to(9.5) is None
+    learning_curve = curve([0.0, 5.0, 2.0, 9.0])
+    assert learning_curve.steps_to(5.0) == 20.0
+    assert learning_curve.steps_to(5.1) == 40.0
+    assert learning_curve.steps_to(9.5) is None
 
 
 def test_area_is_the_mean_height_between_two_steps():
-    found = curve([0.0, 10.0, 10.0])
-    assert found.area(10.0, 30.0) == pytest.approx((50 + 100) / 20)
-    assert found.area(15.0, 20.0) == pytest.approx(7.5)
-    assert found.area(20.0, 20.0) == 10.0
+    learning_curve = curve([0.0, 10.0, 10.0])
+    assert learning_curve.area(10.0, 30.0) == pytest.approx((50 + 100) / 20)
+    assert learning_curve.area(15.0, 20.0) == pytest.approx(7.5)
+    assert learning_curve.area(20.0, 20.0) == 10.0
 
 
 def test_target_lies_between_the_lowest_start_and_the_best_end_also_below_zero():
@@ -90,25 +90,25 @@ def test_experiments_on_one_task_stand_beside_each_other():
 def test_equal_runs_give_equal_comparisons_and_the_seed_matters():
     def ends(**changes):
         (task,) = compare(experiments(), **changes)
-        return [one.interval for one in task.standings]
+        return [standing.interval for standing in task.standings]
 
     assert ends() == ends()
     noisy = [outcome("a", k, evaluated=float(v)) for k, v in enumerate((1, 4, 4.5, 7, 11, 12, 20))]
-    first, again, other = (compare(noisy, seed=s)[0].standings[0] for s in (0, 0, 1))
-    assert first.interval == again.interval != other.interval
+    first, repeated, other = (compare(noisy, seed=s)[0].standings[0] for s in (0, 0, 1))
+    assert first.interval == repeated.interval != other.interval
 
 
 def test_an_interval_does_not_depend_on_the_other_experiments():
-    alone = compare([one for one in experiments() if one.experiment == "fast"])[0].standings[0]
-    beside = compare(experiments())[0].standings[1]
-    assert alone.interval == beside.interval
+    single = compare([run for run in experiments() if run.experiment == "fast"])[0].standings[0]
+    with_others = compare(experiments())[0].standings[1]
+    assert single.interval == with_others.interval
 
 
 def test_fewer_than_three_seeds_have_no_interval():
     (task,) = compare(
         [outcome(name, k, evaluated=float(k)) for name in ("a", "b") for k in range(2)]
     )
-    assert [one.interval for one in (*task.standings, *task.improvements)] == [None] * 3
+    assert [row.interval for row in (*task.standings, *task.improvements)] == [None] * 3
     assert tables.cautions(task) == ["a, b: 2 seeds are too few for an interval."]
     assert tables.rows(task)[0][3] == "too few seeds"
 
@@ -123,7 +123,7 @@ def test_ends_of_training_are_compared_when_one_run_was_not_evaluated():
     runs = [outcome("a", 1, evaluated=50.0, returns=[1, 2]), outcome("b", 1, returns=[3, 4])]
     (task,) = compare(runs)
     assert task.score == "training"
-    assert [one.scores for one in task.standings] == [(2.0,), (4.0,)]
+    assert [standing.scores for standing in task.standings] == [(2.0,), (4.0,)]
 
 
 def test_other_environments_and_behaviors_are_other_tasks():
@@ -151,8 +151,8 @@ def test_csv_has_an_empty_cell_for_what_is_not_known():
 
 
 def test_durations_are_said_as_a_person_would():
-    shown = [tables.duration(value) for value in (None, 12.34, 754.0, 7384.0)]
-    assert shown == ["-", "12.3 s", "12 min 34 s", "2 h 03 min"]
+    texts = [tables.duration(value) for value in (None, 12.34, 754.0, 7384.0)]
+    assert texts == ["-", "12.3 s", "12 min 34 s", "2 h 03 min"]
 
 
 def test_the_notes_say_which_difference_would_not_be_seen():

@@ -213,7 +213,7 @@ def test_episodes_are_written_as_csv(tmp_path):
     write_episodes(path, episodes)
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    texts = [{key: str(value) for key, value in asdict(one).items()} for one in episodes]
+    texts = [{key: str(value) for key, value in asdict(episode).items()} for episode in episodes]
     assert rows == texts
     first = path.read_bytes()
     write_episodes(path, episodes)

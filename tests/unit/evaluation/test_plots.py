@@ -30,11 +30,11 @@ def pixels(path):
 
 @pytest.mark.parametrize("returns", [[1.0, 2.0, 2.5, 9.0] * 20, [-1.0] * 5, [0.5], [0.0, 1e-12]])
 def test_equal_returns_give_equal_bytes_without_metadata(tmp_path, returns):
-    one, two = tmp_path / "one.png", tmp_path / "two.png"
-    plot_returns(one, returns, title="Returns")
-    plot_returns(two, returns, title="Returns")
-    assert one.read_bytes() == two.read_bytes()
-    assert len(np.unique(pixels(one).reshape(-1, 3), axis=0)) > 10
+    first, second = tmp_path / "one.png", tmp_path / "two.png"
+    plot_returns(first, returns, title="Returns")
+    plot_returns(second, returns, title="Returns")
+    assert first.read_bytes() == second.read_bytes()
+    assert len(np.unique(pixels(first).reshape(-1, 3), axis=0)) > 10
 
 
 def test_equal_curves_give_equal_bytes_and_other_curves_other_bytes(tmp_path):
@@ -98,6 +98,6 @@ def test_equal_comparisons_give_equal_bytes(tmp_path):
         plot_standings(tmp_path / f"{name}-s.png", task.standings, title="T")
         plot_improvements(tmp_path / f"{name}-i.png", task.improvements, title="T")
     for kind in "si":
-        one, two = (tmp_path / f"{name}-{kind}.png" for name in ("one", "two"))
-        assert one.read_bytes() == two.read_bytes()
-        assert len(np.unique(pixels(one).reshape(-1, 3), axis=0)) > 10
+        first, second = (tmp_path / f"{name}-{kind}.png" for name in ("one", "two"))
+        assert first.read_bytes() == second.read_bytes()
+        assert len(np.unique(pixels(first).reshape(-1, 3), axis=0)) > 10

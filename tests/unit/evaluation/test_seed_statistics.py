@@ -16,8 +16,8 @@ def test_estimates_and_intervals_are_those_of_the_authors_package():
     assert statistics.probability_of_improvement(ONE, OTHER) == pytest.approx(0.9375)
     rng = np.random.default_rng(0)
     assert statistics.iqm_interval(ONE, rng) == pytest.approx((0.53325, 1.62), abs=0.05)
-    found = statistics.improvement_interval(ONE, OTHER, rng)
-    assert found == pytest.approx((0.8, 1.0), abs=0.03)
+    interval = statistics.improvement_interval(ONE, OTHER, rng)
+    assert interval == pytest.approx((0.8, 1.0), abs=0.03)
 
 
 def test_interquartile_mean_drops_a_quarter_at_each_end():
@@ -40,8 +40,8 @@ def test_band_of_curves_is_the_interval_at_each_point():
     curves = rng.normal(0.0, 1.0, (6, 3)) + np.array([0.0, 10.0, 20.0])
     low, high = statistics.iqm_band(curves, np.random.default_rng(3))
     for point in range(3):
-        alone = statistics.iqm_interval(curves[:, point], np.random.default_rng(4))
-        assert (low[point], high[point]) == pytest.approx(alone, abs=0.1)
+        interval = statistics.iqm_interval(curves[:, point], np.random.default_rng(4))
+        assert (low[point], high[point]) == pytest.approx(interval, abs=0.1)
 
 
 def test_few_seeds_are_said_to_be_few():
@@ -55,8 +55,10 @@ def test_few_seeds_are_said_to_be_few():
 def test_intervals_over_three_seeds_cover_less_than_they_say_and_over_ten_nearly_that():
     def coverage(n_seeds: int) -> float:
         rng = np.random.default_rng(1)
-        found = [statistics.iqm_interval(rng.normal(0.0, 1.0, n_seeds), rng) for _ in range(300)]
-        return float(np.mean([low <= 0.0 <= high for low, high in found]))
+        intervals = [
+            statistics.iqm_interval(rng.normal(0.0, 1.0, n_seeds), rng) for _ in range(300)
+        ]
+        return float(np.mean([low <= 0.0 <= high for low, high in intervals]))
 
     assert coverage(3) == pytest.approx(0.74, abs=0.08)
     assert coverage(10) == pytest.approx(0.94, abs=0.05)
@@ -78,19 +80,19 @@ def test_a_detectable_difference_needs_two_groups_that_spread():
     same, single = np.array([1.0, 1.0]), np.array([3.0])
     assert statistics.detectable_difference([same, same]) is None
     assert statistics.detectable_difference([np.array([1.0, 2.0]), single]) is None
-    many = statistics.detectable_difference([np.arange(20.0), np.arange(20.0)])
-    few = statistics.detectable_difference([np.arange(0.0, 20, 5), np.arange(0.0, 20, 5)])
-    assert many < few
+    with_many = statistics.detectable_difference([np.arange(20.0), np.arange(20.0)])
+    with_few = statistics.detectable_difference([np.arange(0.0, 20, 5), np.arange(0.0, 20, 5)])
+    assert with_many < with_few
 
 
 def held(n_seeds: int, draw) -> float:
-    """Share of repetitions in which the interval of n seeds holds one more."""
+    """Return how often the interval of n seeds contains the value of a further seed."""
     rng = np.random.default_rng(7)
-    found = []
+    hits = []
     for _ in range(2000):
         low, high = statistics.tolerance_interval(draw(rng, n_seeds))
-        found.append(low <= draw(rng, 1)[0] <= high)
-    return float(np.mean(found))
+        hits.append(low <= draw(rng, 1)[0] <= high)
+    return float(np.mean(hits))
 
 
 def test_a_tolerance_interval_holds_a_new_seed_in_nine_of_ten_cases():
@@ -110,8 +112,8 @@ def test_a_tolerance_interval_holds_a_new_seed_in_nine_of_ten_cases():
 def test_a_tolerance_interval_is_that_of_the_tables():
     # t(0.95, 4) = 2.1318; the standard deviation of 1 to 5 is the root of 2.5
     half = 2.131847 * np.sqrt(2.5) * np.sqrt(1 + 1 / 5)
-    found = statistics.tolerance_interval(np.array([3.0, 1, 5, 2, 4]))
-    assert found == pytest.approx((3 - half, 3 + half), abs=1e-5)
+    interval = statistics.tolerance_interval(np.array([3.0, 1, 5, 2, 4]))
+    assert interval == pytest.approx((3 - half, 3 + half), abs=1e-5)
     assert statistics.tolerance_interval(np.arange(19.0)) == (0.0, 18.0)
     assert statistics.tolerance_interval(np.arange(39.0)) == (1.0, 37.0)
     assert statistics.tolerance_interval(np.arange(4.0)) is None

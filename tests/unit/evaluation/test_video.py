@@ -41,7 +41,7 @@ class RandomPolicy:
 
 
 def executable(folder: Path, simulator: str, **options) -> Path:
-    """What filming reads of an executable; the rest takes seconds to pack."""
+    """Write only the part of an executable that filming reads; the rest takes seconds to pack."""
     path = folder / "program"
     with zipfile.ZipFile(path, "w") as archive:
         described = {"simulator": simulator, "options": options}
@@ -50,9 +50,9 @@ def executable(folder: Path, simulator: str, **options) -> Path:
 
 
 def played(simulator: str, seed=7, episodes=3, **options):
-    made = registry.make(simulator, seed=seed, **options)
-    env = InProcessEnvironment(made)
-    policies = {name: RandomPolicy(spec) for name, spec in made.behavior_specs.items()}
+    game = registry.make(simulator, seed=seed, **options)
+    env = InProcessEnvironment(game)
+    policies = {name: RandomPolicy(spec) for name, spec in game.behavior_specs.items()}
     try:
         return policies, evaluate(env, policies, episodes=episodes, seed=seed)
     finally:
@@ -63,13 +63,13 @@ def filmed(folder: Path, simulator: str, target: str, *, show="median", **option
     policies, episodes = played(simulator, **options)
     program = executable(folder, simulator, **options)
     path = folder / target
-    wanted = {path: video.choose(episodes)[show]}
-    video.film(program, (), policies, episodes, wanted, seed=7)
+    films = {path: video.choose(episodes)[show]}
+    video.film(program, (), policies, episodes, films, seed=7)
     return path
 
 
 def n_frames(path: Path) -> int:
-    """Pictures that were given to the file; equal ones that follow each other are stored as one."""
+    """Return the number of frames written; the file merges equal ones that follow each other."""
     with Image.open(path) as image:
         shown_ms = 0
         for k in range(image.n_frames):
@@ -114,9 +114,9 @@ def test_a_film_shows_each_step_of_the_episode_and_has_the_same_bytes_again(
     tmp_path, simulator, options
 ):
     path = filmed(tmp_path, simulator, "a.gif", **options)
-    again = filmed(tmp_path, simulator, "b.gif", **options)
+    repeated = filmed(tmp_path, simulator, "b.gif", **options)
     _, episodes = played(simulator, **options)
-    assert path.read_bytes() == again.read_bytes()
+    assert path.read_bytes() == repeated.read_bytes()
     assert n_frames(path) == video.choose(episodes)["median"].length
 
 
@@ -136,13 +136,13 @@ def test_of_a_long_episode_every_nth_step_is_shown(tmp_path, monkeypatch):
 
 def test_a_gif_keeps_colors_that_few_pixels_have(tmp_path):
     frames = [np.add.outer(np.arange(64), np.arange(64) + k).astype(np.uint8) for k in range(40)]
-    frames = [np.repeat(one[..., None], 3, axis=2) for one in frames]
+    frames = [np.repeat(frame[..., None], 3, axis=2) for frame in frames]
     frames[17][:6, :6] = (232, 163, 58)
     video.write(tmp_path / "x.gif", frames)
     with Image.open(tmp_path / "x.gif") as image:
         image.seek(17)
-        shown = np.asarray(image.convert("RGB")).astype(int)[2, 2]
-    assert np.abs(shown - (232, 163, 58)).max() < 12
+        pixel = np.asarray(image.convert("RGB")).astype(int)[2, 2]
+    assert np.abs(pixel - (232, 163, 58)).max() < 12
 
 
 def test_median_and_best_are_episodes_of_the_first_behavior():
@@ -158,9 +158,9 @@ def test_median_and_best_are_episodes_of_the_first_behavior():
 def test_an_environment_that_does_not_repeat_itself_is_not_filmed(tmp_path):
     policies, episodes = played("grid_world")
     other = [replace(episodes[0], episode_return=3.5), *episodes[1:]]
-    wanted = {tmp_path / "x.gif": other[0]}
+    films = {tmp_path / "x.gif": other[0]}
     with pytest.raises(StageError, match=r"episode 0 of GridWorld\?team=0 came to 3.5 in .* again"):
-        video.film(executable(tmp_path, "grid_world"), (), policies, other, wanted, seed=7)
+        video.film(executable(tmp_path, "grid_world"), (), policies, other, films, seed=7)
     assert not (tmp_path / "x.gif").exists()
 
 
@@ -178,12 +178,12 @@ def test_an_environment_without_pictures_is_refused():
             return "a board"
 
     class Mine(gymnasium.Env):
-        """It has no render of its own."""
+        """An environment without a render method."""
 
     with pytest.raises(SettingsError, match=r"mine: cannot be filmed: .* modes are none; 'rgb_arr"):
         pictures.picture(Mine(), "mine")
-    told = "chess: cannot be filmed: .* modes are ansi; 'rgb_array'"
-    with pytest.raises(SettingsError, match=told):
+    message = "chess: cannot be filmed: .* modes are ansi; 'rgb_array'"
+    with pytest.raises(SettingsError, match=message):
         pictures.picture(Spoken(), "chess")
 
 

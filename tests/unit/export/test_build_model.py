@@ -149,10 +149,10 @@ def test_squashed_spreads_have_the_bounds_of_training_in_the_file_too(raw, bound
         return reference.run(build_model(graph), ["continuous_actions"], obs, seed=4)
 
     assert (LOG_SIGMA_MIN, LOG_SIGMA_MAX) == (-20.0, 2.0)
-    found = drawn(raw)["continuous_actions"]
-    np.testing.assert_array_equal(found, drawn(bound)["continuous_actions"])
-    assert (found != drawn(bound - np.sign(raw) * 0.5)["continuous_actions"]).any()
-    assert (found != 0.0).any()
+    actions = drawn(raw)["continuous_actions"]
+    np.testing.assert_array_equal(actions, drawn(bound)["continuous_actions"])
+    assert (actions != drawn(bound - np.sign(raw) * 0.5)["continuous_actions"]).any()
+    assert (actions != 0.0).any()
 
 
 def quiet(graph):

@@ -96,14 +96,16 @@ def test_v2_model_that_fits_gives_no_finding():
 
 def test_choices_of_a_v2_model_may_be_declared_as_floats_of_any_batch():
     outputs = V2["outputs"] | {"discrete_actions": ("n", 5)}
-    found = {each.message for each in model_findings(model(**V2 | {"outputs": outputs}), V2_SPEC)}
-    assert not any("discrete_actions" in message for message in found)
+    messages = {
+        finding.message for finding in model_findings(model(**V2 | {"outputs": outputs}), V2_SPEC)
+    }
+    assert not any("discrete_actions" in message for message in messages)
 
 
 def test_branches_of_a_v2_model_are_told_by_their_sums():
     constants = V2["constants"] | {"discrete_action_output_shape": [4.0, 2.0]}
-    (found,) = check_model(model(**V2 | {"constants": constants}), V2_SPEC)
-    assert found.message == "discrete_action_output_shape is 6, the behavior has 5"
+    (finding,) = check_model(model(**V2 | {"constants": constants}), V2_SPEC)
+    assert finding.message == "discrete_action_output_shape is 6, the behavior has 5"
 
 
 @pytest.mark.parametrize(
@@ -254,8 +256,8 @@ def test_constants_are_read_in_every_form():
         [helper.make_tensor_value_info(name, 1, [1]) for name in "abcdef"],
         weights,
     )
-    found = read_constants(helper.make_model(graph))
-    assert {name: value.tolist() for name, value in found.items()} == {
+    constants = read_constants(helper.make_model(graph))
+    assert {name: value.tolist() for name, value in constants.items()} == {
         name: value.tolist() for name, value in tensors.items()
     }
 
@@ -279,7 +281,7 @@ def recurrent():
 
 
 def one(parts, **fields):
-    """The first of some nodes, attributes or tensors with these values."""
+    """Return the first of some nodes, attributes or tensors that has these values."""
     return next(p for p in parts if all(getattr(p, key) == fields[key] for key in fields))
 
 
@@ -314,7 +316,7 @@ def resize(name, axis, size):
 
 
 def operator(kind, **changes):
-    """Change fields of the first node of a kind, or its attributes where it has such."""
+    """Change fields or attributes of the first node of a kind."""
 
     def damage(candidate):
         node = one(candidate.graph.node, op_type=kind)
@@ -377,8 +379,8 @@ def name_two_results_alike(candidate):
 
 def add_numbers_of_two_types(candidate):
     number = numpy_helper.from_array(np.ones(1, np.float32), "number")
-    whole = numpy_helper.from_array(np.ones(1, np.int64), "whole")
-    candidate.graph.initializer.extend((number, whole))
+    integer = numpy_helper.from_array(np.ones(1, np.int64), "whole")
+    candidate.graph.initializer.extend((number, integer))
     candidate.graph.node.append(helper.make_node("Add", ["number", "whole"], ["sum"]))
 
 
@@ -482,7 +484,7 @@ def test_what_earlier_packages_left_out_is_only_noted(tmp_path):
 
 
 def test_a_model_without_deterministic_actions_is_still_compared_with_the_behavior():
-    """The check for deterministic inference ends before it comes to that."""
+    """The check for deterministic inference ends before it compares anything."""
     candidate, spec = published()
     outputs = candidate.graph.output
     for name in ("deterministic_continuous_actions", "deterministic_discrete_actions"):
@@ -531,5 +533,5 @@ def test_memory_that_does_not_fit_is_caught_before_publishing(damage, n_findings
     candidate, spec = recurrent()
     assert publishing_findings(candidate, spec) == []
     damage(candidate)
-    found = rules(publishing_findings(candidate, spec))
-    assert found.count(("publish-memory", "error")) == n_findings
+    findings = rules(publishing_findings(candidate, spec))
+    assert findings.count(("publish-memory", "error")) == n_findings

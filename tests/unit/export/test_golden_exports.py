@@ -147,10 +147,13 @@ def test_a_published_policy_acts_as_it_did(tmp_path, kind):
     policy = policy_of(kind)
     rng = np.random.default_rng(0)
     specs, actions = policy.spec
-    obs = [rng.normal(1, 2, (40, *one.shape)).astype(np.float32) for one in specs]
-    for one in (one for one in obs if one.ndim == 3):
-        most = one.shape[1]
-        one[np.arange(most) >= rng.integers(0, most + 1, (40, 1))] = 0.0
+    obs = [
+        rng.normal(1, 2, (40, *observation_spec.shape)).astype(np.float32)
+        for observation_spec in specs
+    ]
+    for entities in (values for values in obs if values.ndim == 3):
+        most = entities.shape[1]
+        entities[np.arange(most) >= rng.integers(0, most + 1, (40, 1))] = 0.0
     masks = np.ones((40, sum(actions.discrete_branches)), dtype=np.float32)
     masks[::3, :1] = 0
     recording = record(policy, obs, masks if actions.discrete_size else None)
@@ -172,5 +175,5 @@ def test_a_digest_shows_that_any_weight_has_changed():
 
 if __name__ == "__main__":
     print(f"onnx {onnx.__version__}")  # noqa: T201
-    for one in KINDS:
-        print(f"{one}: {digest(one)}")  # noqa: T201
+    for kind in KINDS:
+        print(f"{kind}: {digest(kind)}")  # noqa: T201

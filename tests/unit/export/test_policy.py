@@ -62,14 +62,14 @@ def test_samples_differ_from_step_to_step(hybrid):
 
 
 def test_every_random_operator_has_a_seed_of_its_own_that_a_float_holds(monkeypatch):
-    given = []
-    monkeypatch.setattr("onnxruntime.InferenceSession", lambda data, *_, **__: given.append(data))
+    models = []
+    monkeypatch.setattr("onnxruntime.InferenceSession", lambda data, *_, **__: models.append(data))
     model = build_model(reference.policy(continuous=2, branches=(3, 4)))
     for seed in range(100):
         create_session(model, seed)
     seeds = [
         attribute.f
-        for data in given
+        for data in models
         for node in onnx.load_from_string(data).graph.node
         for attribute in node.attribute
         if attribute.name == "seed"
@@ -95,10 +95,10 @@ def test_same_seed_gives_the_same_samples_in_another_process(hybrid, tmp_path):
 
 def test_random_numbers_of_other_sessions_leave_the_samples_alone(hybrid):
     model = build_model(hybrid)
-    alone = trace(OnnxPolicy(model, seed=3), hybrid)
+    expected = trace(OnnxPolicy(model, seed=3), hybrid)
     other, policy = OnnxPolicy(model, seed=9), OnnxPolicy(model, seed=3)
     trace(other, hybrid)
-    assert trace(policy, hybrid) == alone
+    assert trace(policy, hybrid) == expected
 
 
 def test_each_agent_remembers_whatever_the_order_in_which_agents_come():
@@ -107,19 +107,19 @@ def test_each_agent_remembers_whatever_the_order_in_which_agents_come():
     first = steps(graph, 3, agent_ids=[4, 9, 2])
     policy.act(first, deterministic=True)
     later = steps(graph, 3, agent_ids=[9, 7, 4], seed=2)
-    known = reference.evaluate(graph, first.obs, memories=np.zeros((3, 6), np.float32))["memory"]
+    memories = reference.evaluate(graph, first.obs, memories=np.zeros((3, 6), np.float32))["memory"]
     expected = reference.evaluate(
-        graph, later.obs, memories=np.stack([known[1], np.zeros(6, np.float32), known[0]])
+        graph, later.obs, memories=np.stack([memories[1], np.zeros(6, np.float32), memories[0]])
     )
     action = policy.act(later, deterministic=True)
     np.testing.assert_allclose(action.continuous, expected["continuous"], atol=1e-5)
-    assert np.abs(known).max() > 0.1
+    assert np.abs(memories).max() > 0.1
     policy.end(np.array([9, 5], np.int32))
-    again = steps(graph, 2, agent_ids=[4, 9], seed=3)
-    alone = OnnxPolicy(build_model(graph)).act(again, deterministic=True).continuous
-    after_end = policy.act(again, deterministic=True).continuous
-    np.testing.assert_array_equal(after_end[1], alone[1])
-    assert np.abs(after_end[0] - alone[0]).max() > 1e-3, "agent 4 remembers"
+    last = steps(graph, 2, agent_ids=[4, 9], seed=3)
+    fresh = OnnxPolicy(build_model(graph)).act(last, deterministic=True).continuous
+    after_end = policy.act(last, deterministic=True).continuous
+    np.testing.assert_array_equal(after_end[1], fresh[1])
+    assert np.abs(after_end[0] - fresh[0]).max() > 1e-3, "agent 4 remembers"
 
 
 def test_no_agents_get_no_actions(hybrid):

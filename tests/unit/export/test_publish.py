@@ -51,17 +51,17 @@ def choosing(graph, choices, masks=None):
 def test_published_policy_runs_and_its_report_repeats(tmp_path, parts):
     graph = reference.policy(**parts)
     path = tmp_path / "a" / "policy.onnx"
-    told = {"b": "2", "a": "1"}
-    report = publish(graph, path, recording=recorded(graph), metadata=told)
+    metadata = {"b": "2", "a": "1"}
+    report = publish(graph, path, recording=recorded(graph), metadata=metadata)
     properties = onnx.load(path).metadata_props
-    assert [(one.key, one.value) for one in properties] == [("a", "1"), ("b", "2")]
+    assert [(entry.key, entry.value) for entry in properties] == [("a", "1"), ("b", "2")]
     assert report.sha256 == files.sha256_of(path)
     assert report.size == path.stat().st_size
     assert report.rows == 20
     assert report.max_continuous_error <= 1e-5
     assert OnnxPolicy(path).description.version == 3
-    again = publish(graph, tmp_path / "b.onnx", recording=recorded(graph), metadata=told)
-    assert json.dumps(asdict(again)) == json.dumps(asdict(report))
+    repeated = publish(graph, tmp_path / "b.onnx", recording=recorded(graph), metadata=metadata)
+    assert json.dumps(asdict(repeated)) == json.dumps(asdict(report))
     assert report.inputs["obs_0"] == TensorInfo(dtype="float32", shape=("batch", 5))
 
 
@@ -190,11 +190,11 @@ def test_memory_of_swapped_gates_is_caught(tmp_path, monkeypatch):
 def test_recording_that_begins_in_the_middle_of_an_episode_is_refused(tmp_path):
     """Row by row it fits; an agent that begins anew would go another way."""
     graph = reference.policy(continuous=2, memory=6)
-    whole = recorded(graph)
+    recording = recorded(graph)
     later = Recording(
-        feeds={name: values[5:] for name, values in whole.feeds.items()},
-        expected={name: values[5:] for name, values in whole.expected.items()},
-        rounding=whole.rounding,
+        feeds={name: values[5:] for name, values in recording.feeds.items()},
+        expected={name: values[5:] for name, values in recording.expected.items()},
+        rounding=recording.rounding,
     )
     with pytest.raises(ExportError, match="row 0, column 0"):
         publish(graph, tmp_path / "p.onnx", recording=later)
@@ -211,7 +211,7 @@ def test_an_equal_logit_excuses_no_choice_that_is_forbidden_or_does_not_exist(tm
 
 
 def test_ties_are_told_by_the_masks_of_their_own_branch(tmp_path):
-    """The neighbours' masks forbid what is allowed here, and the other way round."""
+    """The masks of the neighbouring branches forbid what this one allows, and vice versa."""
     graph = with_equal_logits(2, 2, 2, bias=[1.0, 1.0])
     masks = np.array([[1, 0, 1, 1, 1, 0]] * 2, dtype=np.float32)
     recording = choosing(graph, [[0, 1, 0]] * 2, masks)

@@ -27,11 +27,11 @@ SMALL = NetworkSettings(hidden_units=16)
 def encoder(own_size, entity_sizes, seed=0):
     """Weights large enough that attention is far from uniform, and biases that are not 0."""
     torch.manual_seed(seed)
-    made = EntityEncoder(own_size, entity_sizes)
+    model = EntityEncoder(own_size, entity_sizes)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in model.parameters():
             parameter.mul_(4.0).add_(0.1 * torch.randn_like(parameter))
-    return made
+    return model
 
 
 def crowd(counts, most, size, seed=1):
@@ -42,12 +42,15 @@ def crowd(counts, most, size, seed=1):
     return torch.from_numpy(values.astype(np.float32))
 
 
-def slowly(made, own, observations):
-    """The same from the formulas: float64, one agent and one entity at a time, no padding rows."""
+def slowly(model, self_obs, observations):
+    """Outputs by the formulas: float64, one agent and one entity at a time, no padding rows."""
     lists = [values.double().numpy() for values in observations]
-    fixed = [None] * len(lists[0]) if own is None else own.double().numpy()
+    fixed = [None] * len(lists[0]) if self_obs is None else self_obs.double().numpy()
     return np.array(
-        [reference.attention(made, fixed[k], [one[k] for one in lists]) for k in range(len(fixed))]
+        [
+            reference.attention(model, fixed[k], [entities[k] for entities in lists])
+            for k in range(len(fixed))
+        ]
     )
 
 
@@ -61,31 +64,33 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_attention_equals_the_slow_version(name):
     own_size, sizes, counts = CASES[name]
-    made = encoder(own_size, sizes)
-    own = torch.randn(4, own_size) if own_size else None
+    model = encoder(own_size, sizes)
+    self_obs = torch.randn(4, own_size) if own_size else None
     observations = [crowd(c, 8, n, seed=n) for c, n in zip(counts, sizes, strict=True)]
-    found = made(own, observations).detach().numpy()
-    np.testing.assert_allclose(found, slowly(made, own, observations), atol=2e-5)
-    assert np.abs(found[2] - found[1]).max() > 0.1
+    output = model(self_obs, observations).detach().numpy()
+    np.testing.assert_allclose(output, slowly(model, self_obs, observations), atol=2e-5)
+    assert np.abs(output[2] - output[1]).max() > 0.1
 
 
 @pytest.mark.parametrize("counts", [[0, 3, 20], [0, 0, 0], [1, 2, 3]])
 def test_unused_rows_change_nothing_whether_computed_or_left_out(counts, monkeypatch):
-    """Elsewhere than on the CPU, and in exported models, all rows are computed."""
-    made, own, values = encoder(4, [6]), torch.randn(3, 4), crowd(counts, 20, 6)
-    short = made(own, [values])
-    longer = made(own, [torch.cat((values, torch.zeros(3, 15, 6)), dim=1)])
+    """All rows are computed in exported models and on devices other than the CPU."""
+    model, self_obs, values = encoder(4, [6]), torch.randn(3, 4), crowd(counts, 20, 6)
+    short = model(self_obs, [values])
+    longer = model(self_obs, [torch.cat((values, torch.zeros(3, 15, 6)), dim=1)])
     torch.testing.assert_close(longer, short, atol=1e-6, rtol=1e-5)
     monkeypatch.setattr("pipeline.nets.attention._columns_in_use", lambda padding: len(padding[0]))
-    torch.testing.assert_close(made(own, [values]), short, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(model(self_obs, [values]), short, atol=1e-6, rtol=1e-5)
 
 
 def test_order_of_entities_and_where_unused_rows_lie_do_not_matter():
-    made, own, values = encoder(4, [6]), torch.randn(5, 4), crowd([0, 1, 5, 9, 12], 12, 6)
-    expected = made(own, [values])
+    model, self_obs, values = encoder(4, [6]), torch.randn(5, 4), crowd([0, 1, 5, 9, 12], 12, 6)
+    expected = model(self_obs, [values])
     for seed in range(3):
         order = torch.randperm(12, generator=torch.Generator().manual_seed(seed))
-        torch.testing.assert_close(made(own, [values[:, order]]), expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            model(self_obs, [values[:, order]]), expected, atol=1e-5, rtol=1e-4
+        )
 
 
 def test_an_entity_below_the_threshold_is_an_unused_row():
@@ -94,20 +99,20 @@ def test_an_entity_below_the_threshold_is_an_unused_row():
 
 
 def test_no_entity_at_all_gives_zeros_and_finite_gradients():
-    made = encoder(4, [6])
-    own = torch.randn(2, 4, requires_grad=True)
-    result = made(own, [torch.zeros(2, 7, 6)])
+    model = encoder(4, [6])
+    self_obs = torch.randn(2, 4, requires_grad=True)
+    result = model(self_obs, [torch.zeros(2, 7, 6)])
     assert result.abs().max() == 0.0
-    (result.sum() + own.sum()).backward()
-    assert all(torch.isfinite(p.grad).all() for p in made.parameters())
+    (result.sum() + self_obs.sum()).backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
 
 def test_gradients_reach_every_weight_and_every_entity_but_no_unused_row():
-    made = encoder(4, [6, 2])
+    model = encoder(4, [6, 2])
     lists = [crowd([3, 5], 8, 6).requires_grad_(), crowd([2, 0], 4, 2).requires_grad_()]
-    y = made(torch.randn(2, 4), lists)
+    y = model(torch.randn(2, 4), lists)
     (y * torch.randn_like(y)).sum().backward()
-    for name, parameter in made.named_parameters():
+    for name, parameter in model.named_parameters():
         # a key's bias adds the same to all scores of a query, so softmax takes it out
         assert name == "attention.key.bias" or parameter.grad.abs().max() > 1e-6, name
     for values in lists:
@@ -117,10 +122,10 @@ def test_gradients_reach_every_weight_and_every_entity_but_no_unused_row():
 
 def test_gradients_equal_numerical_ones():
     torch.manual_seed(0)
-    made = ResidualSelfAttention(8).double()
+    attention = ResidualSelfAttention(8).double()
     padding = torch.tensor([[False, False, True], [True, True, True]])
     x = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda values: made(values, padding), (x,))
+    assert torch.autograd.gradcheck(lambda values: attention(values, padding), (x,))
 
 
 def test_softmax_of_few_equals_torchs_in_value_and_first_and_second_derivatives():
@@ -135,13 +140,13 @@ def test_softmax_of_few_equals_torchs_in_value_and_first_and_second_derivatives(
 
 def test_initial_weights_have_the_stated_deviation_and_no_bias():
     torch.manual_seed(0)
-    made = EntityEncoder(10, [23, 5])
-    for name, parameter in made.named_parameters():
+    model = EntityEncoder(10, [23, 5])
+    for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             assert float(parameter.detach().abs().max()) == 0.0
         else:
-            wanted = math.sqrt(0.125 / 128)
-            assert float(parameter.detach().std()) == pytest.approx(wanted, rel=0.05), name
+            expected = math.sqrt(0.125 / 128)
+            assert float(parameter.detach().std()) == pytest.approx(expected, rel=0.05), name
 
 
 def test_body_takes_lists_beside_vectors_images_and_goals_and_gives_hidden_units():
@@ -166,11 +171,11 @@ def test_body_takes_lists_beside_vectors_images_and_goals_and_gives_hidden_units
 
 def test_body_joins_what_is_fixed_and_then_what_attention_gives():
     body = ObservationEncoder([ENTITIES(6, 5), VECTOR(3)], NetworkSettings(num_layers=0))
-    own, values = torch.randn(2, 3), crowd([2, 6], 6, 5)
-    found = body([values, own])
-    assert found.shape == (2, body.output_size) == (2, 131)
-    torch.testing.assert_close(found[:, :3], own)
-    torch.testing.assert_close(found[:, 3:], body.attention(own, [values]))
+    self_obs, values = torch.randn(2, 3), crowd([2, 6], 6, 5)
+    features = body([values, self_obs])
+    assert features.shape == (2, body.output_size) == (2, 131)
+    torch.testing.assert_close(features[:, :3], self_obs)
+    torch.testing.assert_close(features[:, 3:], body.attention(self_obs, [values]))
 
 
 def test_body_works_with_nothing_but_a_list():

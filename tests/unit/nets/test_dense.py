@@ -11,7 +11,7 @@ from pipeline.nets.layers import dense, paired_linear
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often a convolution stood for a product; the processor is one where that is faster."""
+    """Shapes of convolutions that replaced products, on a processor where they are faster."""
     monkeypatch.setattr(layers, "_is_onednn_faster", lambda: True)
     calls = []
     convolve = torch.nn.functional.conv2d
@@ -29,7 +29,7 @@ def drawn(*shape):
 
 
 def results(function, *inputs):
-    inputs = [one.clone().requires_grad_() for one in inputs]
+    inputs = [value.clone().requires_grad_() for value in inputs]
     y = function(*inputs)
     return [y, *torch.autograd.grad((y * y).sum(), inputs)]
 
@@ -39,8 +39,8 @@ def test_large_products_and_their_derivatives_are_those_of_a_dense_layer(calls, 
     inputs = drawn(*rows, 96), drawn(128, 96), drawn(128)
     expected = results(torch.nn.functional.linear, *inputs)
     assert not calls
-    for one, other in zip(expected, results(dense, *inputs), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-2)  # sums of up to 753 squares
+    for plain, fast in zip(expected, results(dense, *inputs), strict=True):
+        torch.testing.assert_close(plain, fast, rtol=1e-4, atol=1e-2)  # sums of up to 753 squares
     assert len(calls) == 1
 
 
@@ -48,24 +48,24 @@ def test_rows_are_rounded_up_so_that_few_shapes_are_compiled(calls):
     for n_rows in range(700, 1300, 7):
         dense(drawn(n_rows, 96), drawn(128, 96), drawn(128))
     assert len({tuple(shape) for shape in calls}) == 4  # up to 768, 1024, 1280, 1536
-    again = layers.IS_TRACED.set(True)
+    token = layers.IS_TRACED.set(True)
     dense(drawn(733, 96), drawn(128, 96), drawn(128))
-    layers.IS_TRACED.reset(again)
+    layers.IS_TRACED.reset(token)
     assert calls[-1][2] == 733
 
 
 def test_pairs_of_large_layers_as_well(calls):
     shared = drawn(700, 96).expand(2, 700, 96)
     inputs = shared, drawn(2, 128, 96), drawn(2, 128)
-    found = results(paired_linear, *inputs)
+    outputs = results(paired_linear, *inputs)
     assert len(calls) == 2
-    for one in range(2):
-        expected = torch.nn.functional.linear(*(values[one] for values in inputs))
-        torch.testing.assert_close(found[0][one], expected, rtol=1e-4, atol=1e-4)
+    for k in range(2):
+        expected = torch.nn.functional.linear(*(values[k] for values in inputs))
+        torch.testing.assert_close(outputs[0][k], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_penalty_of_gradients_has_the_derivatives_that_it_has_of_a_dense_layer(calls):
-    """GAIL's discriminator is learned with one, so the convolution is derived twice."""
+    """GAIL's discriminator has such a penalty, so the convolution is differentiated twice."""
 
     def penalty(layer, x, weight, bias):
         (slope,) = torch.autograd.grad(layer(x, weight, bias).tanh().sum(), x, create_graph=True)
@@ -73,10 +73,10 @@ def test_a_penalty_of_gradients_has_the_derivatives_that_it_has_of_a_dense_layer
 
     inputs = drawn(600, 96), drawn(128, 96) * 0.1, drawn(128)
     expected = results(lambda *values: penalty(torch.nn.functional.linear, *values), *inputs)
-    found = results(lambda *values: penalty(dense, *values), *inputs)
+    actual = results(lambda *values: penalty(dense, *values), *inputs)
     assert calls
-    for one, other in zip(expected, found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+    for plain, fast in zip(expected, actual, strict=True):
+        torch.testing.assert_close(plain, fast, rtol=1e-3, atol=1e-6)
 
 
 def test_float64_stays_with_torch(calls):

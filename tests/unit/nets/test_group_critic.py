@@ -1,4 +1,4 @@
-"""A group critic's shared work gives what each set of members would give by itself."""
+"""A group critic's batched values equal the values of each set of members by itself."""
 
 import math
 
@@ -35,7 +35,7 @@ def critic_and_members(name, n=6, memory=0):
         for layer in critic.dense.layers:
             layer.weight *= 30.0
     critic.notice(4)
-    obs = [torch.randn(n, *one.shape) for one in observations]
+    obs = [torch.randn(n, *obs_spec.shape) for obs_spec in observations]
     continuous = torch.randn(n, actions.continuous_size)
     discrete = torch.stack(
         [torch.randint(0, size, (n,)) for size in actions.discrete_branches]
@@ -48,11 +48,11 @@ def critic_and_members(name, n=6, memory=0):
 def slow_value(critic, obs, actions, members):
     """Value [signals] of one set, head by head; each member is (number, whether it is seen to act).
 
-    With the layers of the critic, and nothing of how it puts sets together.
+    It uses the critic's layers, but not its code that combines the sets.
     """
     embeddings = []
     for number, acts in members:
-        code = critic.encoder([one[number : number + 1] for one in obs])[0]
+        code = critic.encoder([values[number : number + 1] for values in obs])[0]
         layer, x = critic.seen, code
         if acts:
             layer, x = critic.done, torch.cat((code, actions[number]))
@@ -70,18 +70,18 @@ def slow_value(critic, obs, actions, members):
     return critic.heads(torch.cat((critic.dense(y.mean(0)), size.view(1))))
 
 
-def sets_of(present, wanted):
+def sets_of(present, set_numbers):
     """Members of each wanted set as `slow_value` takes them."""
     sets, first = [], 0
     for group in present:
         numbers = [None] * len(group)
-        for n, there in enumerate(group):
-            if there:
+        for n, is_present in enumerate(group):
+            if is_present:
                 numbers[n], first = first, first + 1
-        here = [number for number in numbers if number is not None]
-        sets.append([(number, False) for number in here])
-        sets += [[(number, number != own) for number in here] for own in numbers]
-    return [sets[k] for k in wanted]
+        members = [number for number in numbers if number is not None]
+        sets.append([(number, False) for number in members])
+        sets += [[(number, number != agent) for number in members] for agent in numbers]
+    return [sets[k] for k in set_numbers]
 
 
 FULL = [[1, 1, 1], [1, 1, 1]]
@@ -95,37 +95,37 @@ CASES = {
 }
 
 
-def groups_of(present, wanted):
-    wanted = None if wanted is None else np.array(wanted)
-    return GroupLayout.of(np.array(present, dtype=np.bool_), wanted)
+def groups_of(present, set_numbers):
+    set_numbers = None if set_numbers is None else np.array(set_numbers)
+    return GroupLayout.of(np.array(present, dtype=np.bool_), set_numbers)
 
 
-def together_and_alone(critic, obs, actions, present, wanted):
+def together_and_alone(critic, obs, actions, present, set_numbers):
     """Values [K, signals] as the critic computes them, and set by set."""
-    found = critic(obs, None, actions, groups_of(present, wanted))
-    sets = sets_of(present, wanted)
-    return found, torch.stack([slow_value(critic, obs, actions, one) for one in sets])
+    together = critic(obs, None, actions, groups_of(present, set_numbers))
+    sets = sets_of(present, set_numbers)
+    return together, torch.stack([slow_value(critic, obs, actions, members) for members in sets])
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", SPECS)
 def test_values_and_baselines_equal_those_of_each_set_alone(name, case):
     critic, obs, actions = critic_and_members(name)
-    found, alone = together_and_alone(critic, obs, actions, *CASES[case])
-    assert found.shape == (len(CASES[case][1]), 2)
-    assert alone.std(0).min() > 1e-2
-    torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
+    together, separate = together_and_alone(critic, obs, actions, *CASES[case])
+    assert together.shape == (len(CASES[case][1]), 2)
+    assert separate.std(0).min() > 1e-2
+    torch.testing.assert_close(together, separate, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_equal_those_of_each_set_alone(case):
     critic, obs, actions = critic_and_members("vector")
-    found, alone = together_and_alone(critic, obs, actions, *CASES[case])
-    by_values = torch.randn_like(alone)
+    together, separate = together_and_alone(critic, obs, actions, *CASES[case])
+    by_values = torch.randn_like(separate)
     parameters = dict(critic.named_parameters())
     pair = [
-        torch.autograd.grad(one, list(parameters.values()), by_values, allow_unused=True)
-        for one in (found, alone)
+        torch.autograd.grad(values, list(parameters.values()), by_values, allow_unused=True)
+        for values in (together, separate)
     ]
     for name, ours, slow in zip(parameters, *pair, strict=True):
         if slow is None:  # in groups of one, nobody is seen to act
@@ -139,9 +139,9 @@ def test_values_alone_are_those_that_come_with_baselines(present):
     critic, obs, actions = critic_and_members("vector")
     n_looks = 1 + len(present[0])
     values = [n_looks * m for m in range(len(present))]
-    both = critic(obs, None, actions, groups_of(present, values))
-    alone = critic(obs, None, None, groups_of(present, None))
-    torch.testing.assert_close(alone, both, rtol=1e-4, atol=1e-6)
+    with_baselines = critic(obs, None, actions, groups_of(present, values))
+    without_baselines = critic(obs, None, None, groups_of(present, None))
+    torch.testing.assert_close(without_baselines, with_baselines, rtol=1e-4, atol=1e-6)
 
 
 def test_the_number_of_members_enters_relative_to_the_largest_group_seen():
@@ -151,12 +151,12 @@ def test_the_number_of_members_enters_relative_to_the_largest_group_seen():
     all_there = groups_of([[1, 1, 1]], None)
     assert critic._how_many(torch.ones(1, 4), all_there).tolist() == [[pytest.approx(0.5)]]
     fewer = groups_of([[1, 1, 1], [1, 0, 0]], [0, 4, 5])
-    found = critic._how_many(torch.ones(3, 4), fewer).flatten().tolist()
-    assert found == pytest.approx([0.5, -0.5, -0.5])
+    sizes = critic._how_many(torch.ones(3, 4), fewer).flatten().tolist()
+    assert sizes == pytest.approx([0.5, -0.5, -0.5])
 
 
 def test_gradients_reach_every_parameter():
     critic, obs, actions = critic_and_members("entities")
     critic(obs, None, actions, groups_of([[1, 1, 1, 0], [1, 1, 1, 0]], [1, 5, 6])).sum().backward()
-    without = [name for name, one in critic.named_parameters() if one.grad is None]
+    without = [name for name, parameter in critic.named_parameters() if parameter.grad is None]
     assert without == []

@@ -62,8 +62,8 @@ def test_drawn_actions_have_the_probabilities_and_the_entropy_that_evaluation_gi
     torch.testing.assert_close(drawn.entropy.mean(), entropy)
     assert not (drawn.discrete[::2, 0] == 1).any()
     only_continuous = with_log_sigma(ActionHeads(5, ActionSpec(2, ())), 0.3, -0.9)
-    alone = only_continuous.choose(hidden, None, None if noise is None else noise[:1])
-    torch.testing.assert_close(alone.entropy, gaussian_entropy(torch.tensor([[0.3, -0.9]])))
+    choice = only_continuous.choose(hidden, None, None if noise is None else noise[:1])
+    torch.testing.assert_close(choice.entropy, gaussian_entropy(torch.tensor([[0.3, -0.9]])))
 
 
 def test_squashed_log_sigma_stays_between_minus_twenty_and_two():
@@ -76,7 +76,7 @@ def test_squashed_log_sigma_stays_between_minus_twenty_and_two():
 
 @pytest.mark.parametrize("kind", [Critic, GroupCritic])
 def test_each_signals_value_head_begins_as_a_head_of_its_own(kind):
-    """Xavier's bound of 300 heads together is a sixth of it."""
+    """Xavier's bound for one layer of 300 heads would be a sixth of its bound."""
     torch.manual_seed(0)
     spec = BehaviorSpec([ObservationSpec.vector(3)], HYBRID)
     critic = kind(spec, NetworkSettings(hidden_units=4), [f"signal {i}" for i in range(300)])
@@ -132,22 +132,24 @@ def test_the_goal_makes_the_weights_of_the_last_of_the_layers_that_are_asked_for
 @pytest.mark.parametrize("max_norm", [None, 0.1, 1e3])
 def test_flat_adam_steps_as_adam_over_separate_parameters_with_gradients_shortened(max_norm):
     torch.manual_seed(0)
-    one, two = (torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)) for _ in range(2))
-    two.load_state_dict(one.state_dict())
-    plain = torch.optim.Adam(one.parameters(), lr=0.01)
-    flat = FlatAdam(two.parameters(), learning_rate=0.01)
+    plain_net, flat_net = (
+        torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)) for _ in range(2)
+    )
+    flat_net.load_state_dict(plain_net.state_dict())
+    plain = torch.optim.Adam(plain_net.parameters(), lr=0.01)
+    flat = FlatAdam(flat_net.parameters(), learning_rate=0.01)
     for scale in (1.0, 30.0, 0.02):  # Adam takes no notice of a scale that is always the same
         x = torch.randn(4, 3)
         plain.zero_grad()
-        (one(x).square().sum() * scale).backward()
+        (plain_net(x).square().sum() * scale).backward()
         if max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(one.parameters(), max_norm)
+            torch.nn.utils.clip_grad_norm_(plain_net.parameters(), max_norm)
         plain.step()
-        two(x).sum().backward()  # what another optimizer left behind must not count
+        flat_net(x).sum().backward()  # what another optimizer left behind must not count
         flat.zero_gradients()
-        (two(x).square().sum() * scale).backward()
+        (flat_net(x).square().sum() * scale).backward()
         flat.step(max_norm=max_norm)
-    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+    for a, b in zip(plain_net.parameters(), flat_net.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 

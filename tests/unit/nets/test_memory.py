@@ -57,8 +57,8 @@ def test_sequences_equal_single_steps_from_the_given_memories(lengths):
         for row in rows:
             hidden, state = memory.step(row[None], state)
             expected.append(hidden)
-    found = memory(x, SequenceState(memory=start, lengths=torch.tensor(lengths)))
-    torch.testing.assert_close(found, torch.cat(expected), atol=1e-6, rtol=0)
+    outputs = memory(x, SequenceState(memory=start, lengths=torch.tensor(lengths)))
+    torch.testing.assert_close(outputs, torch.cat(expected), atol=1e-6, rtol=0)
 
 
 def test_what_stands_in_the_padding_changes_neither_outputs_nor_gradients(monkeypatch):
@@ -72,12 +72,12 @@ def test_what_stands_in_the_padding_changes_neither_outputs_nor_gradients(monkey
             fills.append(fill)
             return zeros(self, *shape) + fill
 
-        memory, given = made(), x.clone().requires_grad_()
+        memory, inputs = made(), x.clone().requires_grad_()
         with monkeypatch.context() as patch:
             patch.setattr(torch.Tensor, "new_zeros", filled)
-            found = memory(given, sequences)
-        found.square().sum().backward()
-        results.append([found, given.grad, *[p.grad for p in memory.parameters()]])
+            outputs = memory(inputs, sequences)
+        outputs.square().sum().backward()
+        results.append([outputs, inputs.grad, *[p.grad for p in memory.parameters()]])
     assert fills == [0.0, 1e4, -3.0]
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))

@@ -70,8 +70,8 @@ def test_drawn_choices_have_the_stated_probabilities():
     generator = torch.Generator().manual_seed(0)
     waiting = torch.empty(20_000, 3).exponential_(generator=generator)
     drawn = gumbel_scores(probabilities.log().expand(20_000, 3), waiting).argmax(-1)
-    found = torch.bincount(drawn, minlength=3) / 20_000
-    torch.testing.assert_close(found, probabilities, atol=0.015, rtol=0)
+    frequencies = torch.bincount(drawn, minlength=3) / 20_000
+    torch.testing.assert_close(frequencies, probabilities, atol=0.015, rtol=0)
 
 
 MINIMUM_SIDE = {"simple": 20, "nature_cnn": 36, "match3": 5, "resnet": 15, "fully_connected": 1}
@@ -83,8 +83,8 @@ def test_visual_encoder_takes_its_smallest_image_and_refuses_a_smaller_one(kind)
     encoder = visual_encoder(kind, (3, side, side), 16)
     assert encoder(torch.zeros(2, 3, side, side)).shape == (2, 16)
     if side > 1:
-        others = ", ".join(one for one in ENCODERS if MINIMUM_SIDE[one] < side)
-        match = rf"The min dimension is {side}; vis_encode_type can be one of: {others}\.$"
+        names = ", ".join(name for name in ENCODERS if MINIMUM_SIDE[name] < side)
+        match = rf"The min dimension is {side}; vis_encode_type can be one of: {names}\.$"
         with pytest.raises(SettingsError, match=match):
             visual_encoder(kind, (3, side, side - 1), 16)
 
@@ -117,13 +117,13 @@ def test_derivatives_reach_every_goal_also_equal_ones():
     torch.manual_seed(1)
     layer = HyperLayer(3, 8, 5, 16)
     x, goal = torch.randn(6, 8), torch.rand(2, 3)[[0, 1, 0, 0, 1, 1]].requires_grad_()
-    (found,) = torch.autograd.grad(layer(x, goal).square().sum(), goal)
+    (gradient,) = torch.autograd.grad(layer(x, goal).square().sum(), goal)
     for row in range(len(x)):
-        alone = goal[row : row + 1].detach().requires_grad_()
-        hidden = torch.nn.functional.layer_norm(layer.goal(alone), (16,))
+        single_goal = goal[row : row + 1].detach().requires_grad_()
+        hidden = torch.nn.functional.layer_norm(layer.goal(single_goal), (16,))
         y = x[row] @ layer.weights(hidden).view(8, 5) + layer.bias
-        (wanted,) = torch.autograd.grad((y * y.sigmoid()).square().sum(), alone)
-        torch.testing.assert_close(found[row], wanted[0])
+        (expected,) = torch.autograd.grad((y * y.sigmoid()).square().sum(), single_goal)
+        torch.testing.assert_close(gradient[row], expected[0])
 
 
 def test_fused_adam_takes_up_the_state_of_torch_s_and_gives_it_back():
@@ -150,22 +150,22 @@ def test_fused_adam_takes_up_the_state_of_torch_s_and_gives_it_back():
     for a, b in zip(torchs, ours, strict=True):
         torch.testing.assert_close(a, b)
 
-    again = torch.optim.Adam(ours.parameters(), lr=0.5)
-    defaults = again.state_dict()["param_groups"][0]
+    restored = torch.optim.Adam(ours.parameters(), lr=0.5)
+    defaults = restored.state_dict()["param_groups"][0]
     state = adam.state_dict()
     state["param_groups"] = [defaults | state["param_groups"][0]]
-    again.load_state_dict(state)
+    restored.load_state_dict(state)
     learn(torchs, plain, 2)
-    learn(ours, again, 2)
+    learn(ours, restored, 2)
     for a, b in zip(torchs, ours, strict=True):
         torch.testing.assert_close(a, b)
 
 
 def test_fused_adam_refuses_the_state_of_another_network():
-    one = FusedAdam([torch.nn.Parameter(torch.ones(3))], learning_rate=0.1)
-    two = FusedAdam([torch.nn.Parameter(torch.ones(3)) for _ in range(2)], learning_rate=0.1)
+    adam = FusedAdam([torch.nn.Parameter(torch.ones(3))], learning_rate=0.1)
+    other_adam = FusedAdam([torch.nn.Parameter(torch.ones(3)) for _ in range(2)], learning_rate=0.1)
     with pytest.raises(ValueError, match="of 2 parameters; there are 1"):
-        one.load_state_dict(two.state_dict())
+        adam.load_state_dict(other_adam.state_dict())
 
 
 def test_learning_does_not_import_torch_s_compiler():
@@ -183,10 +183,10 @@ layer(torch.ones(1, 2)).sum().backward()
 optimizer.step(max_norm=1.0)
 print("torch._dynamo" in sys.modules)
 """
-    found = subprocess.run(  # noqa: S603
+    completed = subprocess.run(  # noqa: S603
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300
     )
-    assert found.stdout.split() == ["False"]
+    assert completed.stdout.split() == ["False"]
 
 
 def _steps(optimizer, layers, n):
@@ -203,25 +203,25 @@ def test_pairs_learn_as_their_parameters_do_and_are_saved_in_the_same_order():
     plain = torch.nn.ModuleList(torch.nn.Linear(3, 5) for _ in range(3))
     paired = copy.deepcopy(plain)
     pairs = list(zip(paired[0].parameters(), paired[2].parameters(), strict=True))
-    one = FlatAdam(plain.parameters(), learning_rate=0.01)
-    two = FlatAdam(paired.parameters(), learning_rate=0.01, pairs=pairs)
-    _steps(one, plain, 3)
-    before = two.state_dict()
-    two.load_state_dict(one.state_dict())  # as files of runs without pairs
+    plain_adam = FlatAdam(plain.parameters(), learning_rate=0.01)
+    paired_adam = FlatAdam(paired.parameters(), learning_rate=0.01, pairs=pairs)
+    _steps(plain_adam, plain, 3)
+    before = paired_adam.state_dict()
+    paired_adam.load_state_dict(plain_adam.state_dict())  # as files of runs without pairs
     paired.load_state_dict(plain.state_dict())
     assert before["state"] == {}
-    for name, values in one.state_dict()["state"][0].items():
-        assert torch.equal(two.state_dict()["state"][0][name], values)
-    _steps(one, plain, 2)
+    for name, values in plain_adam.state_dict()["state"][0].items():
+        assert torch.equal(paired_adam.state_dict()["state"][0][name], values)
+    _steps(plain_adam, plain, 2)
     x = torch.linspace(-1, 1, 12).view(4, 3)
-    weight, bias = two.paired
+    weight, bias = paired_adam.paired
     for _ in range(2):
-        two.zero_gradients()
-        both = paired_linear(x.expand(2, 4, 3), weight, bias)
-        (both.square().sum() + paired[1](x).square().sum()).backward()
-        two.step()
+        paired_adam.zero_gradients()
+        outputs = paired_linear(x.expand(2, 4, 3), weight, bias)
+        (outputs.square().sum() + paired[1](x).square().sum()).backward()
+        paired_adam.step()
     for a, b in zip(plain.parameters(), paired.parameters(), strict=True):
         torch.testing.assert_close(a, b)
-    one.load_state_dict(two.state_dict())  # and the other way round
-    for name, values in two.state_dict()["state"][0].items():
-        assert torch.equal(one.state_dict()["state"][0][name], values)
+    plain_adam.load_state_dict(paired_adam.state_dict())  # and the other way round
+    for name, values in paired_adam.state_dict()["state"][0].items():
+        assert torch.equal(plain_adam.state_dict()["state"][0][name], values)

@@ -25,37 +25,39 @@ STREAM = torch.Generator()
 def policy_of(actions, *, squash=False, seen=(5, 2), **network):
     torch.manual_seed(0)
     spec = BehaviorSpec([ObservationSpec.vector(n) for n in seen], actions)
-    made = Policy(spec, NetworkSettings(hidden_units=16, **network), squash=squash)
+    policy = Policy(spec, NetworkSettings(hidden_units=16, **network), squash=squash)
     with torch.no_grad():
-        for one in made.parameters():  # initial biases and log sigmas are zeros
-            one.add_(0.3 * torch.randn_like(one))
-    return made
+        for parameter in policy.parameters():  # initial biases and log sigmas are zeros
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return policy
 
 
 def decisions(policy, n=6, *, masked=True):
-    """Of NumPy and of torch, for the same observations and the same random numbers."""
+    """Decisions of NumPy and of torch, for the same observations and the same random numbers."""
     rng = np.random.default_rng(n)
     obs = [
-        (3.0 * rng.normal(size=(n, *one.shape))).astype(np.float32)
-        for one in policy.spec.observation_specs
+        (3.0 * rng.normal(size=(n, *obs_spec.shape))).astype(np.float32)
+        for obs_spec in policy.spec.observation_specs
     ]
     mask = [rng.random((n, size)) < 0.4 for size in policy.spec.action_spec.discrete_branches]
-    for one in mask:
-        one[:, 1] = False  # something is allowed
+    for branch_mask in mask:
+        branch_mask[:, 1] = False  # something is allowed
     mask = mask if masked and mask else None
     in_numpy, in_torch = policy, copy.deepcopy(policy)
     in_torch.numpy_actor = None
-    return [one.act(obs, mask, torch.Generator().manual_seed(3)) for one in (in_numpy, in_torch)]
+    return [
+        variant.act(obs, mask, torch.Generator().manual_seed(3)) for variant in (in_numpy, in_torch)
+    ]
 
 
-def assert_same(one, other):
-    for name, values in other.rows.items():
-        assert np.asarray(one.rows[name]).dtype == np.asarray(values).dtype, name
-        np.testing.assert_allclose(one.rows[name], values, rtol=1e-5, atol=2e-6, err_msg=name)
-    assert one.action.continuous.dtype == np.float32
-    np.testing.assert_allclose(one.action.continuous, other.action.continuous, atol=2e-6)
-    np.testing.assert_array_equal(one.action.discrete, other.action.discrete)
-    assert one.entropy == pytest.approx(other.entropy, rel=1e-5)
+def assert_same(decision, expected):
+    for name, values in expected.rows.items():
+        assert np.asarray(decision.rows[name]).dtype == np.asarray(values).dtype, name
+        np.testing.assert_allclose(decision.rows[name], values, rtol=1e-5, atol=2e-6, err_msg=name)
+    assert decision.action.continuous.dtype == np.float32
+    np.testing.assert_allclose(decision.action.continuous, expected.action.continuous, atol=2e-6)
+    np.testing.assert_array_equal(decision.action.discrete, expected.action.discrete)
+    assert decision.entropy == pytest.approx(expected.entropy, rel=1e-5)
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -112,10 +114,10 @@ def test_every_call_draws_anew_also_in_a_copy(actions):
         twin.numpy_actor = None
         drawn = policy.act(obs, None, in_numpy)
         assert_same(drawn, twin.act(obs, None, in_torch))
-        kept = drawn.rows["log_prob"].copy()
+        log_prob = drawn.rows["log_prob"].copy()
         policy = copy.deepcopy(policy)  # what it has drawn is no memory of the copy's
         policy.act(obs, None, torch.Generator())
-        np.testing.assert_array_equal(drawn.rows["log_prob"], kept)
+        np.testing.assert_array_equal(drawn.rows["log_prob"], log_prob)
 
 
 def test_torch_decides_where_there_are_other_layers():
@@ -134,10 +136,10 @@ def test_torch_decides_where_there_are_other_layers():
 def test_more_agents_than_that_are_torch_s(monkeypatch):
     policy = policy_of(ActionSpec(2, ()))
     monkeypatch.setattr(policy_module, "MOST_AGENTS", 5)
-    asked = []
+    calls = []
     ours = policy.numpy_actor
-    monkeypatch.setattr(policy, "numpy_actor", lambda *given: asked.append(1) or ours(*given))
+    monkeypatch.setattr(policy, "numpy_actor", lambda *args: calls.append(1) or ours(*args))
     policy.act([np.zeros((6, 5), np.float32), np.zeros((6, 2), np.float32)], None, STREAM)
-    assert not asked
+    assert not calls
     policy.act([np.zeros((5, 5), np.float32), np.zeros((5, 2), np.float32)], None, STREAM)
-    assert asked
+    assert calls

@@ -209,18 +209,18 @@ TOLERATED = {
 
 @pytest.fixture
 def server():
-    with Server() as one:
-        yield one
+    with Server() as new_server:
+        yield new_server
 
 
 def cut_off(server: Server, client: RawClient, act: Callable[[], int | None]) -> int | None:
-    """What `act` gives while the server reads, and another client's greeting is then served."""
+    """Return what `act` gives while the server reads; then another client's greeting is served."""
     other = RawClient(server.port)
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(served, server, other, 1, 4)
+        future = pool.submit(served, server, other, 1, 4)
         result = act()
         other.send(call(1, message(4)))
-        done.result()
+        future.result()
     other.close()
     return result
 

@@ -43,9 +43,9 @@ FAILED = {
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        one.settimeout(20)
-        yield one
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        sock.settimeout(20)
+        yield sock
 
 
 def call(listener: socket.socket, sent: bytes, *, first: bytes = settings()) -> bytes:

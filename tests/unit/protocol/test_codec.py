@@ -103,16 +103,16 @@ def slow_infos(decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorS
     return out
 
 
-def assert_same_steps(got: Steps, expected: Steps) -> None:
-    for left, right in zip(got, expected, strict=True):
+def assert_same_steps(actual: Steps, expected: Steps) -> None:
+    for left, right in zip(actual, expected, strict=True):
         for field in ("reward", "agent_id", "group_id", "group_reward"):
             np.testing.assert_array_equal(getattr(left, field), getattr(right, field))
             assert getattr(left, field).dtype == getattr(right, field).dtype
         for a, b in zip(left.obs, right.obs, strict=True):
             np.testing.assert_array_equal(a, b)
             assert a.dtype == np.float32
-    np.testing.assert_array_equal(got[1].interrupted, expected[1].interrupted)
-    masks = (got[0].action_mask, expected[0].action_mask)
+    np.testing.assert_array_equal(actual[1].interrupted, expected[1].interrupted)
+    masks = (actual[0].action_mask, expected[0].action_mask)
     if None in masks:
         assert masks == (None, None)
     else:
@@ -125,30 +125,30 @@ def test_steps_come_back_from_plain_values_which_are_copies(branches):
     spec = BehaviorSpec(
         [ObservationSpec.vector(4), ObservationSpec.vector(1)], ActionSpec(1, branches)
     )
-    steps, again = sample(spec, 3, 2, seed=0), sample(spec, 3, 2, seed=0)
+    steps, expected = sample(spec, 3, 2, seed=0), sample(spec, 3, 2, seed=0)
     back = steps_from_mapping(steps_to_mapping(steps))
-    assert_same_steps(back, again)
+    assert_same_steps(back, expected)
     arrays = [*steps[0].obs, *(steps[0].action_mask or ()), steps[0].reward, steps[1].interrupted]
     for array in arrays:
-        kept = array.copy()
-        array[-1] = ~kept[-1] if kept.dtype == np.bool_ else 7
-        assert not same_steps(steps, again)
-        assert_same_steps(back, again)
-        array[:] = kept
-        assert same_steps(steps, again)
+        saved = array.copy()
+        array[-1] = ~saved[-1] if saved.dtype == np.bool_ else 7
+        assert not same_steps(steps, expected)
+        assert_same_steps(back, expected)
+        array[:] = saved
+        assert same_steps(steps, expected)
     masked = sample(BehaviorSpec(spec.observation_specs, ActionSpec(1, (2,))), 3, 2, seed=0)
     assert same_steps(steps, masked) is False
 
 
 def in_turn(monkeypatch):
-    """Let lists of any length be decoded together; gives what was left to `decode_steps`."""
-    left = []
+    """Decode lists of any length at once; return an entry for each call of `decode_steps`."""
+    calls = []
     monkeypatch.setattr(vectorized, "MANY", 1)
     one_by_one = layout_cache.decode_steps
     monkeypatch.setattr(
-        layout_cache, "decode_steps", lambda *args: left.append(1) or one_by_one(*args)
+        layout_cache, "decode_steps", lambda *args: calls.append(1) or one_by_one(*args)
     )
-    return left
+    return calls
 
 
 @settings(max_examples=150)
@@ -156,9 +156,9 @@ def in_turn(monkeypatch):
 def test_many_agents_are_read_together_as_one_by_one(spec, n, n_ended, seed):
     steps = sample(spec, n, n_ended, seed)
     with pytest.MonkeyPatch.context() as patch:
-        left = in_turn(patch)
+        calls = in_turn(patch)
         assert_same_steps(decode_list(encode_steps(*steps, spec), spec), steps)
-    assert len(left) == (n + n_ended == 0)
+    assert len(calls) == (n + n_ended == 0)
 
 
 def spoiled(spec, spoil):
@@ -169,7 +169,7 @@ def spoiled(spec, spoil):
 
 
 def shortened_names(spec, names):
-    """One message of two agents per name; each agent calls its only observation so."""
+    """Yield a message of two agents for each name, which is that of their only observation."""
     for name in names:
         infos = m.UnityRLOutputProto.ListAgentInfoProto()
         for agent in range(2):
@@ -190,9 +190,9 @@ def test_observation_shorter_than_the_announced_name_is_taken_with_one_warning(
         for _ in range(2):
             decision, _ = decode_list(infos, spec, f"B{together}")
             assert decision.obs[0].tolist() == [[0], [1]], name
-    told = [record.message for record in caplog.records]
-    assert len(told) == 2
-    assert all(f"B{together}: an agent calls its observations" in line for line in told)
+    messages = [record.message for record in caplog.records]
+    assert len(messages) == 2
+    assert all(f"B{together}: an agent calls its observations" in line for line in messages)
 
 
 @pytest.mark.parametrize("tail", [b"\x10\x05", b"\x15\x80\x80\x80\x80", b"\x1a\x02\x0a\x00"])
@@ -238,9 +238,9 @@ def test_unusual_agents_among_many_are_looked_at_one_by_one(spoil, n_left, monke
     spec = BehaviorSpec([ObservationSpec.vector(3, "an eye")], ActionSpec(0, (2, 130)))
     message = spoiled(spec, spoil)
     expected = decode_steps(message.value, spec)
-    left = in_turn(monkeypatch)
+    calls = in_turn(monkeypatch)
     assert_same_steps(decode_list(message, spec), expected)
-    assert len(left) == n_left
+    assert len(calls) == n_left
 
 
 @pytest.mark.parametrize("field", ["reward", "group_reward", "observation"])
@@ -300,9 +300,9 @@ def test_actions_are_written_as_field_by_field_and_read_back(spec, n, seed):
             discrete_actions=discrete,
         )
     assert message == expected
-    got = decode_actions(message, spec)
-    np.testing.assert_array_equal(got.continuous, actions.continuous)
-    np.testing.assert_array_equal(got.discrete, actions.discrete)
+    decoded = decode_actions(message, spec)
+    np.testing.assert_array_equal(decoded.continuous, actions.continuous)
+    np.testing.assert_array_equal(decoded.discrete, actions.discrete)
 
 
 def test_negative_discrete_actions_survive():
@@ -398,9 +398,9 @@ def test_values_that_are_not_finite_are_refused(value, kind):
     info.observations.add(shape=[2]).float_data.data.extend([0, value])
     with pytest.raises(NonFiniteError, match=f"The observations provided had {kind} values"):
         decode_steps([info], spec)
-    for field, what in (("reward", "rewards"), ("group_reward", "group_rewards")):
+    for field, noun in (("reward", "rewards"), ("group_reward", "group_rewards")):
         info = m.AgentInfoProto(**{field: value})
-        with pytest.raises(RuntimeError, match=f"The {what} provided had {kind} values"):
+        with pytest.raises(RuntimeError, match=f"The {noun} provided had {kind} values"):
             decode_steps([info], BehaviorSpec([], ActionSpec(1, ())))
 
 
@@ -462,7 +462,7 @@ def test_bytes_that_are_no_message_are_refused(data, many, monkeypatch):
 
 
 def test_bits_of_masks_and_flags_that_take_two_bytes_are_read_as_protobuf_reads_them(monkeypatch):
-    """Nobody writes a one as 0x81 0x00, but it is one."""
+    """0x81 0x00 is a valid varint for 1, though nobody writes it."""
     monkeypatch.setattr(vectorized, "MANY", 1)
     spec = BehaviorSpec([], ActionSpec(0, (2,)))
     for body in (b"\x40\x81\x00", b"\x5a\x03\x81\x00\x01", b"\x5a\x02\x81\x00"):

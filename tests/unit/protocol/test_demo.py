@@ -42,8 +42,8 @@ def test_what_is_written_is_read(tmp_path):
     demo = read_demo(tmp_path / "a.demo")
     assert demo.behavior_name == "Walker"
     assert demo.spec == SPEC
-    for got, expected in zip(demo.obs, values["obs"], strict=True):
-        np.testing.assert_array_equal(got, expected)
+    for actual, expected in zip(demo.obs, values["obs"], strict=True):
+        np.testing.assert_array_equal(actual, expected)
     np.testing.assert_array_equal(demo.continuous, values["actions"].continuous)
     np.testing.assert_array_equal(demo.discrete, values["actions"].discrete)
     np.testing.assert_array_equal(demo.reward, values["reward"])
@@ -139,8 +139,8 @@ def test_nothing_is_recorded_after_the_block(tmp_path):
 
 def test_reward_that_is_not_a_number_is_refused_with_file_and_behavior(tmp_path):
     written(tmp_path / "a.demo", reward=np.full(N, np.nan, np.float32))
-    told = r"a\.demo: The rewards provided had NaN values\. \(behavior Walker\)"
-    with pytest.raises(DemonstrationError, match=told):
+    message = r"a\.demo: The rewards provided had NaN values\. \(behavior Walker\)"
+    with pytest.raises(DemonstrationError, match=message):
         read_demo(tmp_path / "a.demo")
 
 

@@ -27,7 +27,7 @@ def test_table_of_a_connection_is_followed(huffman):
     encoder, reader = Encoder(), HeaderReader()
     blocks = [encoder.encode(FIELDS, huffman=huffman) for _ in range(4)]
     assert len(blocks[0]) > len(blocks[1]) == len(FIELDS)
-    assert [reader.is_call(one, PATH) for one in blocks] == [True] * 4
+    assert [reader.is_call(block, PATH) for block in blocks] == [True] * 4
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def server(monkeypatch):
             yield accepted
 
     monkeypatch.setattr(server_module, "accepted_from", narrow)
-    with Server() as one:
-        yield one
+    with Server() as narrow_server:
+        yield narrow_server
 
 
 def answered(server: Server, client: RawClient, stream: int) -> None:
@@ -73,7 +73,7 @@ def answered(server: Server, client: RawClient, stream: int) -> None:
 
 @contextlib.contextmanager
 def endlessly(client: RawClient, data: bytes) -> Iterator[threading.Event]:
-    """Send the same again and again, without reading, until the connection ends."""
+    """Send `data` again and again, without reading, until the connection ends."""
     stop, ended = threading.Event(), threading.Event()
 
     def send() -> None:
@@ -107,8 +107,8 @@ def test_silent_connections_do_not_keep_the_environment_out(server, monkeypatch)
     silent = [RawClient(server.port) for _ in range(20)]
     client = RawClient(server.port)
     answered(server, client, 1)
-    for one in [*silent, client]:
-        one.close()
+    for peer in [*silent, client]:
+        peer.close()
 
 
 def test_connection_that_breaks_the_rules_is_closed_without_waiting_for_the_next_look(monkeypatch):
@@ -122,8 +122,8 @@ def test_connection_that_breaks_the_rules_is_closed_without_waiting_for_the_next
         assert client.end() == 6
         other.send(call(1, message()))
         received.result()
-        for one in (client, other):
-            one.close()
+        for peer in (client, other):
+            peer.close()
 
 
 def test_connection_without_a_preface_is_ended_after_a_time(server, monkeypatch):
@@ -143,10 +143,10 @@ def test_connection_without_a_preface_is_ended_after_a_time(server, monkeypatch)
 def test_peer_that_does_not_read_what_it_causes_is_cut_off_and_holds_no_one_up(server, data):
     client = RawClient(server.port)
     with endlessly(RawClient(server.port), data) as ended, ThreadPoolExecutor(1) as pool:
-        done = pool.submit(served, server, client, 1, 1)
+        future = pool.submit(served, server, client, 1, 1)
         assert ended.wait(20)
         client.send(call(1, message(1)))
-        done.result()
+        future.result()
     client.close()
 
 
@@ -166,8 +166,8 @@ def test_time_out_and_check_hold_under_a_flood(server, data):
             endlessly(readers[0], data),
             endlessly(readers[1], data),
         ):
-            for one in readers:
-                pool.submit(lambda one=one: list(one.frames()))
+            for reader in readers:
+                pool.submit(lambda reader=reader: list(reader.frames()))
             with pytest.raises(UnityTimeOutException):
                 other.receive(0.5, lambda: checks.append(1))
     assert checks
@@ -207,9 +207,9 @@ def test_flood_beside_a_conversation_costs_a_bounded_number_of_looks(monkeypatch
     def flood(port: int) -> None:
         while not stop.is_set():
             with contextlib.suppress(OSError):
-                one = socket.create_connection(("127.0.0.1", port), timeout=0.5)
-                one.sendall(PREFACE + settings() + PINGS + call(1, message(10)))
-                one.close()
+                sock = socket.create_connection(("127.0.0.1", port), timeout=0.5)
+                sock.sendall(PREFACE + settings() + PINGS + call(1, message(10)))
+                sock.close()
 
     def converse(port: int) -> int:
         channel, n = Channel(port, METHOD), 0
@@ -229,14 +229,14 @@ def test_flood_beside_a_conversation_costs_a_bounded_number_of_looks(monkeypatch
         start, n = time.monotonic(), 1
         while len(strangers) < 100 or n < 200:
             assert time.monotonic() - start < 60
-            got = server.receive(20, no_check).unity_output.rl_output.side_channel
-            assert got == bytes(n)
+            received = server.receive(20, no_check).unity_output.rl_output.side_channel
+            assert received == bytes(n)
             server.reply(message(n))
             n += 1
         elapsed = time.monotonic() - start
         stop.set()
-        for one in floods:
-            one.result()
+        for future in floods:
+            future.result()
         server.close()
         assert environment.result() == n
     assert len(readers) == 1
@@ -262,8 +262,8 @@ def test_close_is_quick_though_no_one_reads():
         server.receive(20, no_check)
         silent = [RawClient(server.port) for _ in range(5)]
         pool.submit(server.close, 0.2).result(10)
-        for one in [*silent, client]:
-            one.close()
+        for peer in [*silent, client]:
+            peer.close()
 
 
 def test_calls_beyond_the_announced_number_are_refused_one_by_one(server):
@@ -275,11 +275,11 @@ def test_calls_beyond_the_announced_number_are_refused_one_by_one(server):
     client.send(frame(DATA, 0, last, b"y"), frame(DATA, END_STREAM, last, b"z"))
     client.send(opening(last + 2, BLOCK, END_STREAM), cancel(3))
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(served, server, client, last + 4, 5)
+        future = pool.submit(served, server, client, last + 4, 5)
         for stream in (last, last + 2):
             assert client.until(RST_STREAM, stream).payload == struct.pack(">I", 7)
         client.send(call(last + 4, message(5)))
-        done.result()
+        future.result()
     client.close()
 
 

@@ -35,15 +35,15 @@ EMPTY_TABLE = 0x20
 
 @pytest.fixture
 def server():
-    with Server() as one:
-        yield one
+    with Server() as new_server:
+        yield new_server
 
 
 @pytest.fixture
 def client(server):
-    one = RawClient(server.port)
-    yield one
-    one.close()
+    raw_client = RawClient(server.port)
+    yield raw_client
+    raw_client.close()
 
 
 def halves(data: bytes) -> tuple[bytes, bytes]:
@@ -63,7 +63,7 @@ CONFORMING = {
     + frame(f.DATA, 0, 1, BODY)
     + frame(f.DATA, f.END_STREAM, 1),
     "one byte at a time": opening(1)
-    + b"".join(frame(f.DATA, 0, 1, bytes([one])) for one in BODY)
+    + b"".join(frame(f.DATA, 0, 1, bytes([byte])) for byte in BODY)
     + frame(f.DATA, f.END_STREAM, 1),
     "padded headers with priority": frame(
         f.HEADERS,
@@ -154,14 +154,14 @@ def test_answer_waits_for_the_windows_of_stream_and_connection(server, client):
         client.send(update(1, 15))
         assert len(client.until(f.DATA, 1).payload) == 5
         client.send(settings(window=2**20))
-        got = 105
-        while got < 65535:
-            got += len(client.until(f.DATA, 1).payload)
-        assert got == 65535  # the connection's window is used up
+        n_received = 105
+        while n_received < 65535:
+            n_received += len(client.until(f.DATA, 1).payload)
+        assert n_received == 65535  # the connection's window is used up
         assert not replied.done()
         client.send(update(0, 2**20))
-        while got < len(data) + 5:
-            got += len(client.until(f.DATA, 1).payload)
+        while n_received < len(data) + 5:
+            n_received += len(client.until(f.DATA, 1).payload)
         replied.result(30)
     assert client.until(f.HEADERS, 1, f.END_STREAM)
 

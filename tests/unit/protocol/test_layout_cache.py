@@ -1,4 +1,4 @@
-"""Messages that are like an earlier one: read by where its numbers stood."""
+"""Messages laid out like an earlier one are read by the places of its numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def again(steps, seed):
 
     new = replace(
         decision,
-        obs=[rng.normal(size=one.shape).astype(np.float32) for one in decision.obs],
+        obs=[rng.normal(size=array.shape).astype(np.float32) for array in decision.obs],
         reward=other(decision.reward),
         group_reward=other(decision.group_reward),
     )
@@ -41,8 +41,8 @@ def again(steps, seed):
 
 
 def assert_read_as_in_full(decoder, message, spec=SPEC):
-    got = decoder.decode(message.SerializeToString())
-    assert_same_steps(got, decode_steps(message.value, spec))
+    decoded = decoder.decode(message.SerializeToString())
+    assert_same_steps(decoded, decode_steps(message.value, spec))
 
 
 @settings(max_examples=100)
@@ -58,7 +58,7 @@ def test_recurring_messages_are_read_as_in_full(spec, n, seed):
 
 
 def used(steps=None):
-    """A decoder that has remembered a message, and the steps of one that is like it."""
+    """Return a decoder that remembers a message's layout, and steps with the same layout."""
     steps = steps or sample(SPEC, 4, 0, seed=1)
     decoder = Decoder(SPEC, "b")
     decoder.decode(encode_steps(*steps, SPEC).SerializeToString())
@@ -161,11 +161,13 @@ def test_what_is_given_out_may_be_changed():
 
 @pytest.fixture
 def remembered(monkeypatch):
-    """The messages that a layout was made of."""
-    made = []
+    """One entry for each message that a layout was made of."""
+    calls = []
     original = layout_cache._layout_of
-    monkeypatch.setattr(layout_cache, "_layout_of", lambda *args: made.append(1) or original(*args))
-    return made
+    monkeypatch.setattr(
+        layout_cache, "_layout_of", lambda *args: calls.append(1) or original(*args)
+    )
+    return calls
 
 
 def test_where_nothing_recurs_little_is_remembered(remembered):

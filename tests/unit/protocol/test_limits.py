@@ -40,7 +40,7 @@ FREE_BYTES = 210e6
 
 @contextmanager
 def little_memory():
-    """Fail if what is within takes more than a short input may."""
+    """Fail if the block takes more memory than a short input may."""
     tracemalloc.start()
     try:
         yield
@@ -179,7 +179,7 @@ def test_many_small_agents_are_taken():
 
 
 def bomb(height: int, width: int, second: tuple[int, int] | None = None) -> bytes:
-    """A PNG whose header declares a size; `second` is that of another header."""
+    """Return a PNG whose header declares a size; `second` is the size in a second header."""
     sizes = [(height, width), *([second] if second else [])]
     heads = [_chunk(b"IHDR", struct.pack(">IIBBBBB", w, h, 8, 2, 0, 0, 0)) for h, w in sizes]
     data = zlib.compress(bytes(1000))
@@ -217,14 +217,14 @@ def test_channel_mapping_sizes_nothing_before_it_is_checked(mapping):
 
 
 def test_images_beyond_the_channels_are_not_unpacked():
-    whole = encode_png(np.ones((3, 4, 5), np.float32))
-    many = whole + bomb(4, 5) * 50
-    np.testing.assert_array_equal(decode_png(many, (3, 4, 5)), np.ones((3, 4, 5)))
-    np.testing.assert_array_equal(decode_png(many, (1, 4, 5)), np.ones((1, 4, 5)))
+    image = encode_png(np.ones((3, 4, 5), np.float32))
+    with_bombs = image + bomb(4, 5) * 50
+    np.testing.assert_array_equal(decode_png(with_bombs, (3, 4, 5)), np.ones((3, 4, 5)))
+    np.testing.assert_array_equal(decode_png(with_bombs, (1, 4, 5)), np.ones((1, 4, 5)))
     with pytest.raises(
         UnityObservationException, match="has 153 channels, but its channel mapping"
     ):
-        decode_png(many, (3, 4, 5), [0, 1, 2])
+        decode_png(with_bombs, (3, 4, 5), [0, 1, 2])
 
 
 def test_images_that_are_all_dropped_take_no_memory():

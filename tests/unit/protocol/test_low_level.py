@@ -33,15 +33,15 @@ def steps(kind):
 
 @pytest.mark.parametrize("kind", [DecisionSteps, TerminalSteps])
 def test_steps_are_a_mapping_from_agents_to_their_rows(kind):
-    found = steps(kind)
-    assert (len(found), list(found), 3 in found, 4 in found) == (2, [7, 3], True, False)
-    assert found.agent_id_to_index == {7: 0, 3: 1}
-    assert found.agent_id_to_index is found.agent_id_to_index
-    one = found[3]
-    assert [values.tolist() for values in one.obs] == [[2.0, 3.0]]
-    assert (one.reward, one.agent_id, one.group_id, one.group_reward) == (-1.0, 3, 9, 2.5)
+    batch = steps(kind)
+    assert (len(batch), list(batch), 3 in batch, 4 in batch) == (2, [7, 3], True, False)
+    assert batch.agent_id_to_index == {7: 0, 3: 1}
+    assert batch.agent_id_to_index is batch.agent_id_to_index
+    step = batch[3]
+    assert [values.tolist() for values in step.obs] == [[2.0, 3.0]]
+    assert (step.reward, step.agent_id, step.group_id, step.group_reward) == (-1.0, 3, 9, 2.5)
     with pytest.raises(KeyError, match="agent_id 4 is not present"):
-        found[4]
+        batch[4]
 
 
 def test_a_step_has_what_its_kind_alone_knows():
@@ -53,11 +53,11 @@ def test_a_step_has_what_its_kind_alone_knows():
 
 @pytest.mark.parametrize("kind", [DecisionSteps, TerminalSteps])
 def test_steps_without_agents_have_arrays_in_the_shapes_of_the_specification(kind):
-    found = kind.empty(SPEC)
-    assert (len(found), list(found)) == (0, [])
+    batch = kind.empty(SPEC)
+    assert (len(batch), list(batch)) == (0, [])
     names = [name for name in kind.__init__.__annotations__ if name != "return"]
-    arrays = {name: getattr(found, name) for name in names}
-    assert [(one.shape, one.dtype) for one in arrays.pop("obs")] == [
+    arrays = {name: getattr(batch, name) for name in names}
+    assert [(array.shape, array.dtype) for array in arrays.pop("obs")] == [
         ((0, 2), np.float32),
         ((0, 3, 4, 5), np.float32),
     ]
@@ -66,7 +66,7 @@ def test_steps_without_agents_have_arrays_in_the_shapes_of_the_specification(kin
         assert arrays.pop("action_mask") is None
     else:
         types["interrupted"] = "?"
-    assert {name: (one.shape, one.dtype) for name, one in arrays.items()} == {
+    assert {name: (array.shape, array.dtype) for name, array in arrays.items()} == {
         name: ((0,), np.dtype(code)) for name, code in types.items()
     }
 
@@ -94,13 +94,13 @@ def test_kinds_of_action_specifications(spec, sizes, continuous, discrete):
 
 def test_random_actions_are_those_of_their_branches_and_of_the_given_stream():
     spec = ActionSpec(2, (2, 5))
-    one, two = (spec.random_action(500, np.random.default_rng(3)) for _ in range(2))
-    assert np.array_equal(one.continuous, two.continuous)
-    assert np.array_equal(one.discrete, two.discrete)
-    assert (one.discrete.min(0).tolist(), one.discrete.max(0).tolist()) == ([0, 0], [1, 4])
-    assert -1.0 <= one.continuous.min() < -0.9
-    assert 0.9 < one.continuous.max() < 1.0
-    assert len(np.unique(one.continuous)) > 900
+    first, second = (spec.random_action(500, np.random.default_rng(3)) for _ in range(2))
+    assert np.array_equal(first.continuous, second.continuous)
+    assert np.array_equal(first.discrete, second.discrete)
+    assert (first.discrete.min(0).tolist(), first.discrete.max(0).tolist()) == ([0, 0], [1, 4])
+    assert -1.0 <= first.continuous.min() < -0.9
+    assert 0.9 < first.continuous.max() < 1.0
+    assert len(np.unique(first.continuous)) > 900
 
 
 def test_one_kind_of_action_brings_an_empty_other():
@@ -108,7 +108,7 @@ def test_one_kind_of_action_brings_an_empty_other():
     assert (continuous.discrete.shape, continuous.discrete.dtype) == ((3, 0), np.int32)
     assert (discrete.continuous.shape, discrete.continuous.dtype) == ((3, 0), np.float32)
     assert (continuous.continuous.dtype, discrete.discrete.dtype) == (np.float32, np.int32)
-    both = ActionTuple(np.zeros((1, 2)), np.ones((1, 1)))
-    both.add_continuous(np.ones((1, 2)))
-    assert (both.continuous.tolist(), both.discrete.tolist()) == ([[1.0, 1.0]], [[1]])
+    hybrid = ActionTuple(np.zeros((1, 2)), np.ones((1, 1)))
+    hybrid.add_continuous(np.ones((1, 2)))
+    assert (hybrid.continuous.tolist(), hybrid.discrete.tolist()) == ([[1.0, 1.0]], [[1]])
     assert ActionTuple().continuous is None

@@ -36,9 +36,9 @@ def test_a_mask_that_is_too_short_at_the_end_of_a_message_allows_everything(monk
     for agent in range(3):
         infos.value.add(id=agent, action_mask=[True, False])
     monkeypatch.setattr(vectorized, "MANY", 1)
-    together, alone = decode_list(infos, spec), decode_steps(infos.value, spec)
-    assert_same_steps(together, alone)
-    for decision, _ in (together, alone):
+    together, one_by_one = decode_list(infos, spec), decode_steps(infos.value, spec)
+    assert_same_steps(together, one_by_one)
+    for decision, _ in (together, one_by_one):
         assert decision.action_mask is None or not any(mask.any() for mask in decision.action_mask)
 
 
@@ -48,13 +48,13 @@ def test_a_mask_that_is_too_short_at_the_end_of_a_message_allows_everything(monk
 def test_actions_of_many_are_read_together(spec, monkeypatch):
     monkeypatch.setattr(actions, "decode_entries", None)
     sent = spec.random_action(7, np.random.default_rng(0))
-    found = decode_actions(encode_actions(sent, BehaviorSpec([], spec)), spec)
-    np.testing.assert_array_equal(found.continuous, sent.continuous)
-    np.testing.assert_array_equal(found.discrete, sent.discrete)
+    decoded = decode_actions(encode_actions(sent, BehaviorSpec([], spec)), spec)
+    np.testing.assert_array_equal(decoded.continuous, sent.continuous)
+    np.testing.assert_array_equal(decoded.discrete, sent.discrete)
 
 
 def test_choices_of_more_than_a_byte_are_not_taken_for_smaller_ones():
-    """Two entries may together be as long as two of another form."""
+    """Entries of different forms may together have the length of entries of one form."""
     spec = ActionSpec(0, (300, 300))
     message = m.UnityRLInputProto.ListAgentActionProto()
     for choices in ([128, 1], [1, 299], [127, 0]):
@@ -75,11 +75,11 @@ def test_images_of_up_to_the_stated_channels_are_sent_as_pngs():
         assert (small.compression_type, small.compressed_data) == (m.PNG, encode_png(image))
         for raw in (vector, large):
             assert (raw.compression_type, raw.WhichOneof("observation_data")) == (0, "float_data")
-    found = decode_steps(message.value, spec)
-    np.testing.assert_array_equal(found[0].obs[0], decision.obs[0])
-    np.testing.assert_array_equal(found[0].obs[2], decision.obs[2])
-    for got, sent in zip(found, (decision, terminal), strict=True):
-        np.testing.assert_allclose(got.obs[1], sent.obs[1].clip(0, 1), atol=0.5 / 255 + 1e-6)
+    decoded = decode_steps(message.value, spec)
+    np.testing.assert_array_equal(decoded[0].obs[0], decision.obs[0])
+    np.testing.assert_array_equal(decoded[0].obs[2], decision.obs[2])
+    for actual, sent in zip(decoded, (decision, terminal), strict=True):
+        np.testing.assert_allclose(actual.obs[1], sent.obs[1].clip(0, 1), atol=0.5 / 255 + 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_cameras_of_the_first_packages_are_read_in_colour_and_in_grey(tmp_path):
     cameras.camera_resolutions.add(width=2, height=6, gray_scale=True)
     infos = [
         m.OldAgentInfoProto(
-            visual_observations=[encode_png(one.astype(np.float32)) for one in images],
+            visual_observations=[encode_png(image.astype(np.float32)) for image in images],
             stored_vector_actions=[1.0, 2.0],
             reward=0.5,
             done=k == 2,
@@ -115,9 +115,12 @@ def test_cameras_of_the_first_packages_are_read_in_colour_and_in_grey(tmp_path):
     ]
     brain = m.BrainParametersProto.FromString(OLD.SerializeToString() + cameras.SerializeToString())
     demo = read_demo(recording(tmp_path / "old.demo", brain, infos))
-    assert [one.shape for one in demo.spec.observation_specs] == [(3, 4, 5), (1, 6, 2)]
-    for found, images in zip(demo.obs, (colour, grey), strict=True):
-        np.testing.assert_allclose(found, images, atol=0.5 / 255 + 1e-6)
+    assert [observation_spec.shape for observation_spec in demo.spec.observation_specs] == [
+        (3, 4, 5),
+        (1, 6, 2),
+    ]
+    for obs, images in zip(demo.obs, (colour, grey), strict=True):
+        np.testing.assert_allclose(obs, images, atol=0.5 / 255 + 1e-6)
     assert demo.reward.tolist() == [0.5] * 3
     assert (demo.done.tolist(), demo.interrupted.tolist()) == ([False, False, True],) * 2
 
@@ -133,7 +136,7 @@ def test_recorded_pairs_are_of_an_agent_without_number_and_group(tmp_path):
             done=np.array([False, True]),
         )
     data = path.read_bytes()
-    infos = [m.AgentInfoActionPairProto.FromString(one).agent_info for one in pairs_of(data)]
+    infos = [m.AgentInfoActionPairProto.FromString(pair).agent_info for pair in pairs_of(data)]
     assert [(info.id, info.group_id, info.group_reward) for info in infos] == [(0, 0, 0.0)] * 2
     assert [(info.reward, info.done, info.max_step_reached) for info in infos] == [
         (1.0, False, False),

@@ -25,8 +25,8 @@ TWO = BehaviorSpec(
 def agent_with(number, *names, shape=(2,)):
     info = m.AgentInfoProto(id=number)
     for name in names:
-        one = info.observations.add(shape=shape, dimension_properties=[1], name=name)
-        one.float_data.data.extend([0.5] * int(np.prod(shape)))
+        observation = info.observations.add(shape=shape, dimension_properties=[1], name=name)
+        observation.float_data.data.extend([0.5] * int(np.prod(shape)))
     return info
 
 
@@ -119,6 +119,6 @@ def test_another_specification_of_a_behavior_is_refused_by_what_differs(other, t
 
 
 def test_specifications_that_differ_in_names_only_are_the_same_behavior(caplog):
-    named = [obs._replace(name=f"my {obs.name}") for obs in TWO.observation_specs]
-    refuse_other_spec("named", TWO, TWO._replace(observation_specs=named), "worker 1")
+    renamed = [obs._replace(name=f"my {obs.name}") for obs in TWO.observation_specs]
+    refuse_other_spec("named", TWO, TWO._replace(observation_specs=renamed), "worker 1")
     assert "Behavior named: an agent calls" in caplog.text

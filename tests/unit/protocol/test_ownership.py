@@ -23,7 +23,7 @@ HEALTH = "/grpc.health.v1.Health/Check"
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strangers wait for the next look at them; these tests need not."""
+    """Look at strangers every 0.05 s, so that these tests need not wait."""
     monkeypatch.setattr(server_module, "_KEEP_S", 0.05)
 
 
@@ -74,7 +74,7 @@ def exchange(server: AnyServer, client: Client, data: bytes) -> None:
 
 
 def while_receiving(server: AnyServer, act: Callable[[], object]) -> object:
-    """What `act` gives while the server waits for a greeting, which comes afterwards."""
+    """Return what `act` gives while the server waits for a greeting, which comes afterwards."""
     client = Client(server.port)
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit(server.receive, 20, no_check)
@@ -107,7 +107,9 @@ def test_only_the_first_ten_refusals_are_warnings(caplog):
         stranger = Client(server.port)
         while_receiving(server, refused_twelve_times)
         stranger.close()
-    levels = [one.levelname for one in caplog.records if "A call is refused" in one.message]
+    levels = [
+        record.levelname for record in caplog.records if "A call is refused" in record.message
+    ]
     assert levels == ["WARNING"] * 10 + ["DEBUG"] * 2
 
 
@@ -145,12 +147,12 @@ def test_stranger_beside_a_conversation_is_refused_whatever_it_sends(kind, sent)
         client = Client(server.port)
         exchange(server, client, message())
         stranger = Client(server.port)
-        asked = stranger.call(sent)
+        future = stranger.call(sent)
         for k in range(3):
             exchange(server, client, step(float(k)))
         answer = client.call(step(5.0))
         assert server.receive(20, no_check) == ReceivedMessageProto.FromString(step(5.0))
-        code = asked.exception().code()  # also while the environment waits for its answer
+        code = future.exception().code()  # also while the environment waits for its answer
         assert code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
         server.reply(message())
         answer.result()

@@ -39,41 +39,41 @@ def test_a_sampler_that_nothing_can_be_drawn_from_is_refused(kind, values):
 
 
 def test_a_uniform_sampler_draws_evenly_between_its_ends():
-    found = draws(UNIFORM, (2.0, 6.0))
-    assert found.min() >= 2.0
-    assert found.max() < 6.0
-    assert np.histogram(found, 4, (2.0, 6.0))[0].min() > 900
+    drawn = draws(UNIFORM, (2.0, 6.0))
+    assert drawn.min() >= 2.0
+    assert drawn.max() < 6.0
+    assert np.histogram(drawn, 4, (2.0, 6.0))[0].min() > 900
 
 
 def test_a_gaussian_sampler_draws_around_its_mean_whichever_sign_its_deviation_has():
     for deviation in (0.5, -0.5):
-        found = draws(GAUSSIAN, (3.0, deviation))
-        assert found.mean() == pytest.approx(3.0, abs=0.05)
-        assert found.std() == pytest.approx(0.5, abs=0.05)
+        drawn = draws(GAUSSIAN, (3.0, deviation))
+        assert drawn.mean() == pytest.approx(3.0, abs=0.05)
+        assert drawn.std() == pytest.approx(0.5, abs=0.05)
         # of uniform draws with this deviation 58 % are as near to the mean
-        assert np.mean(np.abs(found - 3.0) < 0.5) == pytest.approx(0.683, abs=0.04)
+        assert np.mean(np.abs(drawn - 3.0) < 0.5) == pytest.approx(0.683, abs=0.04)
 
 
 def test_a_sampler_of_several_ranges_draws_each_by_its_width():
-    found = draws(MULTI_RANGE, UNEVEN)
-    low, high = found[found < 5.0], found[found > 5.0]
+    drawn = draws(MULTI_RANGE, UNEVEN)
+    low, high = drawn[drawn < 5.0], drawn[drawn > 5.0]
     assert (low.min() >= 0.0, low.max() < 1.0) == (True, True)
     assert (high.min() >= 10.0, high.max() < 13.0) == (True, True)
-    assert len(low) / len(found) == pytest.approx(0.25, abs=0.03)
-    for one, places, ends in ((low, 4, (0.0, 1.0)), (high, 3, (10.0, 13.0))):
-        assert np.histogram(one, places, ends)[0].min() > 0.8 * len(one) / places
+    assert len(low) / len(drawn) == pytest.approx(0.25, abs=0.03)
+    for part, places, ends in ((low, 4, (0.0, 1.0)), (high, 3, (10.0, 13.0))):
+        assert np.histogram(part, places, ends)[0].min() > 0.8 * len(part) / places
 
 
 def test_ranges_without_a_width_are_drawn_alike_often():
-    found = draws(MULTI_RANGE, (1.0, 1.0, 7.0, 7.0))
-    assert set(found) == {1.0, 7.0}
-    assert np.mean(found == 1.0) == pytest.approx(0.5, abs=0.05)
+    drawn = draws(MULTI_RANGE, (1.0, 1.0, 7.0, 7.0))
+    assert set(drawn) == {1.0, 7.0}
+    assert np.mean(drawn == 1.0) == pytest.approx(0.5, abs=0.05)
 
 
 def test_equal_samplers_draw_alike_and_other_seeds_differently():
-    one, two, other = (Source(sampler(UNIFORM, (0.0, 1.0), seed)) for seed in (5, 5, 6))
-    first = [one() for _ in range(5)]
-    assert first == [two() for _ in range(5)]
+    source, twin, other = (Source(sampler(UNIFORM, (0.0, 1.0), seed)) for seed in (5, 5, 6))
+    first = [source() for _ in range(5)]
+    assert first == [twin() for _ in range(5)]
     assert first != [other() for _ in range(5)]
     assert len(set(first)) == 5
     Source(sampler(UNIFORM, (0.0, 1.0), seed=-1))  # seeds of the wire have a sign
@@ -87,9 +87,9 @@ def test_a_parameter_is_its_last_value_and_its_readings_are_taken_once():
     values = parameters.values()
     assert values["size"] == 2.0
     assert isinstance(values["size"], float)
-    again = parameters.read("speed", 7.0)
-    assert 0.0 <= again != values["speed"]
-    readings = [("speed", values["speed"]), ("size", 2.0), ("speed", again)]
+    second_reading = parameters.read("speed", 7.0)
+    assert 0.0 <= second_reading != values["speed"]
+    readings = [("speed", values["speed"]), ("size", 2.0), ("speed", second_reading)]
     assert parameters.take_readings() == readings
     assert parameters.take_readings() == []
     parameters.set_value("speed", 3.0)
@@ -97,19 +97,19 @@ def test_a_parameter_is_its_last_value_and_its_readings_are_taken_once():
 
 
 def test_parameters_that_are_taken_up_draw_on():
-    one, two = Parameters(), Parameters()
-    one.set_value("size", 2.0)
-    one.set_sampler("speed", sampler(MULTI_RANGE, UNEVEN))
-    one.values()
-    two.set_value("gone", 1.0)
-    two.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    parameters, resumed = Parameters(), Parameters()
+    parameters.set_value("size", 2.0)
+    parameters.set_sampler("speed", sampler(MULTI_RANGE, UNEVEN))
+    parameters.values()
+    resumed.set_value("gone", 1.0)
+    resumed.load_state_dict(json.loads(json.dumps(parameters.state_dict())))
     for _ in range(3):
-        assert one.values() == two.values()
-    assert one.state_dict() == two.state_dict()
+        assert parameters.values() == resumed.values()
+    assert parameters.state_dict() == resumed.state_dict()
 
 
 class Plain:
-    """A simulator that takes numbers, and tells what it was given."""
+    """A simulator that takes numbers and notes them."""
 
     def __init__(self):
         self.given = []
@@ -163,12 +163,12 @@ def test_a_simulator_that_draws_for_itself_is_given_the_sampler():
 
 def test_controls_that_are_taken_up_draw_on():
     simulators = Plain(), Plain()
-    one, two = (Controls(simulator) for simulator in simulators)
-    one.set_sampler("speed", sampler(GAUSSIAN, (0.0, 1.0)))
-    one.draw()
-    two.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    original, resumed = (Controls(simulator) for simulator in simulators)
+    original.set_sampler("speed", sampler(GAUSSIAN, (0.0, 1.0)))
+    original.draw()
+    resumed.load_state_dict(json.loads(json.dumps(original.state_dict())))
     simulators[0].given.clear()
-    for controls in (one, two):
+    for controls in (original, resumed):
         controls.draw()
     assert simulators[0].given == simulators[1].given != []
 

@@ -61,9 +61,9 @@ def test_single_channel_is_the_mean_of_the_first_image(images):
 
 def test_mapping_averages_drops_and_orders_channels(images):
     data = png(images[0]) + png(images[1])
-    got = decode_png(data, (2, 4, 5), [1, 1, -1, 0, -1, 1])
+    image = decode_png(data, (2, 4, 5), [1, 1, -1, 0, -1, 1])
     c = np.concatenate(list(images), axis=2).transpose(2, 0, 1).astype(np.float64) / 255
-    np.testing.assert_allclose(got, [c[3], (c[0] + c[1] + c[5]) / 3], rtol=1e-6)
+    np.testing.assert_allclose(image, [c[3], (c[0] + c[1] + c[5]) / 3], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_what_a_png_cannot_hold_is_rounded_and_clipped():
 @pytest.mark.parametrize("n_stacked", [2, 3])
 def test_stacked_gray_cameras_come_out_oldest_first(images, n_stacked):
     gray = np.random.default_rng(1).integers(0, 256, (n_stacked, 4, 5)).astype(np.uint8)
-    data = b"".join(png(one) for one in gray)
+    data = b"".join(png(layer) for layer in gray)
     mapping = np.repeat(np.arange(n_stacked), 3).tolist()
     info = agent_with(data, (n_stacked, 4, 5), mapping)
     decision, _ = decode_steps([info], behavior_spec_from(BRAIN, info))
@@ -151,11 +151,11 @@ def test_stacked_gray_cameras_come_out_oldest_first(images, n_stacked):
 
 
 def test_stacked_padded_sensor_drops_its_padding(images):
-    both = np.concatenate([images[0], images[1]], axis=2).transpose(2, 0, 1)
+    stacked = np.concatenate([images[0], images[1]], axis=2).transpose(2, 0, 1)
     mapping = [0, 1, -1, 2, 3, -1]
     info = agent_with(png(images[0]) + png(images[1]), (4, 4, 5), mapping)
     decision, _ = decode_steps([info], behavior_spec_from(BRAIN, info))
-    np.testing.assert_array_equal(decision.obs[0][0], both[[0, 1, 3, 4]] / np.float32(255))
+    np.testing.assert_array_equal(decision.obs[0][0], stacked[[0, 1, 3, 4]] / np.float32(255))
 
 
 def test_wrong_mapping_is_one_line_with_agent_and_observation(images):

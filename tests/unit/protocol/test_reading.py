@@ -17,7 +17,7 @@ from pipeline.protocol.incoming import MAX_CALLS, IncomingConnection
 
 
 class Socket:
-    """Takes few bytes at a time where it is told to, and nothing every other time."""
+    """Sends at most `most` bytes at a time where that is set, and nothing every other time."""
 
     def __init__(self, real):
         self._real = real
@@ -45,12 +45,12 @@ class Socket:
 def pair():
     """A peer's socket, and the connection at the called end."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        left = socket.create_connection(listener.getsockname())
-        right, _ = listener.accept()
-    with left, right:
-        left.setblocking(False)
+        peer = socket.create_connection(listener.getsockname())
+        called, _ = listener.accept()
+    with peer, called:
+        peer.setblocking(False)
 
-        yield left, IncomingConnection(Socket(right), METHOD)
+        yield peer, IncomingConnection(Socket(called), METHOD)
 
 
 def sent(peer, connection, data):
@@ -114,15 +114,19 @@ def test_an_answer_arrives_whole_however_little_is_taken_at_a_time(pair, most):
     connection.socket.most = most
     connection.respond(1, answer, 20.0)
     peer.setblocking(True)
-    got = []
+    received = []
     content = b""
-    while not got or got[-1].flags & frames.END_STREAM == 0 or got[-1].kind != frames.HEADERS:
+    while (
+        not received
+        or received[-1].flags & frames.END_STREAM == 0
+        or received[-1].kind != frames.HEADERS
+    ):
         content += peer.recv(1 << 20)
-        got = list(cut(content))
-    assert {one.stream for one in got} == {0, 1}
-    body = b"".join(one.payload for one in got if one.kind == frames.DATA)
+        received = list(cut(content))
+    assert {part.stream for part in received} == {0, 1}
+    body = b"".join(part.payload for part in received if part.kind == frames.DATA)
     assert body[5:] == answer
-    assert got[-1].kind == frames.HEADERS
+    assert received[-1].kind == frames.HEADERS
 
 
 @pytest.mark.parametrize(

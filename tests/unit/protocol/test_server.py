@@ -87,8 +87,8 @@ def test_messages_of_every_size_arrive_whole_both_ways(kind, client, size):
     with conversation(kind, client) as (server, _, call_later):
         for k in range(3):
             answer = call_later(message(size + k))
-            got = server.receive(20, no_check)
-            assert len(got.unity_output.rl_output.side_channel) == size + k
+            received = server.receive(20, no_check)
+            assert len(received.unity_output.rl_output.side_channel) == size + k
             server.reply(message(size + 2 * k))
             assert answer.result(20) == message(size + 2 * k)
 
@@ -144,8 +144,8 @@ def test_who_looks_for_a_call_leaves_it_to_be_received(kind):
 @both_servers
 def test_no_call_within_the_time_out_is_an_error_and_the_check_was_made(kind):
     checks = []
-    said = r"\(0\.3 s\)(.|\n)*Behavior Type.*Default"
-    with kind() as server, pytest.raises(UnityTimeOutException, match=said):
+    pattern = r"\(0\.3 s\)(.|\n)*Behavior Type.*Default"
+    with kind() as server, pytest.raises(UnityTimeOutException, match=pattern):
         server.receive(0.3, lambda: checks.append(1))
     assert checks
 
@@ -190,9 +190,9 @@ def test_port_in_use_is_an_error(kind):
 def test_only_loopback_is_listened_on_unless_told_otherwise(kind, other):
     with kind(host=other) as server:
         listening = {
-            one.laddr.ip
-            for one in psutil.Process().net_connections("tcp")
-            if one.status == psutil.CONN_LISTEN and one.laddr.port == server.port
+            connection.laddr.ip
+            for connection in psutil.Process().net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == server.port
         }
     # The general runtime may show 127.0.0.1 as an address of IPv6.
     plain = {ip.removeprefix("::ffff:") for ip in listening}
@@ -281,7 +281,7 @@ def test_environment_that_hangs_up_within_a_call_is_reported(kind, monkeypatch):
 
 @both_servers
 def test_call_made_while_no_one_waits_is_kept(kind, monkeypatch):
-    """The runtime of a client gives a connection up on which no one greets it."""
+    """A client's gRPC runtime gives up a connection on which the server does not greet it."""
     with kind() as server, ThreadPoolExecutor(1) as pool:
         channel = grpc.insecure_channel(f"localhost:{server.port}")
         grpc.channel_ready_future(channel).result(20)  # greeted

@@ -1,4 +1,4 @@
-"""Looking before blocking: it stops when it does not pay, and begins again when it does."""
+"""Polling before blocking: it stops when it does not pay, and begins again when it does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Other:
 
 
 class LateOther(Other):
-    """It answers every third look, once it answers; a look takes a millisecond of `clock`."""
+    """Answers every third look while `answers` is set; a look takes a millisecond of `clock`."""
 
     def __init__(self, clock) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class LateOther(Other):
 
 
 class Clock:
-    """Stands for the module `time`, of which others on this processor have a part."""
+    """Stands in for the module `time`; other programs have the share `others` of the processor."""
 
     def __init__(self) -> None:
         self.now, self.others = 0.0, 0.0

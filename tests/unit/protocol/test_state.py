@@ -11,22 +11,22 @@ from pipeline.protocol.state import Kind
 
 def test_arrays_and_plain_values_come_back():
     rng = np.random.default_rng(7)
-    given = {
+    document = {
         "stream": rng.bit_generator.state,
         "values": np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::2],
         "none": np.zeros((0, 4), dtype=np.bool_),
         "scalar": np.float32(0.1),
         "nested": [{"array": 1, "x": [1.5, None, True, "é"]}, (2, -3)],
     }
-    again = state.decode(state.encode(given))
-    assert again["stream"] == given["stream"]
-    assert again["values"].dtype == np.float32
-    assert again["values"].tolist() == [[0.0, 2.0], [3.0, 5.0]]
-    again["values"][0] = 9.0
-    assert again["none"].shape == (0, 4)
-    assert isinstance(again["scalar"], np.float32)
-    assert again["scalar"] == np.float32(0.1)
-    assert again["nested"] == [{"array": 1, "x": [1.5, None, True, "é"]}, [2, -3]]
+    decoded = state.decode(state.encode(document))
+    assert decoded["stream"] == document["stream"]
+    assert decoded["values"].dtype == np.float32
+    assert decoded["values"].tolist() == [[0.0, 2.0], [3.0, 5.0]]
+    decoded["values"][0] = 9.0
+    assert decoded["none"].shape == (0, 4)
+    assert isinstance(decoded["scalar"], np.float32)
+    assert decoded["scalar"] == np.float32(0.1)
+    assert decoded["nested"] == [{"array": 1, "x": [1.5, None, True, "é"]}, [2, -3]]
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,12 @@ def test_what_is_neither_array_nor_json_is_refused_by_its_place(given, what):
 
 
 def test_damaged_states_are_refused_and_nothing_else_happens():
-    whole = state.encode({"a": np.arange(5), "b": [1, {"c": 2.5}]})
+    encoded = state.encode({"a": np.arange(5), "b": [1, {"c": 2.5}]})
     rng = np.random.default_rng(0)
     for _ in range(500):
-        damaged = bytearray(whole)
-        damaged[rng.integers(len(whole))] = rng.integers(256)
-        for data in (bytes(damaged), whole[: rng.integers(len(whole))], whole + b"\0"):
+        damaged = bytearray(encoded)
+        damaged[rng.integers(len(encoded))] = rng.integers(256)
+        for data in (bytes(damaged), encoded[: rng.integers(len(encoded))], encoded + b"\0"):
             try:
                 state.decode(data)
             except ValueError as error:
@@ -80,7 +80,7 @@ def test_messages_of_other_versions_and_sizes_are_refused(monkeypatch):
 
 
 class Counter:
-    """Counts, and gives its count by neither pair of names."""
+    """Has a count, but no pair of methods that save and load it."""
 
     count = 3
 
@@ -103,11 +103,11 @@ class Usual(Counter):
 
 @pytest.mark.parametrize(("kind", "given"), [(Ours, {"count": 3}), (Usual, {"state": 3})])
 def test_a_state_is_given_and_taken_by_our_names_and_by_the_usual_ones(kind, given):
-    one, other = kind(), kind()
-    other.count = 0
-    assert state_of(one) == given
-    restore(other, state_of(one))
-    assert other.count == 3
+    source, target = kind(), kind()
+    target.count = 0
+    assert state_of(source) == given
+    restore(target, state_of(source))
+    assert target.count == 3
 
 
 def test_who_gives_no_state_takes_none():

@@ -1,4 +1,4 @@
-"""Players from other machines say the token first; nothing of another is believed."""
+"""Players from other machines prove the token first; without it nothing is believed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HELLO = b"pipeline-token 1 " + b"0" * 32 + b"\n"
 
 @pytest.fixture
 def server(monkeypatch) -> Iterator[Server]:
-    """Asks everyone, since it was told to listen on loopback."""
+    """A server that asks everyone for the token, since loopback was chosen on purpose."""
     monkeypatch.setattr(server_module, "_KEEP_S", 0.05)
     with Server(host="127.0.0.1", token=TOKEN) as served:
         yield served
@@ -44,9 +44,9 @@ def connect() -> Iterator[Callable[..., socket.socket]]:
     with contextlib.ExitStack() as stack:
 
         def connected(port: int, address: str = "127.0.0.1") -> socket.socket:
-            own = (address, 0)
+            source = (address, 0)
             return stack.enter_context(
-                socket.create_connection((address, port), timeout=20, source_address=own)
+                socket.create_connection((address, port), timeout=20, source_address=source)
             )
 
         yield connected
@@ -91,22 +91,22 @@ def test_who_does_not_answer_is_cut_off_before_it_learns_more(
 
 
 def introduced(reply: Callable[[bytes], bytes], hello: bytes) -> bytes:
-    """Introduce ourselves to a trainer of the test's own; gives our answer to its `hello`."""
+    """Introduce ourselves to a trainer that the test plays; return our answer to its `hello`."""
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as pool:
         ours.settimeout(20)
         theirs.settimeout(20)
         theirs.sendall(hello)
-        done = pool.submit(introduce, ours, TOKEN, "there")
+        future = pool.submit(introduce, ours, TOKEN, "there")
         answer = theirs.makefile("rb").readline()
         theirs.sendall(reply(answer.strip()))
-        done.result()
+        future.result()
     return answer.strip()
 
 
 def test_the_token_does_not_cross_the_network_and_no_answer_fits_twice():
     first, second = Challenge(TOKEN), Challenge(TOKEN)
-    answer = introduced(lambda said: first.welcome(said) or b"", first.line)
+    answer = introduced(lambda data: first.welcome(data) or b"", first.line)
     assert TOKEN not in first.line + answer + (first.welcome(answer) or b"")
     assert second.welcome(answer) is None
     assert Challenge(OTHER).welcome(answer) is None
@@ -143,12 +143,12 @@ def test_players_of_this_machine_say_no_token_beside_those_of_others(connect, mo
     monkeypatch.setattr(server_module, "_KEEP_S", 0.05)
     for module in (server_module, incoming):  # as if it were an address of a network
         monkeypatch.setattr(module, "is_loopback", lambda address: address != "127.0.0.2")
-    with Server(host="127.0.0.2", token=TOKEN) as both:
-        assert connect(both.port, "127.0.0.2").recv(14) == b"pipeline-token"
-        here = connect(both.port)
-        greet(here)
-        assert both.receive(20, lambda: None).header.status == 200
-        here.close()
+    with Server(host="127.0.0.2", token=TOKEN) as network_server:
+        assert connect(network_server.port, "127.0.0.2").recv(14) == b"pipeline-token"
+        local = connect(network_server.port)
+        greet(local)
+        assert network_server.receive(20, lambda: None).header.status == 200
+        local.close()
 
 
 def test_an_admitted_player_may_be_silent_where_a_stranger_is_dropped(server, connect, monkeypatch):

@@ -231,8 +231,8 @@ def test_the_module_that_is_watched_is_the_one_that_python_imports(tmp_path, mon
     for name in ("regular_one", "namespace_one", "only_folder", "only_file"):
         spec = importlib.util.find_spec(name)
         origin = spec.origin or spec.submodule_search_locations[0]
-        found = ModuleSource(source="module", id=f"{name}:make").found(tmp_path)
-        assert str(tmp_path / found) == origin.removesuffix("/__init__.py")
+        watched = ModuleSource(source="module", id=f"{name}:make").found(tmp_path)
+        assert str(tmp_path / watched) == origin.removesuffix("/__init__.py")
     assert ModuleSource(source="module", id="missing:make").found(tmp_path) is None
 
 
@@ -240,11 +240,11 @@ def test_a_path_without_suffix_means_the_build_that_is_there(tmp_path):
     for name in ("linux.x86_64", "windows.exe", "plain", "plain.x86_64"):
         (tmp_path / name).touch()
     (tmp_path / "mac.app").mkdir()
-    found = {
+    builds = {
         name: PathSource(path=name).found(tmp_path)
         for name in ("linux", "windows", "mac", "plain", "linux.x86_64", "missing")
     }
-    assert found == {
+    assert builds == {
         "linux": "linux.x86_64",
         "windows": "windows.exe",
         "mac": "mac.app",

@@ -233,8 +233,8 @@ def test_a_plan_is_current_until_the_runs_change(folder: Path) -> None:
     check_plan(params, file)
     assert to_plain(read_yaml(file)) == plan(params)
     for other in ({"seeds": (3, 1, 2)}, {"learners": 2}):
-        one = replace(params.experiments["scratch"], **other)
-        changed = replace(params, experiments=params.experiments | {"scratch": one})
+        experiment = replace(params.experiments["scratch"], **other)
+        changed = replace(params, experiments=params.experiments | {"scratch": experiment})
         with pytest.raises(StageError, match=r"runs\.yaml is out of date: run `pipeline plan`"):
             check_plan(changed, file)
 
@@ -264,8 +264,8 @@ def test_a_trainer_that_reads_recorded_episodes_must_wait_for_them(key: str, fol
         SettingsError, match=r"experiments\.scratch: .*set 'demonstrations: expert'"
     ):
         write_plan(params, folder / "runs.yaml")
-    only = {"cloned": params.experiments["cloned"]}
-    write_plan(replace(params, experiments=only), folder / "runs.yaml")
+    experiments = {"cloned": params.experiments["cloned"]}
+    write_plan(replace(params, experiments=experiments), folder / "runs.yaml")
 
 
 def test_more_stages_than_dvc_can_bear_are_warned_about(
@@ -305,8 +305,9 @@ def test_the_example_of_the_documentation_is_what_params_yaml_says():
         for name, entry in entries.items():
             assert entry.items() <= real[section][name].items()
     changes = {
-        name: (one["overrides"], one.get("pretrain")) for name, one in small["experiments"].items()
+        name: (experiment["overrides"], experiment.get("pretrain"))
+        for name, experiment in small["experiments"].items()
     }
     for name in ("collector_ppo", "collector_bc_ppo"):
-        one = real["experiments"][name]
-        assert changes[name] == (one["overrides"], one.get("pretrain"))
+        experiment = real["experiments"][name]
+        assert changes[name] == (experiment["overrides"], experiment.get("pretrain"))

@@ -277,8 +277,8 @@ def test_every_whole_number_may_be_written_as_one_likes(key: str, text: str) -> 
 @pytest.mark.parametrize("hidden", [1, 10, 130])
 def test_widths_that_the_heads_of_poca_cannot_share_are_refused(hidden: int) -> None:
     network = f"network_settings: {{hidden_units: {hidden}}}"
-    wanted = rf"hidden_units: must be a multiple of 4.*got {hidden}"
-    with pytest.raises(SettingsError, match=wanted):
+    pattern = rf"hidden_units: must be a multiple of 4.*got {hidden}"
+    with pytest.raises(SettingsError, match=pattern):
         behavior(f"{{trainer_type: poca, {network}}}")
     assert behavior(f"{{trainer_type: ppo, {network}}}").network_settings.hidden_units == hidden
 
@@ -556,8 +556,8 @@ def test_a_mistake_in_an_override_says_that_it_is_one(
 ) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("behaviors: {A: {}}")
-    told = refusal(SettingsError, load_run_settings, file, overrides=overrides)
-    assert told.startswith(message.format(file=file))
+    error = refusal(SettingsError, load_run_settings, file, overrides=overrides)
+    assert error.startswith(message.format(file=file))
 
 
 # --- round trip -------------------------------------------------------------------------------
@@ -590,9 +590,9 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
     return simple[hint] if hint in simple else settings_of(hint)
 
 
-def settings_of(cls: Any, **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    hints = {name: hint for name, hint in setting_hints(cls).items() if name not in given}
-    return st.builds(cls, **{name: strategy(hint) for name, hint in hints.items()}, **given)
+def settings_of(cls: Any, **strategies: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    hints = {name: hint for name, hint in setting_hints(cls).items() if name not in strategies}
+    return st.builds(cls, **{name: strategy(hint) for name, hint in hints.items()}, **strategies)
 
 
 def trainers() -> st.SearchStrategy[TrainerSettings]:
@@ -634,8 +634,8 @@ def trainers() -> st.SearchStrategy[TrainerSettings]:
     )
 )
 def test_written_settings_read_back_equal(settings: RunSettings) -> None:
-    again = load(dump_yaml(to_mapping(settings)))
-    assert again == settings
+    reloaded = load(dump_yaml(to_mapping(settings)))
+    assert reloaded == settings
 
 
 def test_the_written_order_is_that_of_the_reference() -> None:
@@ -692,9 +692,9 @@ def test_an_addition_that_a_behavior_turns_off_stays_off_when_written() -> None:
 default_settings: {trainer_type: ppo, hyperparameters: {max_grad_norm: 0.5}}
 behaviors: {A: {hyperparameters: {max_grad_norm: null}}, B: {}}
 """)
-    again = load(dump_yaml(to_mapping(settings)))
-    assert again.behaviors["A"].hyperparameters.max_grad_norm is None
-    assert again.behaviors["B"].hyperparameters.max_grad_norm == 0.5
+    reloaded = load(dump_yaml(to_mapping(settings)))
+    assert reloaded.behaviors["A"].hyperparameters.max_grad_norm is None
+    assert reloaded.behaviors["B"].hyperparameters.max_grad_norm == 0.5
 
 
 def test_reading_does_not_change_the_document() -> None:

@@ -67,15 +67,15 @@ def random_sweep(*, runs: int = 4, seed: int = 0, **axes: Axis) -> dict[str, dic
 def test_a_grid_has_every_combination_once(folder: Path):
     trials = load_params(folder / "params.yaml").sweeps["rates"].trials()
     assert list(trials) == ["001", "002", "003", "004", "005", "006"]
-    assert {tuple(one.values()) for one in trials.values()} == {
+    assert {tuple(trial.values()) for trial in trials.values()} == {
         (rate, steps) for rate in (1e-4, 1e-3) for steps in (500, 1000, 2000)
     }
 
 
 def test_a_list_is_taken_as_it_stands():
-    wanted = ({"a.b": 1}, {"c": "x", "a.b": 2})
-    sweep = SweepParams(experiment="base", method="list", configurations=wanted, seeds=(1,))
-    assert sweep.trials() == {"001": wanted[0], "002": wanted[1]}
+    configurations = ({"a.b": 1}, {"c": "x", "a.b": 2})
+    sweep = SweepParams(experiment="base", method="list", configurations=configurations, seeds=(1,))
+    assert sweep.trials() == {"001": configurations[0], "002": configurations[1]}
 
 
 LOG = Axis(interval=Interval(min=1e-5, max=1e-2, scale="log"))
@@ -88,9 +88,11 @@ def test_a_longer_random_sweep_begins_with_the_shorter_one():
 
 
 def test_a_parameter_more_leaves_the_others_as_they_were():
-    alone = random_sweep(rate=LOG)
-    both = random_sweep(rate=LOG, size=Axis(values=(1, 2, 3)))
-    assert [one["rate"] for one in both.values()] == [one["rate"] for one in alone.values()]
+    rate_only = random_sweep(rate=LOG)
+    rate_and_size = random_sweep(rate=LOG, size=Axis(values=(1, 2, 3)))
+    assert [trial["rate"] for trial in rate_and_size.values()] == [
+        trial["rate"] for trial in rate_only.values()
+    ]
 
 
 def test_another_seed_draws_other_values():
@@ -98,7 +100,7 @@ def test_another_seed_draws_other_values():
 
 
 def test_a_logarithmic_interval_reaches_every_order_of_magnitude():
-    drawn = [one["rate"] for one in random_sweep(runs=200, rate=LOG).values()]
+    drawn = [trial["rate"] for trial in random_sweep(runs=200, rate=LOG).values()]
     for low in (1e-5, 1e-4, 1e-3):
         assert 40 <= sum(low <= rate < 10 * low for rate in drawn) <= 95
 
@@ -113,9 +115,9 @@ def test_a_logarithmic_interval_reaches_every_order_of_magnitude():
 def test_what_is_drawn_lies_in_the_interval(low: float, width: float, seed: int, whole: bool):
     low, high = (low, low + 1.0 + width) if whole else (low, low + width)
     axis = Axis(interval=Interval(min=low, max=high, integer=whole))
-    for one in random_sweep(seed=seed, x=axis).values():
-        assert low <= one["x"] <= high
-        assert isinstance(one["x"], int if whole else float)
+    for trial in random_sweep(seed=seed, x=axis).values():
+        assert low <= trial["x"] <= high
+        assert isinstance(trial["x"], int if whole else float)
 
 
 def test_a_trial_is_its_experiment_with_the_values_laid_on_its_overrides(folder: Path):
@@ -227,9 +229,9 @@ def test_a_mistake_is_told_with_key_value_and_remedy(
     assert old in FILE
     file = folder / "params.yaml"
     file.write_text(FILE.replace(old, new, 1))
-    told = refusal(SettingsError, load_params, file)
-    assert told.startswith(f"{file}:")
-    assert message in told
+    error = refusal(SettingsError, load_params, file)
+    assert error.startswith(f"{file}:")
+    assert message in error
 
 
 def test_a_swept_key_that_no_trainer_has_is_refused_by_the_plan(folder: Path):
@@ -259,11 +261,11 @@ def adaptive(folder: Path, text: str = ADAPTIVE) -> SweepParams:
 
 def searched(sweep: SweepParams, n: int) -> list[tuple[dict, float]]:
     """Trials of a task whose best rate is 1e-3, one after another."""
-    done: dict[str, tuple[dict, float]] = {}
+    results: dict[str, tuple[dict, float]] = {}
     for number in range(1, n + 1):
-        values = sweep.propose(number, done, ())
-        done[f"{number:03}"] = (values, -abs(math.log10(values[RATE]) + 3))
-    return list(done.values())
+        values = sweep.propose(number, results, ())
+        results[f"{number:03}"] = (values, -abs(math.log10(values[RATE]) + 3))
+    return list(results.values())
 
 
 def test_what_is_proposed_waits_for_the_trial_so_many_before_it(folder: Path):
@@ -279,15 +281,15 @@ def test_what_is_proposed_waits_for_the_trial_so_many_before_it(folder: Path):
 
 def test_equal_results_are_followed_by_equal_proposals(folder: Path):
     sweep = adaptive(folder)
-    found = searched(sweep, 12)
-    assert found == searched(sweep, 12)
-    assert found != searched(replace(sweep, seed=4), 12)
-    assert all(1e-5 <= values[RATE] <= 1e-2 for values, _ in found)
-    assert {values["behaviors.Ball.max_steps"] for values, _ in found} <= {500, 1000, 2000}
-    waiting = [values for values, _ in found[-2:]]
-    told = {str(n): one for n, one in enumerate(found[:-2])}
-    assert sweep.propose(12, told, waiting) == sweep.propose(12, told, waiting)
-    broken = told | {"99": (found[0][0], math.nan)}
+    history = searched(sweep, 12)
+    assert history == searched(sweep, 12)
+    assert history != searched(replace(sweep, seed=4), 12)
+    assert all(1e-5 <= values[RATE] <= 1e-2 for values, _ in history)
+    assert {values["behaviors.Ball.max_steps"] for values, _ in history} <= {500, 1000, 2000}
+    waiting = [values for values, _ in history[-2:]]
+    results = {str(n): result for n, result in enumerate(history[:-2])}
+    assert sweep.propose(12, results, waiting) == sweep.propose(12, results, waiting)
+    broken = results | {"99": (history[0][0], math.nan)}
     assert sweep.propose(12, broken, ())[RATE] > 0, "a score that is no number counts for nothing"
 
 

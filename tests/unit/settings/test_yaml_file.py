@@ -68,9 +68,9 @@ def value_of(text: str) -> Any:
     ],
 )
 def test_a_scalar_means_what_yaml_1_2_says(text: str, value: Any) -> None:
-    read = value_of(f"key: {text}" if text != "-" else "key:\n-")["key"]
-    assert read == value
-    assert type(read) is type(value)
+    parsed = value_of(f"key: {text}" if text != "-" else "key:\n-")["key"]
+    assert parsed == value
+    assert type(parsed) is type(value)
 
 
 def test_nan_is_a_float() -> None:
@@ -94,10 +94,10 @@ two:
   d: 6
 again: *base
 """
-    read = value_of(text)
-    assert read["one"] == {"a": 1, "b": 5}
-    assert read["two"] == {"a": 1, "b": 3, "c": 4, "d": 6}
-    assert read["again"] == {"a": 1, "b": 2}
+    parsed = value_of(text)
+    assert parsed["one"] == {"a": 1, "b": 5}
+    assert parsed["two"] == {"a": 1, "b": 3, "c": 4, "d": 6}
+    assert parsed["again"] == {"a": 1, "b": 2}
 
 
 def test_every_key_and_item_keeps_its_line() -> None:
@@ -161,8 +161,8 @@ def test_deep_nesting_is_refused() -> None:
 def test_a_missing_file_is_named_in_full(tmp_path: Path) -> None:
     path = tmp_path / "none.yaml"
     remedy = "`pipeline init DIR` writes a project with one."
-    told = f"Config file could not be found at {path}. {remedy}"
-    assert refusal(SettingsError, read_yaml, path) == told
+    message = f"Config file could not be found at {path}. {remedy}"
+    assert refusal(SettingsError, read_yaml, path) == message
 
 
 def test_the_nearest_file_is_proposed_for_a_missing_one(tmp_path: Path) -> None:

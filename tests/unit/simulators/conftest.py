@@ -94,6 +94,6 @@ def message(status=200):
 
 @pytest.fixture
 def trainer():
-    made = FakeTrainer()
-    yield made
-    made.stop()
+    fake = FakeTrainer()
+    yield fake
+    fake.stop()

@@ -33,11 +33,11 @@ def command(kind=0, side_channel=b"", actions=None):
 
 
 def play(simulator, *commands):
-    """What the session sends when it is given these commands and then the end."""
+    """Return what the session sends in answer to these commands and then the end."""
     end = UnityMessageProto()
     end.header.status = 400
-    told = [one.SerializeToString() for one in (*commands, end)]
-    answers, sent = iter(map(ReceivedMessageProto.FromString, told)), []
+    requests = [message.SerializeToString() for message in (*commands, end)]
+    answers, sent = iter(map(ReceivedMessageProto.FromString, requests)), []
 
     def exchange(request, timeout_s=None):
         sent.append(UnityMessageProto.FromString(request))
@@ -116,9 +116,9 @@ def test_actions_reach_the_simulator():
 def test_a_wrong_number_of_actions_names_the_behavior_and_both_numbers():
     simulator = grid_world.GridWorld(n_agents=3)
     spec = simulator.behavior_specs[grid_world.BEHAVIOR].action_spec
-    two = {grid_world.BEHAVIOR: (ActionTuple(discrete=np.zeros((2, 1))), spec)}
+    actions = {grid_world.BEHAVIOR: (ActionTuple(discrete=np.zeros((2, 1))), spec)}
     with pytest.raises(UnityCommunicationException, match=r"GridWorld.*for 2 agents, but 3"):
-        play(simulator, command(RESET), command(actions=two))
+        play(simulator, command(RESET), command(actions=actions))
 
 
 def test_a_parameter_is_set_before_the_command_it_came_with():
@@ -146,18 +146,18 @@ def test_a_sampler_is_drawn_for_every_beginning_and_ends_with_a_number():
 
 
 def test_a_simulator_that_takes_only_numbers_gets_draws():
-    simulator, told = grid_world.GridWorld(n_agents=1), []
+    simulator, received = grid_world.GridWorld(n_agents=1), []
     only_numbers = SimpleNamespace(
         behavior_specs=simulator.behavior_specs,
         reset=simulator.reset,
         step=simulator.step,
-        set_parameter=lambda *given: told.append(given),
+        set_parameter=lambda *arguments: received.append(arguments),
     )
     sampler = Sampler(kind=UNIFORM, values=(2.0, 4.0), seed=1)
     play(only_numbers, command(RESET, parameter("wind", sampler)), command())
-    assert [name for name, _ in told] == ["wind", "wind"]
-    assert all(2.0 <= value <= 4.0 for _, value in told)
-    assert told[0] != told[1]
+    assert [name for name, _ in received] == ["wind", "wind"]
+    assert all(2.0 <= value <= 4.0 for _, value in received)
+    assert received[0] != received[1]
 
 
 def test_messages_on_other_channels_change_nothing():
@@ -200,10 +200,10 @@ def converse(trainer):
 def test_the_handshake_says_version_3_and_every_capability_and_hears_seed_and_areas(
     trainer, converse
 ):
-    heard = []
+    calls = []
 
     def make(seed, areas):
-        heard.append((seed, areas))
+        calls.append((seed, areas))
         return grid_world.GridWorld(seed=seed, n_agents=2 * areas)
 
     conversation = converse(make)
@@ -213,7 +213,7 @@ def test_the_handshake_says_version_3_and_every_capability_and_hears_seed_and_ar
     assert len(decisions) == 6
     trainer.end()
     assert conversation.exception(30) is None
-    assert heard == [(77, 3)]
+    assert calls == [(77, 3)]
     assert (hello.package_version, hello.communication_version) == ("3.0.0", "1.5.0")
     assert len(hello.capabilities.ListFields()) == 7
 
@@ -246,16 +246,16 @@ def test_images_go_as_png_where_the_trainer_takes_it_and_mean_the_same(
     trainer.hear()
     sent, hear = [], trainer.hear
     monkeypatch.setattr(trainer, "hear", lambda: sent.append(hear()) or sent[-1])
-    here = Cameras(seed=3, n_agents=4)
-    expected, (decisions, _) = here.reset()[grid_world.BEHAVIOR], trainer.reset()
+    local = Cameras(seed=3, n_agents=4)
+    expected, (decisions, _) = local.reset()[grid_world.BEHAVIOR], trainer.reset()
     for _ in range(grid_world.MAX_STEP):
         actions = ActionTuple(discrete=decisions.action_mask[0].argmin(axis=1)[:, None])
-        expected = here.step({grid_world.BEHAVIOR: actions})[grid_world.BEHAVIOR]
+        expected = local.step({grid_world.BEHAVIOR: actions})[grid_world.BEHAVIOR]
         (decisions, terminals) = trainer.step(actions)
-        for got, known in zip((decisions, terminals), expected, strict=True):
-            assert got.agent_id.tolist() == known.agent_id.tolist()
-            for there, locally in zip(got.obs, known.obs, strict=True):
-                np.testing.assert_array_equal(there, locally)
+        for received, expected_steps in zip((decisions, terminals), expected, strict=True):
+            assert received.agent_id.tolist() == expected_steps.agent_id.tolist()
+            for remote_obs, local_obs in zip(received.obs, expected_steps.obs, strict=True):
+                np.testing.assert_array_equal(remote_obs, local_obs)
     assert len(terminals) == 4
     for message in sent:
         for info in message.unity_output.rl_output.agentInfos[grid_world.BEHAVIOR].value:

@@ -13,21 +13,21 @@ from pipeline.simulators import needs
 
 def test_modules_of_a_distribution_stand_for_it():
     core = sys.modules["gymnasium.core"].__file__
-    found = needs.needs_from({"gymnasium.core": core, "numpy": np.__file__})
-    assert found.distributions == ("gymnasium", "numpy")
-    assert found.files["gymnasium/core.py"] == Path(core)
-    assert gymnasium.__file__ not in map(str, found.files.values())
+    needed = needs.needs_from({"gymnasium.core": core, "numpy": np.__file__})
+    assert needed.distributions == ("gymnasium", "numpy")
+    assert needed.files["gymnasium/core.py"] == Path(core)
+    assert gymnasium.__file__ not in map(str, needed.files.values())
 
 
 def test_the_standard_library_and_this_package_are_left_out():
-    own = {
+    package_modules = {
         "pipeline": pipeline.__file__,
         "pipeline.errors": sys.modules["pipeline.errors"].__file__,
     }
     standard = {"json": json.__file__, "json.decoder": json.decoder.__file__, "sys": ""}
-    assert needs.needs_from(own | standard | {"os.path": "/usr/lib/python3/posixpath.py"}) == (
-        needs.Needs(distributions=(), files={})
-    )
+    assert needs.needs_from(
+        package_modules | standard | {"os.path": "/usr/lib/python3/posixpath.py"}
+    ) == (needs.Needs(distributions=(), files={}))
 
 
 def test_a_package_of_no_distribution_is_taken_whole_wherever_it_lies(tmp_path):
@@ -35,11 +35,11 @@ def test_a_package_of_no_distribution_is_taken_whole_wherever_it_lies(tmp_path):
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    found = needs.needs_from(
+    needed = needs.needs_from(
         {"a.b.c": str(tmp_path / "a/b/c.py"), "s": str(tmp_path / "s.py")},
     )
-    assert found.distributions == ()
-    assert set(found.files) == {"a/__init__.py", "a/b/c.py", "a/data/x.txt", "s.py"}
+    assert needed.distributions == ()
+    assert set(needed.files) == {"a/__init__.py", "a/b/c.py", "a/data/x.txt", "s.py"}
 
 
 def test_a_packed_environment_that_cannot_begin_is_refused(tmp_path):

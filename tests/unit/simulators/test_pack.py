@@ -23,7 +23,7 @@ def executable(tmp_path_factory):
 
 @pytest.fixture
 def environment(tmp_path_factory):
-    """Nothing of the test's own environment but the interpreter, with traps in it."""
+    """Environment variables with the interpreter of the tests and, as traps, wrong Python paths."""
     cache = tmp_path_factory.getbasetemp() / "cache"
     return {
         "PIPELINE_PYTHON": sys.executable,
@@ -64,11 +64,11 @@ def help_of(program, environment):
 
 
 def test_an_executable_holds_no_path_of_the_machine_and_no_tests(executable):
-    here = str(Path(__file__).parents[3]).encode()
+    repository = str(Path(__file__).parents[3]).encode()
     with zipfile.ZipFile(executable) as archive:
         for name in archive.namelist():
             if name.startswith("lib/pipeline") or "/" not in name:
-                assert here not in archive.read(name)
+                assert repository not in archive.read(name)
             assert not {"tests", "__pycache__"} & set(name.split("/"))
             assert not name.endswith((".pyc", ".pyi"))
             assert ".." not in name
@@ -99,16 +99,16 @@ def test_a_packed_environment_plays_and_ends_with_code_0(launch, trainer, tmp_pa
     hello = trainer.greet(seed=5, num_areas=2)
     assert hello.package_version == "3.0.0"
     decisions, _ = trainer.reset()
-    here = registry.make("grid_world", seed=5, n_agents=4)
-    expected, _ = here.reset()["GridWorld?team=0"]
+    simulator = registry.make("grid_world", seed=5, n_agents=4)
+    expected, _ = simulator.reset()["GridWorld?team=0"]
     policy = registry.expert("grid_world")
     for _ in range(20):
         assert decisions.agent_id.tolist() == [0, 1, 2, 3]
-        for there, locally in zip(decisions.obs, expected.obs, strict=True):
-            assert np.array_equal(there, locally)
+        for remote_obs, local_obs in zip(decisions.obs, expected.obs, strict=True):
+            assert np.array_equal(remote_obs, local_obs)
         actions = policy(decisions)
         decisions, _ = trainer.step(actions)
-        expected, _ = here.step({"GridWorld?team=0": actions})["GridWorld?team=0"]
+        expected, _ = simulator.step({"GridWorld?team=0": actions})["GridWorld?team=0"]
     assert "python" in Path(f"/proc/{process.pid}/exe").readlink().name
     trainer.end()
     assert process.wait(timeout=WAIT_S) == 0
@@ -131,19 +131,19 @@ def test_the_python_that_built_it_is_found_though_it_is_not_on_path(
 ):
     folder = tmp_path / "a 'kept' folder"  # the shell must not take the path apart
     folder.mkdir()
-    kept, real = folder / "python-of-this-test", Path(sys.executable)
-    kept.write_text(f'#!/bin/sh\necho ran >> "$0.log"\nexec "{real}" "$@"\n')
-    kept.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(kept))
+    wrapper, real = folder / "python-of-this-test", Path(sys.executable)
+    wrapper.write_text(f'#!/bin/sh\necho ran >> "$0.log"\nexec "{real}" "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(wrapper))
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
     built = pack("grid_world", tmp_path / "built")
-    assert str(kept).encode() not in built.read_bytes()
+    assert str(wrapper).encode() not in built.read_bytes()
     del environment["PIPELINE_PYTHON"]
     environment["PIPELINE_CACHE"] = str(tmp_path / "cache")
     ended = help_of(built, environment)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert (folder / "python-of-this-test.log").exists()
-    kept.unlink()  # gone with its virtual environment: whatever else fits will do
+    wrapper.unlink()  # gone with its virtual environment: whatever else fits will do
     ended = help_of(built, environment | {"PATH": f"{real.parent}:/usr/bin:/bin"})
     assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -205,9 +205,9 @@ def test_what_a_killed_start_has_unpacked_goes_and_what_a_living_one_unpacks_sta
     digest = zipfile.ZipFile(executable).read("DIGEST").decode()
     folder = tmp_path / "cache/executables"
     killed, living = (folder / f".{digest}.{name}" for name in ("killed", "living"))
-    for left in (killed, living):
-        (left / "lib").mkdir(parents=True)
-        os.utime(left, (0, 0))
+    for start_folder in (killed, living):
+        (start_folder / "lib").mkdir(parents=True)
+        os.utime(start_folder, (0, 0))
     descriptor = os.open(living, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -22,11 +22,11 @@ def answers(message):
 
 def of_agents(message):
     infos = message.unity_output.rl_output.agentInfos
-    return {name: one.SerializeToString(deterministic=True) for name, one in infos.items()}
+    return {name: agents.SerializeToString(deterministic=True) for name, agents in infos.items()}
 
 
 class Player:
-    """Sends random actions to the agents that asked, as it must know them."""
+    """Drives a session with random actions for the agents that asked."""
 
     def __init__(self, name):
         self.simulator = registry.make(name, seed=3)
@@ -35,10 +35,10 @@ class Player:
 
     def say(self, message):
         """The session's answer to one command."""
-        read = client.ReceivedMessageProto.FromString(message.SerializeToString())
-        asked = read.unity_input.rl_input
-        self.session._hear(asked.side_channel)
-        data = self.session._advance(asked)
+        received = client.ReceivedMessageProto.FromString(message.SerializeToString())
+        request = received.unity_input.rl_input
+        self.session._hear(request.side_channel)
+        data = self.session._advance(request)
         return client.UnityMessageProto.FromString(data)
 
     def step(self, rng, channel=b""):
@@ -52,29 +52,29 @@ class Player:
 
 @pytest.mark.parametrize("name", ["balance_ball", "couriers", "tag"])
 def test_a_built_in_simulator_goes_on_from_its_state(name):
-    one, two = Player(name), Player(name)
+    player, resumed = Player(name), Player(name)
     rng = np.random.default_rng(0)
-    assert answers(one.say(command(RESET, frame(Kind.CAN)))) == [(Kind.CAN, b"")]
+    assert answers(player.say(command(RESET, frame(Kind.CAN)))) == [(Kind.CAN, b"")]
     for _ in range(30):
-        one.step(rng)
-    rng, again = np.random.default_rng(1), np.random.default_rng(1)
-    first = one.step(rng, frame(Kind.STATE))
-    ((kind, given),) = answers(first)
+        player.step(rng)
+    rng, replayed_rng = np.random.default_rng(1), np.random.default_rng(1)
+    first = player.step(rng, frame(Kind.STATE))
+    ((kind, saved),) = answers(first)
     assert kind == Kind.STATE
-    restored = two.say(command(RESET, frame(Kind.RESTORE, given)))
+    restored = resumed.say(command(RESET, frame(Kind.RESTORE, saved)))
     assert answers(restored) == [(Kind.RESTORE, b"")]
     assert not of_agents(restored)
-    assert of_agents(two.step(again)) == of_agents(first)
+    assert of_agents(resumed.step(replayed_rng)) == of_agents(first)
     for _ in range(30):
-        assert of_agents(two.step(again)) == of_agents(one.step(rng))
+        assert of_agents(resumed.step(replayed_rng)) == of_agents(player.step(rng))
 
 
 def test_a_state_of_another_simulator_is_not_taken_up():
     grid = Player("grid_world")
     grid.say(command(RESET))
-    ((_, given),) = answers(grid.step(np.random.default_rng(0), frame(Kind.STATE)))
+    ((_, saved),) = answers(grid.step(np.random.default_rng(0), frame(Kind.STATE)))
     ball = Player("balance_ball")
-    ((kind, why),) = answers(ball.say(command(RESET, frame(Kind.RESTORE, given))))
+    ((kind, why),) = answers(ball.say(command(RESET, frame(Kind.RESTORE, saved))))
     assert kind == Kind.CANNOT
     assert b"Error" in why
 

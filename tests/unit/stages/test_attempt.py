@@ -105,8 +105,8 @@ def test_what_a_killed_attempt_has_not_put_away_is_gone_after_the_next(
     monkeypatch.undo()
     shutil.rmtree(root / "results/a")  # as an engine does before it runs the stage again
     assert not list(finish(root, params={}).run.iterdir())
-    left = [p.name for p in (root / "results").rglob("*") if p.name.startswith(".")]
-    assert left == [".work"]
+    leftovers = [p.name for p in (root / "results").rglob("*") if p.name.startswith(".")]
+    assert leftovers == [".work"]
     assert not (root / "results/.work/report/walk/seed1/old").exists()
 
 
@@ -116,14 +116,14 @@ def test_temporary_files_that_a_library_of_a_killed_attempt_has_left_are_gone_af
     before = tempfile.gettempdir()
     with attempt_at(job(), root) as attempt:
         make(attempt)
-        made = Path(tempfile.mkdtemp())
-    assert not made.exists()
+        temporary = Path(tempfile.mkdtemp())
+    assert not temporary.exists()
     assert tempfile.gettempdir() == before
-    made.mkdir(parents=True)  # as after kill -9
+    temporary.mkdir(parents=True)  # as after kill -9
     with attempt_at(job(), root) as attempt:
-        assert not made.exists()
+        assert not temporary.exists()
         make(attempt)
-    assert attempt.folder in made.parents
+    assert attempt.folder in temporary.parents
 
 
 def test_a_missing_output_publishes_nothing(root: Path):
@@ -275,8 +275,8 @@ def test_facts_lie_outside_of_the_declared_outputs(root: Path):
 
 
 def test_only_declared_outputs_can_be_written(root: Path):
-    with pytest.raises(ValueError, match="declares no output"), attempt_at(job(), root) as one:
-        one.out("other.bin")
+    with pytest.raises(ValueError, match="declares no output"), attempt_at(job(), root) as attempt:
+        attempt.out("other.bin")
 
 
 def test_a_result_of_parameters_that_were_changed_meanwhile_is_not_given_to_dvc(
@@ -304,15 +304,15 @@ def test_dvc_goes_by_the_sources_with_which_a_stage_began(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv("DVC_STAGE", "report")
-    source, noted = root / "src/pipeline/stages/report.py", root / "workflow/code/report.txt"
+    source, code_file = root / "src/pipeline/stages/report.py", root / "workflow/code/report.txt"
     with attempt_at(job(), root) as attempt:
-        before = noted.read_text()
+        before = code_file.read_text()
         source.write_text("VALUE = 'edited'\n")
         make(attempt)
     assert "changed while it ran" not in caplog.text
-    assert noted.read_text() == before
+    assert code_file.read_text() == before
     finish(root)
-    assert noted.read_text() != before, "a stage after an edit notes what it runs"
+    assert code_file.read_text() != before, "a stage after an edit notes what it runs"
 
 
 def test_parameters_that_cannot_be_read_any_more_are_left_to_the_engine(

@@ -120,13 +120,15 @@ def test_a_package_that_is_missing_is_named_with_what_installs_it(
             if name.partition(".")[0] == package:
                 raise ModuleNotFoundError(name=name)
 
-    for name in [one for one in sys.modules if one.partition(".")[0] == package]:
+    for name in [module for module in sys.modules if module.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
-    said = f"{env_id}: needs the package {package}, which is not installed: pip install 'rl-pipel"
+    message = (
+        f"{env_id}: needs the package {package}, which is not installed: pip install 'rl-pipel"
+    )
     with pytest.raises(SettingsError) as refused:
         find(env_id)
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(message)
     assert f"[{extra}]'" in str(refused.value)
 
 

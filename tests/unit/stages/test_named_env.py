@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def packed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The text of my_env.py at each build; a build has that text, and none is really packed."""
+    """Replace packing: a build is a copy of my_env.py; gives the text of each build."""
     source = folder / "my_env.py"
     source.write_text("1")
     built: list[str] = []
@@ -39,8 +39,8 @@ def packed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         target.write_text(built[-1])
         return target
 
-    known = Needs(distributions=("numpy",), files={"my_env.py": source})
-    monkeypatch.setattr(needs, "needs_of", lambda *_: known)
+    module_needs = Needs(distributions=("numpy",), files={"my_env.py": source})
+    monkeypatch.setattr(needs, "needs_of", lambda *_: module_needs)
     monkeypatch.setattr(pack, "pack_with", pack_with)
     return built
 
@@ -86,7 +86,7 @@ def test_a_build_is_made_once_and_again_when_its_module_changes(folder, packed, 
     assert "my_env:make: building it into build/cache/my_env-make-" in caplog.text
     caplog.clear()
     assert executable_of(NAME) == first
-    assert [one.getMessage() for one in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         f"my_env:make: taking its build, {first}."
     ]
     (folder / "my_env.py").write_text("2")
@@ -114,17 +114,17 @@ def test_a_build_that_is_not_whole_or_out_of_date_is_made_again(folder, packed, 
 
 
 def test_a_build_that_fails_leaves_nothing_that_is_taken_for_one(packed, monkeypatch):
-    whole = pack.pack_with
+    original = pack.pack_with
 
     def half(needs, simulator, target, options):
-        whole(needs, simulator, target, options)
+        original(needs, simulator, target, options)
         raise StageError("the disk is full")
 
     monkeypatch.setattr(pack, "pack_with", half)
     with pytest.raises(StageError, match="the disk is full"):
         executable_of(NAME)
     assert [path for path in CACHE.rglob("*") if path.is_file()] == []
-    monkeypatch.setattr(pack, "pack_with", whole)
+    monkeypatch.setattr(pack, "pack_with", original)
     executable_of(NAME)
     assert packed == ["1", "1"]
 
@@ -140,8 +140,8 @@ def test_few_builds_of_a_name_stay(folder, packed):
 
 
 def test_two_that_start_at_once_make_one_build(packed, monkeypatch):
-    waiting, found = threading.Event(), []
-    whole = pack.pack_with
+    waiting, builds = threading.Event(), []
+    original = pack.pack_with
 
     class Waits(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -150,19 +150,21 @@ def test_two_that_start_at_once_make_one_build(packed, monkeypatch):
 
     def slow(*arguments):
         assert waiting.wait(WAIT_S)
-        return whole(*arguments)
+        return original(*arguments)
 
     monkeypatch.setattr(pack, "pack_with", slow)
     log = logging.getLogger("pipeline.envs.sources.fetch")
     handler = Waits()
     log.addHandler(handler)
     monkeypatch.setattr(log, "level", logging.INFO)
-    both = [threading.Thread(target=lambda: found.append(executable_of(NAME))) for _ in range(2)]
-    for one in both:
-        one.start()
-    for one in both:
-        one.join(WAIT_S)
+    threads = [
+        threading.Thread(target=lambda: builds.append(executable_of(NAME))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
     log.removeHandler(handler)
-    assert len(found) == 2
-    assert found[0] == found[1]
+    assert len(builds) == 2
+    assert builds[0] == builds[1]
     assert packed == ["1"]

@@ -14,9 +14,9 @@ def test_policies_of_several_behaviors_come_apart_as_they_were(tmp_path):
         checkpoints[name] = tmp_path / f"{name}.pt"
         save_checkpoint(checkpoints[name], {"behavior": name, "weights": torch.ones(3)})
     policies.join(checkpoints, tmp_path / "policy.pt", history=[{"stage": "train"}])
-    made = policies.split(tmp_path / "policy.pt", tmp_path / "again")
-    assert made == {name: tmp_path / "again" / f"{name}.pt" for name in checkpoints}
-    for name, path in made.items():
+    paths = policies.split(tmp_path / "policy.pt", tmp_path / "again")
+    assert paths == {name: tmp_path / "again" / f"{name}.pt" for name in checkpoints}
+    for name, path in paths.items():
         assert path.read_bytes() == checkpoints[name].read_bytes()
     assert policies.history(tmp_path / "policy.pt") == [{"stage": "train"}]
 

@@ -125,7 +125,7 @@ child.wait()
 
 
 def engine_of(stage: str, *shell: str) -> subprocess.Popen:
-    """A process that starts a stage, by a shell if one is given, and says the id of that."""
+    """Start a process that starts a stage, through a shell if one is given, and prints its id."""
     return subprocess.Popen(  # noqa: S603  # this interpreter
         [sys.executable, "-c", ENGINE, stage, *shell],
         env=variables(),
@@ -160,7 +160,7 @@ print("works", process.run(lambda: print("worked", flush=True)), flush=True)
 @pytest.mark.parametrize("early", ["", "from pipeline.stages.shared import process"])
 @SHELLS
 def test_a_stage_whose_engine_is_killed_before_it_works_does_not_begin(early, shell):
-    """Before it can know its parent it is told by its session, later by its parent."""
+    """A stage tells that it is an orphan by its session at first, later by its parent."""
     with engine_of(ORPHAN.format(early=early), *shell) as engine:
         assert "waits\n" in (engine.stdout.readline(), engine.stdout.readline())
         engine.kill()
@@ -219,8 +219,8 @@ else:
 def test_a_program_that_is_interrupted_while_it_is_imported_says_nothing(module, program):
     scripts = SRC.parent / "workflow/scripts"
     program = str(scripts / program) if program.endswith(".py") else program
-    done = python("-c", INTERRUPTED_IMPORT, module, program, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+    completed = python("-c", INTERRUPTED_IMPORT, module, program, check=False)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_a_scheduler_is_told_to_queue_again_in_its_own_way(monkeypatch, caplog):
@@ -301,9 +301,9 @@ leave(run(lambda: None, short=sys.argv[1] == "short"))
 @SHELLS
 @pytest.mark.parametrize(("how", "said"), [("short", "left\n"), ("long", "left\ncollected\n")])
 def test_a_stage_leaves_in_order_and_a_short_one_without_a_last_look_for_cycles(how, said, shell):
-    """The look after a parent behind a shell is no work that leaving would have to cut off."""
-    done = python("-c", SHORT, how, before=shell, check=False)
-    assert (done.returncode, done.stdout) == (0, said), done.stderr
+    """Leaving need not cut off the watch for a parent behind a shell."""
+    completed = python("-c", SHORT, how, before=shell, check=False)
+    assert (completed.returncode, completed.stdout) == (0, said), completed.stderr
 
 
 ABANDONED = """
@@ -322,5 +322,5 @@ leave(3)
 
 @pytest.mark.parametrize(("how", "said"), [("busy", "done\n"), ("idle", "done\nunloaded\n")])
 def test_a_process_does_not_unload_under_a_thread_that_is_still_at_work(how, said):
-    done = python("-c", ABANDONED, how, check=False)
-    assert (done.returncode, done.stdout) == (3, said), done.stderr
+    completed = python("-c", ABANDONED, how, check=False)
+    assert (completed.returncode, completed.stdout) == (3, said), completed.stderr

@@ -37,8 +37,10 @@ def page(tmp_path, n_seeds=3, names=("ppo", "<b>cloned</b>")):
     ]
     [task] = compare(outcomes)
     curves = {
-        one.experiment: align_curves([(curve.steps, curve.returns) for curve in one.curves])
-        for one in task.standings
+        standing.experiment: align_curves(
+            [(curve.steps, curve.returns) for curve in standing.curves]
+        )
+        for standing in task.standings
     }
     return task, curves, render.html([task], [curves], [[]], tmp_path, {})
 
@@ -64,13 +66,13 @@ def test_every_point_of_a_curve_has_its_step_and_value(tmp_path):
         steps = 0
 
         def handle_starttag(self, tag, attrs):
-            here = dict(attrs)
-            if tag == "g" and "data-steps" in here:
-                self.steps = len(here["data-steps"].split())
+            attributes = dict(attrs)
+            if tag == "g" and "data-steps" in attributes:
+                self.steps = len(attributes["data-steps"].split())
             if tag == "polyline":
                 counts = (
                     self.steps,
-                    *(len(here[key].split()) for key in ("data-values", "points")),
+                    *(len(attributes[key].split()) for key in ("data-values", "points")),
                 )
                 self.found.append(counts)
 
@@ -95,9 +97,9 @@ def test_a_curve_lies_where_the_axes_say(tmp_path):
 
 def test_with_too_few_seeds_each_is_drawn_alone(tmp_path):
     task, curves, text = page(tmp_path, n_seeds=1, names=("ppo",))
-    alone, row = charts.learning(task, curves).series[0], charts.scores(task).rows[0]
-    assert [line.name for line in alone.lines] == ["ppo, seed 7"]
-    assert not alone.band
+    series, row = charts.learning(task, curves).series[0], charts.scores(task).rows[0]
+    assert [line.name for line in series.lines] == ["ppo, seed 7"]
+    assert not series.band
     assert row.interval is row.wider is None
     assert "Probability of improvement" not in text
     assert "nan" not in text

@@ -34,7 +34,7 @@ TRIALS = [
     [("maximize", ["002", "004", "001", "003"]), ("minimize", ["001", "002", "004", "003"])],
 )
 def test_trials_are_ranked_by_their_mean_and_the_first_of_equal_ones_wins(goal, order):
-    assert [one.name[2:] for one in rank(TRIALS, goal=goal)] == order
+    assert [ranked.name[2:] for ranked in rank(TRIALS, goal=goal)] == order
 
 
 def test_the_table_has_a_row_per_trial_and_a_column_per_swept_key():
@@ -108,16 +108,16 @@ def params(tmp_path: Path) -> Params:
 def test_trials_are_listed_best_first_and_the_best_is_told_with_its_score_on_fresh_seeds(
     tmp_path: Path, params: Params
 ):
-    [found] = report.searches(tmp_path, params)
-    assert found.header == ("Trial", "Rank", "mean_return", "learning_rate", "hidden_units")
-    assert found.rows == [
+    [search] = report.searches(tmp_path, params)
+    assert search.header == ("Trial", "Rank", "mean_return", "learning_rate", "hidden_units")
+    assert search.rows == [
         ("rates/002", "1", "6", "0.2", "-"),
         ("rates/003", "2", "3", "-", "64"),
         ("rates/001", "3", "1.5", "0.1", "-"),
     ]
     assert (
         "The best, rates/002, came to 4.5 on the fresh seeds 11, 12 (4, 5), after 6 in the sweep."
-    ) in found.notes[1]
+    ) in search.notes[1]
 
 
 def test_trials_that_share_the_best_score_are_counted(tmp_path: Path, params: Params):
@@ -147,8 +147,8 @@ def test_both_pages_show_the_sweep(tmp_path: Path, params: Params):
 
 
 def test_a_sweep_without_fresh_seeds_is_warned_about(tmp_path: Path, params: Params):
-    assert not [one for one in report.searches(tmp_path, params)[0].notes if "no number" in one]
+    assert not [note for note in report.searches(tmp_path, params)[0].notes if "no number" in note]
     without = PARAMS.replace("    best: {seeds: [11, 12]}\n", "")
     (tmp_path / "params.yaml").write_text(without)
-    [found] = report.searches(tmp_path, load_params(tmp_path / "params.yaml"))
-    assert found.notes[-1].startswith("The trials were chosen between by the seeds that are shown")
+    [search] = report.searches(tmp_path, load_params(tmp_path / "params.yaml"))
+    assert search.notes[-1].startswith("The trials were chosen between by the seeds that are shown")

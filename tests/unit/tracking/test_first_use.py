@@ -25,8 +25,8 @@ store.end(run, "FINISHED")
 
 
 def opening(root: Path, name: str) -> subprocess.Popen[bytes]:
-    kept = {k: v for k, v in variables().items() if not k.startswith("MLFLOW_")}
-    return subprocess.Popen([sys.executable, "-c", OPEN, str(root), name], env=kept)  # noqa: S603
+    env = {k: v for k, v in variables().items() if not k.startswith("MLFLOW_")}
+    return subprocess.Popen([sys.executable, "-c", OPEN, str(root), name], env=env)  # noqa: S603
 
 
 def runs_in(root: Path) -> set[str]:
@@ -42,12 +42,12 @@ def test_several_processes_make_one_store(tmp_path: Path):
 
 def test_a_process_killed_while_it_makes_the_store_leaves_none_that_is_broken(tmp_path: Path):
     process = opening(tmp_path, "killed")
-    made, limit = tmp_path / "mlflow.db.new", time.monotonic() + 60
-    while not (made.exists() and made.stat().st_size) and time.monotonic() < limit:
+    unfinished, limit = tmp_path / "mlflow.db.new", time.monotonic() + 60
+    while not (unfinished.exists() and unfinished.stat().st_size) and time.monotonic() < limit:
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     assert process.wait(60) == -signal.SIGKILL
-    assert made.exists()
+    assert unfinished.exists()
     assert not (tmp_path / "mlflow.db").exists()
     assert opening(tmp_path, "next").wait(120) == 0
     assert runs_in(tmp_path) == {"next"}

@@ -40,7 +40,7 @@ def _own_store(monkeypatch, tmp_path: Path, tables: Path):
 
 
 def monitors() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name == "SystemMetricsMonitor"]
+    return [thread for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor"]
 
 
 def described(root: Path, **params: object) -> RunMetadata:
@@ -96,7 +96,7 @@ def test_stages_of_one_seed_share_a_row_that_says_everything(tmp_path: Path):
 
 
 def steps_of(run: str, root: Path, name: str) -> list[tuple[int, float]]:
-    return [(one.step, one.value) for one in client(root).get_metric_history(run, name)]
+    return [(point.step, point.value) for point in client(root).get_metric_history(run, name)]
 
 
 def current(root: Path, query: str = "tags.`pipeline.current` = 'yes'") -> dict[str, str]:
@@ -116,26 +116,26 @@ def test_training_again_puts_a_new_row_in_place_of_the_old_and_folds_that_below_
     assert finished(MlflowRun(key(tmp_path, "export"))) == first
     other = finished(MlflowRun(key(tmp_path, "train", "b", resumed=True)))
     assert other != first, "other inputs"
-    again = finished(MlflowRun(key(tmp_path, "train", "b")))
-    assert again not in (first, other), "the same inputs from the start"
-    assert finished(MlflowRun(key(tmp_path, "evaluate"))) == again
+    retrained = finished(MlflowRun(key(tmp_path, "train", "b")))
+    assert retrained not in (first, other), "the same inputs from the start"
+    assert finished(MlflowRun(key(tmp_path, "evaluate"))) == retrained
     beside = [
         finished(MlflowRun(key(tmp_path, "train", seed=2))),
         finished(MlflowRun(key(tmp_path, "train", experiment="run"))),
     ]
 
     runs = {run.info.run_id: run for run in client(tmp_path).search_runs(["1"])}
-    assert set(runs) == {first, other, again, *beside}
-    shown = {run for run, one in runs.items() if "mlflow.parentRunId" not in one.data.tags}
-    assert shown == {again, *beside}, "one row for each experiment and seed"
+    assert set(runs) == {first, other, retrained, *beside}
+    top_rows = {run for run, row in runs.items() if "mlflow.parentRunId" not in row.data.tags}
+    assert top_rows == {retrained, *beside}, "one row for each experiment and seed"
     assert set(current(tmp_path)) == {"walk-seed1", "walk-seed2", "run-seed1"}
     for old in (first, other):
-        assert runs[old].data.tags["mlflow.parentRunId"] == again
+        assert runs[old].data.tags["mlflow.parentRunId"] == retrained
         assert runs[old].info.run_name == "walk-seed1 (superseded)"
 
 
 def tried(root: Path, stage: str, variant: str = "brave-emu", baseline: str = "c0de", **options):
-    """As a stage in `dvc exp run` writes."""
+    """Return a run as a stage in `dvc exp run` writes it."""
     names = {"pipeline.variant": variant, "pipeline.baseline": baseline}
     return MlflowRun(key(root, stage, **options, **names))
 
@@ -156,15 +156,15 @@ def test_an_experiment_that_only_evaluates_leaves_the_baselines_row_as_it_was(tm
     assert len({row, first, other}) == 3
     rebased = evaluated(tried(tmp_path, "evaluate", baseline="beef"), 6.0)
     assert rebased != first, "the same name, based on another commit"
-    again = finished(MlflowRun(key(tmp_path, "train", "b")))
-    assert finished(MlflowRun(key(tmp_path, "evaluate"))) == again
+    retrained = finished(MlflowRun(key(tmp_path, "train", "b")))
+    assert finished(MlflowRun(key(tmp_path, "evaluate"))) == retrained
     assert current(tmp_path) == {
-        "walk-seed1": again,
+        "walk-seed1": retrained,
         "walk-seed1 (brave-emu)": rebased,
         "walk-seed1 (it's)": other,
     }
-    runs = [client(tmp_path).get_run(one) for one in (again, rebased, other)]
-    groups = {one.data.tags["pipeline.experiment"] for one in runs}
+    runs = [client(tmp_path).get_run(run_id) for run_id in (retrained, rebased, other)]
+    groups = {run.data.tags["pipeline.experiment"] for run in runs}
     assert len(groups) == 3, "no two of them look like seeds of one experiment"
 
 
@@ -184,9 +184,9 @@ def test_checkouts_that_share_a_store_keep_to_rows_of_their_own(tmp_path: Path, 
     assert beside != first
     original.rename(moved)
     assert finished(MlflowRun(key(moved, "evaluate"))) == first
-    again = finished(MlflowRun(key(moved, "train", "b")))
-    shown = client(tmp_path).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
-    assert {run.info.run_id for run in shown} == {again, beside}
+    retrained = finished(MlflowRun(key(moved, "train", "b")))
+    rows = client(tmp_path).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
+    assert {run.info.run_id for run in rows} == {retrained, beside}
 
 
 def test_numbers_of_another_policy_do_not_go_into_the_row(tmp_path: Path):
@@ -276,29 +276,29 @@ def test_a_store_that_others_keep_busy_is_asked_again_and_a_broken_one_is_not(
     from mlflow.exceptions import MlflowException
     from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, TEMPORARILY_UNAVAILABLE
 
-    asked: list[int] = []
+    attempts: list[int] = []
     code = TEMPORARILY_UNAVAILABLE
     log = Store.log_metrics
 
     def refuse_twice(self: Store, run: str, points) -> None:
-        asked.append(len(points))
-        if len(asked) < 3:
+        attempts.append(len(points))
+        if len(attempts) < 3:
             raise MlflowException("database is locked", error_code=code)
         log(self, run, points)
 
     monkeypatch.setattr(Store, "log_metrics", refuse_twice)
     run = MlflowRun(key(tmp_path, "train"))
     run.results({"mean_reward": 2.0})
-    made = finished(run)
-    assert asked == [1, 1, 1]
-    assert client(tmp_path).get_run(made).data.metrics == {"train/mean_reward": 2.0}
+    run_id = finished(run)
+    assert attempts == [1, 1, 1]
+    assert client(tmp_path).get_run(run_id).data.metrics == {"train/mean_reward": 2.0}
 
-    asked.clear()
+    attempts.clear()
     code = INTERNAL_ERROR
     run = MlflowRun(key(tmp_path, "evaluate"))
     run.results({"mean_return": 2.0})
     run.end(timeout_s=60)
-    assert (asked, run.lost) == ([1], 1)
+    assert (attempts, run.lost) == ([1], 1)
 
 
 def test_points_that_a_killed_attempt_took_along_are_filled_in_from_the_curve(tmp_path: Path):
@@ -311,11 +311,11 @@ def test_points_that_a_killed_attempt_took_along_are_filled_in_from_the_curve(tm
             run.metrics("Walker", values, step)
     points = read_points(curve.path)
     run.trained({"Walker": {"steps": 3000}}, curve=points, seconds=9.0, interrupted=[])
-    made = finished(run)
-    assert client(tmp_path).get_run(made).data.metrics.get("train/training_s") is None
-    for name, wanted in ((names.REWARD, [1.0, 2.0, 3.0]), ("Losses/Q1 Loss", [0.5, 0.5, 0.5])):
-        history = steps_of(made, tmp_path, f"Walker/{name}")
-        assert sorted(history) == [*zip((1000, 2000, 3000), wanted, strict=True)]
+    run_id = finished(run)
+    assert client(tmp_path).get_run(run_id).data.metrics.get("train/training_s") is None
+    for name, expected in ((names.REWARD, [1.0, 2.0, 3.0]), ("Losses/Q1 Loss", [0.5, 0.5, 0.5])):
+        history = steps_of(run_id, tmp_path, f"Walker/{name}")
+        assert sorted(history) == [*zip((1000, 2000, 3000), expected, strict=True)]
 
 
 def played(root: Path, seed: int, score: float, build: str = "first", **tags: str) -> str:
@@ -354,7 +354,7 @@ def test_the_best_evaluated_policy_has_the_alias_and_only_a_better_one_takes_it(
     assert version.tags["evaluate.episodes"] == "4"
     assert version.tags["dvc.export"].endswith(".dir")
     model = store.get_logged_model(version.source.removeprefix("models:/"))
-    assert [one.value for one in model.metrics if one.key == "evaluate/mean_return"] == [5.0]
+    assert [entry.value for entry in model.metrics if entry.key == "evaluate/mean_return"] == [5.0]
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
     signature = mlflow.models.get_model_info(f"models:/{NAME}@best").signature
     assert signature.inputs.to_dict()[0]["tensor-spec"]["shape"] == (-1, 8)
@@ -372,18 +372,23 @@ def test_the_registered_model_is_the_exported_file_and_loads_both_ways(tmp_path:
     assert finished(export) == training.run_id
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
     uri = f"models:/{NAME}/1"
-    whole = mlflow.artifacts.download_artifacts(uri, dst_path=str(tmp_path / "got"))
-    assert (Path(whole) / "model.onnx").read_bytes() == file.read_bytes()
+    folder = mlflow.artifacts.download_artifacts(uri, dst_path=str(tmp_path / "got"))
+    assert (Path(folder) / "model.onnx").read_bytes() == file.read_bytes()
     graph = mlflow.onnx.load_model(uri).graph
-    assert [one.name for one in graph.output] == ["continuous_actions"]
+    assert [output.name for output in graph.output] == ["continuous_actions"]
     acted = mlflow.pyfunc.load_model(uri).predict({"obs_0": np.zeros((2, 8), np.float32)})
     assert acted["continuous_actions"].tolist() == [[3.0] * 8] * 2
-    needed = (Path(whole) / "requirements.txt").read_text().split()
-    assert [one.partition("==")[0] for one in needed] == ["mlflow", "onnx", "onnxruntime", "numpy"]
+    needed = (Path(folder) / "requirements.txt").read_text().split()
+    assert [line.partition("==")[0] for line in needed] == [
+        "mlflow",
+        "onnx",
+        "onnxruntime",
+        "numpy",
+    ]
     model = client(tmp_path).search_logged_models(["1"])[0]
     assert (model.status, model.name) == ("READY", "Walker")
     assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": NAME, "version": 1}]
-    assert {one.key: one.value for one in model.metrics} == {"train/mean_reward": 2.0}
+    assert {metric.key: metric.value for metric in model.metrics} == {"train/mean_reward": 2.0}
 
 
 def test_scores_in_another_build_of_the_environment_are_not_compared():
@@ -404,9 +409,9 @@ def test_an_experiments_alias_is_one_that_mlflow_takes(name, wanted):
 
 
 def test_an_unreachable_server_costs_one_warning_and_no_time(tmp_path, monkeypatch, caplog):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    with socket.socket() as bound_socket:
+        bound_socket.bind(("127.0.0.1", 0))
+        port = bound_socket.getsockname()[1]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
     with caplog.at_level(logging.WARNING, logger="pipeline"):
         run = MlflowRun(key(tmp_path, "train"))

@@ -89,7 +89,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.fixture
 def checkout(made: tuple[Path, str]) -> tuple[Path, str]:
-    """The same at the place where it was made, to change at will."""
+    """The folder of `made`, restored in its place so that a test may change it."""
     root = made[0]
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(root.with_name("kept"), root)
@@ -103,10 +103,10 @@ def test_a_copied_checkout_leaves_the_original_as_it_is(checkout: tuple[Path, st
     before = files_in(root)
     assert python(STAGES, copy, "a", "evaluate") == [run], "the copy's own row goes on"
     (new,) = python(STAGES, copy, "b", "train")
-    told = python(LOAD, copy)
+    loaded = python(LOAD, copy)
     after = {name: digest for name, digest in files_in(root).items() if "copy/" not in name}
     assert after == {name: digest for name, digest in before.items() if "copy/" not in name}
-    assert told == {"output": "continuous_actions", "rows": {new: ["train"]}}
+    assert loaded == {"output": "continuous_actions", "rows": {new: ["train"]}}
     assert (copy / "mlartifacts" / new).is_dir()
     assert python(LOAD, root)["rows"] == {run: ["evaluate", "export", "train"]}
 
@@ -115,13 +115,13 @@ def test_a_moved_checkout_keeps_its_models_and_rows(checkout: tuple[Path, str], 
     root, run = checkout
     moved = tmp_path / "elsewhere"
     root.rename(moved)
-    told = python(LOAD, moved)
-    assert told == {
+    loaded = python(LOAD, moved)
+    assert loaded == {
         "output": "continuous_actions",
         "rows": {run: ["evaluate", "export", "train"]},
     }
-    (again,) = python(STAGES, moved, "b", "train")
-    assert python(LOAD, moved)["rows"] == {again: ["train"]}
+    (retrained,) = python(STAGES, moved, "b", "train")
+    assert python(LOAD, moved)["rows"] == {retrained: ["train"]}
     assert not root.exists(), "nothing was written where the checkout was"
 
 

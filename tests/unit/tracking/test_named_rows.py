@@ -89,10 +89,10 @@ def test_a_row_says_the_same_of_a_run_as_that_of_the_stage_train(folder: Path):
     run = stage_run(folder)
     stage = run_context.row_of(run)
     assert ours.row.params == {k: v for k, v in stage.params.items() if k != "pretrain"}
-    whole, theirs = (yaml.safe_load(one.configuration) for one in (ours.row, stage))
-    assert whole.keys() == theirs.keys()
-    assert whole["behaviors"] == theirs["behaviors"]
-    assert [one.context for one in ours.row.data] == [one.context for one in stage.data]
+    config, stage_config = (yaml.safe_load(row.configuration) for row in (ours.row, stage))
+    assert config.keys() == stage_config.keys()
+    assert config["behaviors"] == stage_config["behaviors"]
+    assert [data.context for data in ours.row.data] == [data.context for data in stage.data]
     job = SimpleNamespace(job=SimpleNamespace(stage="train"), fingerprint="", resumed=False)
     key = run_context.key_of(run, job)
     assert ours.key.tags.keys() == key.tags.keys()
@@ -104,7 +104,7 @@ def test_every_demonstration_of_a_list_is_a_dataset_of_its_own(folder: Path):
     cloned = TRAINER.replace("}}", f", behavioral_cloning: {{demo_path: {demos}}}}}}}")
     (folder / "trainer.yaml").write_text(cloned)
     row = run_context.row_of(stage_run(folder))
-    assert [(one.name, one.path) for one in row.data[1:]] == [
+    assert [(data.name, data.path) for data in row.data[1:]] == [
         ("one", "one.demo"),
         ("two", "more/two.demo"),
     ]
@@ -129,19 +129,24 @@ def test_mlflow_gets_a_row_with_results_which_a_resumed_run_continues(folder: Pa
     (sink,) = named_sinks(described(folder), ["mlflow"])
     play(sink, 10, 20, complete=False)
     (run / "progress.csv").write_text("behavior,step,reward\nWalker,10,1\nWalker,30,3\n")
-    (again,) = named_sinks(described(folder, resume=True), ["mlflow"])
-    play(again, 40)
+    (resumed,) = named_sinks(described(folder, resume=True), ["mlflow"])
+    play(resumed, 40)
     (row,) = rows(folder)
     assert (row.info.run_name, row.info.status) == ("./runs/walk-seed3", "FINISHED")
     assert row.data.params["trainer"] == "trainer.yaml"
     assert row.data.metrics["train/mean_reward"] == 2.5
     history = client(folder).get_metric_history(row.info.run_id, REWARD)
     # a kill had lost step 30, which stands in the run's own record
-    assert sorted((one.step, one.value) for one in history) == [(10, 1), (20, 2), (30, 3), (40, 4)]
+    assert sorted((point.step, point.value) for point in history) == [
+        (10, 1),
+        (20, 2),
+        (30, 3),
+        (40, 4),
+    ]
     assert {"dvc.train", "dvc.environment", "mlflow.note.content"} <= row.data.tags.keys()
     (new,) = named_sinks(described(folder), ["mlflow"])
     play(new, 10)
-    assert sorted(one.data.tags["pipeline.current"] for one in rows(folder)) == ["no", "yes"]
+    assert sorted(entry.data.tags["pipeline.current"] for entry in rows(folder)) == ["no", "yes"]
 
 
 @pytest.mark.slow
@@ -160,8 +165,8 @@ def test_mlflow_tells_failures_from_stops_and_says_what_is_not_exact(folder: Pat
 
     assert status(TrainingError("diverged"), resume=False) == ("FAILED", None)
     assert status(Interrupted("told to stop")) == ("KILLED", None)
-    told = "interrupted at steps 30, not exact"
-    assert status(None, interrupted_at_step=30) == ("FINISHED", told)
+    note = "interrupted at steps 30, not exact"
+    assert status(None, interrupted_at_step=30) == ("FINISHED", note)
     assert status(None) == ("FINISHED", "yes")
 
 
@@ -170,7 +175,7 @@ def records(path: Path) -> list:
     from wandb.proto.wandb_internal_pb2 import Record
 
     data = path.read_bytes()
-    at, parts, found = 7, b"", []  # after the header
+    at, parts, parsed = 7, b"", []  # after the header
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:  # no part begins in the last bytes of a block
             at += 32768 - at % 32768
@@ -179,9 +184,9 @@ def records(path: Path) -> list:
         parts += data[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # whole, or the last part
-            found.append(Record.FromString(parts))
+            parsed.append(Record.FromString(parts))
             parts = b""
-    return found
+    return parsed
 
 
 @pytest.mark.slow
@@ -196,49 +201,49 @@ def test_wandb_keeps_a_run_in_files_without_asking_who_is_not_signed_in(folder: 
     wandb.teardown()  # its process writes on after the end of a run
     (file,) = run.glob("wandb/offline-run-*/run-*.wandb")
     read = records(file)
-    (told,) = [one.run for one in read if one.WhichOneof("record_type") == "run"]
-    assert (told.project, told.display_name) == ("pipeline", "./runs/walk-seed3")
-    assert told.run_id == (run / "wandb/run-id.txt").read_text()
-    config = {one.key: one.value_json for one in told.config.update}
+    (run_record,) = [record.run for record in read if record.WhichOneof("record_type") == "run"]
+    assert (run_record.project, run_record.display_name) == ("pipeline", "./runs/walk-seed3")
+    assert run_record.run_id == (run / "wandb/run-id.txt").read_text()
+    config = {setting.key: setting.value_json for setting in run_record.config.update}
     assert config["trainer"] == '"trainer.yaml"'
     assert config["learning_rate"] == "0.0003"
     rows = [
-        {(*item.nested_key, item.key)[0]: item.value_json for item in one.history.item}
-        for one in read
-        if one.WhichOneof("record_type") == "history"
+        {(*item.nested_key, item.key)[0]: item.value_json for item in record.history.item}
+        for record in read
+        if record.WhichOneof("record_type") == "history"
     ]
-    assert [(one["step"], one[REWARD]) for one in rows if REWARD in one] == [
+    assert [(row["step"], row[REWARD]) for row in rows if REWARD in row] == [
         ("10", "1"),
         ("20", "2"),
     ]
-    assert sum(f"{REWARD}_hist" in one for one in rows) == 2
-    summary = {item.key: item.value_json for one in read for item in one.summary.update}
+    assert sum(f"{REWARD}_hist" in row for row in rows) == 2
+    summary = {item.key: item.value_json for record in read for item in record.summary.update}
     assert summary["train/mean_reward"] == "2.5"
-    (exit_,) = [one.exit for one in read if one.WhichOneof("record_type") == "exit"]
+    (exit_,) = [record.exit for record in read if record.WhichOneof("record_type") == "exit"]
     assert exit_.exit_code == 0
     assert "wandb sync" in caplog.text
     (resumed,) = named_sinks(described(folder, resume=True), ["wandb"])
     play(resumed, 30, complete=False)
     wandb.teardown()
     files = sorted(run.glob("wandb/offline-run-*/run-*.wandb"))
-    assert {one.stem for one in files} == {f"run-{told.run_id}"}
+    assert {path.stem for path in files} == {f"run-{run_record.run_id}"}
 
 
 def test_wandb_that_cannot_open_is_named_once_and_left_alone(folder: Path, caplog, monkeypatch):
     import wandb
 
     monkeypatch.setenv("WANDB_MODE", "online")
-    asked = []
+    timeouts = []
 
     def refuse(**options):
-        asked.append(options["settings"].init_timeout)
+        timeouts.append(options["settings"].init_timeout)
         raise OSError("no way to the server\nConsider waiting")
 
     monkeypatch.setattr(wandb, "init", refuse)
     (sink,) = named_sinks(described(folder), ["wandb"])
     sink.began("Walker", {})
     play(sink, 10, 20)
-    assert asked == [30]
+    assert timeouts == [30]
     assert [record.message for record in caplog.records] == [
         "Weights & Biases is not being written (OSError: no way to the server). "
         "WANDB_MODE=offline keeps the run in files."

@@ -37,13 +37,13 @@ def test_the_digest_of_a_folder_is_that_of_its_list_of_files(tmp_path: Path):
     (tmp_path / "b/c.txt").write_bytes(b"1")
     (tmp_path / "a.txt").write_bytes(b"2")
     (tmp_path / ".snakemake_timestamp").touch()
-    one, two = (md5(data) for data in (b"1", b"2"))
-    listed = [{"md5": two, "relpath": "a.txt"}, {"md5": one, "relpath": "b/c.txt"}]
-    wanted = md5(json.dumps(listed).encode())
-    assert dvc_digest(tmp_path) == f"{wanted}.dir"
-    assert dvc_digest(tmp_path / "a.txt") == two
+    md5_of_1, md5_of_2 = (md5(data) for data in (b"1", b"2"))
+    listed = [{"md5": md5_of_2, "relpath": "a.txt"}, {"md5": md5_of_1, "relpath": "b/c.txt"}]
+    expected = md5(json.dumps(listed).encode())
+    assert dvc_digest(tmp_path) == f"{expected}.dir"
+    assert dvc_digest(tmp_path / "a.txt") == md5_of_2
 
 
 def test_every_experiment_and_seed_has_a_color_of_its_own():
-    shown = {color(position, seed) for position in range(12) for seed in range(5)}
-    assert len(shown) == 60
+    colors = {color(position, seed) for position in range(12) for seed in range(5)}
+    assert len(colors) == 60

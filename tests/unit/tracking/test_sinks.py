@@ -63,8 +63,8 @@ def tracked(folder: Path, **more) -> TrackedRun:
     return TrackedRun(folder=folder, max_steps={}, **more)
 
 
-def kinds(found) -> set[str]:
-    return {type(sink).__name__ for sink in found}
+def kinds(sinks) -> set[str]:
+    return {type(sink).__name__ for sink in sinks}
 
 
 def test_console_curve_and_tensorboard_take_part_by_default_and_others_by_name(tmp_path: Path):
@@ -97,14 +97,14 @@ def test_a_sink_whose_package_is_missing_is_refused_with_the_extra_that_installs
 
 def test_a_named_sink_that_cannot_open_is_left_out_with_a_warning(tmp_path: Path, caplog):
     # it needs to be told which run this is
-    made = named_sinks(tracked(tmp_path), ["mlflow", "jsonl"])
-    assert kinds(made) == {"JsonLinesSink"}
+    sinks = named_sinks(tracked(tmp_path), ["mlflow", "jsonl"])
+    assert kinds(sinks) == {"JsonLinesSink"}
     assert "The sink mlflow takes no part in this run: a row of MLflow needs" in caplog.text
 
 
 def lines(folder: Path) -> list[tuple[str, int, float]]:
     read = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(one["behavior"], one["step"], one["loss"]) for one in read]
+    return [(row["behavior"], row["step"], row["loss"]) for row in read]
 
 
 def test_json_lines_have_every_summary_and_a_resumed_run_repeats_none(tmp_path: Path):
@@ -190,12 +190,12 @@ def test_duration_reads_as_a_clock(seconds, text):
 
 
 def summary(reward: float, **more: float) -> dict[str, float]:
-    told = {names.REWARD: reward, names.LEARNING_RATE: 3e-4, names.IS_TRAINING: 1.0}
-    return told | {"Time/update": time.perf_counter()} | more
+    values = {names.REWARD: reward, names.LEARNING_RATE: 3e-4, names.IS_TRAINING: 1.0}
+    return values | {"Time/update": time.perf_counter()} | more
 
 
 def test_resumed_csv_equals_an_uninterrupted_one(tmp_path: Path):
-    whole, resumed = tmp_path / "whole.csv", tmp_path / "resumed.csv"
+    uninterrupted, resumed = tmp_path / "whole.csv", tmp_path / "resumed.csv"
 
     def play(path: Path, *steps: int) -> None:
         sink = CsvSink(path)
@@ -203,13 +203,13 @@ def test_resumed_csv_equals_an_uninterrupted_one(tmp_path: Path):
             sink.metrics("B", summary(step / 10), step)
             sink.metrics("C", summary(step), step)
 
-    play(whole, 10, 20, 30, 40)
+    play(uninterrupted, 10, 20, 30, 40)
     play(resumed, 10, 20, 30)
     with resumed.open("a") as file:
         file.write("B,35,0.1")  # a kill in the middle of a row
     play(resumed, 30, 40)  # the checkpoint was made after step 20
     lines = sorted(resumed.read_text().splitlines())
-    assert lines == sorted(whole.read_text().splitlines())
+    assert lines == sorted(uninterrupted.read_text().splitlines())
 
 
 def test_csv_has_the_columns_that_plots_name_and_gets_another_for_a_new_tag(tmp_path: Path):
@@ -238,19 +238,19 @@ def test_tensorboard_gets_the_tags_per_behavior(tmp_path: Path):
     sink = TensorBoardSink(tracked(tmp_path))
     sink.began("B", {"batch_size": 64})
     sink.metrics("B", summary(1.5, **{names.REWARD_STD: 0.1}), 1000)
-    found = events(tmp_path / "B")  # there at once, not when the file is closed
+    written = events(tmp_path / "B")  # there at once, not when the file is closed
     sink.close()
     sink.close()
-    assert events(tmp_path / "B") == found
-    assert found[0].file_version == "brain.Event:2"
-    scalars = {v.tag: v.simple_value for e in found for v in e.summary.value if e.step == 1000}
+    assert events(tmp_path / "B") == written
+    assert written[0].file_version == "brain.Event:2"
+    scalars = {v.tag: v.simple_value for e in written for v in e.summary.value if e.step == 1000}
     assert scalars.pop("Time/update") > 0
     assert scalars == {
         names.REWARD: 1.5,
         names.LEARNING_RATE: pytest.approx(3e-4),
         names.REWARD_STD: pytest.approx(0.1),
     }
-    texts = [v for e in found for v in e.summary.value if v.tag.startswith("Hyperparameters")]
+    texts = [v for e in written for v in e.summary.value if v.tag.startswith("Hyperparameters")]
     assert len(texts) == 1
     assert b"batch_size:\t64" in texts[0].tensor.string_val[0]
 

@@ -104,8 +104,8 @@ def test_metadata_is_text_with_the_keys_that_readers_know(sink, clock):
         "trainer": "us",
         "end_time_seconds": "101",
     }
-    told = process_facts(trainer="us")
-    assert told.keys() == {
+    facts = process_facts(trainer="us")
+    assert facts.keys() == {
         "python_version",
         "command_line_arguments",
         "trainer",
@@ -115,5 +115,5 @@ def test_metadata_is_text_with_the_keys_that_readers_know(sink, clock):
         "pytorch_version",
         "numpy_version",
     }
-    assert told["communication_protocol_version"] == "1.5.0"
-    assert all(isinstance(value, str) and value != "unknown" for value in told.values())
+    assert facts["communication_protocol_version"] == "1.5.0"
+    assert all(isinstance(value, str) and value != "unknown" for value in facts.values())

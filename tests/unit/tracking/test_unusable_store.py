@@ -63,7 +63,7 @@ def stage(root: Path) -> MlflowRun:
 
 
 def refused(root: Path, caplog: pytest.LogCaptureFixture) -> str:
-    """The only warning of a stage, which comes and ends in time."""
+    """Return a stage's only warning; the stage must end in time."""
     began = time.monotonic()
     run = stage(root)
     assert time.monotonic() - began < LIMIT_S
@@ -173,7 +173,7 @@ run.end()
 @pytest.mark.parametrize("level", ["INFO", "DEBUG"])
 def test_a_store_that_is_taken_away_is_one_line_and_a_traceback_with_debug(level: str, root: Path):
     done = python("-c", TAKEN_AWAY, root, level)
-    said = [line for line in done.stderr.splitlines() if "MLflow is not being written" in line]
-    assert len(said) == 1
+    warnings = [line for line in done.stderr.splitlines() if "MLflow is not being written" in line]
+    assert len(warnings) == 1
     assert ("Traceback" in done.stderr) == (level == "DEBUG")
-    assert level == "DEBUG" or done.stderr.splitlines() == said
+    assert level == "DEBUG" or done.stderr.splitlines() == warnings

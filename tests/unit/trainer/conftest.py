@@ -47,7 +47,7 @@ class Recorder(Sink):
         return [step for name, step, _ in self.rows if name == behavior]
 
     def values(self, tag):
-        """Those of a tag, in the rows that have it."""
+        """Values of a tag, from the rows that have the tag."""
         return [values[tag] for _, _, values in self.rows if tag in values]
 
 
@@ -89,8 +89,12 @@ def make_loop(tmp_path):
     """A training loop on the CPU; keywords are of the job or of the loop."""
 
     def make(workers, settings, *, sinks=(), **options):
-        given = {one.name: options.pop(one.name) for one in fields(JobSpec) if one.name in options}
-        job = JobSpec(**{"settings": settings, "seed": 1, "run_dir": tmp_path} | given)
+        job_options = {
+            field.name: options.pop(field.name)
+            for field in fields(JobSpec)
+            if field.name in options
+        }
+        job = JobSpec(**{"settings": settings, "seed": 1, "run_dir": tmp_path} | job_options)
         cpu = torch.device("cpu")
         return TrainingLoop(workers, job, device=cpu, tracker=Tracker(sinks), **options)
 

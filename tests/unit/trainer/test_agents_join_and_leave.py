@@ -52,7 +52,7 @@ def test_every_decision_becomes_one_row_and_no_slot_is_lost(name, behavior, n_ag
 
 
 def steps_of(agents, ended=(), reward=1.0):
-    """One message of a worker: who asks, and who has ended."""
+    """One message of a worker: the agents that ask for an action, and those that have ended."""
 
     decision, terminal = (
         kind([np.full((len(ids), 2), 0.5)], ids, reward=reward)
@@ -144,10 +144,10 @@ class Teams:
     """One agent in each of two teams, which do not observe the same."""
 
     def __init__(self):
-        one, other = (
+        first_spec, second_spec = (
             BehaviorSpec([ObservationSpec.vector(size)], ActionSpec(1, ())) for size in (2, 3)
         )
-        self.behavior_specs = {"Toy?team=0": one, "Toy?team=1": other}
+        self.behavior_specs = {"Toy?team=0": first_spec, "Toy?team=1": second_spec}
 
     def reset(self):
         steps = {}
@@ -207,8 +207,8 @@ def test_gains_of_a_group_are_learned_from_as_own_ones_and_that_is_said_once(mak
     assert not caplog.records
     for _ in range(2):
         take_turn(learner, [(decision_steps(seen, group_id=7, **gains), terminal_steps(nobody))])
-    (said,) = caplog.messages
-    assert "you are not using a multi-agent trainer" in said
+    (message,) = caplog.messages
+    assert "you are not using a multi-agent trainer" in message
     take_turn(learner, [(decision_steps(nobody), terminal_steps(seen, group_id=7, **gains))])
     assert list(learner.statistics.recent) == [3.0, 7.5]
 
@@ -221,6 +221,6 @@ def test_rows_to_show_a_policy_are_spread_over_all(n, expected):
     sample = sample_rows([obs, -obs], obs > 1)
     assert [values[:, 0].tolist() for values in sample["obs"]] == [
         list(expected),
-        [-one for one in expected],
+        [-value for value in expected],
     ]
-    assert sample["allowed"][:, 0].tolist() == [one > 1 for one in expected]
+    assert sample["allowed"][:, 0].tolist() == [value > 1 for value in expected]

@@ -78,11 +78,11 @@ class Theirs:
 
     def fields(self, n):
         def values(*shape):
-            made = self.rng.random((n, *shape))
-            return made.tolist() if self.as_lists else made
+            array = self.rng.random((n, *shape))
+            return array.tolist() if self.as_lists else array
 
         return {
-            "obs": [values(*one.shape) for one in self.spec.observation_specs],
+            "obs": [values(*spec.shape) for spec in self.spec.observation_specs],
             "reward": values(),
             "agent_id": list(range(n)),
             "group_id": [0] * n,
@@ -118,17 +118,17 @@ def trained(env, folder, *names, **options):
 @pytest.mark.parametrize("several", [False, True])
 def test_an_object_with_their_members_is_trained_in_and_closed(several, as_lists, tmp_path):
     envs = [Theirs(as_lists=as_lists) for _ in range(1 + several)]
-    found = trained(envs if several else envs[0], tmp_path, "Walker")["Walker"]
-    assert found.steps >= 60
-    assert found.n_updates > 0
+    result = trained(envs if several else envs[0], tmp_path, "Walker")["Walker"]
+    assert result.steps >= 60
+    assert result.n_updates > 0
     assert [env.calls for env in envs] == [["reset", "close"]] * len(envs)
 
 
 def test_its_specification_and_steps_have_our_types():
     workers = begun(Theirs())
     spec = workers.behavior_specs[NAME]
-    assert [one.shape for one in spec.observation_specs] == [(4,), (2, 20, 20), (2,), (3, 2)]
-    assert [int(one.observation_type) for one in spec.observation_specs] == [0, 0, 1, 0]
+    assert [obs.shape for obs in spec.observation_specs] == [(4,), (2, 20, 20), (2,), (3, 2)]
+    assert [int(obs.observation_type) for obs in spec.observation_specs] == [0, 0, 1, 0]
     assert spec.observation_specs[3].dimension_property == (4, 1)
     assert spec.action_spec == (2, (3,))
     ((decision, terminal),) = workers.get_steps(NAME)
@@ -168,7 +168,7 @@ def test_numbers_that_are_not_finite_end_the_run(field, value, tmp_path):
     env = Theirs()
     values = [0.0, value, 0.0]
     if field == "obs":
-        values = [np.full((3, *one.shape), value) for one in env.spec.observation_specs]
+        values = [np.full((3, *obs_spec.shape), value) for obs_spec in env.spec.observation_specs]
     env.changes = {field: values}
     with pytest.raises(NonFiniteError, match=rf"The {field.replace('obs', 'observation')}.*Walker"):
         trained(env, tmp_path, "Walker")
@@ -256,10 +256,10 @@ def test_a_registered_environment_of_gymnasium_is_called_by_its_id(tmp_path):
 def test_several_environments_of_gymnasium_have_seeds_of_their_own(tmp_path):
     envs = [Lever(), Lever()]
     trained(envs, tmp_path / "one", "Lever")
-    again = [Lever(), Lever()]
-    trained(again, tmp_path / "two", "Lever")
+    repeated = [Lever(), Lever()]
+    trained(repeated, tmp_path / "two", "Lever")
     assert envs[0].seeds[0] != envs[1].seeds[0]
-    assert [env.seeds for env in envs] == [env.seeds for env in again]
+    assert [env.seeds for env in envs] == [env.seeds for env in repeated]
 
 
 class Pair(pettingzoo.ParallelEnv):
@@ -285,7 +285,7 @@ class Pair(pettingzoo.ParallelEnv):
         assert set(actions) == set(self.agents)
         self.age += 1
         over = self.age == 4
-        result = [self._all(one) for one in (np.ones(2), 0.5, over, False, {})]
+        result = [self._all(value) for value in (np.ones(2), 0.5, over, False, {})]
         self.agents = [] if over else self.agents
         return tuple(result)
 
@@ -298,8 +298,8 @@ class Pair(pettingzoo.ParallelEnv):
 
 def test_an_environment_of_pettingzoo_is_trained_in(tmp_path):
     env = Pair()
-    (found,) = trained(env, tmp_path, "left").values()
-    assert found.n_updates > 0
+    (result,) = trained(env, tmp_path, "left").values()
+    assert result.n_updates > 0
     assert env.agents is None
 
 
@@ -307,18 +307,18 @@ def test_a_misspelled_behavior_in_a_map_is_refused_as_in_a_file(tmp_path):
     message = r"name Walker has not been specified.*did you mean 'Wolker'"
     with pytest.raises(SettingsError, match=message):
         trained(Theirs(), tmp_path, "Wolker")
-    found = pipeline.train(
+    result = pipeline.train(
         Theirs(),
         {"default_settings": settings("x")["behaviors"]["x"]},
         seed=1,
         run_dir=tmp_path / "default",
     )
-    assert found.behaviors["Walker"].n_updates > 0
+    assert result.behaviors["Walker"].n_updates > 0
 
 
 def test_a_run_that_is_asked_to_end_early_is_complete(tmp_path):
     run = settings("Walker")
-    found = train(Theirs(), run, seed=1, run_dir=tmp_path, end_early=lambda: True)
-    one = found.behaviors["Walker"]
-    assert one.steps < run["behaviors"]["Walker"]["max_steps"]
-    assert one.checkpoint.is_file()
+    result = train(Theirs(), run, seed=1, run_dir=tmp_path, end_early=lambda: True)
+    walker = result.behaviors["Walker"]
+    assert walker.steps < run["behaviors"]["Walker"]["max_steps"]
+    assert walker.checkpoint.is_file()

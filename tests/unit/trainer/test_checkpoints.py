@@ -48,7 +48,7 @@ def test_equal_states_give_equal_bytes_whatever_the_file_is_called(tmp_path):
 
 
 def test_equal_states_give_equal_bytes_whichever_objects_they_share(tmp_path):
-    """Those of a resumed run come from a file, and are others than those of its program."""
+    """A resumed run's objects come from a file, so they are not the objects of its program."""
 
     def text(letters):
         return "".join(letters)
@@ -64,9 +64,9 @@ def test_equal_states_give_equal_bytes_whichever_objects_they_share(tmp_path):
     save_checkpoint(tmp_path / "shared.pt", shared)
     save_checkpoint(tmp_path / "apart.pt", apart)
     assert (tmp_path / "shared.pt").read_bytes() == (tmp_path / "apart.pt").read_bytes()
-    again = load_checkpoint(tmp_path / "apart.pt")
-    assert again == apart
-    save_checkpoint(tmp_path / "again.pt", again)
+    reloaded = load_checkpoint(tmp_path / "apart.pt")
+    assert reloaded == apart
+    save_checkpoint(tmp_path / "again.pt", reloaded)
     assert (tmp_path / "again.pt").read_bytes() == (tmp_path / "apart.pt").read_bytes()
 
 

@@ -26,7 +26,7 @@ MEMORY = NETWORK | {"memory": {"sequence_length": 4, "memory_size": 8}}
 
 
 def trained(algorithm, environment, folder, *, steps=2500, **changes):
-    (name,) = (one.partition("?")[0] for one in list(environment.behavior_specs)[:1])
+    (name,) = (qualified.partition("?")[0] for qualified in list(environment.behavior_specs)[:1])
     behavior = {
         "trainer_type": algorithm,
         "hyperparameters": ALGORITHMS[algorithm],

@@ -13,8 +13,8 @@ from pipeline.trainer.curriculum import Change, Curriculum, in_words
 def parameters(**curricula):
     """`environment_parameters`; a list is a curriculum of values and the criteria between them."""
     written = {
-        name: {"curriculum": lessons(*one)} if isinstance(one, list) else one
-        for name, one in curricula.items()
+        name: {"curriculum": lessons(*value)} if isinstance(value, list) else value
+        for name, value in curricula.items()
     }
     played = {"default_settings": {"trainer_type": "ppo", "self_play": {"save_steps": 100}}}
     return (
@@ -26,13 +26,13 @@ def parameters(**curricula):
 
 def lessons(*items):
     """`1.0, {criteria}, 2.0` as the lessons of a file."""
-    made = []
+    result = []
     for index, value in enumerate(items[::2]):
         lesson = {"name": f"lesson{index}", "value": value}
         if 2 * index + 1 < len(items):
             lesson["completion_criteria"] = {"behavior": "B"} | items[2 * index + 1]
-        made.append(lesson)
-    return made
+        result.append(lesson)
+    return result
 
 
 def played(curriculum, *steps):
@@ -253,24 +253,24 @@ STEPS = [
 @pytest.mark.parametrize("cut", range(len(STEPS)))
 def test_resumed_in_the_middle_of_a_lesson_equals_uninterrupted(name, cut):
     described = parameters(p=MIDDLE[name])
-    whole = Curriculum(described)
-    expected = played(whole, *STEPS)
+    uninterrupted = Curriculum(described)
+    expected = played(uninterrupted, *STEPS)
     assert expected
     first, second = Curriculum(described), Curriculum(described)
     before = played(first, *STEPS[:cut])
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     after = [(step + cut, *rest) for step, *rest in played(second, *STEPS[cut:])]
     assert before + after == expected
-    assert second.state_dict() == whole.state_dict()
+    assert second.state_dict() == uninterrupted.state_dict()
 
 
 def test_state_is_not_changed_by_what_comes_later():
     curriculum = Curriculum(parameters(p=MIDDLE["smoothed"]))
     played(curriculum, [0.1, 0.2])
     state = curriculum.state_dict()
-    kept = json.dumps(state)
+    before = json.dumps(state)
     played(curriculum, [5.0], [5.0], [5.0])
-    assert json.dumps(state) == kept
+    assert json.dumps(state) == before
 
 
 def test_lesson_numbers_alone_can_be_taken_up():

@@ -74,8 +74,8 @@ def test_lessons_advance_in_console_charts_and_environment(
     assert scalars(run_dir / BALL, "Environment/Lesson Number/gravity") == charted
     read = recorder.spreads["Environment/Parameter/gravity"]
     assert len(read) == len(charted) >= 10
-    # what the two executables read in the period up to each summary is what the lessons say: that
-    # of the summary, and where a lesson began in the period, the one before
+    # in the period up to each summary, both executables read the value of the summary's lesson,
+    # and that of the lesson before if a lesson began in the period
     for values, (before, now) in zip(read, pairwise([0.0, *charted]), strict=True):
         assert set(values) <= {VALUES[int(before)], VALUES[int(now)]}
     assert set(read[0]) == {VALUES[0]}

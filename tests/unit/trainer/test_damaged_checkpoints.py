@@ -132,10 +132,10 @@ def test_a_file_of_the_format_without_digest_is_resumed(stopped, tmp_path):
 def test_weights_that_are_not_finite_are_neither_read_nor_written(place, value, stopped, tmp_path):
     network, _, name = place.partition(".")
     state = torch.load(io.BytesIO(stopped), weights_only=True)
-    where = ("learner", "algorithm", network, name)
+    keys = ("learner", "algorithm", network, name)
     weights = state["learner"]["algorithm"][network][name].clone()
     weights.view(-1)[0] = value
-    state = edited(state, where, weights) | {"format": 1}
+    state = edited(state, keys, weights) | {"format": 1}
     del state["digest"]
     path = tmp_path / "Toy" / "checkpoint.pt"
     path.parent.mkdir()

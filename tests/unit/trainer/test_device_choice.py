@@ -57,9 +57,11 @@ def settings_of(**changes):
 def test_faster_device_is_taken_and_named(slower, wanted, two_devices, slow, caplog):
     slow(slower)
     caplog.set_level(logging.INFO)
-    found = fastest_device("Toy", Chase.spec, settings_of(trainer_type="ppo"), n_agents=4)
-    assert found == wanted
-    (line,) = [one.getMessage() for one in caplog.records if "learns on" in one.getMessage()]
+    device = fastest_device("Toy", Chase.spec, settings_of(trainer_type="ppo"), n_agents=4)
+    assert device == wanted
+    (line,) = [
+        record.getMessage() for record in caplog.records if "learns on" in record.getMessage()
+    ]
     assert line.startswith(f"Toy learns on {wanted}, where a step takes ")
     assert f" on {slower}" in line
     assert "\n" not in line

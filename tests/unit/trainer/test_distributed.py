@@ -1,4 +1,4 @@
-"""Two processes find what one would that has all rows of both."""
+"""Two processes compute what one process with the rows of both would compute."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pipeline.trainer.distributed.sync import (
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict]:
-    """What each of two processes has found."""
+    """Results of each of two processes."""
     store = tmp_path_factory.mktemp("ranks") / "store"
     processes = [
         subprocess.Popen(  # noqa: S603  # our own module
@@ -48,63 +48,65 @@ def both(round_: int = 0) -> np.ndarray:
 
 
 def test_gradients_are_the_mean_and_the_same_bits_in_both_processes(found):
-    one, two = (np.random.default_rng(rank).normal(size=1001) for rank in range(2))
+    first, second = (np.random.default_rng(rank).normal(size=1001) for rank in range(2))
     assert found[0]["average"] == found[1]["average"]
-    np.testing.assert_allclose(found[0]["average"], (one + two) / 2, atol=1e-6)
+    np.testing.assert_allclose(found[0]["average"], (first + second) / 2, atol=1e-6)
 
 
 def test_moments_are_those_of_all_rows(found):
-    for one in found:
-        np.testing.assert_allclose(one["moments"], [both().mean(), both().std()], rtol=1e-6)
-        np.testing.assert_allclose(one["deviation"], both().std(axis=0), rtol=1e-6)
+    for result in found:
+        np.testing.assert_allclose(result["moments"], [both().mean(), both().std()], rtol=1e-6)
+        np.testing.assert_allclose(result["deviation"], both().std(axis=0), rtol=1e-6)
 
 
 def test_normalisers_become_that_of_one_process_which_sees_all_rows(found):
-    alone = RunningNormalizer(2)
+    normalizer = RunningNormalizer(2)
     for round_ in range(3):
-        alone.update(torch.from_numpy(both(round_)))
-    expected = [alone.count.item(), *alone.mean.tolist(), *alone.squared.tolist()]
+        normalizer.update(torch.from_numpy(both(round_)))
+    expected = [normalizer.count.item(), *normalizer.mean.tolist(), *normalizer.squared.tolist()]
     assert found[0]["normalizer"] == found[1]["normalizer"]
     np.testing.assert_allclose(found[0]["normalizer"], expected, rtol=1e-12)
 
 
 def test_minibatches_have_parts_of_both_in_proportion_to_their_rows(found):
-    assert [one["minibatches"] for one in found] == [[1, 1, 2], [2, 3, 3]]  # of 5 and of 9 rows
+    # of 5 and of 9 rows
+    assert [result["minibatches"] for result in found] == [[1, 1, 2], [2, 3, 3]]
 
 
 def test_averages_over_a_minibatch_are_those_over_its_rows_wherever_they_are(found):
-    whole = [np.arange(float(n)) for n in ranked.ROWS.values()]
-    for one in found:  # one minibatch of all rows, and then no minibatch
-        np.testing.assert_allclose(one["means"], [np.concatenate(whole).mean(), 0.5], rtol=1e-6)
+    values = [np.arange(float(n)) for n in ranked.ROWS.values()]
+    for result in found:  # one minibatch of all rows, and then no minibatch
+        np.testing.assert_allclose(result["means"], [np.concatenate(values).mean(), 0.5], rtol=1e-6)
 
 
 def test_an_update_is_that_of_one_process_with_all_rows(found):
     halves = [ranked.half(rank) for rank in range(2)]
-    lengths = np.concatenate([one.lengths for one in halves])
-    whole = Rollout(
+    lengths = np.concatenate([half.lengths for half in halves])
+    rollout = Rollout(
         fields={
-            name: np.concatenate([one.fields[name] for one in halves]) for name in halves[0].fields
+            name: np.concatenate([half.fields[name] for half in halves])
+            for name in halves[0].fields
         },
         starts=np.cumsum(lengths) - lengths,
         lengths=lengths,
-        terminated=np.concatenate([one.terminated for one in halves]),
-        next_obs=[np.concatenate([one.next_obs[0] for one in halves])],
+        terminated=np.concatenate([half.terminated for half in halves]),
+        next_obs=[np.concatenate([half.next_obs[0] for half in halves])],
     )
-    alone = ranked.ppo()
-    before = alone.optimizer.flat.tolist()
-    stats = alone.update(whole, step=100)
+    single = ranked.ppo()
+    before = single.optimizer.flat.tolist()
+    stats = single.update(rollout, step=100)
     assert found[0]["weights"] == found[1]["weights"]
     assert np.abs(np.subtract(found[0]["weights"], before)).max() > 1e-4
-    np.testing.assert_allclose(found[0]["weights"], alone.optimizer.flat.tolist(), atol=2e-6)
+    np.testing.assert_allclose(found[0]["weights"], single.optimizer.flat.tolist(), atol=2e-6)
     losses = [stats["Losses/Policy Loss"], stats["Losses/Value Loss"]]
-    for one in found:
-        np.testing.assert_allclose(one["losses"], losses, rtol=1e-4, atol=1e-6)
+    for result in found:
+        np.testing.assert_allclose(result["losses"], losses, rtol=1e-4, atol=1e-6)
 
 
 def test_notes_and_numbers_of_all_reach_all(found):
-    for one in found:
-        assert one["least, most"] == [7, 8]
-        assert one["notes"] == [
+    for result in found:
+        assert result["least, most"] == [7, 8]
+        assert result["notes"] == [
             {"rank": rank, "text": "x" * (100 * rank), "number": 0.1} for rank in range(2)
         ]
 
@@ -118,9 +120,9 @@ def test_merged_samples_are_the_sample_of_all_rows(sizes):
     rng = np.random.default_rng(0)
     samples = [rng.normal(k, 1 + k, size=(n, 4)) for k, n in enumerate(sizes)]
     parts = []
-    for one in samples:
-        mean = one.mean(0) if len(one) else np.zeros(4)
-        values = (np.full(4, float(len(one))), mean, ((one - mean) ** 2).sum(0))
+    for sample in samples:
+        mean = sample.mean(0) if len(sample) else np.zeros(4)
+        values = (np.full(4, float(len(sample))), mean, ((sample - mean) ** 2).sum(0))
         parts.append([torch.from_numpy(value) for value in values])
     n, mean, squared = merged(parts)
     rows = np.concatenate(samples)
@@ -134,7 +136,8 @@ def test_other_weights_are_refused_with_step_and_rank():
     changed = tensor.clone()
     changed[3] = torch.nextafter(tensor[3], tensor[4])
     notes = [
-        {"step": 700, "updates": 3, "weights": digest([one])} for one in (tensor, tensor, changed)
+        {"step": 700, "updates": 3, "weights": digest([weights])}
+        for weights in (tensor, tensor, changed)
     ]
     refuse_other_weights("Toy", notes[:2])
     with pytest.raises(TrainingError, match=r"behavior Toy, step 700: .* rank 2 has other weights"):
@@ -171,13 +174,13 @@ def test_processes_act_and_draw_minibatches_each_in_its_own_way(make_learner):
         LearnerSync(learner, group, seed=1, **more)
         algorithm = learner.algorithm
         stream = algorithm.minibatch_stream.integers(2**60)
-        return stream, *(one.initial_seed() for one in algorithm.generators.values())
+        return stream, *(generator.initial_seed() for generator in algorithm.generators.values())
 
     first = draws(0)
     assert draws(0, n_updates=3) == draws(1, held=0) == first, "of the seed, or of the checkpoint"
-    others = [draws(1), draws(2), draws(1, n_updates=3)]
-    assert draws(1) == others[0]
-    for numbers in zip(first, *others, strict=True):
+    other_draws = [draws(1), draws(2), draws(1, n_updates=3)]
+    assert draws(1) == other_draws[0]
+    for numbers in zip(first, *other_draws, strict=True):
         assert len(set(numbers)) == 4
 
 
@@ -185,6 +188,6 @@ def test_learners_with_a_replay_keep_and_draw_their_part_of_it():
     rows = {"batch_size": 64, "buffer_size": 1000}
     overrides = {"behaviors": {"Toy": {"trainer_type": "sac", "hyperparameters": rows}}}
     settings = load_run_settings(None, overrides=overrides).behaviors["Toy"]
-    own = share_of(settings, 2).hyperparameters
-    assert (own.batch_size, own.buffer_size) == (32, 500)
+    hyperparameters = share_of(settings, 2).hyperparameters
+    assert (hyperparameters.batch_size, hyperparameters.buffer_size) == (32, 500)
     assert share_of(settings, 1) == settings

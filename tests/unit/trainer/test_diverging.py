@@ -1,4 +1,4 @@
-"""Whatever is not finite stops the run by name, and the checkpoint of before stays."""
+"""What is not finite is named and stops the run; the checkpoint before it stays."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ AT_STEP = 100
 class Failing(Chase):
     """Sends NaN in one place from the 100th step on."""
 
-    def __init__(self, where) -> None:
+    def __init__(self, place) -> None:
         super().__init__(n_agents=4)
-        self.where = where
+        self.where = place
         self.n_steps = 0
 
     def step(self, actions):
@@ -61,11 +61,11 @@ def tensors(value):
         yield value
 
 
-def run(env, settings, tmp_path, wanted):
+def run(env, settings, tmp_path, pattern):
     with pytest.raises(PipelineError) as caught:
         pipeline.train(env, settings, seed=1, run_dir=tmp_path, resume_interval_s=0.0)
     message = str(caught.value)
-    assert re.search(wanted, message), message
+    assert re.search(pattern, message), message
     assert re.search(r"behavior Toy|of Toy", message), message
     assert re.search(r"step [1-9][0-9]+", message), message
     assert "\n" not in message
@@ -126,7 +126,7 @@ REPLAY = {"batch_size": 16, "buffer_init_steps": 32}
 def test_finite_numbers_that_make_infinite_ones_stop_the_run(
     trainer, what, threaded, quick, tmp_path, in_process
 ):
-    """Losses and weights still are finite when Adam's means of squares are not any more."""
+    """Losses and weights are still finite when Adam's means of squares no longer are."""
     changes = {"hyperparameters": REPLAY} if trainer == "sac" else {}
     settings = quick(trainer_type=trainer, max_steps=5000, threaded=threaded, **changes)
     huge = Huge(n_agents=4)
@@ -152,8 +152,8 @@ def test_the_tensor_that_is_not_finite_is_named(where, quick, tmp_path, in_proce
         return stats
 
     monkeypatch.setattr(PPO, "update", spoiling)
-    wanted = rf"learner\.algorithm\.optimizer\.state\.0\.{where} is not finite and is not saved"
-    run(in_process(Chase(n_agents=4)), quick(max_steps=5000), tmp_path, wanted)
+    pattern = rf"learner\.algorithm\.optimizer\.state\.0\.{where} is not finite and is not saved"
+    run(in_process(Chase(n_agents=4)), quick(max_steps=5000), tmp_path, pattern)
 
 
 @pytest.mark.parametrize("threaded", [False, True])
@@ -176,20 +176,20 @@ def test_learning_that_diverges_stops_the_run(
         return parts(self, rollout, step=step)
 
     monkeypatch.setattr(PPO, "update_in_parts", spoiling)
-    once = {"batch_size": 128, "buffer_size": 128, "num_epoch": 1}
-    settings = quick(max_steps=5000, hyperparameters=once, threaded=threaded)
+    hyperparameters = {"batch_size": 128, "buffer_size": 128, "num_epoch": 1}
+    settings = quick(max_steps=5000, hyperparameters=hyperparameters, threaded=threaded)
     run(in_process(Chase(n_agents=4)), settings, tmp_path, wanted)
 
 
 def test_longer_gradients_are_shortened_only_where_asked(quick, tmp_path, train_in):
     """The first update's steps differ exactly when there is a norm to shorten to."""
-    found = []
+    norms = []
     for number, norm in enumerate((None, 1e9, 1e-9)):
         plain = {"batch_size": 32, "buffer_size": 128, "num_epoch": 1}
         settings = quick(hyperparameters=plain | {"max_grad_norm": norm})
         folder = tmp_path / str(number)
         train_in(Corridor(n_agents=4), settings, run_dir=folder)
         state = load_checkpoint(folder / "Toy" / "checkpoint.pt")["learner"]["algorithm"]
-        found.append(state["optimizer"]["state"][0]["exp_avg"].norm().item())
-    assert found[0] == found[1]
-    assert 0 < found[2] < 1e-8
+        norms.append(state["optimizer"]["state"][0]["exp_avg"].norm().item())
+    assert norms[0] == norms[1]
+    assert 0 < norms[2] < 1e-8

@@ -38,9 +38,9 @@ def opened(env, settings=None, **options):
 
 
 def test_one_environment_or_several_become_workers_in_their_order():
-    one, two = (InProcessEnvironment(Corridor()) for _ in range(2))
-    assert opened(one).envs == [one]
-    assert opened([two, one]).envs == [two, one]
+    first, second = (InProcessEnvironment(Corridor()) for _ in range(2))
+    assert opened(first).envs == [first]
+    assert opened([second, first]).envs == [second, first]
 
 
 UNIFORM = {"sampler_type": "uniform", "sampler_parameters": {"min_value": 0.1, "max_value": 0.7}}
@@ -91,25 +91,25 @@ class Wire(Foreign):
 
 @pytest.mark.parametrize("value", [0.1, UNIFORM, GAUSSIAN, RANGES])
 def test_an_environment_in_this_process_draws_what_an_executable_draws(value):
-    here, there = (registry.make("balance_ball", n_agents=1) for _ in range(2))
-    in_process, wire = InProcessEnvironment(here), Wire(there)
+    local, remote = (registry.make("balance_ball", n_agents=1) for _ in range(2))
+    in_process, wire = InProcessEnvironment(local), Wire(remote)
     assert send(in_process, {"wind": value}) == send(wire, {"wind": value}) == set()
     wire.hear()
-    drawn = [here.parameters.read("wind", -1.0) for _ in range(50)]
-    assert drawn == [there.parameters.read("wind", -1.0) for _ in range(50)]
+    drawn = [local.parameters.read("wind", -1.0) for _ in range(50)]
+    assert drawn == [remote.parameters.read("wind", -1.0) for _ in range(50)]
     assert len(set(drawn)) == (1 if value == 0.1 else 50)
-    for simulator in (here, there):
+    for simulator in (local, remote):
         simulator.close()
 
 
 def test_every_worker_draws_the_same():
     simulators = [registry.make("balance_ball", n_agents=1) for _ in range(2)]
     parameters = settings_with({"wind": UNIFORM}).environment_parameters
-    workers = WorkerSet([InProcessEnvironment(one) for one in simulators])
+    workers = WorkerSet([InProcessEnvironment(simulator) for simulator in simulators])
     send_parameters(workers, Curriculum(parameters).values())
-    one, two = ([s.parameters.read("wind", -1.0) for _ in range(5)] for s in simulators)
-    assert one == two
-    assert len(set(one)) == 5
+    first, second = ([s.parameters.read("wind", -1.0) for _ in range(5)] for s in simulators)
+    assert first == second
+    assert len(set(first)) == 5
 
 
 def test_an_environment_in_this_process_that_takes_only_numbers_gets_a_draw_for_each_step():
@@ -136,13 +136,13 @@ def test_a_name_that_cannot_be_sent_is_a_mistake_in_the_settings():
 
 
 def test_a_seed_beyond_the_wire_gives_the_same_draws_as_in_this_process():
-    here, there = (registry.make("grid_world") for _ in range(2))
+    local, remote = (registry.make("grid_world") for _ in range(2))
     sampler = Sampler(kind=0, values=(0.0, 1.0), seed=2**31 + 5)
-    wire = Wire(there)
+    wire = Wire(remote)
     wire.set_parameter("wind", sampler)
     wire.hear()
-    InProcessEnvironment(here).set_parameter("wind", sampler)
-    assert here.parameters.read("wind", -1.0) == there.parameters.read("wind", -2.0)
+    InProcessEnvironment(local).set_parameter("wind", sampler)
+    assert local.parameters.read("wind", -1.0) == remote.parameters.read("wind", -2.0)
 
 
 @pytest.mark.parametrize(

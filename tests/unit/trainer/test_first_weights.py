@@ -36,8 +36,8 @@ def test_nothing_is_taken_unless_asked_for(results):
 
 
 def test_listed_behaviors_begin_with_the_newest_checkpoint_of_the_other_run(results):
-    asked = settings(results, {"A": {}, "B": {}}, initialize_from="old")
-    assert first_weights(asked) == {
+    run = settings(results, {"A": {}, "B": {}}, initialize_from="old")
+    assert first_weights(run) == {
         "A": results / "old/A/checkpoint.pt",
         "B": results / "old/B/checkpoint.pt",
     }
@@ -46,8 +46,8 @@ def test_listed_behaviors_begin_with_the_newest_checkpoint_of_the_other_run(resu
 def test_a_bare_name_is_another_checkpoint_of_that_run_and_a_path_is_itself(results):
     mine = str(results / "mine.pt")
     behaviors = {"A": {"init_path": "A-500.pt"}, "B": {"init_path": mine}}
-    asked = settings(results, behaviors, initialize_from="old")
-    assert first_weights(asked) == {"A": results / "old/A/A-500.pt", "B": results / "mine.pt"}
+    run = settings(results, behaviors, initialize_from="old")
+    assert first_weights(run) == {"A": results / "old/A/A-500.pt", "B": results / "mine.pt"}
 
 
 def test_init_path_counts_without_another_run_and_may_name_a_folder(results, monkeypatch):
@@ -60,9 +60,9 @@ def test_init_path_counts_without_another_run_and_may_name_a_folder(results, mon
 
 
 def test_a_resumed_run_has_its_own_weights(results, caplog):
-    asked = settings(results, {"A": {"init_path": "gone.pt"}}, resume=True)
+    run = settings(results, {"A": {"init_path": "gone.pt"}}, resume=True)
     with caplog.at_level(logging.INFO):
-        assert first_weights(asked) == {}
+        assert first_weights(run) == {}
     assert "init_path of A is not used" in caplog.text
 
 
@@ -75,43 +75,43 @@ def test_a_run_that_is_not_there_is_named(results, name):
 @pytest.mark.parametrize("file", ["A-900.pt", "notes.txt"])
 def test_a_checkpoint_that_is_not_there_or_is_none_is_named(results, file):
     (results / "old/A/notes.txt").touch()
-    asked = settings(results, {"A": {"init_path": file}}, initialize_from="old")
+    run = settings(results, {"A": {"init_path": file}}, initialize_from="old")
     with pytest.raises(SettingsError, match=rf"old/A/{file}.*behaviors\.A\.init_path"):
-        first_weights(asked)
+        first_weights(run)
 
 
 @pytest.mark.parametrize("default", [{}, {"default_settings": {"max_steps": 9}}])
 def test_behaviors_that_may_appear_begin_with_what_the_run_holds_under_their_name(results, default):
-    asked = settings(results, {}, initialize_from="old")
-    asked = replace(asked, default_settings=TrainerSettings() if default else None)
-    weights = first_weights(asked)
+    run = settings(results, {}, initialize_from="old")
+    run = replace(run, default_settings=TrainerSettings() if default else None)
+    weights = first_weights(run)
     assert weights == {
         "A": results / "old/A/checkpoint.pt",
         "B": results / "old/B/checkpoint.pt",
     }
-    assert weights_of("A", weights, asked) == results / "old/A/checkpoint.pt"
+    assert weights_of("A", weights, run) == results / "old/A/checkpoint.pt"
 
 
 def test_a_behavior_that_appears_and_that_the_run_does_not_hold_is_refused(results):
-    asked = settings(results, {}, initialize_from="old")
-    weights = first_weights(asked)
+    run = settings(results, {}, initialize_from="old")
+    weights = first_weights(run)
     with pytest.raises(SettingsError, match=r"initialize C from the run 'old', which has .* A, B;"):
-        weights_of("C", weights, asked)
+        weights_of("C", weights, run)
     resumed = settings(results, {}, initialize_from="old", resume=True)
     assert weights_of("C", first_weights(resumed), resumed) is None
 
 
 def test_a_file_that_lists_all_behaviors_takes_weights_for_no_other(results):
-    asked = replace(settings(results, {"A": {}}, initialize_from="old"), from_file=True)
-    assert first_weights(asked) == {"A": results / "old/A/checkpoint.pt"}
+    run = replace(settings(results, {"A": {}}, initialize_from="old"), from_file=True)
+    assert first_weights(run) == {"A": results / "old/A/checkpoint.pt"}
 
 
 def test_defaults_choose_the_weights_of_behaviors_that_are_not_listed(results):
     mine = str(results / "mine.pt")
-    asked = settings(results, {"A": {}})
-    asked = replace(asked, default_settings=TrainerSettings(init_path=mine))
-    assert weights_of("C", first_weights(asked), asked) == results / "mine.pt"
-    gone = replace(asked, default_settings=TrainerSettings(init_path="gone.pt"))
+    run = settings(results, {"A": {}})
+    run = replace(run, default_settings=TrainerSettings(init_path=mine))
+    assert weights_of("C", first_weights(run), run) == results / "mine.pt"
+    gone = replace(run, default_settings=TrainerSettings(init_path="gone.pt"))
     with pytest.raises(SettingsError, match=r"gone\.pt.*default_settings\.init_path"):
         first_weights(gone)
 
@@ -124,15 +124,15 @@ def test_a_checkpoint_that_is_not_there_is_told_with_its_place_and_the_nearest_f
 
 
 def test_settings_of_a_behavior_that_is_not_shown_are_told_once_with_the_nearest(caplog, results):
-    asked = replace(settings(results, {"Walkr": {}}), default_settings=TrainerSettings())
-    warn_of_unused({}, {"Walker": None, "Ball": None}, asked)
+    run = replace(settings(results, {"Walkr": {}}), default_settings=TrainerSettings())
+    warn_of_unused({}, {"Walker": None, "Ball": None}, run)
     (line,) = caplog.messages
     assert "lists Walkr under behaviors, but the environment shows Walker, Ball so far" in line
     assert line.endswith("; did you mean 'Walker'?")
 
 
 def test_settings_that_are_used_are_no_reason_for_a_warning(caplog, results):
-    asked = replace(settings(results, {"A": {}}), default_settings=TrainerSettings())
-    warn_of_unused({}, {"A": None, "Other": None}, asked)
+    run = replace(settings(results, {"A": {}}), default_settings=TrainerSettings())
+    warn_of_unused({}, {"A": None, "Other": None}, run)
     warn_of_unused({}, {"A": None}, replace(settings(results, {"A": {}, "B": {}})))
     assert not caplog.messages

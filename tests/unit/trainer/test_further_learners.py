@@ -1,4 +1,4 @@
-"""How several processes of a run come together, and what each says when it goes."""
+"""How several processes of a run join, and what each reports when it ends."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def launched(monkeypatch):
     """This process as one of several that have been started."""
 
     def be(rank, size):
-        there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": rank, "WORLD_SIZE": size}
-        for name, value in there.items():
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": rank, "WORLD_SIZE": size}
+        for name, value in env.items():
             monkeypatch.setenv(name, str(value))
 
     return be
 
 
 class ProcessGroup:
-    """Of a process: what it was made with, and what it told the others."""
+    """Stands for a `DistributedGroup`: keeps its arguments, and whether it was closed."""
 
     made: list[ProcessGroup]
 
@@ -81,7 +81,7 @@ def made(monkeypatch):
 
 
 def reported(store, rank):
-    """What a process has left word of, as those that wait for it read it."""
+    """The failure that a process has reported, as the processes waiting for it read it."""
     ours = PrefixStore("pipeline", store)
     key = f"failed/{rank}"
     until = time.monotonic() + 0.5  # it goes over a connection of its own
@@ -108,19 +108,19 @@ def test_the_first_process_starts_the_others_and_ends_them(made, tmp_path, error
             raise error
     (member,) = made
     assert (member.rank, member.size, member.device, member.closed) == (0, 3, CPU, True)
-    others = member.others
-    assert (others.n, others.grace, reported(member.store, 0)) == (2, [grace], failures)
-    assert others.options == {"port": others.options["port"], "threads": 2, "log_folder": tmp_path}
-    assert others.options["port"] > 0
+    local = member.others
+    assert (local.n, local.grace, reported(member.store, 0)) == (2, [grace], failures)
+    assert local.options == {"port": local.options["port"], "threads": 2, "log_folder": tmp_path}
+    assert local.options["port"] > 0
 
 
 @pytest.mark.parametrize("by", ["torchrun", "the first process"])
 def test_a_further_process_joins_with_the_device_of_the_first(made, monkeypatch, launched, by):
-    store, asked, ends = HashStore(), [], []
+    store, calls, ends = HashStore(), [], []
     store.set("device", "cpu")
 
     def found(url, rank, size, timeout):
-        asked.append((url, rank, size, timeout.total_seconds()))
+        calls.append((url, rank, size, timeout.total_seconds()))
         return iter([(store, rank, size)])
 
     monkeypatch.setattr(workers, "rendezvous", found)
@@ -134,7 +134,7 @@ def test_a_further_process_joins_with_the_device_of_the_first(made, monkeypatch,
     (member,) = made
     assert (member.rank, member.size, member.device, member.closed) == (2, 3, CPU, True)
     assert member.others is None
-    assert asked == [("env://", 2, 3, group_module.PATIENCE_S)]
+    assert calls == [("env://", 2, 3, group_module.PATIENCE_S)]
 
 
 @pytest.mark.parametrize("at", ["device", "group", "work"])
@@ -159,11 +159,11 @@ def test_whatever_ends_a_further_process_is_told_to_those_that_wait(
     with pytest.raises(PipelineError, match="no luck"), workers.joined():
         refuses()
     assert reported(store, 2) == ["no luck"]
-    assert [one.closed for one in made] == ([True] if at == "work" else [])
+    assert [group.closed for group in made] == ([True] if at == "work" else [])
 
 
 class Said:
-    """Stands for processes that have come together."""
+    """Stands for the group of all processes, and keeps what it is sent."""
 
     rank, size, device = 0, 2, CPU
 
@@ -223,9 +223,9 @@ def test_a_run_opens_its_environments_as_it_was_asked(run, tmp_path):
         "torch_threads": 2,
         "starting_lesson": 1,
     }
-    asked = load_run_settings(None, overrides=TOY)
-    job = JobSpec(env="game", settings=asked.with_seed(4), **options)
-    assert run(asked, **options).opened == [(job, SINGLE_PROCESS)]
+    run_settings = load_run_settings(None, overrides=TOY)
+    job = JobSpec(env="game", settings=run_settings.with_seed(4), **options)
+    assert run(run_settings, **options).opened == [(job, SINGLE_PROCESS)]
 
 
 @pytest.mark.parametrize("logs", [None, "elsewhere"])
@@ -242,9 +242,9 @@ def test_learners_are_started_and_told_what_the_first_was_asked(run, tmp_path, l
     ((job, group),) = seen.opened
     assert group is seen.ranks
     assert not job.settings.behaviors["A"].threaded
-    note, told = seen.ranks.notes
+    note, sent_job = seen.ranks.notes
     assert note["version"] == __version__
-    assert told == job.for_others()
+    assert sent_job == job.for_others()
 
 
 @pytest.mark.parametrize("asked", [1, 2])
@@ -259,10 +259,10 @@ def test_a_further_process_does_what_the_first_was_asked(run, launched):
     seen = run(learners=2)
     first, ranks = iter(seen.ranks.notes), seen.ranks
     launched(1, 2)
-    ranks.rank, ranks.all_gather_object = 1, lambda own: [next(first), own]
+    ranks.rank, ranks.all_gather_object = 1, lambda note: [next(first), note]
     run(learners=2)
-    (asked, _), (done, group) = seen.opened
-    assert done == asked.for_others()
+    (sent_job, _), (received_job, group) = seen.opened
+    assert received_job == sent_job.for_others()
     assert group is ranks
     assert seen.threads == [2, 2]
 
@@ -345,7 +345,7 @@ def test_deviations_are_computed_in_float64(alone):
 
 def test_a_process_with_most_rows_weighs_more_in_an_average(alone, monkeypatch):
     alone.size = 4
-    monkeypatch.setattr(alone, "gathered", lambda own: [own, own // 2, own // 2, own * 0])
+    monkeypatch.setattr(alone, "gathered", lambda value: [value, value // 2, value // 2, value * 0])
     means = torch.tensor([3.0])
     alone.average_(means, 10)
     assert means.tolist() == [3.0 * 2.0 / 4]  # the other three add nothing here
@@ -402,8 +402,8 @@ def test_a_process_that_has_ended_is_named_with_its_end_and_its_log(
     monkeypatch.delenv("PYTHONPATH", raising=False)
     processes = iter([SimpleNamespace(poll=lambda: None), SimpleNamespace(poll=lambda: code)])
     monkeypatch.setattr(workers.subprocess, "Popen", lambda *_, **__: next(processes))
-    others = workers.LocalWorkers(2, port=1, threads=1, log_folder=tmp_path)
-    assert others.ended() == {2: f"{how}; its log is {tmp_path}/learner-2.log"}
+    local = workers.LocalWorkers(2, port=1, threads=1, log_folder=tmp_path)
+    assert local.ended() == {2: f"{how}; its log is {tmp_path}/learner-2.log"}
 
 
 LOST = """

@@ -68,14 +68,14 @@ def work(**changes):
 
 
 def arrived(job):
-    """As `all_gather_object` sends it."""
+    """Return the job as `all_gather_object` delivers it."""
     return pickle.loads(pickle.dumps(job.for_others()))  # noqa: S301  # our own bytes
 
 
 def test_work_arrives_as_it_was_told():
-    there = arrived(work())
-    assert there == work()
-    assert (there.settings.from_file, there.settings.refused) == (True, {"C": "no"})
+    received = arrived(work())
+    assert received == work()
+    assert (received.settings.from_file, received.settings.refused) == (True, {"C": "no"})
     without = work(log_folder=None, env=None, base_port=None, init_from={})
     assert arrived(without) == without
 
@@ -128,9 +128,9 @@ def test_several_learners_do_not_learn_in_threads(caplog):
     )
     changed = unthreaded(run)
     assert not changed.default_settings.threaded
-    assert not any(one.threaded for one in changed.behaviors.values())
-    said = [record.getMessage().partition(":")[0] for record in caplog.records]
-    assert sorted(said) == ["A", "default_settings"]
+    assert not any(behavior.threaded for behavior in changed.behaviors.values())
+    names = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert sorted(names) == ["A", "default_settings"]
 
 
 def test_numbers_of_several_processes_are_added_up_and_the_firsts_latest_values_count():
@@ -266,15 +266,15 @@ def test_the_engine_is_told_its_settings_through_the_channels_of_each_worker(mon
     expected = EngineConfigurationChannel()
     expected.set_configuration_parameters(101, 102, 3, 4.0, 55, 66)
     first, second = channels(), channels()
-    assert not {id(one) for one in first} & {id(one) for one in second}
-    (engine,) = [one for one in first if isinstance(one, EngineConfigurationChannel)]
+    assert not {id(channel) for channel in first} & {id(channel) for channel in second}
+    (engine,) = [channel for channel in first if isinstance(channel, EngineConfigurationChannel)]
     assert SideChannelManager([engine]).outgoing() == SideChannelManager([expected]).outgoing()
-    others = {EnvironmentParametersChannel, StatsSideChannel, StateChannel}
-    assert {type(one) for one in first} == {EngineConfigurationChannel, *others}
+    other_types = {EnvironmentParametersChannel, StatsSideChannel, StateChannel}
+    assert {type(channel) for channel in first} == {EngineConfigurationChannel, *other_types}
 
 
 class Process:
-    """Of a learner: how it was started, what it was sent, and what becomes of it."""
+    """Stands for a learner's process: its environment, what it was sent, and its exit code."""
 
     def __init__(self, _command, **options):
         self.env, self.code, self.sent = options["env"], None, []
@@ -308,8 +308,8 @@ def test_further_learners_know_the_store_their_rank_and_how_many_they_are(others
     source = str(Path(workers.__file__).parents[3])
     for rank, process in others._processes.items():
         assert process.own_session
-        told = {name: process.env[name] for name in ("RANK", "LOCAL_RANK")}
-        assert told == {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        ranks = {name: process.env[name] for name in ("RANK", "LOCAL_RANK")}
+        assert ranks == {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         assert process.env["WORLD_SIZE"] == process.env["LOCAL_WORLD_SIZE"] == "3"
         assert (process.env["MASTER_ADDR"], process.env["MASTER_PORT"]) == ("127.0.0.1", "4321")
         assert process.env["OMP_NUM_THREADS"] == "3"
@@ -394,8 +394,8 @@ def test_a_learner_of_another_version_is_refused(what):
 
     with pytest.raises(PipelineError, match=f"rank 1 has {what} 0, that of rank 0 has"):
         workers.broadcast_job(SimpleNamespace(all_gather_object=exchanged), work())
-    alone = SimpleNamespace(all_gather_object=lambda note: [note, note])
-    assert workers.broadcast_job(alone, work()) == work()
+    group = SimpleNamespace(all_gather_object=lambda note: [note, note])
+    assert workers.broadcast_job(group, work()) == work()
 
 
 @pytest.mark.parametrize(

@@ -51,14 +51,17 @@ class Noise(Toy):
         super().__init__(**options)
         self.spec = spec
         self.length = 5
-        self.goals = {one.name: self.rng.random((2, *one.shape)) for one in spec.observation_specs}
+        self.goals = {
+            obs_spec.name: self.rng.random((2, *obs_spec.shape))
+            for obs_spec in spec.observation_specs
+        }
 
     def begin(self, rows):
         pass
 
     def observe(self):
         values = [self._values(spec) for spec in self.spec.observation_specs]
-        for entities in (one for one in values if one.ndim == 3):
+        for entities in (array for array in values if array.ndim == 3):
             most = entities.shape[1]
             entities[np.arange(most) >= self.rng.integers(0, most + 1, (self.n, 1))] = 0.0
         return values

@@ -20,7 +20,7 @@ LATER = {"measure": "progress", "behavior": "Toy", "threshold": 0.6, "require_re
 
 
 class Told(Toy):
-    """Pays what `pay` says at the end of an episode, shows how often it was reset, and logs all."""
+    """Pays `pay` at an episode's end, observes its number of resets, and logs every call."""
 
     spec = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec.create_discrete([2]))
 
@@ -71,13 +71,13 @@ def curriculum(*items):
     """Lessons `a`, `b`, ... from values and the criteria between them."""
     criteria = [*items[1::2], None]
     return [
-        {"name": name, "value": value} | ({"completion_criteria": one} if one else {})
-        for name, value, one in zip("abcd", items[::2], criteria, strict=False)
+        {"name": name, "value": value} | ({"completion_criteria": criterion} if criterion else {})
+        for name, value, criterion in zip("abcd", items[::2], criteria, strict=False)
     ]
 
 
 def told(toy):
-    """What a toy was told and how often it was reset, with the steps between counted."""
+    """Parameters and resets of a toy, each with the number of steps before it."""
     events, n_steps = [], 0
     for call in toy.calls:
         if call == ("step",):
@@ -177,10 +177,10 @@ def test_a_behavior_that_is_never_shown_is_named(
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         train_in(Told(n_agents=4), settings)
-    found = [r.getMessage() for r in caplog.records if "has not shown" in r.getMessage()]
-    assert len(found) == n_warnings
-    assert all(f"lessons of pay wait for the behavior '{behavior}'" in text for text in found)
-    assert all("it shows Toy)" in text for text in found)
+    warnings = [r.getMessage() for r in caplog.records if "has not shown" in r.getMessage()]
+    assert len(warnings) == n_warnings
+    assert all(f"lessons of pay wait for the behavior '{behavior}'" in text for text in warnings)
+    assert all("it shows Toy)" in text for text in warnings)
 
 
 def test_an_environment_that_takes_no_parameters_is_named_once(
@@ -198,7 +198,7 @@ def test_an_environment_that_takes_no_parameters_is_named_once(
 
 
 def test_lessons_in_the_middle_go_on_in_another_loop(configured, in_process, make_loop, tmp_path):
-    """What a resumed run needs is the curriculum's state and nothing else."""
+    """A resumed run needs the curriculum's state and nothing else."""
     reward = {"behavior": "Toy", "threshold": 1.5, "min_lesson_length": 400}
     settings = configured(pay=[2.0, SHORT, 3.0, reward, 4.0])
     loops, toys = [], []
@@ -247,10 +247,10 @@ class Twin(Reporting):
         return dict.fromkeys(("Toy?team=0", self.other), self.spec)
 
     def _double(self, steps):
-        again = tuple(copy.copy(part) for part in steps["Toy?team=0"])
-        for part in again:
+        copies = tuple(copy.copy(part) for part in steps["Toy?team=0"])
+        for part in copies:
             part.agent_id = part.agent_id + 100
-        return steps | {self.other: again}
+        return steps | {self.other: copies}
 
     def reset(self):
         return self._double(super().reset())

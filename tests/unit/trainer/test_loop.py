@@ -26,13 +26,13 @@ from pipeline.trainer.stopping import StopRequest
 
 
 def test_numpy_has_as_many_threads_as_torch_while_agents_act(quick, train_in):
-    """Those of OpenBLAS would wait for work on the environments' processors."""
+    """OpenBLAS's threads would wait for work on the environments' processors."""
     numbers = set()
 
     class Watched(Corridor):
         def step(self, actions):
-            found = threadpool_info()
-            numbers.update(one["num_threads"] for one in found if one["user_api"] == "blas")
+            pools = threadpool_info()
+            numbers.update(pool["num_threads"] for pool in pools if pool["user_api"] == "blas")
             return super().step(actions)
 
     with threadpool_limits(2, user_api="blas"):
@@ -53,17 +53,17 @@ def test_agents_that_come_and_go_are_counted_exactly(n_workers, quick, make_loop
             (crowd.expected[f"{name}?team=0"], crowd.alive[f"{name}?team=0"].values())
             for crowd in crowds
         ]
-        one = result.behaviors[name]
-        assert one.steps == sum(given.n_steps(8, alive) for given, alive in of_behavior)
-        assert one.n_episodes == sum(len(given.lives) for given, _ in of_behavior)
-        assert one.n_updates > 1
-        assert one.steps >= 500
-        n_left = sum(len(given.left) for given, _ in of_behavior)
+        behavior = result.behaviors[name]
+        assert behavior.steps == sum(expected.n_steps(8, alive) for expected, alive in of_behavior)
+        assert behavior.n_episodes == sum(len(expected.lives) for expected, _ in of_behavior)
+        assert behavior.n_updates > 1
+        assert behavior.steps >= 500
+        n_left = sum(len(expected.left) for expected, _ in of_behavior)
         assert learners[name].slots.n_slots <= 6 * n_workers + n_left  # others use them again
         if n_workers == 1:  # of several, episodes that end in one step come in another order
             recent = [life.total for life in of_behavior[0][0].lives][-100:]
-            assert one.mean_reward == pytest.approx(np.mean(recent), abs=1e-5)
-    assert any(given.left for crowd in crowds for given in crowd.expected.values())
+            assert behavior.mean_reward == pytest.approx(np.mean(recent), abs=1e-5)
+    assert any(expected.left for crowd in crowds for expected in crowd.expected.values())
 
 
 def test_run_ends_at_the_first_step_with_max_steps(quick, train_in):
@@ -187,12 +187,12 @@ def begun(quick, tmp_path, train_in):
 
 
 def test_init_from_takes_the_weights_and_nothing_else(begun):
-    result, one, two = begun()
+    result, old, new = begun()
     assert result.steps < 100
     assert result.n_updates == 0
     for part in ("policy", "critic"):
-        assert all(torch.equal(one[part][key], two[part][key]) for key in one[part])
-    assert not two["optimizer"]["state"]
+        assert all(torch.equal(old[part][key], new[part][key]) for key in old[part])
+    assert not new["optimizer"]["state"]
 
 
 def test_checkpoint_of_another_network_is_not_resumed(quick, train_in):
@@ -203,13 +203,13 @@ def test_checkpoint_of_another_network_is_not_resumed(quick, train_in):
 
 
 def test_weights_that_do_not_fit_are_named_and_the_others_are_taken(begun, caplog):
-    _, one, two = begun(network_settings={"hidden_units": 16, "num_layers": 1})
+    _, old, new = begun(network_settings={"hidden_units": 16, "num_layers": 1})
     (warning,) = [r.getMessage() for r in caplog.records if "were not loaded" in r.getMessage()]
     for part in ("policy", "critic"):
-        for name, values in one[part].items():
-            fits = values.shape == two[part][name].shape
+        for name, values in old[part].items():
+            fits = values.shape == new[part][name].shape
             assert (f"{part}.{name} (" in warning) is not fits
-            assert not fits or torch.equal(values, two[part][name])
+            assert not fits or torch.equal(values, new[part][name])
     assert "policy.actor.body.dense.layers.0.weight (8x6 there, 16x6 here)" in warning
 
 
@@ -285,18 +285,18 @@ def test_a_checkpoint_that_waits_for_an_update_is_written_after_resuming_too(n, 
     looped("whole", StopRequest(), **frequent)
     looped("halves", StopsAfter(n), **frequent)
     looped("halves", StopRequest(), resume=True, **frequent)
-    whole, halves = (
+    uninterrupted, halves = (
         sorted(path.name for path in (tmp_path / name / "Toy").glob("Toy-*.pt"))
         for name in ("whole", "halves")
     )
-    assert len(whole) > 3
-    assert halves == whole
+    assert len(uninterrupted) > 3
+    assert halves == uninterrupted
 
 
 def test_a_behavior_that_does_not_show_up_again_still_counts_in_the_state_of_the_run(
     looped, tmp_path
 ):
-    """Else the older file would be taken for the newest, and lessons would fall back."""
+    """Otherwise the older file would be taken for the newest, and lessons would fall back."""
     looped("run", StopsAfter(40))
     state = load_checkpoint(tmp_path / "run" / "Toy" / "checkpoint.pt")
     n_steps = state["learner"]["step"]

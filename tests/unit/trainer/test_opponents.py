@@ -27,7 +27,7 @@ def set_weight(policy, value):
 
 
 def fill(past, policy, n):
-    """Take `n` snapshots, of weights and ratings that tell their number."""
+    """Take `n` snapshots whose weights and ratings show their number."""
     for number in range(n):
         set_weight(policy, float(number))
         past.ratings[LATEST] = 1000.0 + number
@@ -35,17 +35,17 @@ def fill(past, policy, n):
 
 
 def stored(past):
-    return [one["weight"].item() for one in past.snapshots]
+    return [snapshot["weight"].item() for snapshot in past.snapshots]
 
 
 def test_first_snapshot_is_taken_at_the_start_and_the_next_after_more_than_save_steps():
     past, policy = made(save_steps=100)
-    taken = []
+    counts = []
     for step in (7, 50, 107, 108, 208, 209):
         set_weight(policy, float(step))
         past.save_due(step)
-        taken.append(len(past.snapshots))
-    assert taken == [1, 1, 1, 2, 2, 3]
+        counts.append(len(past.snapshots))
+    assert counts == [1, 1, 1, 2, 2, 3]
     assert stored(past) == [7.0, 108.0, 209.0]
 
 
@@ -78,11 +78,11 @@ def test_draws_depend_on_the_seed_only():
     def draws(seed):
         past, policy = made(seed=seed, save_steps=1, window=9)
         fill(past, policy, 9)
-        found = []
+        numbers = []
         for _ in range(20):
             past.swap([TEAM])
-            found.append(past.opponents[TEAM].drawn)
-        return found
+            numbers.append(past.opponents[TEAM].drawn)
+        return numbers
 
     assert draws(1) == draws(1)
     assert draws(1) != draws(2)
@@ -100,22 +100,22 @@ def played(window=3, n=5):
 
 def test_restored_past_goes_on_as_the_other():
     past = played()
-    again, policy = made(seed=8, save_steps=1, window=3, play_against_latest_model_ratio=0.0)
+    restored, policy = made(seed=8, save_steps=1, window=3, play_against_latest_model_ratio=0.0)
     set_weight(policy, 4.0)
-    again.load_state_dict(past.state_dict())
-    assert list(again.opponents) == [TEAM]
-    for one in (past, again):
-        assert one.ghost_steps == 17
-        assert one.last_change == 5
-        assert one.last_save == 8
+    restored.load_state_dict(past.state_dict())
+    assert list(restored.opponents) == [TEAM]
+    for pool in (past, restored):
+        assert pool.ghost_steps == 17
+        assert pool.last_change == 5
+        assert pool.last_save == 8
     for step in (9, 11, 13, 15):
         trace = []
-        for one in (past, again):
-            one.save_due(step)
-            one.swap([TEAM, "Duel?team=2"])
-            drawn = {team: playing.drawn for team, playing in one.opponents.items()}
-            weights = [playing.policy.weight.item() for playing in one.opponents.values()]
-            trace.append((one.ratings, len(one.snapshots), drawn, weights))
+        for pool in (past, restored):
+            pool.save_due(step)
+            pool.swap([TEAM, "Duel?team=2"])
+            drawn = {team: playing.drawn for team, playing in pool.opponents.items()}
+            weights = [playing.policy.weight.item() for playing in pool.opponents.values()]
+            trace.append((pool.ratings, len(pool.snapshots), drawn, weights))
         assert trace[0] == trace[1]
 
 
@@ -128,25 +128,25 @@ def test_restored_past_goes_on_as_the_other():
     ],
 )
 def test_another_window_keeps_the_newest_snapshots(n, window, weights, ratings):
-    again, policy = made(window=window, save_steps=1)
-    again.load_state_dict(played(n=n).state_dict())
-    assert stored(again) == weights
-    assert again.ratings == ratings
-    assert all(opponent.drawn < len(weights) for opponent in again.opponents.values())
+    restored, policy = made(window=window, save_steps=1)
+    restored.load_state_dict(played(n=n).state_dict())
+    assert stored(restored) == weights
+    assert restored.ratings == ratings
+    assert all(opponent.drawn < len(weights) for opponent in restored.opponents.values())
     set_weight(policy, 9.0)
-    again.save_due(100)
-    assert 9.0 in stored(again)
-    assert len(again.snapshots) == min(len(weights) + 1, window)
+    restored.save_due(100)
+    assert 9.0 in stored(restored)
+    assert len(restored.snapshots) == min(len(weights) + 1, window)
 
 
 @pytest.mark.parametrize("drawn", range(3))
 def test_in_another_window_an_opponent_keeps_the_rating_of_its_snapshot_where_that_is_kept(drawn):
     past = played(n=5)
     past.opponents[TEAM].play(past.snapshots[drawn], drawn)
-    again, _ = made(window=2, save_steps=1)
-    again.load_state_dict(past.state_dict())
-    opponent = again.opponents[TEAM]
+    restored, _ = made(window=2, save_steps=1)
+    restored.load_state_dict(past.state_dict())
+    opponent = restored.opponents[TEAM]
     weight = opponent.policy.weight.item()
     assert weight == stored(past)[drawn]
-    expected = stored(again).index(weight) if weight in stored(again) else 0
+    expected = stored(restored).index(weight) if weight in stored(restored) else 0
     assert opponent.drawn == expected

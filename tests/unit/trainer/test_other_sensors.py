@@ -27,8 +27,8 @@ class Renamed(Chase):
         return {self.behavior: self.cut} if hasattr(self, "cut") else super().behavior_specs
 
     def doubled(self, steps):
-        for each in steps[self.behavior]:
-            each.obs[:] = [each.obs[0], np.zeros_like(each.obs[0])]
+        for part in steps[self.behavior]:
+            part.obs[:] = [part.obs[0], np.zeros_like(part.obs[0])]
         return steps
 
     def reset(self):
@@ -54,10 +54,12 @@ def test_other_names_are_told_where_a_run_is_resumed_or_begun(quick, tmp_path, i
     other = {"init_from": {"Toy": tmp_path / "Toy/checkpoint.pt"}}
     train(in_process(Renamed("paddle", "ball")), quick(max_steps=200), tmp_path / "new", **other)
     train(in_process(Renamed("ball", "padle")), quick(), tmp_path, resume=True)
-    lines = [one.getMessage() for one in caplog.records if "observations" in one.getMessage()]
+    lines = [
+        record.getMessage() for record in caplog.records if "observations" in record.getMessage()
+    ]
     assert len(lines) == 2
     assert "has ['paddle', 'ball']" in lines[0]
     assert "has ['ball', 'padle']" in lines[1]
     caplog.clear()
     train(in_process(Renamed("ball", "padle")), quick(max_steps=700), tmp_path, resume=True)
-    assert not [one for one in caplog.records if "observations" in one.getMessage()]
+    assert not [record for record in caplog.records if "observations" in record.getMessage()]

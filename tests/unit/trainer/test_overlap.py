@@ -35,7 +35,7 @@ NOTHING_DONE = {"network": {"n_done": torch.tensor(0)}}
 
 
 class Parts:
-    """An algorithm whose updates are lists of numbers, and who acts by the last one."""
+    """An algorithm whose updates have `n_parts` parts, and whose weights count the parts done."""
 
     def __init__(self, n_parts):
         network = torch.nn.Module()
@@ -71,7 +71,7 @@ class Parts:
 
 
 class Rows(list):
-    """A rollout of so many rows."""
+    """A rollout whose rows are the items of the list."""
 
     @property
     def n_rows(self):
@@ -79,7 +79,7 @@ class Rows(list):
 
 
 def begun(n_parts, *, n_steps, steps_per_row=None, wait=lambda: None):
-    """An update of so many parts, of a rollout of two rows that took so many steps."""
+    """Begin an update of `n_parts` parts, on a rollout of two rows that took `n_steps` steps."""
     overlap = Overlap(Parts(n_parts), steps_per_row=steps_per_row)
     overlap.algorithm.wait = wait
     for _ in range(n_steps):
@@ -105,7 +105,7 @@ def test_parts_are_spread_over_as_many_steps_as_the_rollout_took(n_parts, n_step
 
 
 def test_an_update_that_says_that_nothing_is_left_is_over_after_a_step():
-    """As a plug-in may, since `update_in_parts` counts only about."""
+    """A plug-in may do so, since `update_in_parts` gives only estimates."""
 
     class Vague(Parts):
         def update_in_parts(self, rollout, *, step):
@@ -122,7 +122,7 @@ def test_an_update_that_says_that_nothing_is_left_is_over_after_a_step():
 def test_an_update_in_the_thread_acts_after_as_many_steps_as_its_rows_are_given(
     n_steps, after, seconds
 ):
-    """However long it takes: it is waited for. At most as many as the rollout took."""
+    """However long it takes, the loop waits for it; at most as many steps as the rollout took."""
     overlap = begun(5, n_steps=n_steps, steps_per_row=1.8, wait=lambda: time.sleep(seconds))
     overlap.observe("a")
     for _ in range(after - 1):
@@ -147,7 +147,7 @@ def test_steps_go_on_while_the_thread_learns():
 
 def test_long_gradient_steps_are_those_of_many_weights_and_rows():
     spec = BehaviorSpec([ObservationSpec.vector(8)], ActionSpec(2, ()))
-    given = []
+    per_row = []
     for trainer, rows, units in (
         ("ppo", 64, 128),
         ("ppo", 256, 512),
@@ -162,10 +162,10 @@ def test_long_gradient_steps_are_those_of_many_weights_and_rows():
         run = load_run_settings(None, overrides={"behaviors": {"B": behavior}})
         settings = run.behaviors["B"]
         algorithm = algorithm_of(settings)(spec, settings, seed=1, device=torch.device("cpu"))
-        given.append(overlap_module.steps_per_row(algorithm))
-    assert [one is None for one in given] == [True, False, False, True]
+        per_row.append(overlap_module.steps_per_row(algorithm))
+    assert [value is None for value in per_row] == [True, False, False, True]
     n_weights = 2 * (9 * 512 + 513 * 512) + 2 * 513 + 2 + 513  # actor, critic, and their heads
-    assert given[1] == pytest.approx(3 * n_weights / overlap_module.PER_STEP)
+    assert per_row[1] == pytest.approx(3 * n_weights / overlap_module.PER_STEP)
 
 
 def test_rest_is_done_at_once_when_the_next_rollout_is_complete_first():
@@ -199,16 +199,16 @@ def test_observations_wait_for_the_last_part_and_keep_their_order():
 def test_state_of_an_update_under_way_goes_on_as_if_it_had_not_been_asked_for(
     n_advanced, n_parts, n_steps, per_row
 ):
-    untouched, asked = (begun(n_parts, n_steps=n_steps, steps_per_row=per_row) for _ in range(2))
-    for overlap in (untouched, asked):
+    untouched, saved = (begun(n_parts, n_steps=n_steps, steps_per_row=per_row) for _ in range(2))
+    for overlap in (untouched, saved):
         for _ in range(n_advanced):
             overlap.advance()
     restored = Overlap(Parts(n_parts), steps_per_row=per_row)
-    restored.load_state_dict(asked.state_dict())
+    restored.load_state_dict(saved.state_dict())
     for _ in range(12):
-        came = [one.advance() for one in (untouched, asked, restored)]
-        assert came[0] == came[1] == came[2]
-        acts = [one.acting is one.algorithm for one in (untouched, asked, restored)]
+        stats = [run.advance() for run in (untouched, saved, restored)]
+        assert stats[0] == stats[1] == stats[2]
+        acts = [run.acting is run.algorithm for run in (untouched, saved, restored)]
         assert acts[0] == acts[1] == acts[2]
     assert untouched.algorithm.done == restored.algorithm.done
 
@@ -283,13 +283,13 @@ def test_gradient_steps_in_a_thread_are_not_compiled(
     longest, is_compiled, quick, monkeypatch, train_in
 ):
     """torch can trace only one program at a time, and two behaviors have two threads."""
-    asked = []
-    monkeypatch.setattr(PPO, "compile", lambda self: asked.append(self.spec))
+    compiled = []
+    monkeypatch.setattr(PPO, "compile", lambda self: compiled.append(self.spec))
     monkeypatch.setattr(overlap_module, "PER_STEP", longest)
     settings = quick(threaded=True, max_steps=100)
     settings = replace(settings, torch_settings=replace(settings.torch_settings, compile=True))
     train_in(Corridor(), settings)
-    assert bool(asked) == is_compiled
+    assert bool(compiled) == is_compiled
 
 
 def test_interrupted_run_saves_the_update_under_way_and_goes_on(

@@ -88,8 +88,8 @@ def test_cloning_takes_each_source_as_often_as_its_weight_has_it(demo, quick, me
         learning_rate=1e-3,
         seed=1,
     )
-    taken = [int(row) for _ in range(40) for batch in cloning.minibatches() for row in batch.index]
-    share = np.mean(np.array(taken) >= 180)
+    rows = [int(row) for _ in range(40) for batch in cloning.minibatches() for row in batch.index]
+    share = np.mean(np.array(rows) >= 180)
     assert share == pytest.approx(5 / 6, abs=0.02)
 
 
@@ -100,8 +100,8 @@ def test_demonstration_of_other_actions_is_refused(demo, quick, tmp_path):
 
 
 def test_demonstration_of_a_behavior_whose_name_leads_elsewhere_is_refused(demo, tmp_path):
-    given = {"default_settings": {"trainer_type": "ppo"}}
-    settings = load_run_settings(None, overrides=given)
+    overrides = {"default_settings": {"trainer_type": "ppo"}}
+    settings = load_run_settings(None, overrides=overrides)
     with pytest.raises(DemonstrationError, match=r"d\.demo: .*'\.\./evil'.*separate folders"):
         run([demo(behavior="../evil")], settings, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["d.demo"]
@@ -122,12 +122,12 @@ def test_training_begins_with_the_cloned_policy_and_its_normaliser(demo, quick, 
         run_dir=tmp_path / "train",
         init_from={"Toy": cloned.checkpoint},
     ).behaviors["Toy"]
-    one, two = (
+    before, after = (
         load_checkpoint(path)["learner"]["algorithm"]["policy"]
         for path in (cloned.checkpoint, begun.checkpoint)
     )
-    assert float(one["normalizers.by_observation.0.count"]) == 1 + cloned.n_rows
-    changed = {key for key in one if not torch.equal(one[key], two[key])}
+    assert float(before["normalizers.by_observation.0.count"]) == 1 + cloned.n_rows
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
     assert changed <= {
         f"normalizers.by_observation.0.{name}" for name in ("count", "mean", "squared")
     }
@@ -183,12 +183,12 @@ def late(tmp_path):
 
 def answers(policy, row=EPISODE - 1):
     """What the policy would say at the end of an episode after each of the four cues."""
-    found = []
+    choices = []
     for which in range(4):
         obs = np.zeros((EPISODE, 5), np.float32)
         obs[0, which] = obs[row, 4] = 1.0
-        found.append(int(record(policy, [obs]).expected[DISCRETE][row, 0]))
-    return found
+        choices.append(int(record(policy, [obs]).expected[DISCRETE][row, 0]))
+    return choices
 
 
 def test_policy_with_memory_is_cloned_from_what_the_expert_saw_earlier(late, quick, tmp_path):

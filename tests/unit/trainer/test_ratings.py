@@ -54,10 +54,10 @@ def test_a_mate_that_does_not_ask_in_a_message_still_plays():
 
 
 def test_groups_that_are_taken_up_know_who_plays():
-    groups, again = UnfinishedGames(), UnfinishedGames()
+    groups, restored = UnfinishedGames(), UnfinishedGames()
     groups.plays(("Team", 0), decision_steps([], [1, 2], group_id=[7, 7]))
-    again.load_state_dict(groups.state_dict())
-    assert again.whole(("Team", 0), terminal_steps([], [1], group_id=[7])).tolist() == [False]
+    restored.load_state_dict(groups.state_dict())
+    assert restored.whole(("Team", 0), terminal_steps([], [1], group_id=[7])).tolist() == [False]
     groups.forget(lambda source: source[1] == 0)
     assert groups.whole(("Team", 0), terminal_steps([], [1], group_id=[7])).tolist() == [True]
 

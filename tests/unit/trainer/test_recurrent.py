@@ -64,10 +64,10 @@ def test_agents_that_come_and_go_remember_what_each_would_alone(learner_of):
     take_turn(learner, [steps_of([2], time=1)])
     take_turn(learner, [steps_of([3, 1, 2], time=2)])
     times = {1: (0, 2), 2: (0, 1, 2), 3: (2,)}
-    found = {agent: memory_of(learner, agent) for agent in times}
-    for agent, when in times.items():
-        np.testing.assert_allclose(found[agent], alone(learner_of, agent, when), atol=1e-6)
-    assert np.abs(found[1] - found[2]).max() > 1e-3
+    memories = {agent: memory_of(learner, agent) for agent in times}
+    for agent, moments in times.items():
+        np.testing.assert_allclose(memories[agent], alone(learner_of, agent, moments), atol=1e-6)
+    assert np.abs(memories[1] - memories[2]).max() > 1e-3
 
 
 def test_same_ids_in_other_workers_and_teams_have_memories_of_their_own(learner_of):
@@ -77,8 +77,8 @@ def test_same_ids_in_other_workers_and_teams_have_memories_of_their_own(learner_
     take_turn(learner, [steps_of([1], time=1), steps_of([1], time=6)], team="a")
     places = {("a", 0): (0, 1), ("a", 1): (5, 6), ("b", 0): (7,)}
     for (team, worker), times in places.items():
-        found = memory_of(learner, 1, worker=worker, team=team)
-        np.testing.assert_allclose(found, alone(learner_of, 1, times), atol=1e-6)
+        memory = memory_of(learner, 1, worker=worker, team=team)
+        np.testing.assert_allclose(memory, alone(learner_of, 1, times), atol=1e-6)
 
 
 @pytest.mark.parametrize("interrupted", [True, False])
@@ -95,8 +95,10 @@ def test_memory_is_gone_when_the_episode_ends(learner_of, interrupted, pause):
         take_turn(learner, [steps_of([1, 2], time=2 + pause)])
     begun = alone(learner_of, 1, [2 + pause])
     np.testing.assert_allclose(memory_of(learner, 1), begun, atol=1e-6)
-    kept = alone(learner_of, 2, [0, 1, 2, *range(3, 3 + pause), *([2 + pause] if pause else [])])
-    np.testing.assert_allclose(memory_of(learner, 2), kept, atol=1e-6)
+    continued = alone(
+        learner_of, 2, [0, 1, 2, *range(3, 3 + pause), *([2 + pause] if pause else [])]
+    )
+    np.testing.assert_allclose(memory_of(learner, 2), continued, atol=1e-6)
 
 
 def test_a_mate_that_has_ended_is_valued_with_what_it_remembered(learner_of):
@@ -109,9 +111,9 @@ def test_a_mate_that_has_ended_is_valued_with_what_it_remembered(learner_of):
     take_turn(learner, messages[1])
     groups = learner.grouping.groups
     after = groups.moments.members(groups.by_slot["end_moment"][[slot]])
-    (own,) = np.flatnonzero(after.entities["obs_0"][:, 0] == 1)
+    (index,) = np.flatnonzero(after.entities["obs_0"][:, 0] == 1)
     assert remembered.any()
-    np.testing.assert_array_equal(after.entities["memory"][own], remembered)
+    np.testing.assert_array_equal(after.entities["memory"][index], remembered)
 
 
 def test_policies_without_memory_store_none(learner_of):
@@ -124,23 +126,23 @@ def test_policies_without_memory_store_none(learner_of):
 
 
 def collected(learner_of, *, toy=Cue, shared=False, n_steps=40, horizon=8, agents=5):
-    """A learner that has played, each decision with what its critic said then, by trajectory."""
+    """A learner that has played, and the critic's values while it acted, by trajectory."""
     learner = learner_of(toy.spec, shared=shared, time_horizon=horizon)
     algorithm, game = learner.algorithm, toy(n_agents=agents, seed=2)
-    steps, said = list(game.reset().values()), {agent: [] for agent in range(agents)}
+    steps, open_values = list(game.reset().values()), {agent: [] for agent in range(agents)}
     closed: list[list[float]] = []
     for _ in range(n_steps):
         decided = learner.decide(steps, team="")
         ((decision, terminal),) = steps
         for agent in terminal.agent_id:
-            closed.append([*said[agent], np.nan])
-            said[agent] = []
+            closed.append([*open_values[agent], np.nan])
+            open_values[agent] = []
         values = critics_word(algorithm, decision.obs, decided.decision.rows["memory"])
         for agent in decision.agent_id:
-            if len(said[agent]) == horizon:
-                closed.append([*said[agent], values[agent]])
-                said[agent] = []
-            said[agent].append(values[agent])
+            if len(open_values[agent]) == horizon:
+                closed.append([*open_values[agent], values[agent]])
+                open_values[agent] = []
+            open_values[agent].append(values[agent])
         learner.remember(learner.absorb(steps), decided)
         steps = list(game.step({"Toy?team=0": decided.actions[0]}).values())
     return learner, closed
@@ -169,8 +171,8 @@ def test_update_sees_the_log_probs_and_values_of_acting(learner_of, toy, shared)
     assert min(lengths) < 3
     with torch.no_grad():
         batch = algorithm._rows(rollout)
-        own, _ = algorithm._sequence_states(batch.sequences)
-        hidden = algorithm.policy.actor(batch.obs, own)
+        states, _ = algorithm._sequence_states(batch.sequences)
+        hidden = algorithm.policy.actor(batch.obs, states)
         log_prob, _ = algorithm.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
@@ -185,23 +187,23 @@ def test_update_sees_the_log_probs_and_values_of_acting(learner_of, toy, shared)
             sequences=sequences,
         )[1]
     # trajectories that close at one step may stand in another order
-    found = []
+    actual = []
     for start, length, after in zip(rollout.starts, lengths, following[:, 0], strict=True):
         values = batch.value[start : start + length, 0].tolist()
-        found.append((*values, float(after)))
+        actual.append((*values, float(after)))
     expected = [tuple(map(float, values)) for values in closed]
     for values in expected:
-        nearest = min(found, key=lambda other: distance(other, values))
+        nearest = min(actual, key=lambda other: distance(other, values))
         assert distance(nearest, values) < 2e-6
-        found.remove(nearest)
+        actual.remove(nearest)
     assert any(not np.isnan(values[-1]) for values in expected)
 
 
-def distance(one, other):
+def distance(values, other):
     """Largest difference of two trajectories' values; one that the task ended has no bootstrap."""
-    if len(one) != len(other):
+    if len(values) != len(other):
         return np.inf
-    return np.nanmax(np.abs(np.subtract(one, other)))
+    return np.nanmax(np.abs(np.subtract(values, other)))
 
 
 def test_act_and_update_disagree_when_the_memory_is_not_the_stored_one(learner_of):
@@ -238,23 +240,22 @@ def test_minibatches_hold_whole_sequences_with_their_memories(learner_of):
     algorithm, rollout = learner.algorithm, learner.trajectories.rollout()
     batch = algorithm._rows(rollout)
     numbered = torch.arange(rollout.n_rows)[:, None]
-    batch = replace(
-        batch, columns={**batch.columns, "value": numbered}
-    )  # so that every row can be told from the others
+    # so that every row can be told from the others
+    batch = replace(batch, columns={**batch.columns, "value": numbered})
     lengths = batch.sequences.lengths.tolist()
     memories = dict(zip(map(key, numbered.split(lengths)), batch.sequences.memory, strict=True))
-    size, found = 7, []
+    size, keys = 7, []
     minibatches = list(batch.minibatches(np.random.default_rng(0), size))
     assert len(minibatches) == len(lengths) // size > 3
-    for one in minibatches:
-        assert len(one.sequences.lengths) == size
-        assert torch.equal(one.log_prob, batch.log_prob[one.value[:, 0]])
-        rows = one.value.split(one.sequences.lengths.tolist())
-        for sequence, memory in zip(rows, one.sequences.memory, strict=True):
+    for minibatch in minibatches:
+        assert len(minibatch.sequences.lengths) == size
+        assert torch.equal(minibatch.log_prob, batch.log_prob[minibatch.value[:, 0]])
+        rows = minibatch.value.split(minibatch.sequences.lengths.tolist())
+        for sequence, memory in zip(rows, minibatch.sequences.memory, strict=True):
             assert torch.equal(memories[key(sequence)], memory)
-            found.append(key(sequence))
-    assert len(set(found)) == len(found)
-    assert found != list(memories)[: len(found)]
+            keys.append(key(sequence))
+    assert len(set(keys)) == len(keys)
+    assert keys != list(memories)[: len(keys)]
 
 
 def key(rows):

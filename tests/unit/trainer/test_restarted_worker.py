@@ -38,8 +38,8 @@ def test_only_the_restarted_workers_open_trajectories_are_dropped(make_learner, 
         FailsAt(Long(seed=2, n_agents=3), at=6),
         InProcessEnvironment(Long(seed=3, n_agents=2)),
     ]
-    again = Long(seed=9, n_agents=3)
-    with WorkerSet(envs, relaunch=lambda *_: InProcessEnvironment(again)) as workers:
+    relaunched = Long(seed=9, n_agents=3)
+    with WorkerSet(envs, relaunch=lambda *_: InProcessEnvironment(relaunched)) as workers:
         workers.reset()
         learner = make_learner(
             Chase.spec, time_horizon=8, max_steps=100_000, network_settings=network
@@ -52,10 +52,10 @@ def test_only_the_restarted_workers_open_trajectories_are_dropped(make_learner, 
             for worker in workers.take_restarted():
                 assert worker == 1
                 learner.drop_unfinished(worker)
-                begun = again.observe()[0].astype(np.float32)
+                begun = relaunched.observe()[0].astype(np.float32)
                 if learner.memories is not None:
-                    taken = learner.slots.state_dict()["taken"]
-                    live = {slot for one in taken for slot in one["slots"].tolist()}
+                    taken_slots = learner.slots.state_dict()["taken"]
+                    live = {slot for entry in taken_slots for slot in entry["slots"].tolist()}
                     free = sorted(set(range(learner.slots.n_slots)) - live)
                     assert len(free) == 3
                     assert not learner.memories[free].any()

@@ -1,4 +1,4 @@
-"""A learner that takes up what another has saved goes on as that one does."""
+"""A learner that is restored from another one's state goes on as the other does."""
 
 from __future__ import annotations
 
@@ -69,107 +69,117 @@ def learner_of(make_learner, trainer, network=PLAIN, **changes):
     )
 
 
-def play(learner, heard, teams=("",)):
+def play(learner, history, teams=("",)):
     """Everything that the learner does on messages, as plain values."""
     done = []
-    for steps in heard:
+    for steps in history:
         for team in teams:
             decided = take_turn(learner, steps, team=team)
-            done += [(one.continuous.tolist(), one.discrete.tolist()) for one in decided.actions]
+            done += [
+                (action.continuous.tolist(), action.discrete.tolist()) for action in decided.actions
+            ]
         while learner.learn():
             pass
         done.append((learner.step, learner.n_updates))
     return done
 
 
-def taken_up(make_learner, one, trainer, network, *, with_open=True, **changes):
-    state, experience = one.state_dict(), one.experience(with_open=with_open)
-    two = learner_of(make_learner, trainer, network, **changes)
-    two.load_state_dict(copy.deepcopy(state))
-    two.load_experience(copy.deepcopy(experience), with_open=with_open)
-    if one.algorithm.replay is not None:  # which is saved apart
-        two.algorithm.replay.load_state_dict(copy.deepcopy(one.algorithm.replay.state_dict()))
-    return two
+def taken_up(make_learner, original, trainer, network, *, with_open=True, **changes):
+    state, experience = original.state_dict(), original.experience(with_open=with_open)
+    restored = learner_of(make_learner, trainer, network, **changes)
+    restored.load_state_dict(copy.deepcopy(state))
+    restored.load_experience(copy.deepcopy(experience), with_open=with_open)
+    if original.algorithm.replay is not None:  # which is saved apart
+        restored.algorithm.replay.load_state_dict(
+            copy.deepcopy(original.algorithm.replay.state_dict())
+        )
+    return restored
 
 
-def equal(one, two):
-    torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)
+def equal(first, second):
+    torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
 
 
 def tensors(value):
     """Plain values of a state, arrays and tensors as lists."""
     if isinstance(value, dict):
-        return {str(key): tensors(one) for key, one in value.items()}
+        return {str(key): tensors(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [tensors(one) for one in value]
+        return [tensors(item) for item in value]
     return value.tolist() if isinstance(value, np.ndarray | torch.Tensor) else value
 
 
 @pytest.mark.parametrize("network", [PLAIN, MEMORY], ids=["plain", "memory"])
 @pytest.mark.parametrize("trainer", NUMBERS)
 def test_a_learner_that_takes_up_another_goes_on_as_that_one(make_learner, trainer, network):
-    heard = messages(40, seed=3, grouped=True)
-    one = learner_of(make_learner, trainer, network)
-    play(one, heard[:23])
-    assert one.n_updates > 0
-    two = taken_up(make_learner, one, trainer, network)
-    assert play(one, heard[23:]) == play(two, heard[23:])
-    assert tensors(one.state_dict()) == tensors(two.state_dict())
-    assert tensors(one.experience(with_open=True)) == tensors(two.experience(with_open=True))
+    history = messages(40, seed=3, grouped=True)
+    original = learner_of(make_learner, trainer, network)
+    play(original, history[:23])
+    assert original.n_updates > 0
+    restored = taken_up(make_learner, original, trainer, network)
+    assert play(original, history[23:]) == play(restored, history[23:])
+    assert tensors(original.state_dict()) == tensors(restored.state_dict())
+    assert tensors(original.experience(with_open=True)) == tensors(
+        restored.experience(with_open=True)
+    )
 
 
 @pytest.mark.parametrize("trainer", NUMBERS)
 def test_one_of_several_processes_goes_on_from_its_own_part_and_the_networks_of_the_first(
     make_learner, quick, tmp_path, trainer
 ):
-    heard = messages(40, seed=3, grouped=True)
-    one, two = (learner_of(make_learner, trainer, MEMORY) for _ in range(2))
-    play(one, heard[:23])
+    history = messages(40, seed=3, grouped=True)
+    original, restored = (learner_of(make_learner, trainer, MEMORY) for _ in range(2))
+    play(original, history[:23])
     first, other = CheckpointManager(tmp_path, quick()), NullCheckpointManager(tmp_path, quick())
-    whole = first.snapshot([one], {}, with_open=True)["Toy"]
-    part = other.snapshot([one], {}, with_open=True)["Toy"]
-    shared = {*one.algorithm.own_networks, "optimizer"}
+    full_state = first.snapshot([original], {}, with_open=True)["Toy"]
+    part = other.snapshot([original], {}, with_open=True)["Toy"]
+    shared = {*original.algorithm.own_networks, "optimizer"}
     assert not part["learner"]["algorithm"].keys() & shared
     # the state of the first process itself shall not count
-    algorithm = whole["learner"]["algorithm"]
-    whole["learner"]["algorithm"] = {name: algorithm[name] for name in shared & algorithm.keys()}
-    whole["experience"] = {}
+    algorithm = full_state["learner"]["algorithm"]
+    full_state["learner"]["algorithm"] = {
+        name: algorithm[name] for name in shared & algorithm.keys()
+    }
+    full_state["experience"] = {}
     path = tmp_path / "Toy" / "resume.pt"
-    save_checkpoint(path, {**whole, "ranks": [part]})
+    save_checkpoint(path, {**full_state, "ranks": [part]})
     saved = of_each_rank({"Toy": load_checkpoint(path)}, 2)[1]["Toy"]
-    restore(two, saved, path, exact=True)
-    assert play(one, heard[23:]) == play(two, heard[23:])
-    assert tensors(one.state_dict()) == tensors(two.state_dict())
-    assert tensors(one.experience(with_open=True)) == tensors(two.experience(with_open=True))
+    restore(restored, saved, path, exact=True)
+    assert play(original, history[23:]) == play(restored, history[23:])
+    assert tensors(original.state_dict()) == tensors(restored.state_dict())
+    assert tensors(original.experience(with_open=True)) == tensors(
+        restored.experience(with_open=True)
+    )
 
 
 @pytest.mark.parametrize("is_last", [False, True], ids=["new rows", "all rows"])
 def test_a_replay_is_restored_from_its_files(make_learner, quick, tmp_path, is_last):
-    heard = messages(40, seed=3, grouped=True)
-    one, two = (learner_of(make_learner, "sac", PLAIN) for _ in range(2))
+    history = messages(40, seed=3, grouped=True)
+    original, restored = (learner_of(make_learner, "sac", PLAIN) for _ in range(2))
     keeper = CheckpointManager(tmp_path, quick())
-    for part in (heard[:15], heard[15:23]):
-        play(one, part)
-        saved = keeper.snapshot([one], {}, with_open=True)["Toy"]
+    for part in (history[:15], history[15:23]):
+        play(original, part)
+        saved = keeper.snapshot([original], {}, with_open=True)["Toy"]
         keeper.is_last = is_last
-    restore(two, saved, tmp_path / "Toy" / "checkpoint.pt", exact=True)
-    assert len(two.algorithm.replay) == len(one.algorithm.replay) > 0
-    assert play(one, heard[23:]) == play(two, heard[23:])
+    restore(restored, saved, tmp_path / "Toy" / "checkpoint.pt", exact=True)
+    assert len(restored.algorithm.replay) == len(original.algorithm.replay) > 0
+    assert play(original, history[23:]) == play(restored, history[23:])
 
 
 def test_a_further_process_reads_and_writes_no_files(make_learner, quick, tmp_path):
-    one = learner_of(make_learner, "ppo")
-    play(one, messages(23, seed=3, grouped=True))
-    CheckpointManager(tmp_path, quick()).finish([one], {})
+    learner = learner_of(make_learner, "ppo")
+    play(learner, messages(23, seed=3, grouped=True))
+    CheckpointManager(tmp_path, quick()).finish([learner], {})
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert before
     other = NullCheckpointManager(tmp_path, quick())
     assert other.saved() == {}
-    one.step += 1
-    other.consider(one)
-    other.refresh([one], {})
-    other.milestone(one, {})
-    other.finish([one], {})
+    learner.step += 1
+    other.consider(learner)
+    other.refresh([learner], {})
+    other.milestone(learner, {})
+    other.finish([learner], {})
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
@@ -180,46 +190,51 @@ def test_states_of_another_number_of_processes_give_each_the_networks_alone():
 
 @pytest.mark.parametrize("trainer", NUMBERS)
 def test_without_its_agents_a_learner_keeps_what_has_ended_alone(make_learner, trainer):
-    heard = messages(23, seed=3, grouped=True)
-    one = learner_of(make_learner, trainer, MEMORY)
-    play(one, heard)
-    two = taken_up(make_learner, one, trainer, MEMORY, with_open=False)
-    assert two.trajectories.n_closed == one.trajectories.n_closed
-    assert two.slots.n_slots == 0
-    assert not two.memories.any()
-    assert one.experience(with_open=False)["memories"] is None
+    history = messages(23, seed=3, grouped=True)
+    original = learner_of(make_learner, trainer, MEMORY)
+    play(original, history)
+    restored = taken_up(make_learner, original, trainer, MEMORY, with_open=False)
+    assert restored.trajectories.n_closed == original.trajectories.n_closed
+    assert restored.slots.n_slots == 0
+    assert not restored.memories.any()
+    assert original.experience(with_open=False)["memories"] is None
     begun = messages(8, seed=4, grouped=True)
-    play(two, begun)
-    two.drop_unfinished()
-    assert not two.memories.any()
-    play(two, begun)
-    assert two.step > one.step
+    play(restored, begun)
+    restored.drop_unfinished()
+    assert not restored.memories.any()
+    play(restored, begun)
+    assert restored.step > original.step
 
 
 def test_self_play_is_taken_up_with_its_opponents_and_their_games(make_learner):
     games = {"window": 2, "save_steps": 10, "play_against_latest_model_ratio": 0.5}
-    heard = messages(30, seed=5, grouped=True)
-    one = learner_of(make_learner, "ppo", MEMORY, self_play=games)
+    history = messages(30, seed=5, grouped=True)
+    original = learner_of(make_learner, "ppo", MEMORY, self_play=games)
     for number in range(3):
-        play(one, heard[4 * number : 4 * number + 4], TEAMS[:1])
-        one.past.save_due(one.step)
-    one.past.swap([TEAMS[1]])
-    one.past.ghost_steps, one.past.last_change = 17, 5
-    one.past.games.plays((TEAMS[0], 1), heard[0][1][0])
-    play(one, heard[12:15], TEAMS)
-    two = taken_up(make_learner, one, "ppo", MEMORY, self_play=games)
-    for learner in (one, two):
+        play(original, history[4 * number : 4 * number + 4], TEAMS[:1])
+        original.past.save_due(original.step)
+    original.past.swap([TEAMS[1]])
+    original.past.ghost_steps, original.past.last_change = 17, 5
+    original.past.games.plays((TEAMS[0], 1), history[0][1][0])
+    play(original, history[12:15], TEAMS)
+    restored = taken_up(make_learner, original, "ppo", MEMORY, self_play=games)
+    for learner in (original, restored):
         learner.past.swap([TEAMS[1]])
-    assert play(one, heard[15:], TEAMS) == play(two, heard[15:], TEAMS)
-    assert tensors(one.state_dict()) == tensors(two.state_dict())
-    assert tensors(one.experience(with_open=True)) == tensors(two.experience(with_open=True))
+    assert play(original, history[15:], TEAMS) == play(restored, history[15:], TEAMS)
+    assert tensors(original.state_dict()) == tensors(restored.state_dict())
+    assert tensors(original.experience(with_open=True)) == tensors(
+        restored.experience(with_open=True)
+    )
 
 
 def test_a_reward_that_a_group_shares_is_warned_of_once(make_learner, caplog):
-    heard = messages(8, seed=3, grouped=True)
+    history = messages(8, seed=3, grouped=True)
     for trainer, n_warnings in (("poca", 0), ("ppo", 1)):
-        play(learner_of(make_learner, trainer), heard)
-        assert len([one for one in caplog.records if "Group Reward" in one.message]) == n_warnings
+        play(learner_of(make_learner, trainer), history)
+        assert (
+            len([record for record in caplog.records if "Group Reward" in record.message])
+            == n_warnings
+        )
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
@@ -243,8 +258,8 @@ def test_an_opponent_plays_weights_of_its_own(make_learner, ratio):
     (opponent,) = learner.past.opponents.values()
     assert opponent.drawn == (LATEST if ratio else 0)
     first = copy.deepcopy(opponent.policy.state_dict())
-    assert not any(one.requires_grad for one in opponent.policy.parameters())
-    assert all(one.requires_grad for one in learner.algorithm.policy.parameters())
+    assert not any(parameter.requires_grad for parameter in opponent.policy.parameters())
+    assert all(parameter.requires_grad for parameter in learner.algorithm.policy.parameters())
     play(learner, messages(20, seed=2, grouped=False), TEAMS)
     assert learner.n_updates > 0
     equal(opponent.policy.state_dict(), first)

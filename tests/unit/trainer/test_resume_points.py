@@ -1,4 +1,4 @@
-"""Runs that were interrupted say whether they are what they would have been."""
+"""Interrupted runs say whether they equal the uninterrupted run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Stateless(Corridor):
 
 @pytest.fixture
 def run(quick, make_loop, in_process):
-    """Train, from where the run is if it has begun; stop when asked so often."""
+    """Train, or continue a run that has begun; stop when it has asked `stop` times whether to."""
 
     def train(toy, stop=None, **changes):
         with WorkerSet([in_process(toy(n_agents=4))]) as workers:
@@ -77,11 +77,11 @@ def test_each_interruption_of_a_run_without_states_is_kept(run, quick, tmp_path,
 @pytest.mark.parametrize("toy", [Corridor, Stateless])
 def test_a_run_that_was_complete_is_not_interrupted_by_being_resumed(run, quick, tmp_path, toy):
     """As by a stage that is killed before it puts its results in place."""
-    whole = run(toy)
-    kept = (tmp_path / "Toy/checkpoint.pt").read_bytes()
+    complete_run = run(toy)
+    content = (tmp_path / "Toy/checkpoint.pt").read_bytes()
     assert resumes_exactly(tmp_path, quick())
-    assert run(toy).interrupted == whole.interrupted == ()
-    assert (tmp_path / "Toy/checkpoint.pt").read_bytes() == kept
+    assert run(toy).interrupted == complete_run.interrupted == ()
+    assert (tmp_path / "Toy/checkpoint.pt").read_bytes() == content
 
 
 def test_a_moment_whose_environments_were_started_anew_before_they_told_of_it_is_not_kept(
@@ -103,7 +103,7 @@ def test_a_moment_whose_environments_were_started_anew_before_they_told_of_it_is
 def test_rows_that_learners_held_count_only_where_a_run_goes_on_exactly(
     run, tmp_path, monkeypatch, toy, expected
 ):
-    """They decide when learners meet next; and a process without them draws other numbers."""
+    """The rows decide when learners meet next; a process without them draws other numbers."""
     with pytest.raises(Interrupted):
         run(toy, stop=80)
     path = tmp_path / "Toy/checkpoint.pt"
@@ -163,9 +163,9 @@ def test_a_moment_stays_as_it_was_while_environments_are_yet_to_tell_of_it(
             values.add_(1.0)
         mapped(learner.experience(with_open=True), np.ndarray, lambda array: array.fill(7))
         points.complete()
-    kept = load_checkpoint(tmp_path / "Toy/checkpoint.pt")
-    torch.testing.assert_close(kept["learner"]["algorithm"]["policy"], before, rtol=0, atol=0)
-    assert tensors(kept["experience"]) == tensors(experience)
+    saved = load_checkpoint(tmp_path / "Toy/checkpoint.pt")
+    torch.testing.assert_close(saved["learner"]["algorithm"]["policy"], before, rtol=0, atol=0)
+    assert tensors(saved["experience"]) == tensors(experience)
 
 
 def test_a_run_that_is_interrupted_before_any_agent_came_says_step_0(make_loop, quick, in_process):
@@ -181,16 +181,16 @@ def test_the_policy_of_such_a_run_carries_the_steps(run, tmp_path):
         run(Stateless, stop=50)
     steps = run(Stateless).interrupted
     made_by = {"stage": "learn", "sources": {}}
-    told = []
+    entries = []
 
     def text(history):
-        told.extend(history)
+        entries.extend(history)
         return ""
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provenance, "text", text)
         publish(tmp_path / "Toy/checkpoint.pt", tmp_path, history=[made_by])
-    assert told == [made_by | {"interrupted_at_steps": list(steps)}]
+    assert entries == [made_by | {"interrupted_at_steps": list(steps)}]
 
 
 def test_a_replay_that_is_not_saved_is_lost_and_that_is_said(run, quick, tmp_path, caplog):
@@ -205,14 +205,14 @@ def test_a_replay_that_is_not_saved_is_lost_and_that_is_said(run, quick, tmp_pat
 
 
 def test_files_of_two_moments_are_taken_up_from_the_older_one(quick, tmp_path):
-    kept = {"A": (2, 1), "B": (2, 1), "C": (1,)}
-    for name, moments in kept.items():
+    by_behavior = {"A": (2, 1), "B": (2, 1), "C": (1,)}
+    for name, moments in by_behavior.items():
         for number, file in zip(moments, ("checkpoint.pt", "previous-checkpoint.pt"), strict=False):
             state = {"behavior": name, "run": {"steps": {"A": number}}, "learner": {}}
             save_checkpoint(tmp_path / name / file, state)
-    found = CheckpointManager(tmp_path, quick("A", "B", "C")).saved()
-    assert {name: state["run"]["steps"]["A"] for name, state in found.items()} == dict.fromkeys(
-        kept, 1
+    saved = CheckpointManager(tmp_path, quick("A", "B", "C")).saved()
+    assert {name: state["run"]["steps"]["A"] for name, state in saved.items()} == dict.fromkeys(
+        by_behavior, 1
     )
 
 
@@ -239,7 +239,7 @@ def test_exact_required_empties_what_cannot_go_on_exactly(
 
 
 class Coin(gymnasium.Env):
-    """Of Gymnasium, without a state; ends the process's training at a step if asked to."""
+    """A Gymnasium environment without a state; stops the training at a step if asked to."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
     action_space = gymnasium.spaces.Discrete(2)
@@ -269,7 +269,7 @@ def test_a_gymnasium_environment_without_state_says_so_and_its_policy_too(tmp_pa
     read = load_run_settings(None, overrides=settings)
     assert not resumes_exactly(tmp_path, read)
     result = pipeline.train(Coin(), settings, seed=1, run_dir=tmp_path, resume=True)
-    (policy,) = (one.checkpoint for one in result.behaviors.values())
+    (policy,) = (trained.checkpoint for trained in result.behaviors.values())
     assert load_policy(policy).interrupted == list(result.interrupted) == [200]
     attempt = SimpleNamespace(run=tmp_path, resumed=True)
     stage = SimpleNamespace(
@@ -284,11 +284,11 @@ def test_numbered_checkpoints_of_later_moments_go_where_a_run_goes_on_exactly(ru
     often = {"checkpoint_interval": 40}
     with pytest.raises(Interrupted):
         run(Corridor, stop=60, **often)
-    kept = load_checkpoint(tmp_path / "Toy/checkpoint.pt")["learner"]["step"]
+    step = load_checkpoint(tmp_path / "Toy/checkpoint.pt")["learner"]["step"]
     before = {path.name for path in tmp_path.glob("Toy/Toy-*.pt")}
-    later = tmp_path / f"Toy/Toy-{kept + 7}.pt"
+    later = tmp_path / f"Toy/Toy-{step + 7}.pt"
     later.write_bytes(b"of a moment that is not kept")
     with pytest.raises(Interrupted):
         run(Corridor, stop=1, **often)
     assert not later.exists()
-    assert before - {f"Toy-{kept}.pt"} <= {path.name for path in tmp_path.glob("Toy/Toy-*.pt")}
+    assert before - {f"Toy-{step}.pt"} <= {path.name for path in tmp_path.glob("Toy/Toy-*.pt")}

@@ -34,7 +34,7 @@ def test_saved_policy_acts_as_the_trained_one(toy, network, quick, monkeypatch, 
     learners = []
     monkeypatch.setattr(
         "pipeline.trainer.loop.Learner",
-        lambda *given, **named: learners.append(Learner(*given, **named)) or learners[0],
+        lambda *args, **named: learners.append(Learner(*args, **named)) or learners[0],
     )
     from pipeline.trainer.learner import Learner
 

@@ -52,8 +52,8 @@ def test_every_numbered_checkpoint_has_its_onnx_and_the_list_names_both(quick, t
     assert [name.replace(".pt", ".onnx") for name in weights] == models
     status = status_of(tmp_path)
     listed = status["Toy"]["checkpoints"]
-    assert [one["file_path"] for one in listed] == [str(tmp_path / "Toy" / m) for m in models]
-    assert [one["auxillary_file_paths"] for one in listed] == [
+    assert [entry["file_path"] for entry in listed] == [str(tmp_path / "Toy" / m) for m in models]
+    assert [entry["auxillary_file_paths"] for entry in listed] == [
         [str(tmp_path / "Toy" / w)] for w in weights
     ]
     final = status["Toy"]["final_checkpoint"]
@@ -96,14 +96,14 @@ def test_a_finished_run_that_is_resumed_keeps_its_checkpoints(trainer, quick, tm
     replay = {"batch_size": 16, "buffer_init_steps": 32, "save_replay_buffer": True}
     changes = {} if trainer == "ppo" else {"hyperparameters": replay}
     settings = quick(trainer_type=trainer, **changes)
-    one = train_in(Chase(n_agents=4), settings)
+    first = train_in(Chase(n_agents=4), settings)
     before = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
     assert len(before) > 2
-    again = train_in(Chase(n_agents=4), settings, resume=True)
+    resumed = train_in(Chase(n_agents=4), settings, resume=True)
     after = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
     assert after.keys() == before.keys()
     assert [path.name for path in before if before[path] != after[path]] == []
-    assert again.behaviors == one.behaviors
+    assert resumed.behaviors == first.behaviors
 
 
 def test_a_finished_run_that_is_resumed_gets_the_policies_that_it_lacks(quick, tmp_path, train_in):
@@ -219,7 +219,7 @@ def test_a_stopped_run_that_goes_on_has_the_checkpoints_of_one_that_was_not(
                     resume=not stops,
                     exporter=publish,
                 )
-            steps = [one["steps"] for one in status_of(tmp_path / name)["Toy"]["checkpoints"]]
+            steps = [entry["steps"] for entry in status_of(tmp_path / name)["Toy"]["checkpoints"]]
             listed[name, stops] = names(tmp_path / name / "Toy", "*.onnx"), steps
     assert listed["stopped", False] == listed["whole", False]
     assert not set(listed["stopped", True][1]) < set(listed["whole", False][1])

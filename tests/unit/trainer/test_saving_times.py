@@ -12,7 +12,7 @@ from pipeline.trainer.stopping import StopRequest
 
 @pytest.fixture
 def run(quick, make_loop, in_process, recorder, monkeypatch):
-    """Train where saving takes so many seconds; gives the steps of what is written, in order."""
+    """Train where saving takes so many seconds; return what was written at which step, in order."""
 
     def train(save_s, **options):
         written = []
@@ -43,14 +43,14 @@ def run(quick, make_loop, in_process, recorder, monkeypatch):
 
 def test_after_every_update_where_nothing_keeps_it_from_that(run):
     written, n_updates = run(0.0, resume_interval_s=0.0)
-    moments = [step for what, step in written if what == "moment"]
+    moments = [step for event, step in written if event == "moment"]
     assert len(moments) >= n_updates - 1 > 3
 
 
 def test_less_often_where_saving_takes_long_but_with_every_milestone(run):
     written, _ = run(1e12, resume_interval_s=1e-6)
-    milestones = [step for what, step in written if what == "milestone" and step < 700]
-    moments = [step for what, step in written if what == "moment" and step < 700]
+    milestones = [step for event, step in written if event == "milestone" and step < 700]
+    moments = [step for event, step in written if event == "moment" and step < 700]
     assert len(milestones) == 2
     assert moments == milestones
 

@@ -27,7 +27,7 @@ ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
 def test_memory_of_trainer_and_environment_is_flat(case, steps, sizes):
     words = [f"--case={case}", "--mode=training", f"--steps={steps}", "--json", *sizes]
     done = python(SCRIPT, *words, **ALLOCATOR)
-    found = json.loads(done.stdout)
+    memory = json.loads(done.stdout)
     for process in ("trainer_mb", "environment_mb"):
-        early, late = found[process]
-        assert 20 < late < early + MB, (process, found)
+        early, late = memory[process]
+        assert 20 < late < early + MB, (process, memory)

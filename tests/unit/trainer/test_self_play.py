@@ -38,7 +38,7 @@ class Watched(SelfPlay):
     def advance(self):
         changed = super().advance()
         if changed:
-            steps = {one.name: one.step for one in self._learners()}
+            steps = {player.name: player.step for player in self._learners()}
             type(self).turns.append((self.learning, steps))
         return changed
 
@@ -67,12 +67,12 @@ def play(quick, make_loop, in_process, recorder):
 def test_only_the_team_that_learns_is_learned_from_and_counted(n_workers, play, turns):
     toys = [Duel(seed=seed, n_areas=2) for seed in range(n_workers)]
     result, learners = play(toys)
-    past, one = learners["Duel"].past, result.behaviors["Duel"]
-    assert one.n_updates > 2
-    assert one.steps == 4 * one.n_episodes  # and not 8: two agents play every game
+    past, duel = learners["Duel"].past, result.behaviors["Duel"]
+    assert duel.n_updates > 2
+    assert duel.steps == 4 * duel.n_episodes  # and not 8: two agents play every game
     assert len(turns) >= 2
     # the opponent decides as often as the learner, but what a reset cuts short is not learned from
-    assert one.steps <= past.ghost_steps <= one.steps + 8 * n_workers * (len(turns) + 1)
+    assert duel.steps <= past.ghost_steps <= duel.steps + 8 * n_workers * (len(turns) + 1)
 
 
 def test_teams_of_one_behavior_take_turns_after_more_than_team_change_steps(play, turns):
@@ -92,7 +92,7 @@ def test_two_behaviors_learn_in_turn_and_each_counts_its_own_steps(play, turns):
         learns, waits = ("Pick", "Aim") if team == 0 else ("Aim", "Pick")
         assert after[waits] == before[waits]
         assert after[learns] > before[learns]
-    assert all(one.steps >= 500 for one in result.behaviors.values())
+    assert all(behavior.steps >= 500 for behavior in result.behaviors.values())
 
 
 def test_a_behavior_that_has_finished_leaves_the_turn_to_the_other(quick, play, turns, tmp_path):
@@ -156,8 +156,8 @@ def test_opponents_remember_for_themselves(play):
         learner.slots.deciding((f"Duel?team={team}", 0), np.array([team, 2 + team], np.int32))
         for team in (0, 1)
     ]
-    remembered = [learner.memories[one] for one in slots]
-    assert all(np.abs(one).max() > 0 for one in remembered)
+    remembered = [learner.memories[team_slots] for team_slots in slots]
+    assert all(np.abs(memory).max() > 0 for memory in remembered)
     ghost = next(iter(learner.past.opponents))
     n = learner.past.opponents[ghost].policy.memory_size
     assert learner.memories.shape[1] > n  # the critic's part stays empty for an opponent
@@ -198,14 +198,14 @@ def test_a_lesson_ends_at_its_rating_and_a_resumed_run_goes_on_in_its_lessons(
 
     def trained(max_steps, *thresholds):
         seen.clear()
-        told = []
+        calls = []
         duel = Duel(n_areas=2)
-        duel.set_parameter = lambda *parameter: told.append(parameter)
+        duel.set_parameter = lambda *parameter: calls.append(parameter)
         settings = to_mapping(quick("Duel", self_play=SELF_PLAY, max_steps=max_steps))
         settings["environment_parameters"] = {"pay": {"curriculum": lessons(*thresholds)}}
         train_in(duel, settings, resume=max_steps > 500)
         # told again at each turn of another team
-        return list(dict.fromkeys(value for _, value in told))
+        return list(dict.fromkeys(value for _, value in calls))
 
     assert trained(500, 1203.0, 1e9) == [0.0, 1.0]
     above = [rating > 1203.0 for rating, _ in seen]
@@ -218,29 +218,35 @@ def test_a_lesson_ends_at_its_rating_and_a_resumed_run_goes_on_in_its_lessons(
 
 def lessons(*thresholds):
     """Values 0, 1, ... until the rating exceeds each threshold in turn."""
-    criteria = [{"measure": "elo", "behavior": "Duel", "threshold": one} for one in thresholds]
+    criteria = [
+        {"measure": "elo", "behavior": "Duel", "threshold": threshold} for threshold in thresholds
+    ]
     return [
-        {"name": str(number), "value": number, **({"completion_criteria": one} if one else {})}
-        for number, one in enumerate([*criteria, None])
+        {
+            "name": str(number),
+            "value": number,
+            **({"completion_criteria": criterion} if criterion else {}),
+        }
+        for number, criterion in enumerate([*criteria, None])
     ]
 
 
 def test_new_run_with_old_weights_meets_them_first_and_is_rated_anew(quick, tmp_path, train_in):
     settings = quick("Duel", self_play=SELF_PLAY)
     old = train_in(Duel(n_areas=2), settings, run_dir=tmp_path / "old")
-    few = quick("Duel", self_play=SELF_PLAY | {"save_steps": 9999, "window": 2}, max_steps=8)
+    short_run = quick("Duel", self_play=SELF_PLAY | {"save_steps": 9999, "window": 2}, max_steps=8)
     new = train_in(
         Duel(n_areas=2),
-        few,
+        short_run,
         seed=2,
         run_dir=tmp_path / "new",
         init_from={"Duel": old.behaviors["Duel"].checkpoint},
     )
-    begun, wanted = (
-        load_checkpoint(one.behaviors["Duel"].checkpoint)["learner"] for one in (new, old)
+    begun, expected = (
+        load_checkpoint(result.behaviors["Duel"].checkpoint)["learner"] for result in (new, old)
     )
     (snapshot,) = begun["self_play"]["snapshots"]
-    weights = wanted["algorithm"]["policy"]
+    weights = expected["algorithm"]["policy"]
     assert all(torch.equal(snapshot[key], weights[key]) for key in weights)
     assert abs(begun["self_play"]["ratings"][-1] - 1200.0) < 2
 
@@ -313,25 +319,25 @@ def learner(name, **settings):
 
 def joined(*, teams=(0, 1), **settings):
     """Self-play of these teams of the behavior `A`, and its learner."""
-    self_play, one = SelfPlay(), learner("A", **settings)
+    self_play, player = SelfPlay(), learner("A", **settings)
     for team in teams:
-        self_play.join(f"A?team={team}", one)
-    return self_play, one
+        self_play.join(f"A?team={team}", player)
+    return self_play, player
 
 
-def end_games(self_play, qualified, one, *rewards, interrupted=False):
+def end_games(self_play, qualified, player, *rewards, interrupted=False):
     """Tell of games that have ended, each with its reward."""
     ended = terminal_steps([], range(len(rewards)), reward=rewards, interrupted=interrupted)
-    self_play.on_step(qualified, one, [(decision_steps([], []), ended)])
+    self_play.on_step(qualified, player, [(decision_steps([], []), ended)])
 
 
 def test_every_agent_of_the_learning_team_that_ends_moves_both_ratings():
-    self_play, one = joined(play_against_latest_model_ratio=0.0, window=2)
+    self_play, player = joined(play_against_latest_model_ratio=0.0, window=2)
     assert self_play.learning == 0
-    past = one.past
+    past = player.past
     assert past.opponents["A?team=1"].drawn == 0
     past.ratings[:] = [1300.0, 1100.0, 1200.0]
-    end_games(self_play, "A?team=0", one, 2.0, -1.0, 0.0)
+    end_games(self_play, "A?team=0", player, 2.0, -1.0, 0.0)
     rating, other = 1200.0, 1300.0
     for result in (1.0, 0.0, 0.5):
         change = result - expected_score(rating, other)
@@ -340,48 +346,48 @@ def test_every_agent_of_the_learning_team_that_ends_moves_both_ratings():
 
 
 def test_games_that_are_cut_short_or_of_the_opponent_are_not_rated():
-    self_play, one = joined(play_against_latest_model_ratio=0.0)
-    before = list(one.past.ratings)
-    end_games(self_play, "A?team=0", one, 1.0, interrupted=True)
-    end_games(self_play, "A?team=1", one, 1.0)
-    assert one.past.ratings == before
-    end_games(self_play, "A?team=0", one, 1.0)
-    assert one.past.ratings != before
+    self_play, player = joined(play_against_latest_model_ratio=0.0)
+    before = list(player.past.ratings)
+    end_games(self_play, "A?team=0", player, 1.0, interrupted=True)
+    end_games(self_play, "A?team=1", player, 1.0)
+    assert player.past.ratings == before
+    end_games(self_play, "A?team=0", player, 1.0)
+    assert player.past.ratings != before
 
 
 def test_a_game_against_the_latest_policy_of_the_same_behavior_leaves_its_rating():
-    self_play, one = joined(play_against_latest_model_ratio=1.0)
-    end_games(self_play, "A?team=0", one, 1.0)
-    assert one.past.ratings == pytest.approx([1200.0] * 11)
+    self_play, player = joined(play_against_latest_model_ratio=1.0)
+    end_games(self_play, "A?team=0", player, 1.0)
+    assert player.past.ratings == pytest.approx([1200.0] * 11)
 
 
 def test_ratings_of_two_behaviors_move_against_each_other():
     self_play = SelfPlay()
-    one = learner("A", play_against_latest_model_ratio=1.0)
-    two = learner("B", play_against_latest_model_ratio=0.0, initial_elo=1000.0)
-    self_play.join("A?team=0", one)
-    self_play.join("B?team=1", two)
-    end_games(self_play, "A?team=0", one, -1.0)
+    player = learner("A", play_against_latest_model_ratio=1.0)
+    other_player = learner("B", play_against_latest_model_ratio=0.0, initial_elo=1000.0)
+    self_play.join("A?team=0", player)
+    self_play.join("B?team=1", other_player)
+    end_games(self_play, "A?team=0", player, -1.0)
     change = 0.0 - expected_score(1200.0, 1000.0)
-    assert one.past.rating == pytest.approx(1200.0 + change)
-    assert two.past.ratings[0] == pytest.approx(1000.0 - change)
-    assert two.past.rating == 1000.0
+    assert player.past.rating == pytest.approx(1200.0 + change)
+    assert other_player.past.ratings[0] == pytest.approx(1000.0 - change)
+    assert other_player.past.rating == 1000.0
 
 
 def test_three_teams_take_turns_and_share_what_the_learner_gains():
-    self_play, one = joined(teams=(2, 0, 1), play_against_latest_model_ratio=0.0, team_change=10)
+    self_play, player = joined(teams=(2, 0, 1), play_against_latest_model_ratio=0.0, team_change=10)
     assert self_play.learning == 2
-    assert set(one.past.opponents) == {"A?team=0", "A?team=1"}
-    end_games(self_play, "A?team=2", one, 1.0)
-    assert one.past.rating == pytest.approx(1200.5)
-    assert one.past.ratings[0] == pytest.approx(1199.5)
+    assert set(player.past.opponents) == {"A?team=0", "A?team=1"}
+    end_games(self_play, "A?team=2", player, 1.0)
+    assert player.past.rating == pytest.approx(1200.5)
+    assert player.past.ratings[0] == pytest.approx(1199.5)
     learning = []
     for step in (10, 11, 21, 22, 33):
-        one.step = step
+        player.step = step
         changed = self_play.advance()
         learning.append((changed, self_play.learning))
-        assert f"A?team={self_play.learning}" not in one.past.opponents
-        assert len(one.past.opponents) == 2
+        assert f"A?team={self_play.learning}" not in player.past.opponents
+        assert len(player.past.opponents) == 2
     assert learning == [(False, 2), (True, 0), (False, 0), (True, 1), (True, 2)]
 
 
@@ -389,36 +395,36 @@ def test_three_teams_take_turns_and_share_what_the_learner_gains():
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_teams_that_join_a_resumed_run_leave_its_opponents_as_they_were(learning, order):
     changing = {"team_change": 10, "window": 4, "save_steps": 5}
-    self_play, one = joined(teams=(0, 1, 2), **changing)
-    while self_play.learning != learning or one.step < 40:
-        one.step += 7
+    self_play, player = joined(teams=(0, 1, 2), **changing)
+    while self_play.learning != learning or player.step < 40:
+        player.step += 7
         self_play.advance()
-    for opponent in one.past.opponents.values():
+    for opponent in player.past.opponents.values():
         opponent.policy.weight.data.fill_(0.25)  # of a snapshot that has left the ring
-    saved = one.past.state_dict()
+    saved = player.past.state_dict()
 
-    resumed, again = SelfPlay(), learner("A", **changing)
-    again.step = one.step
-    again.past.load_state_dict(saved)
+    resumed, resumed_player = SelfPlay(), learner("A", **changing)
+    resumed_player.step = player.step
+    resumed_player.past.load_state_dict(saved)
     resumed.restore({"self_play": self_play.state_dict()})
     for team in order:
-        resumed.join(f"A?team={team}", again)
+        resumed.join(f"A?team={team}", resumed_player)
     resumed.advance()
     self_play.advance()
     assert resumed.state_dict() == self_play.state_dict()
-    assert plain(again.past.state_dict()) == plain(one.past.state_dict())
+    assert plain(resumed_player.past.state_dict()) == plain(player.past.state_dict())
 
 
 def test_an_opponent_whose_team_learns_by_now_is_drawn_anew():
     """Of two resume files the older one may say that the other team learned."""
-    _, one = joined()
-    again = learner("A")
-    again.past.load_state_dict(one.past.state_dict())
+    _, player = joined()
+    resumed_player = learner("A")
+    resumed_player.past.load_state_dict(player.past.state_dict())
     resumed = SelfPlay()
     resumed.restore({"self_play": {"learning": 1, "order": [0, 1]}})
-    resumed.join("A?team=0", again)
-    resumed.join("A?team=1", again)
-    assert list(again.past.opponents) == ["A?team=0"]
+    resumed.join("A?team=0", resumed_player)
+    resumed.join("A?team=1", resumed_player)
+    assert list(resumed_player.past.opponents) == ["A?team=0"]
 
 
 def plain(value):
@@ -448,8 +454,8 @@ def test_all_behaviors_of_a_team_learn_together():
 def test_a_team_keeps_its_turn_until_all_its_behaviors_have_finished():
     self_play = SelfPlay()
     striker, keeper = learner("S"), learner("K")
-    for one in (striker, keeper):
-        self_play.join(f"{one.name}?team=0", one)
+    for player in (striker, keeper):
+        self_play.join(f"{player.name}?team=0", player)
     self_play.join("K?team=1", keeper)
     striker.finished = True
     assert not self_play.advance()
@@ -460,19 +466,19 @@ def test_a_team_keeps_its_turn_until_all_its_behaviors_have_finished():
 
 
 def test_opponents_are_drawn_when_teams_change_and_when_ghosts_have_made_swap_steps():
-    self_play, one = joined(team_change=100, swap_steps=14)
+    self_play, player = joined(team_change=100, swap_steps=14)
     asking = decision_steps([], range(7)), terminal_steps([], [])
     swaps = []
     for _ in range(6):
-        self_play.on_step("A?team=1", one, [asking])
+        self_play.on_step("A?team=1", player, [asking])
         self_play.advance()
-        swaps.append(one.past.last_swap)
-    assert one.past.ghost_steps == 42
+        swaps.append(player.past.last_swap)
+    assert player.past.ghost_steps == 42
     assert swaps == [0, 0, 21, 21, 21, 42]
-    one.step = 101
-    self_play.on_step("A?team=1", one, [asking])
+    player.step = 101
+    self_play.on_step("A?team=1", player, [asking])
     assert self_play.advance()
-    assert one.past.last_swap == 49
+    assert player.past.last_swap == 49
 
 
 def test_learner_without_self_play_saves_what_it_saved_before(make_learner):

@@ -39,13 +39,13 @@ def saved(result, name):
 def test_equal_behaviors_have_different_weights_actions_and_minibatches(quick, train_in):
     toys = Chase(seed=3, n_agents=4), Chase(seed=3, n_agents=4)  # the same situations
     result = train_in(Pair(*toys), quick("One", "Two", max_steps=100))
-    one, two = saved(result, "One"), saved(result, "Two")
+    first, second = saved(result, "One"), saved(result, "Two")
     assert result.behaviors["One"].n_updates == 0  # these are the first weights
-    matrices = [key for key, value in one["policy"].items() if value.ndim == 2 and value.any()]
+    matrices = [key for key, value in first["policy"].items() if value.ndim == 2 and value.any()]
     assert len(matrices) > 1
-    assert not any(torch.equal(one["policy"][key], two["policy"][key]) for key in matrices)
-    assert not torch.equal(one["action_stream"], two["action_stream"])
-    assert one["minibatch_stream"] != two["minibatch_stream"]
+    assert not any(torch.equal(first["policy"][key], second["policy"][key]) for key in matrices)
+    assert not torch.equal(first["action_stream"], second["action_stream"])
+    assert first["minibatch_stream"] != second["minibatch_stream"]
     assert not np.array_equal(toys[0].position, toys[1].position)
 
 
@@ -104,7 +104,7 @@ def test_lessons_follow_the_behavior_that_they_name(quick, train_in):
 
 
 class Called(Chase):
-    """Calls its behavior what it is told to."""
+    """Gives its behavior the name that it is given."""
 
     def __init__(self, name):
         super().__init__(n_agents=4)
@@ -156,21 +156,21 @@ def test_other_names_are_those_of_the_folder_and_its_files_and_are_resumed(
 
 
 class EverySecondStep(Pair):
-    """Only in every second step there are agents of `Two`; in the others something is reported."""
+    """Has agents of `Two` only in every second step; in the others, a value is reported."""
 
     def __init__(self) -> None:
         super().__init__(Corridor(n_agents=2), Corridor(n_agents=2))
         self.actions = None
 
     def step(self, actions):
-        (one,) = (name for name in actions if name != TWO)
-        result = {one: self.toys[one].step({BEHAVIOR: actions[one]})[BEHAVIOR]}
+        (other,) = (name for name in actions if name != TWO)
+        result = {other: self.toys[other].step({BEHAVIOR: actions[other]})[BEHAVIOR]}
         if self.actions is None:
             self.actions = actions[TWO]
             spec = self.behavior_specs[TWO]
             return {**result, TWO: (DecisionSteps.empty(spec), TerminalSteps.empty(spec))}
-        kept, self.actions = self.actions, None
-        return {**result, TWO: self.toys[TWO].step({BEHAVIOR: kept})[BEHAVIOR]}
+        delayed, self.actions = self.actions, None
+        return {**result, TWO: self.toys[TWO].step({BEHAVIOR: delayed})[BEHAVIOR]}
 
 
 def test_what_an_environment_reports_counts_for_behaviors_with_agents_in_that_step(
@@ -191,9 +191,9 @@ def test_what_an_environment_reports_counts_for_behaviors_with_agents_in_that_st
         run_dir=tmp_path,
         sinks=[recorder],
     )
-    told = {
-        name: [row.get("Game/Score") for who, _, row in recorder.rows if who == name]
+    scores = {
+        name: [row.get("Game/Score") for behavior, _, row in recorder.rows if behavior == name]
         for name in ("One", "Two")
     }
-    assert set(told["One"]) == {2.0}
-    assert set(told["Two"]) == {None}
+    assert set(scores["One"]) == {2.0}
+    assert set(scores["Two"]) == {None}

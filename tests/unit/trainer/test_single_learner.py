@@ -1,4 +1,4 @@
-"""A learner that meets the others, of whom there are none, does what one alone does."""
+"""A learner in a group of one process does what a learner without a group does."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def test_a_lone_learner_learns_what_one_without_others_learns(
 ):
     results, learned, steps = [], [], []
     for name, group in (("alone", SINGLE_PROCESS), ("group", ranks)):
-        one = loop(trainer, run_dir=tmp_path / name, group=group)
-        with one.workers:
-            result = one.run(StopRequest()).behaviors["Toy"]
+        training = loop(trainer, run_dir=tmp_path / name, group=group)
+        with training.workers:
+            result = training.run(StopRequest()).behaviors["Toy"]
         results.append((result.steps, result.n_updates, result.n_episodes))
-        learned.append(tensors(one.learners["Toy"].algorithm))
+        learned.append(tensors(training.learners["Toy"].algorithm))
         steps.append(recorder.steps("Toy"))
-        assert (one.learners["Toy"].seconds.get("meeting", 0.0) > 0.0) == (group is ranks)
+        assert (training.learners["Toy"].seconds.get("meeting", 0.0) > 0.0) == (group is ranks)
         recorder.rows.clear()
     assert results[0] == results[1]
     assert results[0][1] > 1
@@ -85,16 +85,18 @@ def test_statistics_of_an_update_are_means_over_the_learners(loop, recorder, ran
     def asked(self, stats):
         other = {tag: value + 2.0 for tag, value in stats.items()} | {"of one": 5.0}
         with monkeypatch.context() as patch:
-            patch.setattr(ranks, "all_gather_object", lambda own: [own, other])
+            patch.setattr(ranks, "all_gather_object", lambda note: [note, other])
             means.append((stats, mean(self, stats)))
         return {"Losses/Policy Loss": 7.0}
 
     monkeypatch.setattr(LearnerSync, "mean", asked)
-    one = loop(max_steps=200)
-    with one.workers:
-        one.run(StopRequest())
-    stats, both = means[0]
-    assert both == pytest.approx({tag: one + 1.0 for tag, one in stats.items()} | {"of one": 5.0})
+    training = loop(max_steps=200)
+    with training.workers:
+        training.run(StopRequest())
+    stats, averaged = means[0]
+    assert averaged == pytest.approx(
+        {tag: number + 1.0 for tag, number in stats.items()} | {"of one": 5.0}
+    )
     assert 7.0 in [values.get("Losses/Policy Loss") for _, _, values in recorder.rows]
 
 
@@ -116,15 +118,15 @@ def test_a_learner_that_is_asked_to_stop_agrees_with_the_others_and_passes_it_on
     asked_by, loop, ranks
 ):
     ranks.others = Others()
-    one = loop(max_steps=100_000)
+    training = loop(max_steps=100_000)
     request = StopRequest(15 if asked_by == "its own signal" else None)
     if not request():
         ranks.stop.signal_number = 15
-    with one.workers, pytest.raises(Interrupted) as stopped:
-        one.run(request)
+    with training.workers, pytest.raises(Interrupted) as stopped:
+        training.run(request)
     assert stopped.value.exit_code == 143
     assert set(ranks.others.asked) == {15}
-    assert one.learners["Toy"].step < 100
+    assert training.learners["Toy"].step < 100
 
 
 def test_a_lone_learner_that_is_resumed_goes_on_from_the_saved_weights_and_steps(loop):
@@ -132,11 +134,11 @@ def test_a_lone_learner_that_is_resumed_goes_on_from_the_saved_weights_and_steps
     with first.workers:
         before = first.run(StopRequest()).behaviors["Toy"]
     learned = tensors(first.learners["Toy"].algorithm)
-    again = loop(max_steps=300, resume=True)
-    with again.workers:
-        after = again.run(StopRequest()).behaviors["Toy"]
+    resumed = loop(max_steps=300, resume=True)
+    with resumed.workers:
+        after = resumed.run(StopRequest()).behaviors["Toy"]
     assert (after.steps, after.n_updates) == (before.steps, before.n_updates)
-    for name, value in tensors(again.learners["Toy"].algorithm).items():
+    for name, value in tensors(resumed.learners["Toy"].algorithm).items():
         assert torch.equal(learned[name], value), name
     longer = loop(max_steps=600, resume=True)
     with longer.workers:
@@ -158,17 +160,17 @@ def test_a_run_that_is_resumed_exactly_counts_on_from_the_rows_of_the_last_meeti
         first.run(request)
     saved = first.keeper.saved()
     counted = []
-    again = loop(
+    resumed = loop(
         max_steps=5000,
         resume=True,
-        on_start=lambda: counted.append(again.synchronizer.held),
+        on_start=lambda: counted.append(resumed.synchronizer.held),
         end_early=lambda: True,
     )
-    with again.workers:
-        again.run(StopRequest())
-    held = saved["Toy"]["held"]
-    assert held > 0
-    assert counted == [{"Toy": held}]
+    with resumed.workers:
+        resumed.run(StopRequest())
+    n_held = saved["Toy"]["held"]
+    assert n_held > 0
+    assert counted == [{"Toy": n_held}]
 
 
 def test_a_behavior_that_another_process_has_not_met_is_named_once(
@@ -182,9 +184,9 @@ def test_a_behavior_that_another_process_has_not_met_is_named_once(
         return [note, note | {"behaviors": {}}]
 
     monkeypatch.setattr(ranks, "all_gather_object", without_it_in_the_other)
-    one = loop(end_early=lambda: next(steps, None) is None)
-    with one.workers:
-        one.run(StopRequest())
+    training = loop(end_early=lambda: next(steps, None) is None)
+    with training.workers:
+        training.run(StopRequest())
     (line,) = [text for text in caplog.messages if "has shown up here" in text]
     assert line.startswith("Toy has shown up here, but not yet in the environments of rank 1;")
 
@@ -209,7 +211,7 @@ def test_weights_are_compared_as_they_were_after_the_last_update_that_is_compare
 
 @pytest.fixture
 def member(make_learner, ranks):
-    """A learner of a group, with the rows that it holds as a test says."""
+    """A learner of a group; a test sets how many rows it holds."""
     learner = make_learner(SPEC, max_steps=10_000)
     learner.sync = LearnerSync(learner, ranks, seed=1)
     learner.trajectories = SimpleNamespace(n_held=0, n_closed=0)
@@ -217,30 +219,30 @@ def member(make_learner, ranks):
 
 
 def test_a_meeting_is_due_with_the_rows_of_an_update_and_again_after_some_more(member):
-    sync, held = member.sync, member.trajectories
+    sync, trajectories = member.sync, member.trajectories
     size = member.settings.hyperparameters.buffer_size
-    held.n_held = size
+    trajectories.n_held = size
     assert not sync.is_due(5000)  # an update needs more
-    held.n_held = size + 1
+    trajectories.n_held = size + 1
     assert sync.is_due(5000)
     sync.apply([sync.local_state()])
     assert not sync.is_due(5000)  # those rows are known by all
-    held.n_held += math.ceil(_LATE * size) - 1
+    trajectories.n_held += math.ceil(_LATE * size) - 1
     assert not sync.is_due(5000)
-    held.n_held += 1
+    trajectories.n_held += 1
     assert sync.is_due(5000)
 
 
 def test_several_learners_count_the_rows_of_all_between_meetings(member):
     pair = SimpleNamespace(rank=0, size=2, average_gradients_=None)
-    sync, held = LearnerSync(member, pair, seed=1), member.trajectories
+    sync, trajectories = LearnerSync(member, pair, seed=1), member.trajectories
     size = member.settings.hyperparameters.buffer_size
-    held.n_held = size // 2 + 1
+    trajectories.n_held = size // 2 + 1
     assert sync.is_due(5000)
     sync.apply([sync.local_state()] * 2)
-    held.n_held += math.ceil(_LATE * size / 2) - 1
+    trajectories.n_held += math.ceil(_LATE * size / 2) - 1
     assert not sync.is_due(5000)
-    held.n_held += 1
+    trajectories.n_held += 1
     assert sync.is_due(5000)
 
 
@@ -258,10 +260,10 @@ def test_a_meeting_is_due_with_the_steps_to_a_summary_or_to_the_end_and_not_afte
 
 
 def test_a_turn_is_taken_once_and_only_with_closed_rows_of_an_update(member):
-    sync, held = member.sync, member.trajectories
+    sync, trajectories = member.sync, member.trajectories
     size = member.settings.hyperparameters.buffer_size
     for n_rows, turns in ((size, [False, False]), (size + 1, [True, False])):
-        held.n_held = held.n_closed = n_rows
+        trajectories.n_held = trajectories.n_closed = n_rows
         sync.apply([sync.local_state()])
         assert [sync.should_update() for _ in range(2)] == turns
     assert sync.is_due(5000)  # what was held has been learned from

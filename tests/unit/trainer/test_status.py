@@ -26,9 +26,9 @@ def entered(status, *steps):
 
 def test_a_checkpoint_that_is_written_again_or_gone_is_listed_once_or_not_at_all(status):
     entered(status, 100, 200)
-    assert [one["steps"] for one in entered(status, 200)["checkpoints"]] == [100, 200]
+    assert [checkpoint["steps"] for checkpoint in entered(status, 200)["checkpoints"]] == [100, 200]
     (status.run_dir / "Toy" / "Toy-100.pt").unlink()
-    assert [one["steps"] for one in entered(status, 300)["checkpoints"]] == [200, 300]
+    assert [checkpoint["steps"] for checkpoint in entered(status, 300)["checkpoints"]] == [200, 300]
 
 
 def test_lessons_and_behaviors_are_entered_beside_each_other(status):

@@ -67,7 +67,7 @@ def training(folder):
 
 
 def send(process, number):
-    """Send a signal to a process that waits for a line; it is taken before the line is."""
+    """Send a signal to a process that waits for a line; it handles the signal first."""
     process.send_signal(number)
     process.stdin.write("\n")
     process.stdin.flush()
@@ -78,9 +78,9 @@ def send(process, number):
 def test_first_signal_saves_and_ends_the_run(number, exit_code, tmp_path):
     with training(tmp_path) as process:
         send(process, number)
-        said, _ = process.communicate("\n", timeout=WAIT_S)
+        output, _ = process.communicate("\n", timeout=WAIT_S)
         assert process.returncode == exit_code
-    assert re.search(r"stopped by a signal at step [0-9]+ of Toy; the state is saved in", said)
+    assert re.search(r"stopped by a signal at step [0-9]+ of Toy; the state is saved in", output)
     assert load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"] > 300
 
 

@@ -47,17 +47,17 @@ def test_recent_returns_are_the_last_hundred_and_outlive_a_period():
 
 
 def test_state_continues_in_the_middle_of_a_period():
-    one, two = Statistics(), Statistics()
-    one.add_episodes([1.0, 2.0], [3, 4])
-    one.add_environment(REPORTED)
-    two.load_state_dict(one.state_dict())
-    for numbers in (one, two):
+    original, restored = Statistics(), Statistics()
+    original.add_episodes([1.0, 2.0], [3, 4])
+    original.add_environment(REPORTED)
+    restored.load_state_dict(original.state_dict())
+    for numbers in (original, restored):
         numbers.add_episodes([6.0], [5])
         numbers.add_environment(REPORTED)
-    assert two.reward_spread() == one.reward_spread()
-    assert two.distributions() == one.distributions()
-    assert two.state_dict() == one.state_dict()
-    assert two.period() == one.period()
+    assert restored.reward_spread() == original.reward_spread()
+    assert restored.distributions() == original.distributions()
+    assert restored.state_dict() == original.state_dict()
+    assert restored.period() == original.period()
 
 
 def test_state_is_not_changed_by_what_comes_later():

@@ -1,8 +1,8 @@
 """Unpack an untrusted archive: never outside of its folder, and never beyond size limits.
 
 Files are written first and links last, so no write ever goes through a link. Every file is opened
-as a new one, so no entry replaces another. What is written is counted, whatever the archive says of
-itself.
+as a new one, so no entry replaces another. Bytes are counted as they are written, whatever sizes
+the archive declares.
 """
 
 # tarfile's own `data` filter does less: it knows no zip, makes an absolute name relative instead of
@@ -97,7 +97,7 @@ def unpack(archive: Path, folder: Path, *, limits: ArchiveLimits, label: str) ->
         FetchError: It is no archive or a broken one, an entry is not allowed, or a limit is
             passed; the message names the entry.
     """
-    # Two checks: what the archive says of itself, in entries_of, and what is written, in _Writer.
+    # Two checks: of the declared sizes, in entries_of, and of the bytes written, in _Writer.
     allowed = limits.allowed(archive.stat().st_size)
     folder.mkdir(parents=True)
     writer = _Writer(folder, limits, allowed, label)
@@ -113,9 +113,9 @@ def unpack(archive: Path, folder: Path, *, limits: ArchiveLimits, label: str) ->
 
 @contextmanager
 def entries_of(archive: Path, *, max_bytes: int, label: str) -> Iterator[Entries]:
-    """Open an archive, whose kind its first bytes tell, and give its entries.
+    """Open an archive of a kind that its first bytes tell, and give its entries.
 
-    The sizes that they declare may add up to `max_bytes`.
+    Their declared sizes may add up to `max_bytes`.
 
     Raises:
         FetchError: It is no archive that we know, is damaged, or is larger than `max_bytes`.
@@ -147,10 +147,10 @@ def entries_of(archive: Path, *, max_bytes: int, label: str) -> Iterator[Entries
 
 def _zip_entries(source: zipfile.ZipFile, max_bytes: int, label: str) -> Entries:
     infos = source.infolist()
-    said = sum(info.file_size for info in infos)
-    if said > max_bytes:
+    declared_bytes = sum(info.file_size for info in infos)
+    if declared_bytes > max_bytes:
         raise FetchError(
-            f"{label}: unpacks to {said / 1e6:.1f} MB, more than the limit of "
+            f"{label}: unpacks to {declared_bytes / 1e6:.1f} MB, more than the limit of "
             f"{max_bytes / 1e6:.1f} MB (max_unpacked_gb, max_ratio). Nothing was unpacked."
         )
     for info in infos:
@@ -242,7 +242,7 @@ class _Writer:
 
     def add(self, entry: tarfile.TarInfo, content: Callable[[], IO[bytes]]) -> None:
         """Write one entry, or remember it when it is a link."""
-        # Counted one by one: what the archive says of their number may be wrong.
+        # Counted one by one: the number that the archive declares may be wrong.
         self.n_entries += 1
         if self.n_entries > self.limits.max_entries:
             raise self._error(f"has more than {self.limits.max_entries} entries")

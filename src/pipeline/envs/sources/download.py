@@ -1,8 +1,8 @@
 """Download a file that may be large, over a connection that may break.
 
-Until it is whole, the file is called `.part`. Beside it lies `.etag` with what the server called
-this version of it (ETag or Last-Modified). A later attempt asks for the rest of that version only;
-the server sends everything when it has another.
+Until it is complete, the file is called `.part`. Beside it lies `.etag` with the server's name of
+this version (ETag or Last-Modified). A later attempt asks for the rest of that version only; the
+server sends everything when it has another.
 """
 
 # Not pooch (looked at in 1.9.0): a player may have gigabytes, and pooch starts again after a broken
@@ -101,7 +101,7 @@ def _etag(part: Path) -> Path:
 
 
 def _known_version(part: Path) -> str:
-    """Return what the server called the version of `part`; empty when it cannot be continued."""
+    """Return the server's name of the version of `part`; empty when it cannot be continued."""
     etag = _etag(part)
     return etag.read_text(encoding="utf-8", errors="ignore") if etag.exists() else ""
 
@@ -126,7 +126,7 @@ def _download(url: str, part: Path, max_bytes: int) -> None:
             try:
                 _attempt(session, url, part, max_bytes)
             except _BrokenError as error:
-                # A connection that brought bytes was worth it: only those in vain are counted.
+                # Only connections without a new byte are counted.
                 failures = 0 if _size(part) > most else failures + 1
                 most = max(most, _size(part))
                 if failures >= ATTEMPTS:
@@ -173,7 +173,7 @@ def _receive(
     response: requests.Response, url: str, part: Path, *, have: int, max_bytes: int
 ) -> None:
     status = response.status_code
-    if status == 416:  # what is here is no beginning of what the server has
+    if status == 416:  # the part is not the beginning of the server's file
         _discard(part)
         raise _BrokenError("the server has no more of this file")
     if status in _TRANSIENT:

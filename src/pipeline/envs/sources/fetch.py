@@ -60,7 +60,7 @@ def fetch(url: str, *, sha256: str, limits: ArchiveLimits = _LIMITS) -> Path:
     if folder.is_dir():
         return folder
     with locked(sha256, f"the archive {download.public(url)}"):
-        if folder.is_dir():  # whoever had the lock before has made it
+        if folder.is_dir():  # the process that had the lock before has made it
             return folder
         with _downloaded(url, limits, sha256) as archive:
             temporary = cache / f"{sha256}.unpacking"
@@ -101,7 +101,7 @@ def locked(name: str, what: str) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
-        # Tried without waiting first, only to be able to say that it waits.
+        # Tried without waiting first, only to be able to log that it waits.
         lock.acquire(timeout=0)
     except Timeout:
         _log.info("Waiting for another process that works on %s", what)
@@ -127,14 +127,14 @@ def _downloaded(url: str, limits: ArchiveLimits, sha256: str | None) -> Iterator
     archive = downloads / f"{key}.archive"
     with locked(f"url-{key}", download.public(url)):
         _remove_abandoned(downloads)
-        there = any(downloads.glob(f"{key}.*"))
+        had_part = any(downloads.glob(f"{key}.*"))
         if sha256 is None:
             archive.unlink(missing_ok=True)  # the server may have another one by now
         if not archive.exists():
             download.download(url, archive, max_bytes=limits.max_bytes)
         if sha256 is not None:
             digest = files.sha256_of(archive)
-            if digest != sha256 and there:  # it may have been put together from two versions
+            if digest != sha256 and had_part:  # it may have been put together from two versions
                 archive.unlink()
                 download.download(url, archive, max_bytes=limits.max_bytes)
                 digest = files.sha256_of(archive)

@@ -33,8 +33,8 @@ def find_program(
 ) -> Path:
     """Return the program of a build: the only player in its topmost folder that has one.
 
-    Where no file is called as a player of the platform is (`.x86_64`, `.x86`, `.app`, `.exe`), the
-    only executable file counts.
+    Where no file has the suffix of a player for the platform (`.x86_64`, `.x86`, `.app`, `.exe`),
+    the only executable file counts.
 
     Args:
         folder: the build.
@@ -51,9 +51,9 @@ def find_program(
     players = _players(folder)
     candidates = _topmost([p for p in players if p.suffix in _SUFFIXES[platform]], folder)
     if not candidates:
-        others = [p for p in players if p.suffix not in _SUFFIXES[platform]]
-        if others:
-            raise FetchError(_other_platform(others, label, platform))
+        other_players = [p for p in players if p.suffix not in _SUFFIXES[platform]]
+        if other_players:
+            raise FetchError(_other_platform(other_players, label, platform))
         candidates = _topmost(_executables(folder), folder)
     if len(candidates) != 1:
         raise FetchError(_not_one(candidates, folder, label))
@@ -61,13 +61,13 @@ def find_program(
 
 
 def runs_headless(program: Path) -> bool:
-    """Return whether a player must do without a display, since there is none; said in one line.
+    """Return whether a player has to run without a display; log it if so.
 
-    That is a binary on a Linux without display. Scripts, as the packed simulators are, start what
-    they want; `PIPELINE_GRAPHICS=1` says that a display is not needed.
+    That is a binary on a Linux without display. Scripts, such as packed simulators, decide for
+    themselves; `PIPELINE_GRAPHICS=1` says that a display is not needed.
     """
-    shown = ("DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS")
-    if sys.platform != "linux" or any(os.environ.get(name) for name in shown):
+    variables = ("DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS")
+    if sys.platform != "linux" or any(os.environ.get(name) for name in variables):
         return False
     try:
         with program.open("rb") as file:
@@ -96,7 +96,7 @@ def _named(path: Path, folder: Path, label: str) -> Path:
 
 
 def _players(folder: Path) -> list[Path]:
-    """Files, and on macOS folders, that are called as players of some system are."""
+    """Return files, and folders of macOS, with the suffix of a player of any platform."""
     suffixes = {suffix for of_one in _SUFFIXES.values() for suffix in of_one}
     players = [path for path in _content(folder) if path.suffix in suffixes]
     return [path for path in players if path.is_dir() == (path.suffix == ".app")]
@@ -128,11 +128,13 @@ def _inside_app(path: Path, label: str) -> Path:
     return named[0]
 
 
-def _other_platform(others: list[Path], label: str, platform: str) -> str:
-    theirs = sorted({name for p in others for name, ends in _SUFFIXES.items() if p.suffix in ends})
+def _other_platform(other_players: list[Path], label: str, platform: str) -> str:
+    platforms = sorted(
+        {name for p in other_players for name, ends in _SUFFIXES.items() if p.suffix in ends}
+    )
     return (
-        f"{label}: has a build for {' and '.join(theirs)} ({others[0].name}), but this needs one "
-        f"for {platform}. Take the build for {platform}."
+        f"{label}: has a build for {' and '.join(platforms)} ({other_players[0].name}), but this "
+        f"needs one for {platform}. Take the build for {platform}."
     )
 
 

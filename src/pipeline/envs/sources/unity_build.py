@@ -82,7 +82,7 @@ def build(source: UnitySource, *, root: Path, name: str, folder: Path, log: Path
         _run(source, command, log)
         return find_program(folder, label=f"the build of {source.project}")
     except BaseException:
-        # A build that was ended leaves a player that looks whole.
+        # An interrupted build leaves a player that looks complete.
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
@@ -90,29 +90,32 @@ def build(source: UnitySource, *, root: Path, name: str, folder: Path, log: Path
 def find_editor(setting: str | None, project: Path) -> Path:
     """Return the Editor to use: from the environment, the setting, Unity Hub's folders, or PATH.
 
-    Of Unity Hub's Editors only the one of the project's version counts: another would change the
-    project.
+    Of Unity Hub's Editors only one of the project's version counts: another version would change
+    the project.
 
     Raises:
         FetchError: There is none.
     """
-    for origin, given in ((EDITOR_VARIABLE, os.environ.get(EDITOR_VARIABLE)), ("editor", setting)):
-        if given:
-            path = Path(given).expanduser()
+    for origin, setting_or_variable in (
+        (EDITOR_VARIABLE, os.environ.get(EDITOR_VARIABLE)),
+        ("editor", setting),
+    ):
+        if setting_or_variable:
+            path = Path(setting_or_variable).expanduser()
             if not path.is_file():
-                raise FetchError(f"{origin}: there is no Unity Editor at {given}")
+                raise FetchError(f"{origin}: there is no Unity Editor at {setting_or_variable}")
             return path.absolute()
     version = _project_version(project)
-    others = []
+    other_versions = []
     for folder in _hub_folders():
         program = folder / version / _PROGRAMS.get(sys.platform, _MACOS_PROGRAM)
         if program.is_file():
             return program
-        others += [path.name for path in sorted(folder.glob("*")) if path.name != version]
+        other_versions += [path.name for path in sorted(folder.glob("*")) if path.name != version]
     for command in ("unity-editor", "Unity"):
-        if found := shutil.which(command):
-            return Path(found)
-    installed = f"; installed are {', '.join(others)}" if others else ""
+        if command_path := shutil.which(command):
+            return Path(command_path)
+    installed = f"; installed are {', '.join(other_versions)}" if other_versions else ""
     raise FetchError(
         f"{project.name}: needs the Unity Editor {version}, which is not on this machine"
         f"{installed}. Install it with Unity Hub, or set {EDITOR_VARIABLE} to its program."
@@ -183,7 +186,7 @@ def _run(source: UnitySource, command: list[str], log: Path) -> None:
 
 
 def _failure(source: UnitySource, code: int | None, log: Path) -> str:
-    """One line for a build that failed."""
+    """Return the error message for a build that failed, in one line."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     start = f"{source.project}: the Unity Editor "
     if code is None:

@@ -86,7 +86,7 @@ class Section:
             self.changes.moved(node, join(self.old, old), new, text, warns=warns)
 
     def put_old_default(self, at: Node, value: object, *place: str) -> None:
-        """Write out an old default that differs from today's; `at` is the key that needs it."""
+        """Write out an old default that differs from today's, at the place of the key `at`."""
         self._set(from_plain(value, at.source, at.line), place)
         if self.is_own(at):
             new = join(self.new, ".".join(place))
@@ -94,7 +94,7 @@ class Section:
             self.changes.note(at, self.old, text, warns=False)
 
     def put_ratio(self, node: Node, ratio: float, key: str, *, old: str, text: str) -> None:
-        """Give the behavior a number of steps per update, in place of how often SAC updated."""
+        """Give the behavior a number of steps per update, in place of SAC's update counts."""
         value = replace(node, value=ratio, text=str(ratio))
         self.put(value, "hyperparameters", key, old=old, text=text, warns=True)
 
@@ -117,13 +117,13 @@ class Section:
 
 def truth(node: Node) -> Node:
     """Return the value, with YAML 1.1's `yes`, `no`, `on` and `off` as booleans."""
-    said = _YAML_1_1.get(node.value.lower()) if isinstance(node.value, str) else None
-    return node if said is None else replace(node, value=said)
+    boolean = _YAML_1_1.get(node.value.lower()) if isinstance(node.value, str) else None
+    return node if boolean is None else replace(node, value=boolean)
 
 
 def convert_section(section: Section) -> Node:
     """Return the behavior that a section describes, whose `trainer` is known to be one."""
-    # What is left over after all conversions is unknown to every one of them.
+    # Keys that are left after all conversions are unknown.
     section.left = dict(section.entries)
     _put_trainer(section)
     _put_moved(section)
@@ -192,18 +192,18 @@ def _put_moved(section: Section) -> None:
 def _put_updates(section: Section) -> None:
     """Convert SAC's `num_update` and `train_interval`, which counted environment steps."""
     # Taken in any case: left over, they would be reported as unknown.
-    given = section.take("train_interval", "num_update")
+    counters = section.take("train_interval", "num_update")
     is_sac = section.kind == "sac"
     is_given = is_sac and "steps_per_update" in section.behavior.get("hyperparameters", {})
     if not is_sac or is_given:
         by = "SAC beside steps_per_update" if is_given else f"the trainer {section.kind}"
-        for key, node in given.items():
+        for key, node in counters.items():
             section.gone(node, key, f"is not used by {by}", warns=False)
         return
-    numbers = {key: read(Positive, node, join(section.old, key)) for key, node in given.items()}
+    numbers = {key: read(Positive, node, join(section.old, key)) for key, node in counters.items()}
     ratio = numbers.get("train_interval", 1.0) / numbers.get("num_update", 1.0)
     text = "train_interval / num_update; it counts the steps of every agent, so multiply it by the"
-    for key, node in given.items():
+    for key, node in counters.items():
         section.put_ratio(node, ratio, "steps_per_update", old=key, text=f"{text} number of agents")
 
 
@@ -223,10 +223,10 @@ def _put_memory(section: Section) -> None:
 
 
 def _put_cloning(section: Section) -> None:
-    given = list(section.take("behavioral_cloning", "pretraining").items())
-    for key, node in given[1:]:
-        section.gone(node, key, f"is not used beside {given[0][0]}")
-    for key, node in given[:1]:
+    cloning_maps = list(section.take("behavioral_cloning", "pretraining").items())
+    for key, node in cloning_maps[1:]:
+        section.gone(node, key, f"is not used beside {cloning_maps[0][0]}")
+    for key, node in cloning_maps[:1]:
         _put_map(section, node, key, "behavioral_cloning", BehavioralCloningSettings)
     for key, node in section.take("demo_path").items():
         section.gone(node, key, "is used by offline_bc only")
@@ -240,7 +240,7 @@ def _put_self_play(section: Section) -> None:
 
 
 def _put_map(section: Section, node: Node, old: str, new: str, cls: type) -> None:
-    """Convert a map, whose keys are those of the settings class but for one."""
+    """Convert a map with the keys of the settings class, of which some may have old names."""
     if node.value is None:
         section.put(node, new, old=old)
         return

@@ -65,13 +65,13 @@ def to_present(
 ) -> Present:
     """Bring a trainer configuration of any age to the present format.
 
-    `changes` has what was noted about the document while it was read.
+    `changes` has the notes about the document from when it was read.
     """
     changes = changes or Changes()
     family = family_of(document)
     entries = dict(entries_of(document, ""))
     present = Present(family=family, document=document, portable=document, changes=changes)
-    # Parameters by where they stand; what stands in a later part wins.
+    # Parameters of each part of the files; later parts win.
     parts: list[dict[str, Node]] = []
     if family in (Family.FLAT, Family.FLAT_BEHAVIORS):
         parts.append(_convert_flat(present, entries))
@@ -279,14 +279,14 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
     parameters = entries.get("sampler_parameters")
     if parameters is None:  # they stand beside the type
         known = setting_hints(SAMPLERS[kind])
-        given = {key: item for key, item in entries.items() if key not in SAMPLER_TYPES}
-        for key, item in given.items():
+        siblings = {key: item for key, item in entries.items() if key not in SAMPLER_TYPES}
+        for key, item in siblings.items():
             if key not in known:
                 raise unknown_key(item, at, key, known)
         for key in known:
-            if key != "seed" and key not in given:
+            if key != "seed" and key not in siblings:
                 raise fail(node, at, f"the sampler {kind} needs the key {key!r}")
-        for key, item in given.items():
+        for key, item in siblings.items():
             changes.moved(item, join(at, key), join(new, f"sampler_parameters.{key}"))
-        parameters = replace(node, value=given)
+        parameters = replace(node, value=siblings)
     return replace(node, value={"sampler_type": named, "sampler_parameters": parameters})

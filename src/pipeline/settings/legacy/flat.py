@@ -1,4 +1,4 @@
-"""Flat files: a default section, a section for each behavior, and names that stand for others."""
+"""Flat files: a default section, and for each behavior a section or another section's name."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class FlatFile:
         self.complete[name] = self.over_default[name] = full
         if self.default is not None:
             self.over_default[name] = _over_default(
-                full, self.default, new, is_own=lambda one: _place(one) not in inherited
+                full, self.default, new, is_own=lambda item: _place(item) not in inherited
             )
         if "curriculum" in entries:
             self.curricula[name] = entries["curriculum"]
@@ -119,14 +119,14 @@ class FlatFile:
         """Return the map of a section, or of the section whose name stands in its place."""
         node, passed = self.sections[name], [name]
         while isinstance(node.value, str):
-            path, known = join(self.below, passed[-1]), self.sections
+            path, sections = join(self.below, passed[-1]), self.sections
             if node.value in passed:
                 raise fail(node, path, f"{' -> '.join([*passed, node.value])} goes in a circle")
-            if node.value not in known:
-                hint = suggestion(node.value, known)
+            if node.value not in sections:
+                hint = suggestion(node.value, sections)
                 raise fail(node, path, f"there is no section {node.value!r}{hint}")
             passed.append(node.value)
-            node = known[node.value]
+            node = sections[node.value]
         if not isinstance(node.value, dict):
             expected = "a map of settings, or the name of another section"
             path = join(self.below, passed[-1])
@@ -162,38 +162,38 @@ def _demonstration_of(entries: dict[str, Node]) -> Node | None:
     """Return the demonstration from which an imitating section could learn, if it has any."""
     for key in ("behavioral_cloning", "pretraining"):
         if key in entries and isinstance(entries[key].value, dict):
-            given: dict[str, Node] = entries[key].value
-            return given.get("demo_path")
+            section: dict[str, Node] = entries[key].value
+            return section.get("demo_path")
     return entries.get("demo_path")
 
 
 def _over_default(full: Node, default: Node, path: str, *, is_own: Callable[[Node], bool]) -> Node:
-    """Return the behavior that gives the settings of `full` once it is laid over `default`.
+    """Return a behavior that has the settings of `full` once it is laid over `default`.
 
     In a flat file a section replaces whole values of the default section; in the present format it
-    is laid over them at every depth. What would come in between is therefore written out, and a
-    reward signal that only the default has becomes null. `is_own` says whether a value stands in
-    the behavior's own section.
+    is laid over them at every depth. Values that would differ by this are written out, and a reward
+    signal that only the default has becomes null. `is_own` tells whether a value stands in the
+    behavior's own section.
     """
     target = to_map(read(TrainerSettings, full, path))
     kind = {"trainer_type": full.value["trainer_type"]}
     inherited = behavior_over(replace(full, value=kind), path, expanded(default))
-    given = to_map(read(TrainerSettings, inherited, path))
-    return replace(full, value=_difference(full, target, given, is_own))
+    base = to_map(read(TrainerSettings, inherited, path))
+    return replace(full, value=_difference(full, target, base, is_own))
 
 
 def _difference(
-    full: Node, target: dict[str, Any], given: dict[str, Any], is_own: Callable[[Node], bool]
+    full: Node, target: dict[str, Any], base: dict[str, Any], is_own: Callable[[Node], bool]
 ) -> dict[str, Node]:
-    """Return the entries that turn `given` into `target`, and all that the section itself has.
+    """Return the entries that turn `base` into `target`, and all that the section itself has.
 
-    `full` has the nodes of what was written; what was not gets nodes of `full`'s place.
+    `full` has the nodes of written values; other values get nodes with the place of `full`.
     """
     entries: dict[str, Node] = {}
     written = full.value if isinstance(full.value, dict) else {}
     for key in {**written, **target}:
         node = written.get(key)
-        want, have = target.get(key), given.get(key, _MISSING)
+        want, have = target.get(key), base.get(key, _MISSING)
         if isinstance(want, dict) and isinstance(have, dict):
             inner = _difference(node or Node({}, full.source, full.line), want, have, is_own)
             if inner:
@@ -201,7 +201,7 @@ def _difference(
                 entries[key] = Node(inner, first.source, first.line)
         elif want != have or (node is not None and is_own(node)):
             entries[key] = node or from_plain(want, full.source, full.line)
-    taken_away = {key: Node(None, full.source, full.line) for key in given if key not in target}
+    taken_away = {key: Node(None, full.source, full.line) for key in base if key not in target}
     return entries | taken_away
 
 

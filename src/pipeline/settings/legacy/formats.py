@@ -59,7 +59,7 @@ REQUIRED: dict[str, list[str]] = {
     "ppo": f"{_ALWAYS} beta epsilon lambd num_epoch".split(),
     "sac": f"{_ALWAYS} buffer_init_steps init_entcoef tau".split(),
 }
-"""Keys without which ML-Agents did not start, beside those that went by another name later."""
+"""Keys without which ML-Agents did not start, beside those that were renamed later."""
 
 _LEARNED = ("curiosity", "gail", "rnd")
 SIGNAL_KEYS: dict[str, tuple[str, ...]] = {
@@ -82,7 +82,7 @@ _NEW_IN_A_BEHAVIOR = {"trainer_type", "hyperparameters", "network_settings"}
 
 
 class Family(Enum):
-    """The formats that a trainer configuration may have; the value is how messages call it."""
+    """The formats that a trainer configuration may have; the value is its name in messages."""
 
     FLAT = "ML-Agents 0.3 to 0.16 (a section with all keys for each behavior)"
     FLAT_BEHAVIORS = "ML-Agents 0.16 to 0.17 ('behaviors' with the keys of a flat file)"
@@ -91,7 +91,7 @@ class Family(Enum):
 
 
 def kind_of(document: Node) -> Kind:
-    """Return what a document is, by its keys; in doubt it is a trainer configuration."""
+    """Return the kind of a document, by its keys; in doubt it is a trainer configuration."""
     entries = _map(document)
     # Keys of a trainer file first: in one, curricula and samplers may be sections.
     if entries.keys() & {*setting_hints(RunSettings), *_SECTIONS, "default"}:
@@ -143,7 +143,7 @@ def _map(node: Node) -> dict[str, Node]:
 
 @dataclass(frozen=True, slots=True)
 class FormatChange:
-    """What became of one key of an old file, or what was noticed about it."""
+    """A change of one key of an old file, or a note about it."""
 
     kind: Literal["moved", "gone", "note"]
     """Whether the key has a new place, has no equal any more, or is only remarked on."""
@@ -161,14 +161,14 @@ class FormatChange:
     def __str__(self) -> str:
         """One line about the change."""
         if self.kind == "moved":
-            said = f" ({self.text})" if self.text else ""
-            return f"{self.where}: {self.old} -> {self.new}{said}"
+            note = f" ({self.text})" if self.text else ""
+            return f"{self.where}: {self.old} -> {self.new}{note}"
         return f"{self.where}: {self.old}: {self.text}"
 
 
 @dataclass(slots=True)
 class Changes:
-    """What bringing a file to the present format has changed, in order."""
+    """Changes made while a file was brought to the present format, in order."""
 
     entries: list[FormatChange] = field(default_factory=list)
 
@@ -188,8 +188,8 @@ class Changes:
 def read_document(path: Path, *, what: str = "Config file", changes: Changes | None = None) -> Node:
     """Return the content of a file, read as JSON when its name ends so, else as YAML.
 
-    A key that is written twice in a file of an older format counts as it did then, with its last
-    value; this is noted in `changes`.
+    If a key is written twice in a file of an older format, its last value counts, as it did then;
+    this is noted in `changes`.
     """
     repeats: list[Repeat] = []
     read = _read_json if path.suffix == ".json" else read_yaml
@@ -251,7 +251,7 @@ def read_part(path: Path, expected: Kind, changes: Changes) -> Node:
     """
     document = read_document(path, what=f"{expected.capitalize()} file", changes=changes)
     kind = kind_of(document)
-    # A trainer configuration is what it is called in doubt, too.
+    # "trainer" is also the answer in doubt.
     if kind not in (expected, "trainer") or "behaviors" in _map(document):
         called, option = {
             "trainer": ("a trainer configuration", "the trainer configuration"),
@@ -265,7 +265,7 @@ def read_part(path: Path, expected: Kind, changes: Changes) -> Node:
 
 
 def _by_behavior(document: Node, behaviors: list[str], stem: str) -> dict[str, Node]:
-    """Return the curricula of a file by behavior; find out whose a single curriculum is."""
+    """Return the curricula of a file by behavior; find out the behavior of a single curriculum."""
     entries = entries_of(document, "")
     if not entries:
         raise fail(document, "", "holds no curriculum; remove the file or fill it in")

@@ -152,7 +152,7 @@ class CompletionCriteria:
 
     def __post_init__(self) -> None:
         if self.measure == "Elo":
-            # The class is frozen; this is the one place before it is handed out.
+            # The class is frozen; it may be changed here only, before anyone has it.
             object.__setattr__(self, "measure", "elo")
         if self.measure == "progress" and not 0.0 <= self.threshold <= 1.0:
             text = f"must be in [0, 1] for the measure progress, got {self.threshold}"

@@ -70,7 +70,7 @@ class DemoSource:
     """One file of demonstrations, or one folder of them."""
 
     path: str
-    """The file, or the folder of which all `.demo` files are read."""
+    """A file, or a folder, of which all `.demo` files are read."""
     weight: Positive = 1.0
     """How often each of its steps is drawn, against a step of weight 1."""
 
@@ -93,18 +93,18 @@ class DemoPath:
             return cls((_source(node, path),))
         if not node.value:
             raise fail(node, path, "needs at least one demonstration, got an empty list")
-        return cls(tuple(_source(one, join(path, i)) for i, one in enumerate(node.value)))
+        return cls(tuple(_source(item, join(path, i)) for i, item in enumerate(node.value)))
 
     def to_plain(self) -> Any:
         """Return the shortest form that `from_node` reads as the same."""
         # A single path stays a text, the one form that ML-Agents reads.
-        plain = [one.to_plain() for one in self.sources]
+        plain = [source.to_plain() for source in self.sources]
         return plain[0] if len(plain) == 1 and isinstance(plain[0], str) else plain
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The path of every source."""
-        return tuple(one.path for one in self.sources)
+        return tuple(source.path for source in self.sources)
 
 
 def _source(node: Node, path: str) -> DemoSource:
@@ -141,7 +141,7 @@ class RewardSignalSettings:
         """Why only one learner can have the signal, with what to change; empty if several can.
 
         Several learners average the gradients of its `optimizer` and the statistics of its
-        normalisers. Whatever else it learns, such as counts, each would have for itself.
+        normalisers. Anything else that it learns, such as counts, would differ between learners.
         """
         return ""
 

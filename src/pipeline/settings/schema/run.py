@@ -104,7 +104,7 @@ class TorchSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
-    """Everything that a configuration file says, in the order of a written one."""
+    """All settings of a configuration file, in the order in which it is written."""
 
     default_settings: TrainerSettings | None = None
     """What every behavior starts from, also one that is not listed; or null."""
@@ -174,17 +174,17 @@ class RunSettings:
         if self.default_settings is not None:
             chosen.append(self.default_settings)
         versions: dict[str, str] = {}
-        for one in chosen:
-            networks = [one.network_settings]
-            networks += [signal.network_settings for signal in one.reward_signals.values()]
-            versions |= HYPERPARAMETERS.versions(one.trainer_type)
-            versions |= REWARD_SIGNALS.versions(*one.reward_signals)
+        for trainer in chosen:
+            networks = [trainer.network_settings]
+            networks += [signal.network_settings for signal in trainer.reward_signals.values()]
+            versions |= HYPERPARAMETERS.versions(trainer.trainer_type)
+            versions |= REWARD_SIGNALS.versions(*trainer.reward_signals)
             versions |= ENCODERS.versions(*(network.vis_encode_type for network in networks))
         # Sorted, since the result goes into fingerprints.
         return dict(sorted(versions.items()))
 
     def with_seed(self, seed: int) -> "RunSettings":
-        """The same run with its seed, from 0, decided, and with a seed for every sampler."""
+        """Return the same run with a decided seed, from 0, and with a seed for every sampler."""
         parameters = self.environment_parameters
         return replace(
             self,

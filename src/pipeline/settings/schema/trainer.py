@@ -229,8 +229,8 @@ class TrainerSettings:
         expected = HYPERPARAMETERS.get(self.trainer_type)
         # The exact class: a plug-in's may extend that of another trainer.
         if expected is None or type(self.hyperparameters) is not expected:
-            given = type(self.hyperparameters).__name__
-            text = f"{given} does not belong to the trainer type {self.trainer_type!r}"
+            class_name = type(self.hyperparameters).__name__
+            text = f"{class_name} does not belong to the trainer type {self.trainer_type!r}"
             raise ContradictionError("hyperparameters", text)
         memory, batch_size = self.network_settings.memory, self.hyperparameters.batch_size
         # A minibatch has whole sequences, and could not hold even one.
@@ -276,7 +276,7 @@ class TrainerSettings:
 
 
 class _RewardSignals:
-    """Reads `reward_signals`, where the name decides which settings there are."""
+    """Reads `reward_signals`, where each name decides the class of the settings."""
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> dict[str, RewardSignalSettings]:

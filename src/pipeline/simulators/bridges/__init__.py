@@ -1,1 +1,1 @@
-"""Be an environment that others wrote: those of Gymnasium and PettingZoo, as simulators."""
+"""Third-party environments, of Gymnasium and PettingZoo, as simulators."""

@@ -1,4 +1,4 @@
-"""What both bridges share: the copies, and steps that are collected agent by agent."""
+"""The common part of both bridges: copies, and steps that are collected agent by agent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Bridge:
 
 
 class Codec:
-    """What the agents of one behavior observe and do; arguments as for its two parts."""
+    """Observations and actions of one behavior; arguments as for `Observations` and `Actions`."""
 
     masked = False
     """Whether observations are maps of `observation` and `action_mask`."""
@@ -59,7 +59,7 @@ class Codec:
 
 
 class StepRows:
-    """The agents of one behavior in one kind of steps; there are at most `size`."""
+    """The agents of one behavior in decision or terminal steps; there are at most `size`."""
 
     def __init__(self, observations: Observations, size: int) -> None:
         self._observations = observations
@@ -108,7 +108,7 @@ class Batch:
         self._terminals.add(obs, row)
 
     def _forbid(self, mask: Any) -> None:
-        """Keep the mask of the agent that comes next."""
+        """Store the mask of the agent that is added next."""
         branches = self._codec.actions.spec.discrete_branches
         if not branches:
             return

@@ -27,16 +27,16 @@ class Event(NamedTuple):
     agent: int
     obs: Any
     reward: float
-    """What it gained by itself since its last decision."""
+    """Its own reward since its last decision."""
     group_reward: float = 0.0
-    """What it gained as a member of its group."""
+    """Its reward as a member of its group."""
     info: Mapping[str, Any] = {}
     interrupted: bool | None = None
     """Whether its episode was cut short; None when it goes on."""
 
 
 class Copy:
-    """What the copies of an `AECEnv` and of a `ParallelEnv` share.
+    """Base of the copies of an `AECEnv` and of a `ParallelEnv`.
 
     `rng` gives each episode its seed. `parameters`, when there are any, are the `options` of each
     reset.
@@ -51,7 +51,7 @@ class Copy:
         self._playing: set[str] = set()
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return everything that later steps depend on; None where the environment does not."""
+        """Return everything that later steps depend on; None if the environment cannot give it."""
         env = copy_state(self.env)
         if env is None:
             return None
@@ -67,7 +67,7 @@ class Copy:
 
     def _begin(self) -> Any:
         self._playing.clear()
-        # A seed for each episode: what a reset without one continues is not the same everywhere.
+        # A seed for each episode: environments differ in what a reset without a seed continues.
         seed = int(self._rng.integers(2**31))
         # None without parameters: many environments do not take an empty map.
         begun = self.env.reset(seed=seed, options=self._parameters.values() or None)
@@ -103,8 +103,8 @@ class Copy:
 class ParallelCopy(Copy):
     """A `ParallelEnv`: all living agents act at the same time.
 
-    `groups` are the names of the agents that share a group reward, the mean of what its members
-    gain in a step; what an agent gains beside that stays its own.
+    `groups` are the names of the agents that share a group reward: the mean of its members' rewards
+    in a step. The difference to an agent's reward stays its own.
     """
 
     def __init__(self, env: Any, *, groups: Sequence[Sequence[str]] = (), **shared: Any) -> None:
@@ -113,7 +113,7 @@ class ParallelCopy(Copy):
         self._pending: dict[str, tuple[float, float]] = {}
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return everything that later steps depend on; None where the environment does not."""
+        """Return everything that later steps depend on; None if the environment cannot give it."""
         state = super().state_dict()
         pending = {agent: list(rewards) for agent, rewards in self._pending.items()}
         return None if state is None else {**state, "pending": pending}
@@ -121,7 +121,10 @@ class ParallelCopy(Copy):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         super().load_state_dict(state)
-        self._pending = {agent: (own, common) for agent, (own, common) in state["pending"].items()}
+        self._pending = {
+            agent: (own_reward, shared_reward)
+            for agent, (own_reward, shared_reward) in state["pending"].items()
+        }
 
     def reset(self) -> Iterator[Event]:
         """Begin a new episode."""
@@ -138,7 +141,7 @@ class ParallelCopy(Copy):
         gained = self._gained(rewards)
         for agent, observation in observations.items():
             own_reward, shared_reward = gained.pop(agent, (0.0, 0.0))
-            # Environments may leave out agents of which it is not so.
+            # Environments may leave out agents that have not terminated.
             terminated = terminations.get(agent, False)
             if terminated or truncations.get(agent, False):
                 yield from self._end(agent, observation, not terminated, own_reward, shared_reward)
@@ -146,7 +149,7 @@ class ParallelCopy(Copy):
             elif agent in env.agents:
                 info = infos.get(agent, {})
                 yield self._decide(agent, observation, info, own_reward, shared_reward)
-        # of agents that observe nothing now: it comes with what they observe next
+        # rewards of agents that observe nothing now are given with their next observation
         self._pending = gained
         self._check_ends()
         # At once, so that new first decisions come in the same message as the ends.
@@ -162,13 +165,13 @@ class ParallelCopy(Copy):
             )
 
     def _gained(self, rewards: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-        """What each agent has gained since it last observed something: its own, its group's."""
+        """Return each agent's own and group reward since its last observation."""
         shared = dict(self._shared(rewards))
         gained = self._pending
         for agent, reward in rewards.items():
             own_reward, shared_reward = gained.get(agent, (0.0, 0.0))
             part = shared.get(agent, 0.0)
-            # Taken out of its own: the sum of both stays what the environment gave.
+            # Subtracted from its own reward: the sum of both stays the environment's reward.
             gained[agent] = (own_reward + float(reward) - part, shared_reward + part)
         return gained
 
@@ -176,13 +179,13 @@ class ParallelCopy(Copy):
         for group in self._groups:
             members = [agent for agent in group if agent in rewards]
             for agent in members:
-                yield agent, sum(float(rewards[one]) for one in members) / len(members)
+                yield agent, sum(float(rewards[member]) for member in members) / len(members)
 
 
 class TurnCopy(Copy):
     """An `AECEnv`: agents act one after another; only the one whose turn it is asks for a decision.
 
-    Its reward is what it has gained since its own last action, whoever acted meanwhile.
+    Its reward is the sum since its own last action, whichever agents acted meanwhile.
     """
 
     def reset(self) -> Iterator[Event]:

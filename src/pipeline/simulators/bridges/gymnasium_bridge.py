@@ -123,12 +123,12 @@ def make_environment(env_id: str, kwargs: Mapping[str, Any], render_mode: str | 
     Raises:
         SettingsError: There is none of that id, or it cannot be made.
     """
-    given = naming.keywords(env_id, kwargs, render_mode)
+    arguments = naming.keywords(env_id, kwargs, render_mode)
     name = naming.registered(env_id)
     import gymnasium
 
     try:
         # The checker would look at every step; what does not fit its space the codec refuses.
-        return gymnasium.make(name, disable_env_checker=True, **given)
+        return gymnasium.make(name, disable_env_checker=True, **arguments)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError, OSError) as error:
         raise naming.unfit(env_id, error) from error

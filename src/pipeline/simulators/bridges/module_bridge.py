@@ -1,7 +1,7 @@
 """What a function or class of a Python module makes, as a simulator.
 
-What takes `seed` and `n_agents` makes a simulator. Anything else is called once for each copy, and
-gives an environment of Gymnasium or PettingZoo.
+A function with `seed` and `n_agents` makes a simulator. Any other function is called once for each
+copy, and makes an environment of Gymnasium or PettingZoo.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ def simulator(
         return cast("Simulator", simulator)
     if render_mode is not None and "render_mode" in inspect.signature(make).parameters:
         arguments["render_mode"] = render_mode
-    # The first object tells its kind; only then is it known that more copies are to be made.
+    # The kind is known from the first object; only then are more copies made.
     first = called(id, make, **arguments)
     if not _is_gymnasium(first) and not _is_pettingzoo(first):
         raise OtherObjectError(id, first)
-    others = [called(id, make, **arguments) for _ in range(n_agents - 1)]
-    if others and others[0] is first:
+    more_envs = [called(id, make, **arguments) for _ in range(n_agents - 1)]
+    if more_envs and more_envs[0] is first:
         raise SettingsError(
             f"{id}: gives the same object twice, and every copy needs its own; let it make one"
         )
     spaces = {"visual": visual, "action_scale": action_scale}
-    return around([first, *others], seed=seed, teams=teams, groups=groups, **spaces)
+    return around([first, *more_envs], seed=seed, teams=teams, groups=groups, **spaces)
 
 
 class OtherObjectError(SettingsError):
@@ -97,7 +97,7 @@ def around(
 
 
 def n_agents_of(id: str, *, copies: int) -> int:
-    """Return how many agents a simulator of one's own has, or `copies` of an environment."""
+    """Return the number of agents of a user's simulator, or `copies` for an environment."""
     make = naming.function_of(id)
     default = (
         inspect.signature(make).parameters["n_agents"].default if _makes_simulator(make) else 0
@@ -106,7 +106,7 @@ def n_agents_of(id: str, *, copies: int) -> int:
 
 
 def called(id: str, make: Callable[..., Any], **options: Any) -> Any:
-    """Return what a function of the user's gives.
+    """Return the result of a user's function.
 
     Raises:
         SettingsError: It fails; the message says where.

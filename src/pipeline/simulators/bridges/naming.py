@@ -1,4 +1,4 @@
-"""Find environments by id, and name those that are near when there is none of that id."""
+"""Find environments by id, and suggest similar ids when there is no such environment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def quiet() -> None:
         ("SDL_AUDIODRIVER", "dummy"),
         ("PYGAME_HIDE_SUPPORT_PROMPT", "hide"),
     ):
-        # Before pygame is imported, which reads them only then; a user's own values stay.
+        # Before pygame is imported, which reads them once; a user's own values stay.
         os.environ.setdefault(name, value)
 
 
@@ -54,14 +54,14 @@ def function_of(id: str) -> Callable[..., Any]:
     """
     quiet()
     module, _, attribute = id.partition(":")
-    here = str(Path.cwd())
+    current_folder = str(Path.cwd())
     # Appended, so that a file beside the user hides no installed package.
-    if here not in sys.path:
-        sys.path.append(here)
+    if current_folder not in sys.path:
+        sys.path.append(current_folder)
     try:
         loaded = importlib.import_module(module)
     except Exception as error:
-        # The user's module itself, or one that it imports: they have different remedies.
+        # The missing module may be the user's, or one that it imports: the remedies differ.
         missing = isinstance(error, ModuleNotFoundError) and error.name
         if missing and (module == missing or module.startswith(f"{missing}.")):
             raise SettingsError(
@@ -81,14 +81,14 @@ def function_of(id: str) -> Callable[..., Any]:
 
 
 def where(error: Exception) -> str:
-    """Return what an error says, and the user's line that raised it, as one line."""
+    """Return an error's message, and the user's line that raised it, as one line."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    others = {Path(__file__).resolve().parents[2], Path(sysconfig.get_path("stdlib"))}
+    other_folders = {Path(__file__).resolve().parents[2], Path(sysconfig.get_path("stdlib"))}
     # The innermost line that is the user's: below it lie libraries, above it this program.
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         is_user_code = file.is_absolute() and "site-packages" not in file.parts
-        if is_user_code and not others.intersection(file.parents):
+        if is_user_code and not other_folders.intersection(file.parents):
             return f"{text} ({file.name}:{frame.lineno})"
     return text
 
@@ -125,7 +125,7 @@ def registered(env_id: str) -> str:
 
 
 def full_name(env_id: str) -> str:
-    """The environment that `env_id` means, as the path of a module or as `module:family/name-v1`.
+    """Return the full id of an environment: a module's path, or `module:family/name-v1`.
 
     The path may lack `pettingzoo.`, or be written as PettingZoo registers it, `family/name-v1`.
 
@@ -155,7 +155,7 @@ def full_name(env_id: str) -> str:
 
 
 def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
-    """Return what makes the PettingZoo environment, and the interface of what it makes.
+    """Return a function that makes the PettingZoo environment, and the environment's interface.
 
     Raises:
         SettingsError: There is no such environment, or it lacks the interface or a dependency.
@@ -187,7 +187,7 @@ def keywords(
     """Return the keywords to make an environment with.
 
     Raises:
-        SettingsError: A user's own have a render mode.
+        SettingsError: The user's keywords have a render mode.
     """
     if "render_mode" in kwargs:
         raise SettingsError(f"{env_id}: render_mode cannot be set; an executable draws nothing.")
@@ -203,17 +203,17 @@ def registry_errors() -> tuple[type[Exception], ...]:
 
 
 def _makers(name: str) -> dict[str, Callable[..., Any]]:
-    """What makes a registered environment, by interface; empty where PettingZoo knows none."""
+    """Return functions that make a registered environment, by interface; empty if unknown."""
     quiet()
     import pettingzoo
 
     family, _, rest = name.removeprefix("pettingzoo.").rpartition(".")
     key = f"{family}/{re.sub(r'_v(?=[0-9]+$)', '-v', rest)}" if family else name
-    found: dict[str, Callable[..., Any]] = {}
+    makers: dict[str, Callable[..., Any]] = {}
     for kind in ("parallel", "aec"):
         if key in getattr(pettingzoo, f"{kind}_registry", ()):  # PettingZoo 1.27 and later
-            found[kind] = partial(pettingzoo.make, kind, key)
-    return found
+            makers[kind] = partial(pettingzoo.make, kind, key)
+    return makers
 
 
 def pettingzoo_ids() -> list[str]:
@@ -263,17 +263,19 @@ def _near(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x' or 'y'?`, or a full stop."""
     # The common mistakes are an old version and a missing family.
     by_stem: dict[str, list[str]] = {}
-    for one in known:
-        by_stem.setdefault(_parts(one)[0], []).append(one)
+    for candidate in known:
+        by_stem.setdefault(_parts(candidate)[0], []).append(candidate)
     stems = get_close_matches(_parts(name)[0], by_stem, n=2, cutoff=0.7)
-    near = [one for stem in stems for one in by_stem[stem]]
+    near = [candidate for stem in stems for candidate in by_stem[stem]]
     if not near:
         return "."
-    # A family that nobody asked for is noise where the name is right without it, and so is another
-    # version where that of the name is there.
+    # Other families are left out if one of the candidates has the right family, and likewise other
+    # versions.
     for part in (1, 2):
-        near = [one for one in near if _parts(one)[part] == _parts(name)[part]] or near
-    return f"; did you mean {' or '.join(repr(one) for one in near[-3:])}?"
+        near = [
+            candidate for candidate in near if _parts(candidate)[part] == _parts(name)[part]
+        ] or near
+    return f"; did you mean {' or '.join(repr(candidate) for candidate in near[-3:])}?"
 
 
 def _parts(name: str) -> tuple[str, str, str]:

@@ -66,8 +66,8 @@ class PettingZooSimulator(Bridge):
     ) -> None:
         if isinstance(id, str):
             create, kind = naming.creator(id, api)
-            given = naming.keywords(id, kwargs or {}, render_mode)
-            envs = [_made(create, id, given) for _ in range(n_agents)]
+            arguments = naming.keywords(id, kwargs or {}, render_mode)
+            envs = [_make_env(create, id, arguments) for _ in range(n_agents)]
         else:
             envs, id = list(id), str(id[0])
             kind = "aec" if hasattr(envs[0], "agent_iter") else "parallel"
@@ -95,7 +95,7 @@ class PettingZooSimulator(Bridge):
             make(env, rng=stream(seed, "pettingzoo", k), where=id, parameters=self.parameters)
             for k, env in enumerate(envs)
         ]
-        self._asked: dict[str, list[int]] = {}  # ids of the last decision steps
+        self._asking_ids: dict[str, list[int]] = {}  # ids of the last decision steps
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
@@ -115,11 +115,11 @@ class PettingZooSimulator(Bridge):
             UnityEnvironmentException: The environment breaks PettingZoo's rules.
         """
         by_copy: list[dict[int, Any]] = [{} for _ in self._copies]
-        for name, asked in self._asked.items():
-            if not asked:
+        for name, agent_ids in self._asking_ids.items():
+            if not agent_ids:
                 continue
             native = self._codecs[name].actions.native(actions[name])
-            for agent_id, action in zip(asked, native, strict=True):
+            for agent_id, action in zip(agent_ids, native, strict=True):
                 copy, agent = divmod(agent_id, self._per_copy)
                 by_copy[copy][agent] = action
         pairs = zip(self._copies, by_copy, strict=True)
@@ -130,24 +130,28 @@ class PettingZooSimulator(Bridge):
         copies = [copy.state_dict() for copy in self._copies]
         if None in copies:
             return None
-        asked = {
+        asking_agents = {
             name: [list(divmod(agent_id, self._per_copy)) for agent_id in ids]
-            for name, ids in self._asked.items()
+            for name, ids in self._asking_ids.items()
         }
-        return {"copies": copies, "asked": asked, "parameters": self.parameters.state_dict()}
+        return {
+            "copies": copies,
+            "asked": asking_agents,
+            "parameters": self.parameters.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.parameters.load_state_dict(state["parameters"])
         for copy, saved in zip(self._copies, state["copies"], strict=True):
             copy.load_state_dict(saved)
-        self._asked = {
-            name: [copy * self._per_copy + agent for copy, agent in asked]
-            for name, asked in state["asked"].items()
+        self._asking_ids = {
+            name: [copy * self._per_copy + agent for copy, agent in agents]
+            for name, agents in state["asked"].items()
         }
 
     def _collected(self, events: Sequence[Iterator[Event]]) -> dict[str, Steps]:
-        """Return what happens in each copy as the steps of each behavior."""
+        """Return the events of all copies as the steps of each behavior."""
         batches = {
             name: Batch(codec, len(self._copies) * self._behaviors.count(name))
             for name, codec in self._codecs.items()
@@ -156,7 +160,9 @@ class PettingZooSimulator(Bridge):
             for event in happening:
                 self._add(event, copy, batches[self._behaviors[event.agent]])
         steps = {name: batch.steps() for name, batch in batches.items()}
-        self._asked = {name: decisions.agent_id.tolist() for name, (decisions, _) in steps.items()}
+        self._asking_ids = {
+            name: decisions.agent_id.tolist() for name, (decisions, _) in steps.items()
+        }
         return steps
 
     def _add(self, event: Event, copy: int, batch: Batch) -> None:
@@ -174,7 +180,7 @@ class PettingZooSimulator(Bridge):
         batch.decide(obs, mask, row)
 
 
-def _made(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:
+def _make_env(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:
     expected: tuple[type[Exception], ...] = naming.registry_errors()
     expected += (ImportError, TypeError, ValueError, AssertionError, OSError)
     try:
@@ -186,7 +192,7 @@ def _made(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _check_groups(env_id: str, groups: str, kind: str) -> None:
-    """Refuse groups that there are not, and groups of agents that act in turns (`kind` aec)."""
+    """Refuse unknown `groups`, and groups of agents that act in turns (`kind` aec)."""
     if groups not in GROUPS:
         raise SettingsError(f"{env_id}: groups is '{groups}'; choose one of {', '.join(GROUPS)}.")
     if groups != "none" and kind != "parallel":
@@ -206,7 +212,7 @@ def _behaviors(
     for agent in agents:
         name, spaces = _stem(agent), _spaces(env, agent)
         if spaces_of.setdefault(name, spaces) != spaces:
-            name = naming.behavior_name(agent)  # as its kind, but it observes or does other things
+            name = naming.behavior_name(agent)  # same stem, but other observations or actions
             spaces_of[name] = spaces
         behaviors.append(f"{name}?team={team_of[agent]}")
     return behaviors
@@ -218,8 +224,8 @@ def _codec(env: Any, agent: str, env_id: str, visual: str, scale: float | None) 
     masked = isinstance(obs_space, spaces.Dict) and set(obs_space.spaces) == keys
     if masked:
         obs_space = obs_space["observation"]
-    where = f"{env_id}, agent {agent}"
-    codec = Codec(obs_space, action_space, where=where, visual=visual, scale=scale)
+    label = f"{env_id}, agent {agent}"
+    codec = Codec(obs_space, action_space, where=label, visual=visual, scale=scale)
     codec.masked = masked
     return codec
 
@@ -243,13 +249,13 @@ def _teams(agents: Sequence[str], env_id: str, teams: str | Mapping[str, Any]) -
             f"{env_id}: teams is {teams!r}; give none, index, or a whole number for each of "
             f"{', '.join(agents)}."
         )
-    given = {agent: teams.get(agent, teams.get(_stem(agent), 0)) for agent in agents}
-    for agent, team in given.items():
+    team_of = {agent: teams.get(agent, teams.get(_stem(agent), 0)) for agent in agents}
+    for agent, team in team_of.items():
         if isinstance(team, bool) or not isinstance(team, int) or team < 0:
             raise SettingsError(
                 f"{env_id}: teams.{agent} is {team!r}; give a whole number, 0 or up."
             )
-    return given
+    return team_of
 
 
 def _group_numbers(behaviors: Sequence[str], groups: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""What an environment of others looks like: its own picture, or a plain one of MuJoCo's bodies."""
+"""Pictures of third-party environments: their own, or a plain one of MuJoCo's bodies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def picture(env: Any, where: str) -> AnyArray:
     if getattr(inner, "mujoco_renderer", None) is not None and not _has_off_screen_gl():
         return side_view(inner.model, inner.data)
     image = None
-    # Gymnasium's and PettingZoo's `render` raise it where an environment draws nothing.
+    # Gymnasium's and PettingZoo's `render` raises it where an environment draws nothing.
     with contextlib.suppress(NotImplementedError):
         image = env.render()
     if not isinstance(image, np.ndarray) or image.ndim != 3 or image.shape[2] != 3:
@@ -47,9 +47,9 @@ def picture(env: Any, where: str) -> AnyArray:
 
 @functools.cache
 def _has_off_screen_gl() -> bool:
-    """Return whether MuJoCo can render without a screen, and choose with what for this process."""
-    given = os.environ.get("MUJOCO_GL")
-    for name in (given,) if given else ("egl", "osmesa"):
+    """Return whether MuJoCo can render without a screen; choose its library for this process."""
+    requested = os.environ.get("MUJOCO_GL")
+    for name in (requested,) if requested else ("egl", "osmesa"):
         try:
             # Tried out: a library that can be imported may still lack a driver.
             importlib.import_module(f"mujoco.{name}").GLContext(8, 8).free()

@@ -104,7 +104,7 @@ def _leaves(space: Any, path: Path, where: str, visual: str) -> Iterator[Leaf]:
         for index, inner in enumerate(space.spaces):
             yield from _leaves(inner, (*path, index), where, visual)
         return
-    name = _name(path, whole="observation")
+    name = _name(path, default="observation")
     spec, put = _leaf(space, name, where, visual)
     if not math.prod(spec.shape):
         raise SettingsError(
@@ -127,7 +127,7 @@ def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSp
         return ObservationSpec.vector(int(space.n), name), _one_hot(int(space.start))
     if isinstance(space, spaces.MultiDiscrete):
         sizes = np.ravel(space.nvec)
-        # Where each one-hot vector begins, less the number that its values start from.
+        # Where each one-hot vector begins, minus the first value of its space.
         first = np.concatenate([[0], np.cumsum(sizes)[:-1]]) - np.ravel(space.start)
         return ObservationSpec.vector(int(sizes.sum()), name), _one_hots(first)
     if isinstance(space, spaces.MultiBinary):
@@ -219,7 +219,7 @@ class Actions:
         continuous: AnyArray = np.clip(actions.continuous.astype(np.float64), -1.0, 1.0)
         offset, width, least, most = self._boxes
         continuous = offset + (continuous + 1.0) / 2.0 * width
-        # Again, as the scaling itself rounds; and one side of a Box may be bounded alone.
+        # Clipped again, because the scaling rounds, and only one side of a Box may be bounded.
         continuous = np.clip(continuous, least, most)
         return [
             self._build(numbers, choices)
@@ -255,7 +255,7 @@ class Actions:
         return np.split(forbidden, np.cumsum(self._branches)[:-1], axis=1)
 
     def _builder(self, space: Any, path: Path) -> Build:
-        """Gives a space's action for one agent's continuous and discrete actions."""
+        """Return a function from one agent's continuous and discrete actions to the space's."""
         if isinstance(space, spaces.Dict):
             named = {key: self._builder(part, (*path, key)) for key, part in space.spaces.items()}
             return lambda c, d: {key: build(c, d) for key, build in named.items()}
@@ -301,15 +301,15 @@ class Actions:
         width = np.where(bounded, high, scale) - offset
         first, last = self._boxes.shape[1], self._boxes.shape[1] + len(low)
         self._boxes = np.concatenate([self._boxes, [offset, width, low, high]], axis=1)
-        shape, dtype, whole = space.shape, space.dtype, np.issubdtype(space.dtype, np.integer)
+        shape, dtype, is_integer = space.shape, space.dtype, np.issubdtype(space.dtype, np.integer)
 
         def build(c: AnyArray, _: AnyArray) -> AnyArray:
             # Rounded, since a conversion to integers would cut towards 0.
-            numbers = np.rint(c[first:last]) if whole else c[first:last]
+            numbers = np.rint(c[first:last]) if is_integer else c[first:last]
             return numbers.reshape(shape).astype(dtype)
 
         return build
 
 
-def _name(path: Path, whole: str = "action") -> str:
-    return "/".join(map(str, path)) or whole
+def _name(path: Path, default: str = "action") -> str:
+    return "/".join(map(str, path)) or default

@@ -1,8 +1,8 @@
-"""The state of one copy of an environment that others wrote, where it can be had.
+"""The state of one copy of a third-party environment, where it can be read.
 
 An environment has `get_state` and `set_state` (or `state_dict` and `load_state_dict`), which then
-answer for all that it wraps, or is one of Gymnasium's own: classic control and toy text are their
-attributes, MuJoCo is its data, and Gymnasium's wrappers are counters.
+stand for all that it wraps, or is one of Gymnasium's own. Classic control and toy text have their
+state in attributes, MuJoCo in its data, and Gymnasium's wrappers in counters.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def copy_state(env: Any) -> dict[str, Any] | None:
     layers = []
     for layer in _layers(env):
         if isinstance(layer, HasState | Restorable):
-            given = state_of(layer)
-            if given is None:
+            inner_state = state_of(layer)
+            if inner_state is None:
                 return None
-            layers.append({"given": given, **_stream(layer)})
+            layers.append({"given": inner_state, **_stream(layer)})
             return {"layers": layers}
-        # Only of these it is known; with a guess, a resumed run would take another course.
+        # Only their state is known; with a guess, a resumed run would take another course.
         if not type(layer).__module__.startswith(_KNOWN):
             return None
         attributes = {name: value for name, value in vars(layer).items() if _is_plain(value)}
@@ -63,7 +63,7 @@ def restore_copy(env: Any, state: Mapping[str, Any]) -> None:
 
 
 def _layers(env: Any) -> Iterator[Any]:
-    """The environment, and what it wraps."""
+    """Yield the environment, and each environment that it wraps."""
     yield env
     while "env" in vars(env):
         env = env.env
@@ -81,36 +81,36 @@ def _is_plain(value: Any) -> bool:
 
 
 def _stream(layer: Any) -> dict[str, Any]:
-    """The random generator, where the layer has one of its own."""
+    """Return the state of the layer's own random generator, if it has one."""
     rng = vars(layer).get("_np_random")
     return {} if rng is None else {"stream": rng.bit_generator.state}
 
 
 def _physics(layer: Any) -> dict[str, Any]:
-    """MuJoCo's state, and what was derived from it: rewards may look at it before a step."""
+    """Return MuJoCo's state, and derived arrays, which rewards may read before a step."""
     if not hasattr(layer, "data") or not type(layer).__module__.startswith("gymnasium.envs.mujoco"):
         return {}
     import mujoco
 
-    whole = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-    state = np.zeros(mujoco.mj_stateSize(layer.model, whole))
-    mujoco.mj_getState(layer.model, layer.data, state, whole)
+    state_spec = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+    state = np.zeros(mujoco.mj_stateSize(layer.model, state_spec))
+    mujoco.mj_getState(layer.model, layer.data, state, state_spec)
     # Arrays that are empty without contacts are the solver's, in memory that MuJoCo does not clear;
-    # all of theirs that means something is computed from the state again.
-    kept = dict(_arrays(mujoco.MjData(layer.model)))
-    derived = {name: value.copy() for name, value in _arrays(layer.data) if name in kept}
+    # their meaningful part is computed from the state again.
+    meaningful = dict(_arrays(mujoco.MjData(layer.model)))
+    derived = {name: value.copy() for name, value in _arrays(layer.data) if name in meaningful}
     return {"physics": {"state": state, "derived": derived}}
 
 
 def _restore_physics(layer: Any, saved: Mapping[str, Any]) -> None:
     import mujoco
 
-    whole = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-    mujoco.mj_setState(layer.model, layer.data, saved["state"], whole)
+    state_spec = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+    mujoco.mj_setState(layer.model, layer.data, saved["state"], state_spec)
     # Computes what is derived from the state, but also changes the warm start of the solver.
     mujoco.mj_forward(layer.model, layer.data)
-    # So the state is set once more, and then what was derived as it was before.
-    mujoco.mj_setState(layer.model, layer.data, saved["state"], whole)
+    # So the state is set once more, and then the derived arrays as they were before.
+    mujoco.mj_setState(layer.model, layer.data, saved["state"], state_spec)
     for name, value in _arrays(layer.data):
         before = saved["derived"].get(name)
         if before is not None and before.shape == value.shape:

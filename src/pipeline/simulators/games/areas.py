@@ -1,8 +1,8 @@
-"""What games share: random streams, parameters, whole state, and the steps of many like areas.
+"""Base classes of games: random streams, parameters, state, and the steps of many equal areas.
 
 `Areas` holds any number of agents per area, which may come and go. `SoloAreas` has one agent in
-each, and the steps that follow from that: a game built on it says only how an episode begins, what
-a step does and what is seen, each for all areas at once.
+each area, and makes the steps: a game built on it defines only how an episode begins, what a step
+does and what is observed, each for all areas at once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Areas:
         self._n_areas = n_agents // per_area
         self._areas = np.arange(self._n_areas)
         self._rngs = [stream(seed, name, area) for area in range(self._n_areas)]
-        self._kept: dict[str, AnyArray] = {}
+        self._state_arrays: dict[str, AnyArray] = {}
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
@@ -86,7 +86,7 @@ class Areas:
         return {
             "streams": [rng.bit_generator.state for rng in self._rngs],
             "parameters": self.parameters.state_dict(),
-            "arrays": {name: values.copy() for name, values in self._kept.items()},
+            "arrays": {name: values.copy() for name, values in self._state_arrays.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -96,14 +96,14 @@ class Areas:
         self.parameters.load_state_dict(state["parameters"])
         # checkpoints written before all games shared this class have the arrays at the top
         arrays = state.get("arrays", state)
-        for name, values in self._kept.items():
+        for name, values in self._state_arrays.items():
             # In place: games have these arrays as attributes.
             values[:] = arrays[name]
 
     def _keep(self, name: str, shape: tuple[int, ...], dtype: type = np.int64) -> AnyArray:
         """Return a new array [areas, *shape] of zeros that is part of the state."""
-        self._kept[name] = np.zeros((self._n_areas, *shape), dtype=dtype)
-        return self._kept[name]
+        self._state_arrays[name] = np.zeros((self._n_areas, *shape), dtype=dtype)
+        return self._state_arrays[name]
 
 
 class SoloAreas(Areas, ABC):
@@ -122,7 +122,7 @@ class SoloAreas(Areas, ABC):
     """
 
     _decision_period = 1
-    """What a decision adds to the count of steps."""
+    """Steps that a decision counts as."""
 
     def __init__(
         self,
@@ -149,10 +149,10 @@ class SoloAreas(Areas, ABC):
 
     @abstractmethod
     def _observe(self, rows: Rows) -> list[FloatArray]:
-        """New arrays of what the agents of `rows` see."""
+        """Return new arrays of the observations of the agents in `rows`."""
 
     def _last_observation(self, rows: AnyArray) -> list[FloatArray]:
-        """Return what the agents of `rows`, whose episodes have ended, saw at the end."""
+        """Return the last observations of the agents in `rows`, whose episodes have ended."""
         return self._observe(rows)
 
     def _masks(self) -> list[BoolArray] | None:
@@ -177,12 +177,12 @@ class SoloAreas(Areas, ABC):
         terminals = TerminalSteps.empty(spec)
         if ended.any():
             rows = np.flatnonzero(ended)
-            # Before the next episodes begin, which write over what was seen.
+            # Before the next episodes begin, which overwrite the observations.
             last = agent_fields(self._last_observation(rows), reward[rows], self._agent_id[rows])
             # A task that ends at the very last step has ended, and is not cut short.
             terminals = TerminalSteps(**last, interrupted=~terminated[rows])
             self._begin(rows)
-            # It stands in the terminal steps; the decision steps are those of the next episode.
+            # The reward stands in the terminal steps; decision steps are of the next episode.
             reward[rows] = 0.0
         return self._steps(reward, terminals)
 
@@ -211,7 +211,7 @@ def agent_fields(
     group_id: IntArray | None = None,
     group_reward: FloatArray | None = None,
 ) -> dict[str, Any]:
-    """Return what decision and terminal steps share, of agents without a group unless given."""
+    """Return the fields that decision and terminal steps share; no agent has a group by default."""
     none = np.zeros(len(agent_id), dtype=np.int32)
     return {
         "obs": obs,

@@ -187,7 +187,7 @@ class BalanceBall(SoloAreas):
         return [_seen(self._platform.T[rows], self._state[rows])]
 
     def _last_observation(self, rows: AnyArray) -> list[FloatArray]:
-        """What was seen at the physics step at which the ball left, or at the decision's last."""
+        """Return observations of the physics step when the ball left, or of the decision's last."""
         left = self._left[rows]
         last = np.where(left.any(axis=1), left.argmax(axis=1), DECISION_PERIOD - 1)
         return [_seen(self._poses[rows, last], self._states[rows, last])]

@@ -62,7 +62,7 @@ class Collector(SoloAreas):
         self._n_placed = self._keep("n_placed", ())
 
     def _place(self, rows: AnyArray) -> None:
-        """Scatter agent and food; where eaten food comes again is drawn beforehand, too."""
+        """Scatter agent and food; the places where eaten food comes again are drawn now, too."""
         uniform = self._uniform(rows, 3 + 2 * (_N_FOOD + _N_PLACES))
         places = between(uniform[:, 3:], -_EDGE, _EDGE).reshape(len(rows), -1, 2)
         self._position[rows] = between(uniform[:, :2], -_EDGE, _EDGE)

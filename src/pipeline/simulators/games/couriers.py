@@ -51,7 +51,7 @@ _SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_discrete([N_PLACES]))
 class Couriers(Areas):
     """Seats of couriers who know nothing of each other; `n_agents` counts seats.
 
-    At most so many couriers work at the same time.
+    At most `n_agents` couriers work at the same time.
     """
 
     def __init__(self, *, seed: int = 0, n_agents: int = 64) -> None:
@@ -105,15 +105,15 @@ class Couriers(Areas):
         self._way[rows] = np.maximum(time, 1)
 
     def _advance(self) -> None:
-        """Let time pass until the next thing happens in any seat."""
-        there = self._break == 0
-        until = np.where(there, np.minimum(self._way, self._left), self._break)
-        # One clock for all seats: the next thing in any of them ends the wait of all.
-        passed = until.min() * there
+        """Let time pass until the next event in any seat."""
+        is_present = self._break == 0
+        until = np.where(is_present, np.minimum(self._way, self._left), self._break)
+        # One clock for all seats: the next event in any of them ends the wait of all.
+        passed = until.min() * is_present
         self._way -= passed
         self._left -= passed
-        self._break -= until.min() * ~there
-        self._begin(np.flatnonzero(~there & (self._break == 0)))
+        self._break -= until.min() * ~is_present
+        self._begin(np.flatnonzero(~is_present & (self._break == 0)))
 
     def _deliver(self) -> FloatArray:
         """Hand over the parcels that have arrived, each for a new one; float32 [seats] rewards."""

@@ -61,15 +61,15 @@ class GridWorld(SoloAreas):
         )
         self._agent = self._keep("agent", (2,))
         self._goals = self._keep("goals", (2, 2))
-        self._wanted = self._keep("wanted", ())
+        self._target_goal = self._keep("wanted", ())
 
     def _place(self, rows: AnyArray) -> None:
         """Put the agent, the plus and the ex of each area on three different cells."""
         n_cells = SIZE * SIZE
         for row in rows.tolist():
-            # one draw tells all: which goal is wanted, and the three cells
+            # one draw decides both: which goal is wanted, and the three cells
             number = int(self._rngs[row].integers(n_cells * (n_cells - 1) * (n_cells - 2) * 2))
-            number, self._wanted[row] = divmod(number, 2)
+            number, self._target_goal[row] = divmod(number, 2)
             free = list(range(n_cells))
             cells = []
             for _ in range(3):
@@ -82,7 +82,7 @@ class GridWorld(SoloAreas):
         np.clip(self._agent + MOVES[action.discrete[:, 0]], 0, SIZE - 1, out=self._agent)
         at_goal = (self._goals == self._agent[:, None]).all(axis=2)
         reached = at_goal.any(axis=1)
-        won = at_goal[self._agent_id, self._wanted]
+        won = at_goal[self._agent_id, self._target_goal]
         goal = np.where(won, _GOAL_REWARD, np.where(reached, -_GOAL_REWARD, 0.0))
         return (goal + _STEP_REWARD).astype(np.float32), reached
 
@@ -91,13 +91,13 @@ class GridWorld(SoloAreas):
 
     def _observe(self, rows: Rows) -> list[FloatArray]:
         image = draw(self._agent[rows], self._goals[rows])
-        return [image, np.eye(2, dtype=np.float32)[self._wanted[rows]]]
+        return [image, np.eye(2, dtype=np.float32)[self._target_goal[rows]]]
 
     def render(self, agent: int) -> AnyArray:
         """Return a picture of an agent's grid, with an edge in the color of the wanted goal."""
         colors = (drawing.GREEN, drawing.RED)
         canvas = drawing.Canvas((-0.25, -0.25), (SIZE + 0.25, SIZE + 0.25))
-        canvas.box((-0.25, -0.25), (SIZE + 0.25, SIZE + 0.25), colors[self._wanted[agent]])
+        canvas.box((-0.25, -0.25), (SIZE + 0.25, SIZE + 0.25), colors[self._target_goal[agent]])
         for row, column in np.ndindex(SIZE, SIZE):
             canvas.box((column + 0.03, row + 0.03), (column + 0.97, row + 0.97), drawing.FLOOR)
         rows = np.array([*self._goals[agent], self._agent[agent]])

@@ -150,15 +150,15 @@ _STAY, _UP, _DOWN = 0, 1, 2
 
 def expert(steps: DecisionSteps) -> ActionTuple:
     """Go where the ball will arrive; wait in the middle while it flies away."""
-    own, other, x, y, vx, vy = steps.obs[0].T
+    paddle, opponent, x, y, vx, vy = steps.obs[0].T
     comes = vx < 0
     n_decisions = (x + 1.0) / np.where(comes, -vx * MAX_SPEED, 1.0)
     arrival = folded(y + vy * MAX_SPEED * n_decisions)
     # A ball that meets the paddle above its middle flies up: away from a paddle that is below.
-    aim = np.where(other > 0, _AIM, -_AIM) * HALF_PADDLE
+    aim = np.where(opponent > 0, _AIM, -_AIM) * HALF_PADDLE
     target = np.where(comes, arrival + aim, 0.0)
     limit = 1.0 - HALF_PADDLE
-    off = np.clip(target, -limit, limit) - own
+    off = np.clip(target, -limit, limit) - paddle
     action = np.where(off > 0, _UP, _DOWN)
     action = np.where(np.abs(off) <= PADDLE_SPEED / 2, _STAY, action)
     return ActionTuple(discrete=action[:, None])

@@ -1,4 +1,4 @@
-"""Three agents push a heavy block together, after one of them has given itself up for the others.
+"""Three agents push a heavy block together, after one of them has sacrificed itself.
 
 Shaped like Unity's Cooperative Push Block and Dungeon Escape: the agents of an area are one group
 and earn group rewards. A pit lies in the block's way. The agent that fills it pays for it and is
@@ -80,8 +80,8 @@ class PushTogether(Areas):
         # A copy, because those that fall are taken out of `_present` below.
         playing = self._present.copy()
         action = np.zeros(playing.shape, dtype=np.int64)
-        given = checked(actions[BEHAVIOR].discrete, (int(playing.sum()), 1), BEHAVIOR)
-        action[playing] = given[:, 0]
+        sent_actions = checked(actions[BEHAVIOR].discrete, (int(playing.sum()), 1), BEHAVIOR)
+        action[playing] = sent_actions[:, 0]
         # Before the agents move, so that those who push can follow the block.
         pushed = self._push(action)
         self._move(action)
@@ -101,7 +101,7 @@ class PushTogether(Areas):
         fields = self._fields(ended, reward, group_reward)
         terminals = TerminalSteps(**fields, interrupted=interrupted[ended])
         self._begin(np.flatnonzero(over))
-        # It stands in the terminal steps; the decision steps are those of the next episode.
+        # The reward stands in the terminal steps; decision steps are of the next episode.
         reward[over] = 0.0
         group_reward[over] = 0.0
         return {BEHAVIOR: (self._decisions(reward, group_reward), terminals)}
@@ -133,7 +133,7 @@ class PushTogether(Areas):
         return np.asarray(fell)
 
     def _begin(self, areas: AnyArray) -> None:
-        """Put pit and agents on different cells, and call back who was out, as new agents."""
+        """Put pit and agents on different cells; agents that were out come back as new agents."""
         for area in areas.tolist():
             rng = self._rngs[area]
             pit = rng.integers((FIRST_ROW, PIT_COLUMNS[0]), (LAST_ROW + 1, PIT_COLUMNS[1] + 1))
@@ -152,33 +152,33 @@ class PushTogether(Areas):
         return DecisionSteps(**fields, action_mask=[mask])
 
     def _fields(
-        self, who: BoolArray, reward: FloatArray, group_reward: FloatArray
+        self, selected: BoolArray, reward: FloatArray, group_reward: FloatArray
     ) -> dict[str, Any]:
-        """Return what both kinds of steps say of the agents in `who` [areas, 3]."""
+        """Return what both kinds of steps have in common, for agents in `selected` [areas, 3]."""
         # Where an agent was out, another one with a new id takes its place in the next episode.
-        seat = np.arange(who.size).reshape(who.shape)
-        ids = np.asarray((seat + who.size * self._life)[who], dtype=np.int32)
+        seat = np.arange(selected.size).reshape(selected.shape)
+        ids = np.asarray((seat + selected.size * self._life)[selected], dtype=np.int32)
         return agent_fields(
-            [self._observe(who)],
-            reward[who],
+            [self._observe(selected)],
+            reward[selected],
             ids,
-            group_id=(np.nonzero(who)[0] + 1).astype(np.int32),  # one per area
-            group_reward=group_reward[who],
+            group_id=(np.nonzero(selected)[0] + 1).astype(np.int32),  # one per area
+            group_reward=group_reward[selected],
         )
 
-    def _observe(self, who: BoolArray) -> FloatArray:
-        """Float32 [n, 12] of the agents in `who` [areas, 3]."""
+    def _observe(self, selected: BoolArray) -> FloatArray:
+        """Return observations, float32 [n, 12], of the agents in `selected` [areas, 3]."""
         cell = self._cell.astype(np.float32)
-        obs = np.zeros((*who.shape, OBS_SIZE), dtype=np.float32)
+        obs = np.zeros((*selected.shape, OBS_SIZE), dtype=np.float32)
         obs[..., 0:2] = (cell - _MIDDLE) / _MIDDLE
         obs[..., 2] = (self._block[:, None] - cell[..., 1]) / SCALE
         obs[..., 3:5] = (self._pit[:, None] - cell) / SCALE
         obs[..., 5] = self._open[:, None]
-        mates = obs[..., 6:].reshape(*who.shape, TEAM - 1, 3)
-        there = self._present[:, _MATES]
-        mates[..., 0] = there
-        mates[..., 1:] = (cell[:, _MATES] - cell[:, :, None]) / SCALE * there[..., None]
-        return obs[who]
+        mates = obs[..., 6:].reshape(*selected.shape, TEAM - 1, 3)
+        mate_present = self._present[:, _MATES]
+        mates[..., 0] = mate_present
+        mates[..., 1:] = (cell[:, _MATES] - cell[:, :, None]) / SCALE * mate_present[..., None]
+        return obs[selected]
 
     def render(self, agent: int) -> AnyArray:
         """Return a picture of an agent's area; the block goes to the green column."""
@@ -235,7 +235,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
 
 
 def _way(cell: AnyArray, block: AnyArray, pit: AnyArray) -> AnyArray:
-    """[...] moves that `_to_pit` takes from `cell` [..., 2]; every one leaves one less."""
+    """[...] number of moves that `_to_pit` takes from `cell` [..., 2]; each move lowers it by 1."""
     offset = np.abs(pit - cell)
     edge = np.where(cell[..., 0] <= _MIDDLE_ROW, 0, ROWS - 1)
     around = np.abs(cell[..., 0] - edge) + np.abs(pit[..., 0] - edge)

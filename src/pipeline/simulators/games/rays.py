@@ -20,7 +20,7 @@ TURNS = np.array([0, 0, 0, 1, -1])
 """Of a walker's actions: how many headings clockwise each turns."""
 _FORWARD, _RIGHT, _LEFT = 1, 3, 4
 _SMALLEST = np.float32(1e-6)
-# Exact in float32, as which it is kept and compared.
+# Exact in float32, in which it is stored and compared.
 HIDDEN = 1e4
 """A coordinate out of reach of every ray and agent."""
 
@@ -109,7 +109,7 @@ def sights(rays: FloatArray, degrees: AnyArray, n_tags: int) -> tuple[AnyArray, 
 
 
 def nearest_ahead(seen: BoolArray, degrees: AnyArray) -> tuple[BoolArray, AnyArray]:
-    """[N] whether a ray sees it, and the angle of the one that does nearest to straight ahead."""
+    """[N] whether any ray is in `seen`, and the angle of the one nearest to straight ahead."""
     angle = np.where(seen, np.abs(degrees), np.inf)
     return np.asarray(seen.any(axis=1)), degrees[angle.argmin(axis=1)]
 

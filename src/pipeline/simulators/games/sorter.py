@@ -103,10 +103,10 @@ class Sorter(SoloAreas):
         visiting = touched.any(axis=1)
         if not visiting.any():
             return reward, visiting
-        due = np.where(self._waits, self._number, MAX_TILES).argmin(axis=1)
-        right = touched[self._agent_id, due]
+        next_tile = np.where(self._waits, self._number, MAX_TILES).argmin(axis=1)
+        right = touched[self._agent_id, next_tile]
         reward += np.where(right, _RIGHT_REWARD, np.where(visiting, _WRONG_REWARD, 0.0))
-        rows, tiles = np.flatnonzero(right), due[right]
+        rows, tiles = np.flatnonzero(right), next_tile[right]
         self._waits[rows, tiles] = False
         self._entities[rows, tiles, _VISITED] = 1.0
         return reward, (visiting & ~right) | ~self._waits.any(axis=1)
@@ -115,7 +115,7 @@ class Sorter(SoloAreas):
         agent = np.empty((len(self._position[rows]), 4), dtype=np.float32)
         agent[:, :2] = self._position[rows] / np.float32(RADIUS)
         agent[:, 2:] = _FORWARD[self._heading[rows]]
-        # Of all areas it would be a view, which later steps write to.
+        # A copy: for all areas it would be a view, which later steps write to.
         return [self._entities[rows].copy(), agent]
 
     def render(self, agent: int) -> AnyArray:

@@ -160,18 +160,18 @@ _CORNER_FEAR, _DETOUR = 0.35, 0.5
 
 def hunter(steps: DecisionSteps) -> ActionTuple:
     """The nearer of the two goes straight for the runner, the other between it and the middle."""
-    own, mate, runner = np.split(steps.obs[0][:, :6], 3, axis=1)
+    position, mate, runner = np.split(steps.obs[0][:, :6], 3, axis=1)
     nearer = _length(runner) <= _length(runner - mate)
-    cut_off = runner - _DETOUR * (own + runner)
+    cut_off = runner - _DETOUR * (position + runner)
     goal = np.where((nearer | (_length(runner) < 2 * REACH))[:, None], runner, cut_off)
     return ActionTuple(continuous=goal / np.maximum(_length(goal), 1e-6)[:, None])
 
 
 def runner(steps: DecisionSteps) -> ActionTuple:
     """Of sixteen directions, take the one that ends farthest from the hunters and from corners."""
-    own, near, far = np.split(steps.obs[0][:, :6], 3, axis=1)
-    place = np.clip(own[:, None] + _LOOK_AHEAD * RUNNER_SPEED * _DIRECTIONS, -1.0, 1.0)
-    moved = place - own[:, None]
+    position, near, far = np.split(steps.obs[0][:, :6], 3, axis=1)
+    place = np.clip(position[:, None] + _LOOK_AHEAD * RUNNER_SPEED * _DIRECTIONS, -1.0, 1.0)
+    moved = place - position[:, None]
     to_near, to_far = _length(near[:, None] - moved), _length(far[:, None] - moved)
     safety = np.minimum(to_near, to_far) + 0.3 * np.maximum(to_near, to_far)
     corner = np.abs(place).min(axis=2) + 0.5 * np.abs(place).max(axis=2)

@@ -1,7 +1,7 @@
 """Charts of the report's page: what `charts.html.j2` draws as SVG, and where.
 
-Inline SVG and not a plotting library in JavaScript, which would be megabytes: any browser shows the
-page, also from a file, without network and with scripts switched off.
+Inline SVG, because a plotting library in JavaScript would take megabytes: any browser shows the
+page, even from a file, without network and with scripts switched off.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 26, 44
 ROW = 46
 _TICKS = 5
 _DASHES = ("", "7 4", "2 4", "8 3 2 3")
-"""Of the lines, another one when the colors begin again."""
+"""Dash patterns of the lines; the next one is used when the colors repeat."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,9 +70,9 @@ class Line:
 
     name: str
     points: str
-    """Of an SVG polyline."""
+    """Points of an SVG polyline."""
     values: str
-    """Returns at these points, parted by spaces."""
+    """Returns at these points, separated by spaces."""
     is_middle: bool = False
 
 
@@ -84,7 +84,7 @@ class Series:
     color: str
     dash: str
     steps: str
-    """Of the points of its lines, parted by spaces."""
+    """Steps at the points of its lines, separated by spaces."""
     lines: tuple[Line, ...]
     band: str
     """Outline of the 95 % interval; empty with too few seeds."""
@@ -113,12 +113,12 @@ class Row:
     wider: tuple[float, float] | None = None
     """The tolerance interval."""
     dots: tuple[tuple[float, str], ...] = ()
-    """Each value, and what it is."""
+    """Each single value, and its text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowChart:
-    """Estimates below each other."""
+    """Estimates, one row below the other."""
 
     x: Axis
     rows: tuple[Row, ...]
@@ -134,44 +134,44 @@ class RowChart:
 
 def scores(task: Task) -> RowChart:
     """Return the chart of a task's scores."""
-    rows = tuple(_standing(index, one) for index, one in enumerate(task.standings))
+    rows = tuple(_standing(index, standing) for index, standing in enumerate(task.standings))
     return RowChart(x=_around(rows), rows=rows, label="Return")
 
 
 def improvements(task: Task) -> RowChart:
-    """Return the chart of which experiment is better; without rows for one experiment."""
+    """Return the chart of the probabilities of improvement; without rows for one experiment."""
     rows = tuple(
         Row(
-            name=f"{one.better}  >  {one.than}",
+            name=f"{improvement.better}  >  {improvement.than}",
             color=color(0),
-            text=f"{one.better} better than {one.than}: {one.probability:.2f}, "
-            f"95 % interval {ends(one.interval)}",
-            value=one.probability,
-            interval=one.interval,
+            text=f"{improvement.better} better than {improvement.than}: "
+            f"{improvement.probability:.2f}, 95 % interval {ends(improvement.interval)}",
+            value=improvement.probability,
+            interval=improvement.interval,
         )
-        for one in task.improvements
+        for improvement in task.improvements
     )
     label = "Probability that a run of the first does better"
     return RowChart(x=_axis(0.0, 1.0), rows=rows, label=label, mark=0.5)
 
 
 def learning(task: Task, curves: Mapping[str, Curves]) -> CurveChart:
-    """Return the learning curves of a task, of which there is at least one."""
-    steps = [one.steps for one in curves.values()]
+    """Return the chart of a task's learning curves; `curves` has at least one."""
+    steps = [group.steps for group in curves.values()]
     x = _axis(min(s[0] for s in steps), max(s[-1] for s in steps))
-    low, high = value_range([one.values for one in curves.values()])
-    # SVG counts pixels from the top, so the low end has the greater one.
+    low, high = value_range([group.values for group in curves.values()])
+    # SVG counts pixels from the top, so the low end has the greater pixel.
     y = Axis(low=low, high=high, first=_HEIGHT - _BOTTOM, last=_TOP)
-    seeds = {one.experiment: one.trained for one in task.standings}
+    seeds = {standing.experiment: standing.trained for standing in task.standings}
     return CurveChart(
         x=x,
         y=y,
         series=tuple(
             # Thinned, since the page holds every point twice, as a pixel and as a number.
-            _series(index, name, seeds[name], one.thinned(), x, y)
-            for index, (name, one) in enumerate(curves.items())
+            _series(index, name, seeds[name], group.thinned(), x, y)
+            for index, (name, group) in enumerate(curves.items())
         ),
-        # The axis is that of the curves: a target outside of it would lie beside the chart.
+        # The axis fits the curves; a target outside of it would lie beside the chart.
         target=task.target if task.target is not None and low <= task.target <= high else None,
     )
 
@@ -179,21 +179,21 @@ def learning(task: Task, curves: Mapping[str, Curves]) -> CurveChart:
 def _series(
     index: int, name: str, seeds: Sequence[int], curves: Curves, x_axis: Axis, y_axis: Axis
 ) -> Series:
-    """Place an experiment's curves; `seeds` are those of its rows."""
+    """Return an experiment's curves as SVG lines; `seeds` are those of the curves' rows."""
     x = x_axis.at(curves.steps)
 
-    def line(what: str, values: NDArray[np.float64], *, is_middle: bool = False) -> Line:
+    def line(label: str, values: NDArray[np.float64], *, is_middle: bool = False) -> Line:
         text = " ".join(number(float(value)) for value in values)
         points = _points(x, y_axis.at(values))
-        return Line(name=f"{name}, {what}", points=points, values=text, is_middle=is_middle)
+        return Line(name=f"{name}, {label}", points=points, values=text, is_middle=is_middle)
 
     lines = [line(f"seed {k}", values) for k, values in zip(seeds, curves.values, strict=True)]
     outline, drawn = "", band(curves)
     if drawn is not None:
         middle, low, high = drawn
         lines.append(line("IQM", middle, is_middle=True))
-        there, back = _points(x, y_axis.at(low)), _points(x[::-1], y_axis.at(high[::-1]))
-        outline = f"{there} {back}"
+        forward, back = _points(x, y_axis.at(low)), _points(x[::-1], y_axis.at(high[::-1]))
+        outline = f"{forward} {back}"
     return Series(
         label=f"{name} ({seed_count(len(seeds))})",
         color=color(index),
@@ -205,31 +205,34 @@ def _series(
 
 
 def _points(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:
-    return " ".join(f"{one:.1f},{other:.1f}" for one, other in zip(x, y, strict=True))
+    return " ".join(f"{x_px:.1f},{y_px:.1f}" for x_px, y_px in zip(x, y, strict=True))
 
 
-def _standing(index: int, one: Standing) -> Row:
-    text = f"{one.experiment}: IQM {number(one.iqm)}, 95 % interval {ends(one.interval)}"
-    wider = one.tolerance
+def _standing(index: int, standing: Standing) -> Row:
+    text = (
+        f"{standing.experiment}: IQM {number(standing.iqm)}, "
+        f"95 % interval {ends(standing.interval)}"
+    )
+    wider = standing.tolerance
     return Row(
-        name=one.experiment,
+        name=standing.experiment,
         color=color(index),
         text=text if wider is None else f"{text}, 90 % tolerance {ends(wider)}",
-        value=one.iqm,
-        interval=one.interval,
+        value=standing.iqm,
+        interval=standing.interval,
         wider=wider,
         dots=tuple(
-            (score, f"{one.experiment}, seed {seed}: {number(score)}")
-            for seed, score in zip(one.seeds, one.scores, strict=True)
+            (score, f"{standing.experiment}, seed {seed}: {number(score)}")
+            for seed, score in zip(standing.seeds, standing.scores, strict=True)
         ),
     )
 
 
 def _around(rows: Sequence[Row]) -> Axis:
     """Return an axis that holds everything in the rows."""
-    values = [[row.value, *(one for one, _ in row.dots)] for row in rows]
-    values += [list(two) for row in rows for two in (row.interval, row.wider) if two]
-    low, high = value_range([np.array(some) for some in values])
+    values = [[row.value, *(dot for dot, _ in row.dots)] for row in rows]
+    values += [list(interval) for row in rows for interval in (row.interval, row.wider) if interval]
+    low, high = value_range([np.array(group) for group in values])
     return _axis(low, high)
 
 

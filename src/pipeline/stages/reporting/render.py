@@ -67,8 +67,8 @@ _LINKS = (
     ("video", "evaluate", "best.gif", "best episode"),
     ("export", "export", "", "policy"),
 )
-"""The part of an experiment that makes it, and stage, file and name of what a seed's row leads to,
-beside the report's folder."""
+"""Links in a seed's row to files beside the report's folder: the part of an experiment that makes
+the file, then stage, file and name."""
 
 _CODE = re.compile(r"`([^`]+)`")
 
@@ -104,12 +104,14 @@ def markdown(
         lines += _markdown_table(tables.HEADER, tables.rows(task), first_number=1)
         if task.improvements:
             lines += _markdown_table(tables.PAIRS_HEADER, tables.pairs(task), first_number=2)
-        remarks = [*tables.notes(task), *(f"**{one}**" for one in tables.cautions(task))]
-        lines += [*(f"- {one}" for one in remarks), ""]
-        lines += [f"![{one.what}](figures/{one.file})\n\n*{one.caption}*\n" for one in drawn]
-    for one in swept:
-        lines += [f"## {one.title}", "", *(f"- {note}" for note in one.notes), ""]
-        lines += _markdown_table(one.header, one.rows, first_number=1)
+        remarks = [*tables.notes(task), *(f"**{caution}**" for caution in tables.cautions(task))]
+        lines += [*(f"- {remark}" for remark in remarks), ""]
+        lines += [
+            f"![{figure.what}](figures/{figure.file})\n\n*{figure.caption}*\n" for figure in drawn
+        ]
+    for search in swept:
+        lines += [f"## {search.title}", "", *(f"- {note}" for note in search.notes), ""]
+        lines += _markdown_table(search.header, search.rows, first_number=1)
     return "\n".join(lines)
 
 
@@ -121,10 +123,10 @@ def html(
     parts: Mapping[str, Collection[str]],
     swept: Sequence[Search] = (),
 ) -> str:
-    """Return the report as a page that needs no other file but links to those of each seed.
+    """Return the report as a self-contained page, with links to the files of each seed.
 
-    `parts` has the stages of each experiment, and `video` where it has some; they say what files
-    it has.
+    `parts` has the stages of each experiment, and `video` if it is filmed; they decide which files
+    exist.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -152,7 +154,7 @@ def html(
         charts=charts,
         captions={"scores": SCORES, "learning": LEARNING, "improvements": IMPROVEMENTS},
         most=max((len(lines) for lines in curves), default=0),
-        titles=[*(task.name for task in tasks), *(one.title for one in swept)],
+        titles=[*(task.name for task in tasks), *(search.title for search in swept)],
         tasks=[*zip(tasks, curves, films, strict=True)],
         swept=swept,
     )
@@ -167,14 +169,14 @@ def _markdown_table(
 
 
 def _escaped(value: object) -> Markup:
-    """Escape as Python does, whose marks for quotes differ from those of jinja2."""
+    """Escape as Python does; jinja2 escapes quotes differently."""
     from markupsafe import Markup
 
     return value if isinstance(value, Markup) else Markup(escape(str(value)))  # noqa: S704  # escaped
 
 
 def _with_code(text: str) -> Markup:
-    """Escape a text, and set what stands between backquotes as code."""
+    """Escape a text, and mark its parts between backquotes as code."""
     from markupsafe import Markup
 
     return Markup(_CODE.sub(r"<code>\1</code>", escape(text)))  # noqa: S704  # escaped

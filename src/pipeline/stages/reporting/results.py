@@ -23,7 +23,7 @@ ALL = ("train", "evaluate")
 
 
 def outcomes(root: Path, params: Params) -> Iterator[Outcome]:
-    """Give those of every experiment in params.yaml, with what there is of each."""
+    """Yield the outcomes of every experiment in params.yaml, as far as results exist."""
     for name, experiment in params.experiments.items():
         for seed in experiment.seeds:
             yield from trials_of(
@@ -43,12 +43,12 @@ def trials_of(
     environment: str,
     stages: Collection[str] = ALL,
 ) -> list[Outcome]:
-    """Return an outcome for each behavior of a run of the DAG, with what there is of it.
+    """Return an outcome for each behavior of a run of the DAG, as far as results exist.
 
-    Only `stages` count: another plan may have left more in the folder `results`.
+    Only `stages` count: another plan may have left results of further stages.
 
     Raises:
-        StageError: A file is not what the stages write.
+        StageError: A file does not have the form that the stages write.
     """
     run = f"{experiment}/seed{seed}"
     metrics = results / "evaluate" / run / "metrics.json"
@@ -57,7 +57,7 @@ def trials_of(
     returns = _mean_returns(metrics) if was_evaluated and metrics.is_file() else {}
     curves = read_curves(progress) if was_trained and progress.is_file() else {}
     trained = read_map(progress.with_name("metrics.json")) if was_trained else {}
-    # It may be gone, for no engine tracks it: then nothing is known, as after a resume.
+    # No engine tracks this file; if it is gone the time is unknown, as after a resume.
     facts = read_map(results / ".work/train" / run / "stage.json")
     return [
         Outcome(
@@ -80,7 +80,7 @@ def _mean_returns(path: Path) -> dict[str, float]:
     """Return each behavior's mean return in a metrics.json of `evaluate`."""
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))
-        return {behavior: float(one["mean_return"]) for behavior, one in metrics.items()}
+        return {behavior: float(values["mean_return"]) for behavior, values in metrics.items()}
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as problem:
         raise StageError(
             f"{path}: cannot be read as an evaluation ({problem!r}); evaluate the policy again"
@@ -88,10 +88,10 @@ def _mean_returns(path: Path) -> dict[str, float]:
 
 
 def read_curves(path: Path) -> dict[str, Curve]:
-    """Return each behavior's learning curve in a progress.csv, where an episode had ended.
+    """Return each behavior's learning curve in a progress.csv, at steps where episodes ended.
 
     Raises:
-        StageError: It is not such a file.
+        StageError: The file is no progress.csv.
     """
     points: dict[str, tuple[list[float], list[float]]] = {}
     try:
@@ -102,7 +102,7 @@ def read_curves(path: Path) -> dict[str, Curve]:
                     continue
                 steps, returns = points.setdefault(row["behavior"].partition("?")[0], ([], []))
                 step = float(row["step"])
-                if not steps or step > steps[-1]:  # the first of two teams stands for both
+                if not steps or step > steps[-1]:  # the first of two teams counts for both
                     steps.append(step)
                     returns.append(float(row["reward"]))
     except (OSError, KeyError, TypeError, ValueError) as problem:

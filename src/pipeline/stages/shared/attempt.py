@@ -11,10 +11,10 @@ Both engines delete a stage's declared outputs before they rerun it, so work in 
     tmp/           temporary files of libraries
     kept/          a copy of what a finished attempt made, where that takes long
 
-A job that is ended between its stage's success and its engine's note of that has its outputs
-deleted. Its retry, which workflow/rules/common.smk marks by PIPELINE_RETRY, takes the copy, and so
-does the next call of a Snakemake that was killed, whose jobs may have finished without it. A job
-that the user forces the engine to run again does all its work again.
+If a job is killed after its stage has succeeded and before the engine has noted that, the engine
+deletes the outputs. The retry, which workflow/rules/common.smk marks by PIPELINE_RETRY, takes the
+copy, and so does the next call after a killed Snakemake, whose jobs may have finished without it. A
+job that the user forces the engine to run again does all its work again.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 
 WORK = Path("results/.work")
 _RETRY, _DVC, CALL = "PIPELINE_RETRY", "DVC_STAGE", "PIPELINE_CALL"
-"""Environment variables that say that the engine tries a job again, that the engine is DVC, and in
-which call of Snakemake the job runs."""
+"""Environment variables: the engine retries the job, the engine is DVC, and the identity of the
+Snakemake call that runs the job."""
 _VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemake")
 
 
@@ -64,7 +64,7 @@ class Job:
     outputs: tuple[Path, ...]
     """Files and folders that the stage makes; no two have the same name."""
     takes_long: bool = False
-    """Whether it is worth a copy of the outputs not to make them again for nothing."""
+    """Whether the work takes so long that a copy of its outputs is kept."""
 
     @property
     def name(self) -> str:
@@ -85,10 +85,10 @@ class Attempt:
     sources: Mapping[str, str]
     """Git's id of each source file that the stage imports, by path below `src`."""
     resumed: bool
-    """Whether `run` holds what a killed attempt with the same inputs left."""
+    """Whether `run` holds the files of a killed attempt with the same inputs."""
     done: bool
-    """Whether nothing is left to do: `out` holds what a finished attempt with the same inputs made,
-    of which the engine did not take note."""
+    """Whether nothing is left to do: `out` holds the outputs of a finished attempt with the same
+    inputs, which the engine did not note."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Written to stage.json."""
 
@@ -122,8 +122,8 @@ def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> It
     folder = root / WORK / job.stage / job.instance
     folder.mkdir(parents=True, exist_ok=True)
     with progress.reporting(job.stage, job.instance, root), files.sole_writer(folder):
-        # Digests are taken under the lock and before the work: they say what the result was made
-        # of.
+        # Digests are taken under the lock and before the work: they describe the inputs of the
+        # result.
         digests = {str(path): _digest(job, root, path) for path in job.inputs}
         current = _begin(job, root, folder, digests)
         started = time.time()
@@ -139,14 +139,14 @@ def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> It
             # which moves them again.
             _mark(current, finished=True)
         finally:
-            # A retry that only takes the copy keeps the facts of the attempt that did the work.
+            # A retry that only takes the copy keeps the facts of the attempt that made it.
             if not current.done:
                 _write_facts(current, started)
 
 
 @contextlib.contextmanager
 def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """Let libraries put temporary files where the next attempt finds those of a killed one."""
+    """Make libraries put temporary files into a folder that the next attempt empties."""
     before = tempfile.tempdir
     folder.mkdir(exist_ok=True)
     tempfile.tempdir = str(folder)
@@ -158,22 +158,22 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
 
 
 def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> Attempt:
-    """Keep the scratch folder of an attempt with the same fingerprint that is of use, or empty it.
+    """Keep the scratch folder of an earlier attempt if it is usable, else empty it.
 
-    That is of one that did not finish, and in a retry of one that did.
+    It is usable with the same fingerprint, if the attempt did not finish or this is a retry.
     """
     src = sources.src_of(code_of(root))
-    # not spelled out: the start of a module's name would count as an import of the whole package
+    # not a string: the start of a module's name would count as an import of the whole package
     stages = __name__.rsplit(".", maxsplit=2)[0]
     used = sources.ids(src, sources.closure(src, f"{stages}.{job.stage}"))
-    if _DVC in os.environ:  # the sources may have been edited since `check` has run
+    if _DVC in os.environ:  # the sources may have been edited since `check` ran
         sources.note(root, job.stage, code_of(root))
     fingerprint = files.fingerprint({"params": job.params, "inputs": digests, "code": used})
     before = read_map(folder / "attempt.json")
     same, finished = before.get("fingerprint") == fingerprint, before.get("finished", True)
-    kept = folder / "kept"
-    # Only where the engine has lost it: a user who forces a stage wants it done again, although
-    # nothing has changed.
+    copy = folder / "kept"
+    # Only where the engine has lost the result: a user who forces a stage wants it done again,
+    # although nothing has changed.
     is_lost = _RETRY in os.environ or before.get("call", "") not in ("", os.environ.get(CALL))
     current = Attempt(
         job=job,
@@ -183,15 +183,15 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
         digests=digests,
         sources=used,
         resumed=same and not finished,
-        done=same and finished and is_lost and kept.is_dir(),
+        done=same and finished and is_lost and copy.is_dir(),
     )
-    for left in ("out", "old", "tmp"):
-        shutil.rmtree(folder / left, ignore_errors=True)
+    for leftover in ("out", "old", "tmp"):
+        shutil.rmtree(folder / leftover, ignore_errors=True)
     if current.done:
         _log.info("%s: an attempt before has finished; taking what it made", job.name)
-        shutil.copytree(kept, folder / "out")
+        shutil.copytree(copy, folder / "out")
         return current
-    shutil.rmtree(kept, ignore_errors=True)
+    shutil.rmtree(copy, ignore_errors=True)
     if current.resumed:
         _log.info("%s: resuming the attempt that did not finish", job.name)
     else:
@@ -215,7 +215,7 @@ def _digest(job: Job, root: Path, path: Path) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """Return the hex SHA-256 of an input; of a folder, of its files but hidden ones."""
+    """Return the hex SHA-256 of an input; for a folder, of its files except hidden ones."""
     if not path.is_dir():
         return files.sha256_of(path)
     within = sorted(p for p in path.rglob("*") if p.is_file())
@@ -224,11 +224,11 @@ def digest_of(path: Path) -> str:
 
 
 def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
-    """Refuse or warn where an edit in the meantime would make the engine believe what is not so.
+    """Refuse or warn if parameters, inputs or sources were edited while the job ran.
 
-    Both engines note the files of a job as they are at its end; for sources, DVC notes what
-    `_begin` has written of them. DVC notes the parameters at the end too, Snakemake those with
-    which it began.
+    The engine would take the result for one of the edited state: both engines note a job's files
+    as they are at its end; for sources, DVC notes what `_begin` has written about them. DVC notes
+    the parameters at the end too, Snakemake those with which it began.
     """
     job, is_dvc = current.job, _DVC in os.environ
     if now is not None and is_dvc:
@@ -242,12 +242,12 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
                 "with it goes on where it is, with others afresh."
             )
     noted: list[tuple[str, str, Path, Callable[[Path], str]]] = [
-        (name, one, current.root / name, digest_of) for name, one in current.digests.items()
+        (name, digest, current.root / name, digest_of) for name, digest in current.digests.items()
     ]
     if not is_dvc:
         src = sources.src_of(code_of(current.root))
-        for name, one in current.sources.items():
-            noted.append((f"src/{name}", one, src / name, sources.git_id))
+        for name, source_id in current.sources.items():
+            noted.append((f"src/{name}", source_id, src / name, sources.git_id))
     changed = [
         name for name, before, path, now_of in noted if not path.exists() or now_of(path) != before
     ]
@@ -274,8 +274,7 @@ def _publish(current: Attempt) -> None:
         target, old = current.root / path, current.folder / "old"
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
-            # A rename cannot replace a folder that has files, so the old one steps aside for a
-            # moment.
+            # A rename cannot replace a folder that has files, so the old one is moved aside first.
             target.rename(old)
             temporary.rename(target)
             shutil.rmtree(old)
@@ -291,7 +290,7 @@ def _mark(current: Attempt, *, finished: bool) -> None:
 
 
 def note_finished(root: Path, call: str) -> None:
-    """Note that a call of Snakemake has ended, which knows of what has finished in it."""
+    """Note that a call of Snakemake has ended and has noted the jobs that finished in it."""
     for path in (root / WORK).rglob("attempt.json"):
         attempt = read_map(path)
         if attempt.get("call") == call and attempt.get("finished"):

@@ -37,7 +37,7 @@ def folder_of(environment: str) -> Path:
 def load(folder: Path) -> Build:
     """Return the build in `folder`, or its copy on the cluster node's disk (PIPELINE_SCRATCH).
 
-    Makes its file executable when a checkout has forgotten that.
+    Makes its file executable if a checkout has lost that permission.
 
     Raises:
         StageError: The folder is not one that the `env` stage made.
@@ -58,8 +58,7 @@ def load(folder: Path) -> Build:
             f"{path}: not the description of an environment ({error}); delete {folder} and run "
             "the env stage again"
         ) from error
-    # DVC keeps no permissions for files inside a folder, so a restored build may have lost its
-    # own.
+    # DVC keeps no permissions of files inside a folder, so a restored build may have lost them.
     if build.file.is_file() and not os.access(build.file, os.X_OK):
         build.file.chmod(build.file.stat().st_mode | 0o111)
     return build
@@ -68,15 +67,15 @@ def load(folder: Path) -> Build:
 def _local_copy(folder: Path) -> Path:
     """Return a build's copy below PIPELINE_SCRATCH, made once for each content.
 
-    A build is read by every one of its processes, and some have gigabytes. What a stage resumes
-    from stays where other nodes find it.
+    Every process of a build reads it, and some builds have gigabytes. The files that a stage
+    resumes from stay where other nodes find them.
     """
     scratch = os.path.expandvars(os.environ.get(SCRATCH, ""))
     if not scratch:
         return folder
     from filelock import FileLock
 
-    digest = files.sha256_of(folder / DESCRIPTION)[:16]  # it has the digest of the whole build
+    digest = files.sha256_of(folder / DESCRIPTION)[:16]  # it contains the digest of the build
     copy = Path(scratch).expanduser().resolve() / "rl-pipeline" / f"{folder.name}-{digest}"
     copy.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{copy}.lock"):

@@ -1,11 +1,11 @@
-"""An environment by its name: what it means, and an executable that is built once and kept.
+"""Environments by name: what a name means, and its executable, which is built once and kept.
 
     build/cache/<name>-<digest of the name>/
-        inputs.json                 which build is the present one, and what it was made of
+        inputs.json                 the present build, and the inputs that it was made from
         <digest of a build>/<name>  the present build, and a few that runs may still start
 
-A name is built again when what it was made of has changed: versions of installed packages, our
-files, and the user's own.
+A name is built again when its inputs have changed: versions of installed packages, our files, and
+the user's own.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ CACHE = Path("build/cache")
 """Folder of the builds, in the current folder."""
 _INPUTS = "inputs.json"
 _KEPT = 3
-"""Builds of one name that stay: a run starts a failed environment again from the one it began."""
+"""Builds of one name that stay: a run restarts a failed environment from its first build."""
 
 
 def environment_of(name: str) -> EnvironmentParams:
-    """Return what a name means: an executable that is there, or something to build.
+    """Return what a name means: an existing executable, or an environment to build.
 
-    A word is the executable that lies under it, else the simulator that is called so.
+    A word means the executable at that path, else the simulator of that name.
 
     Raises:
         SettingsError: The name has none of the forms.
@@ -49,21 +49,21 @@ def environment_of(name: str) -> EnvironmentParams:
     """
     environment = named(name, is_file=_is_program)
     if isinstance(environment, PathSource):
-        _found(environment.path)
+        _executable(environment.path)
     elif isinstance(environment, BuiltinSource) and environment.name not in registry.SIMULATORS:
-        _found(name)
+        _executable(name)
     return environment
 
 
 def executable_of(name: str) -> Path:
-    """Return the executable that a name means, built now unless a build of it is kept.
+    """Return the executable that a name means, built now unless a current build exists.
 
     Raises:
         PipelineError: There is no such environment, or it cannot be built.
     """
     environment = environment_of(name)
     packed = environment.packed()
-    return _found(name) if packed is None else _built(name, *packed)
+    return _executable(name) if packed is None else _built(name, *packed)
 
 
 def _is_program(text: str) -> bool:
@@ -74,8 +74,8 @@ def _is_program(text: str) -> bool:
     return True
 
 
-def _found(path: str) -> Path:
-    """Return an executable, or refuse with what to do next."""
+def _executable(path: str) -> Path:
+    """Return the executable at a path; the error says what to do next."""
     try:
         program = find_executable(path)
     except UnityEnvironmentException as error:
@@ -97,29 +97,29 @@ def _found(path: str) -> Path:
 
 
 def _built(name: str, simulator: str, options: dict[str, Any]) -> Path:
-    """Return the build of a name; only one process at a time looks for it, or makes it."""
+    """Return the build of a name, under a lock: one process at a time looks for it or makes it."""
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[: files.LONGEST_NAME // 2]
     folder = CACHE / f"{label}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     key = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()
     with locked(f"build-{key}", f"the environment {name}"):
-        program = _kept(folder, label)
+        program = _current_build(folder, label)
         if program is not None:
             _log.info("%s: taking its build, %s.", name, program)
             return program
         return _build(name, folder, label, simulator, options)
 
 
-def _kept(folder: Path, label: str) -> Path | None:
-    """Return the present build, unless something that it was made of has changed."""
+def _current_build(folder: Path, label: str) -> Path | None:
+    """Return the present build; None if its inputs have changed or there is none."""
     from pipeline.simulators.needs import Needs
     from pipeline.simulators.pack import inputs_of
 
     try:
-        known = json.loads((folder / _INPUTS).read_text(encoding="utf-8"))
-        there = {one: Path(file) for one, file in known["needs"]["files"].items()}
-        needs = Needs(distributions=tuple(known["needs"]["distributions"]), files=there)
-        program = folder / known["build"] / label
-        same = program.is_file() and inputs_of(needs) == known["inputs"]
+        record = json.loads((folder / _INPUTS).read_text(encoding="utf-8"))
+        paths = {key: Path(file) for key, file in record["needs"]["files"].items()}
+        needs = Needs(distributions=tuple(record["needs"]["distributions"]), files=paths)
+        program = folder / record["build"] / label
+        same = program.is_file() and inputs_of(needs) == record["inputs"]
     except (OSError, ValueError, KeyError, StageError):  # StageError: a package is gone
         return None
     return program if same else None
@@ -129,9 +129,9 @@ def _build(name: str, folder: Path, label: str, simulator: str, options: dict[st
     from pipeline.simulators.needs import needs_of
     from pipeline.simulators.pack import inputs_of, pack_with
 
-    needs = needs_of(simulator, options)  # first: here mistakes in a name come out
+    needs = needs_of(simulator, options)  # first: it detects mistakes in a name
     _log.info("%s: building it into %s, where it stays until it changes.", name, folder)
-    inputs = inputs_of(needs)  # before packing: what changes meanwhile is a reason to build again
+    inputs = inputs_of(needs)  # before packing: a change during it is a reason to build again
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / "new"
     shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
@@ -142,8 +142,8 @@ def _build(name: str, folder: Path, label: str, simulator: str, options: dict[st
             new.rename(folder / digest)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-    there = {one: str(file) for one, file in needs.files.items()}
-    described = {"distributions": list(needs.distributions), "files": there}
+    paths = {key: str(file) for key, file in needs.files.items()}
+    described = {"distributions": list(needs.distributions), "files": paths}
     files.write_json(folder / _INPUTS, {"build": digest, "needs": described, "inputs": inputs})
     builds = [path for path in folder.iterdir() if path.is_dir() and path.name != digest]
     for old in sorted(builds, key=lambda path: path.stat().st_mtime)[: -_KEPT + 1]:

@@ -18,7 +18,7 @@ def join(
 ) -> None:
     """Write one file from a checkpoint for each behavior; equal states give equal bytes.
 
-    `history` has the records of the stages that made them, the first one first.
+    `history` has the records of the stages that made them, the first stage's first.
     """
     from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 
@@ -29,7 +29,7 @@ def join(
 
 
 def history(path: Path) -> list[dict[str, Any]]:
-    """Return the records that `join` was given; empty for a file of an earlier version."""
+    """Return the `history` of `join`; empty for a file of an earlier version."""
     from pipeline.trainer.checkpoints.file import load_checkpoint
 
     records: list[dict[str, Any]] = json.loads(load_checkpoint(path).get("history", "[]"))
@@ -37,7 +37,7 @@ def history(path: Path) -> list[dict[str, Any]]:
 
 
 def split(path: Path, folder: Path) -> dict[str, Path]:
-    """Write the checkpoint of each behavior into `folder`, and give their paths.
+    """Write the checkpoint of each behavior into `folder`, and return their paths.
 
     Raises:
         CheckpointError: `path` was not written by `join`.

@@ -31,7 +31,7 @@ _TIME_IS_UP = 128 + 10
 """Exit code for SIGUSR1, with which schedulers warn of a time limit."""
 _REQUEUE_CODE = "PIPELINE_REQUEUE_EXIT_CODE"
 _RARELY = (50_000, 5, 20)
-"""New objects before the youngest are looked at, and how often until the older ones are."""
+"""Thresholds for `gc`: new objects per scan of the youngest, and scans until older ones follow."""
 _AGAIN_S = 0.1
 _WATCH = "watch of the parent"
 _SHELLS = frozenset({"sh", "ash", "dash", "bash", "ksh", "zsh", "fish", "busybox"})
@@ -43,20 +43,20 @@ class Stopped(KeyboardInterrupt):
     """A signal to stop; like KeyboardInterrupt, no `except Exception` swallows it."""
 
     exit_code = 130
-    """Of a process that ends for this reason."""
+    """Exit code of a process that ends for this reason."""
 
 
 def run(work: Callable[[], None], *, short: bool = False) -> int:
-    """Do a stage's work and give the exit code of its process.
+    """Do a stage's work and return the exit code of its process.
 
     0 means that every declared output is in place. A mistake that the user can act on is one line
     on standard error; SIGINT gives 130, SIGTERM 143, and SIGUSR1 what `exit_code` makes of 138,
-    whatever the work made of the signal.
+    however the work has handled the signal.
 
-    `short` work does little more than import. Then Python looks for cycles of objects less often:
-    while large packages are imported it would go again and again through what they have made, a
-    fifth of the time of a stage that imports PyTorch and MLflow. Training does without this,
-    because a few objects in a cycle may hold large arrays.
+    `short` work does little more than import. For it Python looks for cycles of objects less often:
+    while large packages are imported it would scan their objects again and again, a fifth of the
+    time of a stage that imports PyTorch and MLflow. Training does not use this, because a few
+    objects in a cycle may hold large arrays.
     """
     logging.basicConfig(level=logging.INFO, format="[%(levelname)s] %(message)s")
     _short[:] = [short]
@@ -84,11 +84,11 @@ def run(work: Callable[[], None], *, short: bool = False) -> int:
 def leave(code: int) -> NoReturn:
     """End the process; at once if a thread is still at work.
 
-    Python aborts when it unloads while a daemon thread is inside foreign code, as one that writes
-    to a store which is too slow. The engine would then delete outputs that are whole.
+    Python aborts if it shuts down while a daemon thread is inside foreign code, such as a thread
+    that writes to a slow store. The engine would then delete complete outputs.
     """
     if any(_short):
-        gc.freeze()  # a last look for cycles in all modules would take half a second
+        gc.freeze()  # a last search for cycles in all modules would take half a second
     if any(thread.name != _WATCH for thread in threading.enumerate()[1:]):
         # `os._exit` runs no exit handlers and flushes nothing, so both are done by hand.
         logging.shutdown()
@@ -101,9 +101,9 @@ def leave(code: int) -> NoReturn:
 def exit_code(code: int) -> int:
     """Return the exit code for the scheduler, after a signal that gives `code`.
 
-    PIPELINE_REQUEUE_EXIT_CODE replaces that of SIGUSR1 where the scheduler wants to see another
-    one to queue the job again: 99 for Grid Engine, 85 for HTCondor. 0 is not taken, since an engine
-    would think that the stage is done.
+    PIPELINE_REQUEUE_EXIT_CODE replaces the code of SIGUSR1 for schedulers that need another one to
+    queue the job again: 99 for Grid Engine, 85 for HTCondor. 0 is refused, since an engine would
+    think that the stage is done.
     """
     text = os.environ.get(_REQUEUE_CODE, "")
     if code != _TIME_IS_UP or not text:
@@ -118,11 +118,12 @@ def exit_code(code: int) -> int:
 def signals() -> Iterator[None]:
     """Turn the first SIGINT, SIGTERM or SIGUSR1 into `Stopped`; a second one kills at once.
 
-    Whatever the block makes of it: a module that is imported may raise another error instead, or
-    take the end of its environment for a failure. And whoever runs at that moment may drop what a
-    handler raises: Python itself in a finalizer and in the hooks around a fork, a library in a bare
-    `except`, C code that asks for an attribute. The stage would work on for ever, since the signal
-    does not come a second time; so a timer raises `Stopped` again until it is handled.
+    `Stopped` is raised even where the block turns it into another error: a module that is being
+    imported may do that, or code that takes the end of its environment for a failure. The code that
+    runs at that moment may also drop what a handler raises: Python itself in a finalizer and in the
+    hooks around a fork, a library in a bare `except`, C code that asks for an attribute. The stage
+    would work on for ever, since the signal does not come a second time; so a timer raises
+    `Stopped` again until it is handled.
     """
     _received.clear()
     hook = sys.unraisablehook
@@ -171,9 +172,10 @@ def stop_if_signalled() -> None:
 def die_with_parent() -> None:
     """End as after SIGTERM when the parent ends, so that no killed engine leaves orphans.
 
-    Linux sends the signal also when only the parent's starting thread ends, so the handler looks
-    whether the parent itself is gone. It tells nothing of a parent behind a shell: DVC runs stages
-    by `$SHELL -c`, and dash, unlike bash, stays until its command ends. A thread looks for that.
+    Linux sends the signal also when only the parent's starting thread ends, so the handler checks
+    whether the parent itself is gone. Linux sends nothing for a parent behind a shell: DVC runs
+    stages by `$SHELL -c`, and dash, unlike bash, stays until its command ends. A thread watches
+    such a parent.
 
     Raises:
         Stopped: The parent has ended already.
@@ -208,12 +210,12 @@ def _watch(parent: int) -> None:
     main = threading.main_thread().ident
     while main is not None:
         time.sleep(1)
-        if _parent() != parent:  # said again each second: a wait may just begin, and not see it
+        if _parent() != parent:  # repeated each second: a wait that just begins may miss a signal
             signal.pthread_kill(main, signal.SIGUSR2)
 
 
 def _parent() -> int:
-    """Return who started this process, past shells that only run its command for another one."""
+    """Return the id of the process that started this one, past shells that only run a command."""
     parent = os.getppid()
     try:
         while _is_shell_with_command(parent):
@@ -230,12 +232,12 @@ def _is_shell_with_command(pid: int) -> bool:
 
 
 def _is_adopted(parent: int) -> bool:
-    """Return whether `parent` takes orphans in: it is not of this process's session."""
+    """Return whether `parent` has adopted this process: it is of another session."""
     session = os.getsid(0)
     try:
         return session != os.getpid() and parent != 0 and os.getsid(parent) != session
     except OSError:
-        return False  # whose session it is may be secret
+        return False  # another process's session may be hidden
 
 
 def _stopped() -> Stopped:
@@ -246,8 +248,8 @@ def _stopped() -> Stopped:
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # a handler's form
-    # The handler of a signal runs between any two instructions, so it records the signal first;
-    # what it raises may be lost.
+    # A signal handler may run between any two instructions, and what it raises may be lost; so it
+    # records the signal first.
     _received.append(number)
     for handled in _HANDLED:
         # Python's own default for SIGINT would raise again; the system's ends the process.
@@ -258,4 +260,4 @@ def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  #
 
 
 _PARENT = _parent()
-"""Who started this process, as early as this module is imported."""
+"""Id of the process that started this one, taken as soon as this module is imported."""

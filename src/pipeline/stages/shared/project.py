@@ -1,4 +1,4 @@
-"""Which project a stage works on, and what params.yaml has for it."""
+"""The project that a stage works on, and its entries of params.yaml."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CARRIED = "project"
 
 
 def checkout() -> Path:
-    """Return the repository that this code lies in, or what an installed package has of one.
+    """Return the repository of this code, or the folder that replaces it in an installed package.
 
     A wheel carries `workflow`, `dvc.yaml` and `constraints.txt` in a folder of the package.
     """
@@ -35,7 +35,7 @@ def checkout() -> Path:
 
 
 def project() -> Path:
-    """Return the folder of params.yaml and of all results: the checkout, unless told otherwise."""
+    """Return the folder of params.yaml and all results: PIPELINE_PROJECT, else the checkout."""
     elsewhere = os.environ.get(PROJECT)
     return Path(elsewhere).resolve() if elsewhere else checkout()
 
@@ -47,19 +47,19 @@ def code_of(root: Path) -> Path:
 
 
 def pinned(root: Path) -> Path:
-    """Return the file with the versions that are pinned, relative to the project if it has one."""
+    """Return the file with the pinned versions, relative to the project if it has its own."""
     constraints = Path("constraints.txt")
     return constraints if (root / constraints).is_file() else checkout() / constraints
 
 
 def planned(root: Path) -> Params:
-    """Read params.yaml, of which the table of runs must be up to date.
+    """Read params.yaml; its table of runs must be up to date.
 
     Raises:
-        PipelineError: There is a mistake in it, or `pipeline plan` has not been run since.
+        PipelineError: It has a mistake, or `pipeline plan` has not been run since its last change.
     """
     params = load_params(root / "params.yaml")
-    if code_of(root) == root or (root / "dvc.yaml").is_file():  # which goes through the table
+    if code_of(root) == root or (root / "dvc.yaml").is_file():  # dvc.yaml reads the table
         check_plan(params, root / RUNS_FILE)
     return params
 
@@ -72,9 +72,9 @@ def main(
     name: str = "",
     short: bool = False,
 ) -> int:
-    """Command line of a stage that is no experiment's; `short` as in `process.run`.
+    """Run the command line of a stage outside experiments; `short` as in `process.run`.
 
-    `name` is the help of the command's argument, the instance, which `work` gets before the
+    `name` is the help of the argument that names the instance, which `work` gets before the
     project's folder; it is empty for a stage without instances.
     """
     parser = argparse.ArgumentParser(description=description)
@@ -88,7 +88,7 @@ def named(table: Mapping[str, T], name: str, section: str) -> T:
     """Return the entry of params.yaml called `name`.
 
     Raises:
-        StageError: There is none.
+        StageError: There is no such entry.
     """
     if name not in table:
         raise StageError(

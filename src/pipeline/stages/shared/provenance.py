@@ -1,10 +1,10 @@
-"""What made a policy: written by each stage into its artifact, and carried on into the ONNX file.
+"""Records of what made a policy: each stage writes one into its artifact, up to the ONNX file.
 
-A record holds nothing but inputs: the stage's parameters, digests of what it read, the packages
-whose rounding matters, and for each source file the id that git gives its content. Equal inputs
-thus give equal bytes, in any clone, on any machine. A commit's id is left out on purpose: two
-commits with the same sources would give other bytes. Because the ids of the files are git's own,
-the commit is found again in any repository that has it.
+A record holds only inputs: the stage's parameters, digests of the files it read, the packages whose
+rounding matters, and for each source file git's id of its content. Equal inputs thus give equal
+bytes, in any clone, on any machine. A commit's id is left out on purpose: two commits with the same
+sources would give different bytes. Because the files' ids are git's own, the commit can be found in
+any repository that has it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def of_stage(
 ) -> Record:
     """Return the record of a stage of the DAG.
 
-    `inputs` has name and path of what was read, for each kind such as `environment`.
+    `inputs` has name and path of the files that were read, by kind, such as `environment`.
     """
     return {
         "stage": attempt.job.stage,
@@ -61,7 +61,7 @@ def of_stage(
 
 
 def train_parameters(run: run_context.Run) -> dict[str, Any]:
-    """Return what training depends on, every default spelled out."""
+    """Return the parameters that training depends on, including all defaults."""
     settings = to_mapping(run.params.run_settings(run.name))
     # Folders, run ids and how to resume decide where a result lies, not what it is.
     settings.pop("checkpoint_settings", None)
@@ -77,10 +77,10 @@ def train_parameters(run: run_context.Run) -> dict[str, Any]:
 def of_learn(
     settings: RunSettings, seed: int, weights: Mapping[str, Path], program: Path | None = None
 ) -> Record:
-    """Return the record of a run of `pipeline learn`, with the last part of its paths.
+    """Return the record of a run of `pipeline learn`, with only the last part of paths.
 
-    `weights` has the file of each behavior's first weights. `program` is the executable; None for
-    the one that `env_path` is the path of.
+    `weights` has the file of each behavior's initial weights. `program` is the executable; None if
+    `env_path` is its path.
     """
     content: dict[str, Any] = to_mapping(settings)
     # Paths and ports differ between machines; the environment itself is recorded by its digest.
@@ -90,8 +90,8 @@ def of_learn(
     named = env.pop("env_path", None)
     path = program or named
     inputs: dict[str, Any] = {} if path is None else {"environment": _read(Path(path))}
-    for behavior, one in content.get("behaviors", {}).items():
-        for kind, at in _demonstrations(one):
+    for behavior, section in content.get("behaviors", {}).items():
+        for kind, at in _demonstrations(section):
             inputs[f"demonstrations of {behavior} ({kind})"] = _read(Path(at))
     for behavior, file in weights.items():
         inputs[f"first weights of {behavior}"] = _read(file)
@@ -115,9 +115,9 @@ def of_learn(
 
 
 def interrupted(record: Record, steps: Sequence[int]) -> Record:
-    """Return the record of what was interrupted at these steps, and is not what it would have been.
+    """Return the record with the steps at which training was interrupted and resumed inexactly.
 
-    This is no input: a record without it promises that the same inputs give the same bytes.
+    Such steps are no input: a record without them promises that equal inputs give equal bytes.
     """
     return {**record, "interrupted_at_steps": list(steps)} if steps else record
 
@@ -128,7 +128,7 @@ def versions() -> dict[str, str]:
 
 
 def installed(name: str) -> str:
-    """Return the version of a package as a record has it; of one that is not here, so."""
+    """Return a package's version as records have it, or `not installed`."""
     try:
         version = metadata.version(name)
     except (metadata.PackageNotFoundError, ValueError):  # the name comes out of a file
@@ -137,11 +137,15 @@ def installed(name: str) -> str:
 
 
 def text(history: Sequence[Record]) -> str:
-    """As it is stored: compact, keys sorted, a source named once as long as it is the same."""
+    """Return the records as stored: compact, keys sorted, unchanged sources only once."""
     seen: dict[str, str] = {}
     stages = []
     for record in history:
-        new = {name: one for name, one in record["sources"].items() if seen.get(name) != one}
+        new = {
+            name: source_id
+            for name, source_id in record["sources"].items()
+            if seen.get(name) != source_id
+        }
         seen |= new
         stages.append({**record, "sources": new})
     value = {"format": FORMAT, "stages": stages}
@@ -149,28 +153,28 @@ def text(history: Sequence[Record]) -> str:
 
 
 def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Take the paths out of a behavior's settings: kind of use and path."""
+    """Remove the paths from a behavior's settings; yield kind of use and path of each."""
     sections = {"behavioral_cloning": behavior.get("behavioral_cloning")}
     sections |= behavior.get("reward_signals") or {}
     for kind, section in sections.items():
         if isinstance(section, dict) and section.get("demo_path"):
             named = section.pop("demo_path")
             several = named if isinstance(named, list) else [named]
-            paths = [one["path"] if isinstance(one, dict) else str(one) for one in several]
+            paths = [entry["path"] if isinstance(entry, dict) else str(entry) for entry in several]
             for number, path in enumerate(paths, start=1):
                 yield (f"{kind}, {number}" if len(paths) > 1 else kind), path
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Name and digest; a Unity player's data counts with its program."""
+    """Return name and digest of a file; a Unity player's data counts with its program."""
     if not path.exists():
         # `env_path` may lack the suffix of the platform, as ML-Agents allows.
         matches = sorted(path.parent.glob(f"{path.name}*"))
-        path = next((one for one in matches if one.is_file()), path)
+        path = next((match for match in matches if match.is_file()), path)
     if not path.exists():
         return {"name": path.name, "sha256": "unknown"}
     digest = files.sha256_of(path)
-    # The program of a Unity player is the same for every game; the game lies in its data.
+    # The program of a Unity player is the same for every game; the data differ.
     data = path.with_name(f"{path.stem}_Data")
     if data.is_dir():
         digest = files.fingerprint([digest, files.sha256_of(data)])

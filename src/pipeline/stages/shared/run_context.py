@@ -1,4 +1,4 @@
-"""What the stages of an experiment have in common: which run they are, and its MLflow record."""
+"""What the stages of an experiment share: the run that they work on, and its MLflow record."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Run:
     root: Path
     params: Params
     name: str
-    """Of the experiment."""
+    """Name of the experiment."""
     seed: int
 
     @property
@@ -54,11 +54,11 @@ class Run:
 
     @property
     def instance(self) -> str:
-        """As jobs name it."""
+        """The name of the run in jobs."""
         return f"{self.name}/seed{self.seed}"
 
     def runtime(self) -> dict[str, Any]:
-        """Return the section of that name, with the threads that the experiment asks for."""
+        """Return the section `runtime`, with the experiment's number of threads."""
         runtime = self.params.runtime
         threads = self.experiment.resources.threads or runtime.torch_threads
         options = {"torch_threads": threads, "device": runtime.device}
@@ -67,7 +67,7 @@ class Run:
         return options | ({"deterministic": runtime.deterministic} if portable else {})
 
     def learners(self) -> dict[str, int]:
-        """Return how many processes train together, where that is a part of the result."""
+        """Return the number of processes that train together, or nothing for one."""
         # Absent where it is the default: a new key would change the fingerprint of older runs.
         n = self.experiment.learners
         return {} if n == 1 else {"learners": n}
@@ -86,7 +86,7 @@ def main(
     short: bool = False,
     has_runtime: bool = True,
 ) -> int:
-    """Command line of a stage of an experiment and a seed; `short` as in `process.run`.
+    """Run the command line of a stage of an experiment and seed; `short` as in `process.run`.
 
     `has_runtime` says whether the stage's result depends on the section `runtime`.
     """
@@ -102,10 +102,10 @@ def main(
 
 
 def same_kernels(argv: Sequence[str]) -> None:
-    """In a process that `torchrun` has started beside the first: choose kernels as that does."""
-    # Only to end here as the first process does when a word is wrong.
+    """Choose kernels like the first process, in a further process of `torchrun`."""
+    # Only to exit on a wrong argument, as the first process does.
     _parsed(argv, None)
-    with contextlib.suppress(PipelineError):  # which the first process tells
+    with contextlib.suppress(PipelineError):  # which the first process reports
         _same_kernels(load_params(project() / "params.yaml"))
 
 
@@ -142,9 +142,9 @@ def recorded(
     key: run_metadata.RunKey | None = None,
     row: run_metadata.RunMetadata | None = None,
 ) -> Iterator[mlflow_run.MlflowRun | None]:
-    """Give the block an MLflow run, or None when tracking is off; never fail the stage.
+    """Yield an MLflow run, or None if tracking is off; tracking never fails the stage.
 
-    `key` and `row` are those of `key_of` and `row_of`, where the caller needs them too.
+    `key` and `row` are the results of `key_of` and `row_of`, if the caller has them already.
     """
     track = run.params.track
     if not mlflow_run.enabled() or (track is not None and "mlflow" not in track):
@@ -194,7 +194,7 @@ def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
 
 
 def tell_pretraining(record: mlflow_run.MlflowRun, folder: Path) -> None:
-    """Write the losses of a `pretrain` stage, by epoch, from the files that it has made.
+    """Write the losses of a `pretrain` stage by epoch, from the files in its folder.
 
     The MLflow run belongs to `train`, which may run again without `pretrain`.
     """

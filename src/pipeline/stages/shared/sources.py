@@ -1,8 +1,8 @@
-"""Which source files a stage really imports, read from the import statements.
+"""The source files that each stage imports, read from the import statements.
 
-Neither DVC nor Snakemake can know this, and a list by hand for each of them would be a third truth.
-Snakemake's rules name the files that `watched` gives; DVC, which cannot ask, depends on a file in
-`workflow/code` for each stage, which `note` writes and the stage `check` brings up to date. A
+Neither DVC nor Snakemake can know them, and lists by hand would have to be kept equal to the code.
+Snakemake's rules name the files that `watched` returns. DVC cannot call it, so each of its stages
+depends on a file in `workflow/code`, which `note` writes and the stage `check` keeps up to date. A
 stage's fingerprint has the files of its `closure`.
 """
 
@@ -24,36 +24,36 @@ CODE = Path("workflow/code")
 _SCRIPTS = "workflow/scripts"
 _PACKAGE = "pipeline"
 _BY_MODULE = {"env": ("envs", "stages")}
-"""Packages of which only the modules count that a stage imports, and folders in them whole. The
-stage `env` would build Unity projects again for an edit of what drives environments."""
+"""By stage: packages of which only the imported modules count (subfolders as a whole). Otherwise
+the stage `env` would rebuild Unity projects after an edit of the code that drives environments."""
 _PACKED = {"env": ("arrays.py",)}
-"""What goes into the executables beside the packages that a stage imports."""
+"""By stage: files that go into the executables beside the packages that the stage imports."""
 _PARTS = ("body", "orelse", "finalbody", "handlers", "cases")
-"""Where statements hold statements."""
+"""Fields of statements that hold further statements."""
 
 
 def stages(root: Path) -> list[str]:
-    """Return the stages that have sources to watch: each script but that of `check`."""
+    """Return the stages that have sources to watch: every script except that of `check`."""
     return sorted({file.stem for file in (root / _SCRIPTS).glob("[a-z]*.py")} - {"check"})
 
 
 def src_of(code: Path) -> Path:
-    """Return the folder that has the package: `src` of a checkout, or where a wheel lies."""
+    """Return the folder that has the package: `src` of a checkout, or a wheel's site folder."""
     folder = code / "src"
     return folder if folder.is_dir() or code.parent.name != _PACKAGE else code.parents[1]
 
 
 def place(code: Path, name: str) -> Path:
-    """Return a file that `watched` names; `src/` is the folder that has the package."""
+    """Return the path of a file that `watched` names; `src/` stands for the package's folder."""
     return src_of(code) / name[len("src/") :] if name.startswith("src/") else code / name
 
 
 def watched(root: Path, stage: str) -> list[str]:
-    """Return the files, relative to a checkout, of which an edit reruns a stage.
+    """Return the files, relative to a checkout, whose edits rerun a stage.
 
-    A package of which the stage imports anything counts whole: more of it may be found by name.
-    `root` is a checkout, or the folder with `workflow` in the installed package, whose files have
-    the names that they have in a checkout.
+    If the stage imports anything of a package, the whole package counts: more of it may be looked
+    up by name. `root` is a checkout, or the folder with `workflow` in the installed package, whose
+    files are named as in a checkout.
     """
     src = src_of(root)
     package = src / _PACKAGE
@@ -63,8 +63,8 @@ def watched(root: Path, stage: str) -> list[str]:
         parts = file.relative_to(package).parts
         places.add(Path(*parts[: 2 if parts[0] in by_module else 1]))
     paths: list[Path] = []
-    for one in places:
-        path = package / one
+    for relative in places:
+        path = package / relative
         paths += path.rglob("*") if path.is_dir() else [path]
     names = [
         f"src/{file.relative_to(src).as_posix()}"
@@ -72,11 +72,11 @@ def watched(root: Path, stage: str) -> list[str]:
         if file.is_file() and "__pycache__" not in file.parts
     ]
     scripts = (f"{_SCRIPTS}/{name}.py" for name in ("_start", stage))
-    return sorted([*names, *(one for one in scripts if (root / one).is_file())])
+    return sorted([*names, *(script for script in scripts if (root / script).is_file())])
 
 
 def note(root: Path, stage: str, code: Path | None = None) -> None:
-    """Write the ids of the files that a stage watches, unless they are as noted already.
+    """Write the ids of the files that a stage watches, if they have changed.
 
     `code` is the folder of the code that makes the project's results; None for the project's own.
     """
@@ -90,10 +90,10 @@ def note(root: Path, stage: str, code: Path | None = None) -> None:
 def closure(src: Path, *modules: str) -> set[Path]:
     """Return the files below `src` that modules import, directly or not, lazily or at once.
 
-    Imports for type checkers only are left out. A text that names a module of the package, as in
-    `import_module` or as `module:attribute`, counts as an import; one that ends in a dot, as the
-    start of an f-string does, stands for the whole package. What a package's `__getattr__` would
-    import is left out: that is for the package's users, not for its own modules.
+    Imports for type checkers only are left out. A string that names a module of the package, as for
+    `import_module` or as `module:attribute`, counts as an import; one that ends in a dot, like the
+    start of an f-string, stands for the whole package. Imports in a package's `__getattr__` are
+    left out: they serve the package's users, not its own modules.
     """
     files_read: set[Path] = set()
     named: set[str] = set()
@@ -125,9 +125,9 @@ def git_id(file: Path) -> str:
 def _files(src: Path, module: str) -> list[Path]:
     """Return the files that importing a module runs; none when it is unknown."""
     parts = module.split(".")
-    whole = parts[-1] == ""
-    base = src.joinpath(*(parts[:-1] if whole else parts))
-    if whole:
+    whole_package = parts[-1] == ""
+    base = src.joinpath(*(parts[:-1] if whole_package else parts))
+    if whole_package:
         return sorted(base.rglob("*.py")) if base.is_dir() else []
     path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
     if not path.exists():
@@ -139,17 +139,17 @@ def _files(src: Path, module: str) -> list[Path]:
 
 @functools.cache
 def _imports(src: Path, file: Path, changed_ns: int) -> tuple[str, ...]:  # noqa: ARG001  # a key
-    """Dotted names of the package's modules that `file` may import; read once per change."""
-    here = file.with_suffix("").parts
+    """Return dotted names of our modules that `file` may import; read once per change."""
+    module_parts = file.with_suffix("").parts
     text = (src / file).read_text(encoding="utf-8")
-    # Going through expressions takes most of the time, and few files name modules in strings.
+    # Walking expressions takes most of the time, and few files name modules in strings.
     in_strings = any(f"{quote}{_PACKAGE}" in text for quote in "\"'")
     names: list[str] = []
     for node in _runtime(ast.parse(text), in_strings=in_strings):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names if _ours(alias.name)]
         elif isinstance(node, ast.ImportFrom):
-            start = ".".join(here[: -node.level]) if node.level else ""
+            start = ".".join(module_parts[: -node.level]) if node.level else ""
             module = ".".join(part for part in (start, node.module) if part)
             if _ours(module):
                 # `from package import name`: the name may be a module, and only the files tell.
@@ -168,9 +168,9 @@ def _ours(module: str) -> bool:
 
 
 def _runtime(tree: ast.Module, *, in_strings: bool) -> Iterator[ast.AST]:
-    """Go through all statements but the bodies of `if TYPE_CHECKING`.
+    """Yield all statements except the bodies of `if TYPE_CHECKING`.
 
-    Expressions come too if `in_strings`: where a string in the file may name a module.
+    With `in_strings`, because a string in the file may name a module, yield expressions too.
     """
     waiting: list[ast.AST] = [tree]
     while waiting:
@@ -188,5 +188,5 @@ def _runtime(tree: ast.Module, *, in_strings: bool) -> Iterator[ast.AST]:
 
 
 def _is_for_types(test: ast.expr) -> bool:
-    names = (getattr(one, "id", getattr(one, "attr", None)) for one in ast.walk(test))
+    names = (getattr(node, "id", getattr(node, "attr", None)) for node in ast.walk(test))
     return "TYPE_CHECKING" in names

@@ -1,4 +1,4 @@
-"""The sinks of a run: its record in any case, and those that are chosen by name."""
+"""The sinks of a run: the standard ones, and those that are chosen by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def standard_sinks(run: TrackedRun, names: Sequence[str] | None = None) -> list[
     """Return the sinks of a run: console and CSV files, and the chosen ones.
 
     Args:
-        run: what they record.
+        run: the run that they record.
         names: in `SINKS`; None for TensorBoard, for MLflow in a stage, and for the sinks and
             ML-Agents' statistics writers of all packages that are installed.
 
@@ -70,6 +70,6 @@ def _by_default(run: TrackedRun) -> list[Sink]:
     for name in (name for name in SINKS if name not in SINKS.ours):
         try:
             sinks += named_sinks(run, [name])
-        except SettingsError as error:  # enabled because it is installed, not by choice
+        except SettingsError as error:  # used because it is installed, not by choice
             _log.warning(_LEFT_OUT, name, error)
     return sinks

@@ -25,28 +25,32 @@ class JsonLinesSink(Sink):
     def __init__(self, run: TrackedRun) -> None:
         self._path = run.folder / "metrics.jsonl"
         self._keep_earlier = run.keep_earlier
-        self._known: set[str] = set()
+        self._behaviors: set[str] = set()
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Write one summary."""
-        # Not when it opens: only its first summary says from which step a resumed run repeats.
-        if behavior not in self._known:
+        # Not in `__init__`: only the first summary shows from which step a resumed run repeats.
+        if behavior not in self._behaviors:
             self._drop_repeated(behavior, step)
-            self._known.add(behavior)
-        shown = {tag: value for tag, value in values.items() if tag not in names.HIDDEN}
-        line = {"behavior": behavior, "step": step, "unix_s": round(time.time(), 3), **shown}
+            self._behaviors.add(behavior)
+        charted = {tag: value for tag, value in values.items() if tag not in names.HIDDEN}
+        line = {"behavior": behavior, "step": step, "unix_s": round(time.time(), 3), **charted}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(line)}\n")
 
     def _drop_repeated(self, behavior: str, step: int) -> None:
-        """Keep the whole lines that are of other behaviors or of earlier steps."""
-        # Lines of this run's other behaviors stay also where a run begins anew.
-        earlier = self._known or self._keep_earlier
+        """Keep only complete lines of other behaviors or of earlier steps."""
+        # Lines of this run's other behaviors stay even where a run begins anew.
+        earlier = self._behaviors or self._keep_earlier
         text = self._path.read_text("utf-8") if earlier and self._path.exists() else ""
-        whole = text[: text.rfind("\n") + 1].splitlines(keepends=True)  # a kill may cut the last
-        read = [(line, json.loads(line)) for line in whole]
-        kept = [line for line, one in read if one["behavior"] != behavior or one["step"] < step]
-        files.write_whole(self._path, "".join(kept))
+        complete = text[: text.rfind("\n") + 1].splitlines(keepends=True)  # a kill may cut the last
+        parsed = [(line, json.loads(line)) for line in complete]
+        lines = [
+            line
+            for line, summary in parsed
+            if summary["behavior"] != behavior or summary["step"] < step
+        ]
+        files.write_whole(self._path, "".join(lines))
 
 
 for_run = JsonLinesSink

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def for_run(run: TrackedRun) -> Sink | None:
-    """Return a sink, unless PIPELINE_MLFLOW says no."""
+    """Return a sink, unless PIPELINE_MLFLOW switches it off."""
     if not enabled():
         return None
     return MlflowSink(run) if run.record is None else run.record
@@ -28,7 +28,7 @@ def for_run(run: TrackedRun) -> Sink | None:
 class MlflowSink(Sink):
     """Writes parameters, curves, results and models as the stages `train` and `export` do.
 
-    The run in MLflow is made when the first behavior is there, so that a training that never
+    The run in MLflow is made when the first behavior appears, so that a training that never
     starts has none. A resumed training continues its run.
 
     Raises:
@@ -40,12 +40,12 @@ class MlflowSink(Sink):
             raise ValueError("a row of MLflow needs the key and the row of its run")
         self._run, self._key, self._row = run, run.key, run.row
         self._record: MlflowRun | None = None
-        # What stays when the run neither ends nor fails: somebody has stopped it.
+        # This stays if the run neither ends nor fails: somebody has stopped it.
         self._status = "KILLED"
         self._began_s = 0.0
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Make the row, or take it up; write the settings that the configuration did not list."""
+        """Make or continue the row; write the settings that the configuration did not list."""
         if self._record is None:
             self._began_s = time.monotonic()
             self._record = MlflowRun(self._key, prefix=self._run.prefixed)
@@ -61,15 +61,15 @@ class MlflowSink(Sink):
             self._record.metrics(behavior, values, step)
 
     def ended(self, results: Mapping[str, Mapping[str, float]]) -> None:
-        """Queue the final numbers, the digests of what was made, and the models."""
+        """Queue the final numbers, the digests of the outputs, and the models."""
         if self._record is None:
             return
         self._status = "FINISHED"
         folder, environment = self._run.folder, self._key.tags["pipeline.environment"]
         interrupted = {
-            int(one[run_metadata.INTERRUPTED])
-            for one in results.values()
-            if run_metadata.INTERRUPTED in one
+            int(numbers[run_metadata.INTERRUPTED])
+            for numbers in results.values()
+            if run_metadata.INTERRUPTED in numbers
         }
         self._record.trained(
             results,
@@ -78,17 +78,17 @@ class MlflowSink(Sink):
             interrupted=sorted(interrupted),
         )
         for behavior in results:
-            of_one = f".{behavior}" if len(results) > 1 else ""
+            suffix = f".{behavior}" if len(results) > 1 else ""
             checkpoint = files.named(folder, behavior) / "checkpoint.pt"
             model = files.named(folder, behavior, ".onnx")
-            for what, path in (("train", checkpoint), ("export", model)):
+            for stage, path in (("train", checkpoint), ("export", model)):
                 if path.is_file():
-                    self._record.made(path, what=f"{what}{of_one}")
+                    self._record.made(path, what=f"{stage}{suffix}")
             if model.is_file():
                 self._record.model(model, environment=environment, made=model)
 
     def failed(self, error: BaseException) -> None:
-        """Note that the row is of a failure, unless somebody stopped the run."""
+        """Mark the row as failed, unless somebody stopped the run."""
         stopped = isinstance(error, Interrupted | KeyboardInterrupt)
         if self._status != "FINISHED" and not stopped:
             self._status = "FAILED"

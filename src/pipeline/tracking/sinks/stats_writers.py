@@ -1,7 +1,7 @@
-"""Statistics writers that others wrote for ML-Agents, told what `mlagents-learn` would tell them.
+"""Third-party statistics writers for ML-Agents, called as `mlagents-learn` would call them.
 
 They are found by ML-Agents' entry points, and import their base class from `mlagents`; the classes
-below stand in for those where it is not installed. docs/how-to/migrating.md says what differs.
+below replace ML-Agents' where it is not installed. docs/how-to/migrating.md says what differs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OURS = (
     "Policy/clip_fraction",
     "Policy/explained_variance",
 )
-"""How tags of ours begin that ML-Agents does not have."""
+"""Prefixes of our tags that ML-Agents does not have."""
 
 
 class StatsSummary(NamedTuple):
@@ -131,8 +131,8 @@ class _CheckpointSettings:
 
 
 def for_run(run: TrackedRun) -> StatsWriterSink | None:
-    """Those of the installed packages; None without any."""
-    # ML-Agents brings its own by the same way; they write what our sinks write
+    """Return a sink for the statistics writers of installed packages; None without any."""
+    # ML-Agents has entry points for its own writers, which write the same as our sinks
     points = [point for point in all_of(GROUP) if brought_by(point)[0] != "mlagents"]
     if not points:
         return None
@@ -157,17 +157,17 @@ def for_run(run: TrackedRun) -> StatsWriterSink | None:
 
 
 class StatsWriterSink(Sink):
-    """Tells writers what `mlagents-learn` tells them: a behavior is their category."""
+    """Calls writers as `mlagents-learn` does; a behavior is their category."""
 
     def __init__(self, writers: Sequence[StatsWriter]) -> None:
         self._writers = tuple(writers)
         self._samples: dict[str, Mapping[str, Sample]] = {}
-        # those of ML-Agents where it is installed, because writers compare with its values
-        self._theirs = import_module("mlagents.trainers.stats")
+        # ML-Agents' own module where it is installed, because writers compare with its values
+        self._mlagents_stats = import_module("mlagents.trainers.stats")
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Tell the settings of a behavior, and whether it plays against itself."""
-        kinds = self._theirs.StatsPropertyType
+        """Pass on the settings of a behavior, and whether it plays against itself."""
+        kinds = self._mlagents_stats.StatsPropertyType
         self._tell("add_property", behavior, kinds.HYPERPARAMETERS, dict(settings))
         if settings.get("self_play") is not None:
             self._tell("add_property", behavior, kinds.SELF_PLAY, True)
@@ -177,29 +177,29 @@ class StatsWriterSink(Sink):
         self._samples[behavior] = samples
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Tell every value, as far as a writer wants to know, and then the summary."""
+        """Pass on every single value, and then the summary."""
         samples = self._samples.pop(behavior, {})
         latest = StatsAggregationMethod.MOST_RECENT
         # ML-Agents has the step among the statistics as well.
         stats: dict[str, Sample] = {_STEP: (latest, [float(step)])}
         for tag, value in values.items():
             if not tag.startswith(_OURS):
-                once = latest if tag.startswith(names.LESSON_NUMBER) else latest.AVERAGE
-                stats[tag] = samples.get(tag, (once, [value]))
+                aggregation = latest if tag.startswith(names.LESSON_NUMBER) else latest.AVERAGE
+                stats[tag] = samples.get(tag, (aggregation, [value]))
         summaries = {}
-        for tag, (method, each) in stats.items():
-            theirs = self._theirs.StatsAggregationMethod(method.value)
-            for value in each:
-                self._tell("on_add_stat", behavior, tag, value, theirs)
-            summaries[tag] = self._theirs.StatsSummary(list(each), theirs)
+        for tag, (method, sample_values) in stats.items():
+            their_method = self._mlagents_stats.StatsAggregationMethod(method.value)
+            for value in sample_values:
+                self._tell("on_add_stat", behavior, tag, value, their_method)
+            summaries[tag] = self._mlagents_stats.StatsSummary(list(sample_values), their_method)
         self._tell("write_stats", behavior, summaries, step)
 
-    def _tell(self, what: str, *values: Any) -> None:
-        """Tell every writer, and then raise the first error of any of them."""
+    def _tell(self, method: str, *values: Any) -> None:
+        """Call a method of every writer, and raise their errors afterwards."""
         failed: list[tuple[str, Exception]] = []
         for writer in self._writers:
             try:
-                getattr(writer, what)(*values)
+                getattr(writer, method)(*values)
             except Exception as error:  # noqa: BLE001  # the others must be called too
                 text = f"{type(writer).__name__}: {type(error).__name__}: {error}"
                 failed.append((text, error))

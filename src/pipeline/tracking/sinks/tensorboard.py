@@ -45,13 +45,13 @@ class TensorBoardSink(Sink):
 
         # Four spaces make a preformatted block of Markdown.
         text = "\n".join(f"    {line}" for line in hyperparameters_text(settings).splitlines())
-        shown = Summary.Value(
+        text_value = Summary.Value(
             # The tag and the kind that torch's `add_text` writes, which ML-Agents calls.
             tag="Hyperparameters/text_summary",
             metadata=SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text")),
             tensor=TensorProto(dtype="DT_STRING", string_val=[text.encode()]),
         )
-        self._write(behavior, [shown], step=0)
+        self._write(behavior, [text_value], step=0)
 
     def distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
         """Write one event with the histogram `<tag>_hist`."""
@@ -96,11 +96,11 @@ class TensorBoardSink(Sink):
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         folder.mkdir(parents=True, exist_ok=True)
-        for left in () if self._keep_earlier else sorted(folder.glob("events.out.tfevents.*")):
+        for path in () if self._keep_earlier else sorted(folder.glob("events.out.tfevents.*")):
             _log.warning(
-                "Deleting TensorBoard data %s that was left over from a previous run.", left
+                "Deleting TensorBoard data %s that was left over from a previous run.", path
             )
-            left.unlink()
+            path.unlink()
         now = time.time()
         # as TensorBoard names them
         name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.0"

@@ -20,15 +20,15 @@ _log = logging.getLogger(__name__)
 
 _PROJECT = "pipeline"
 _INIT_TIMEOUT_S = 30
-"""For a server that does not answer, while the environments wait."""
+"""Limit for a server that does not answer, while the environments wait."""
 _STEP = "step"
-"""What charts have as their horizontal axis: decisions of an agent."""
+"""The horizontal axis of charts: decisions of an agent."""
 
 
 class WandbSink(Sink):
-    """Writes one run, in `wandb/` of the run's folder; its variables, `WANDB_...`, are obeyed.
+    """Writes one run, in `wandb/` of the run's folder, as the variables `WANDB_...` ask.
 
-    It opens when the first behavior is there. A resumed run keeps its id.
+    The run opens when the first behavior appears. A resumed run keeps its id.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -56,8 +56,8 @@ class WandbSink(Sink):
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Write one summary."""
-        shown = {tag: value for tag, value in values.items() if tag not in names.HIDDEN}
-        self._log(behavior, shown, step)
+        charted = {tag: value for tag, value in values.items() if tag not in names.HIDDEN}
+        self._log(behavior, charted, step)
 
     def distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
         """Write a histogram."""
@@ -83,13 +83,15 @@ class WandbSink(Sink):
     def _log(self, behavior: str, values: Mapping[str, Any], step: int) -> None:
         if self._run is not None:
             start = f"{behavior}/" if self._run_info.prefixed else ""
-            self._run.log({_STEP: step, **{f"{start}{tag}": one for tag, one in values.items()}})
+            self._run.log(
+                {_STEP: step, **{f"{start}{tag}": value for tag, value in values.items()}}
+            )
 
     def _opened(self) -> Any:
         import wandb
 
         tracked, key = self._run_info, self._run_info.key
-        # with neither a choice nor a key it would ask for one, and training would wait
+        # without a mode or an API key wandb would ask the user, and training would wait
         chosen = "WANDB_MODE" in os.environ or wandb.login(prompt=False, verify=False)
         patience: dict[str, Any] = {}
         if "WANDB_INIT_TIMEOUT" not in os.environ:

@@ -1,4 +1,4 @@
-"""Files of a run: checkpoints and replays, written whole and read without running any of it."""
+"""Checkpoint files: written whole, and read without running any code in them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Parts of a resume file with which only as many processes as there were can go on.
+# Parts of a resume file that only the same number of processes can continue from.
 _OF_EACH_PROCESS = ("experience", "environments", "replay", "ranks")
 
 RESUME_FILE = "checkpoint.pt"
@@ -58,17 +58,17 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
         )
     # In memory first: torch would put the temporary file's name into the archive.
     buffer = io.BytesIO()
-    kept = _without_identity(dict(state), {})
-    torch.save({"format": FORMAT, "digest": digest(kept), **kept}, buffer)
+    values = _without_identity(dict(state), {})
+    torch.save({"format": FORMAT, "digest": digest(values), **values}, buffer)
     try:
         files.write_whole(path, buffer.getvalue())
     except OSError as error:
-        what = f"the checkpoint of {len(buffer.getvalue())} bytes"
-        raise not_written(path, what, error) from error
+        label = f"the checkpoint of {len(buffer.getvalue())} bytes"
+        raise not_written(path, label, error) from error
 
 
 def _without_identity(value: Any, texts: dict[Any, Any]) -> Any:
-    """`value` with one object for equal texts, and containers of its own in each place.
+    """Return `value` with one object for equal texts, and new containers in each place.
 
     Pickle writes an object that it meets again as a reference. Which objects are shared depends on
     whether they come from a program or from a file, and the bytes must not.
@@ -108,7 +108,7 @@ def digest(value: Any) -> str:
 
 
 def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
-    """The places of tensors that are not finite, in what was learned and what is learned from."""
+    """Yield the places of tensors that are not finite, in what was learned and in experience."""
 
     def places(value: Any, place: str) -> Iterator[str]:
         if isinstance(value, dict | list | tuple):
@@ -122,7 +122,7 @@ def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def not_written(path: Path, what: str, error: OSError) -> CheckpointError:
-    """The error for a file of a run that cannot be written."""
+    """Return the error for a file of a run that cannot be written."""
     return CheckpointError(
         f"{path}: {what} cannot be written ({error.strerror or error}); the last good one is kept. "
         "Free space or choose another --results-dir, then resume"
@@ -150,7 +150,7 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
     try:
         state: Any = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
     except Exception as error:
-        # whatever a foreign file makes of torch's reader; its own message advises to run the file
+        # torch's reader raises many types for a foreign file; its message advises to run the file
         raise CheckpointError(
             f"{path}: this is not a checkpoint of this program: it holds more than weights and "
             f"plain values ({type(error).__name__})"
@@ -179,7 +179,7 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
 
 
 def mapped(value: Any, kind: type[T], change: Callable[[T], Any]) -> Any:
-    """`value` with `change` made to everything of a kind in it, at any depth."""
+    """Return `value` with `change` applied to every item of type `kind`, at any depth."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
@@ -190,22 +190,22 @@ def mapped(value: Any, kind: type[T], change: Callable[[T], Any]) -> Any:
 
 
 def to_saved(value: Any) -> Any:
-    """`value` with tensors in place of NumPy arrays, at any depth."""
+    """Return `value` with tensors in place of NumPy arrays, at any depth."""
     return mapped(value, np.ndarray, lambda item: torch.from_numpy(np.ascontiguousarray(item)))
 
 
 def from_saved(value: Any) -> Any:
-    """What `to_saved` was given; arrays are new and may be written to."""
+    """Return what `to_saved` was given; arrays are new and may be written to."""
     return mapped(value, torch.Tensor, lambda item: item.cpu().numpy().copy())
 
 
 def reason_of(error: Exception) -> str:
-    """The first two lines of an error's message, in one: torch lists every weight that differs."""
+    """Return an error's first two lines as one: torch lists every weight that differs."""
     return " ".join(" ".join(str(error).splitlines()[:2]).split())
 
 
 def _is_whole(content: bytes) -> bool:
-    """Whether these are the bytes of an archive whose parts all have their checksums."""
+    """Return whether these bytes are an archive whose parts all match their checksums."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             return archive.testzip() is None
@@ -215,8 +215,8 @@ def _is_whole(content: bytes) -> bool:
 
 
 def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[str, Any]:
-    """What a checkpoint says of its behavior, as plain values."""
-    # Alone, so that the entry is whole without the defaults that it was laid over.
+    """Return name, settings and specification of a behavior, as plain values."""
+    # Only this behavior, so that its entry is complete without the defaults.
     only = replace(settings, behaviors={name: settings.for_behavior(name)}, default_settings=None)
     return {
         "behavior": name,
@@ -226,17 +226,17 @@ def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[st
 
 
 def n_learners_of(state: Mapping[str, Any]) -> int:
-    """How many processes the run of a resume file had, as far as it holds their states."""
+    """Return the number of processes whose states a resume file holds."""
     return 1 + len(state.get("ranks", ()))
 
 
 def of_each_rank(
     states: Mapping[str, Mapping[str, Any]], size: int
 ) -> list[dict[str, dict[str, Any]]]:
-    """What each of `size` processes goes on from, by behavior.
+    """Return the states that each of `size` processes continues from, by behavior.
 
     Args:
-        states: what the run's resume files hold. Those of another number of processes give no
+        states: content of the run's resume files. Files of another number of processes give no
             process its experience and environments back.
         size: how many processes there are now.
     """
@@ -246,19 +246,19 @@ def of_each_rank(
             for name, state in states.items()
         }
         return [shared] * size
-    return [{name: _of_rank(one, rank) for name, one in states.items()} for rank in range(size)]
+    return [{name: _of_rank(saved, rank) for name, saved in states.items()} for rank in range(size)]
 
 
 def _of_rank(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """What one of the processes goes on from: all have the networks of the first."""
-    whole = {key: value for key, value in state.items() if key != "ranks"}
+    """Return the state that a process continues from; all have the networks of the first."""
+    first = {key: value for key, value in state.items() if key != "ranks"}
     if rank == 0:
-        return whole
+        return first
     part = state["ranks"][rank - 1]
-    algorithm = {**whole["learner"]["algorithm"], **part["learner"]["algorithm"]}
-    learner = {**whole["learner"], **part["learner"], "algorithm": algorithm}
-    # The replay's files are the first process's; the rows of others stand in `part`.
-    return {**whole, "replay": None, **part, "learner": learner}
+    algorithm = {**first["learner"]["algorithm"], **part["learner"]["algorithm"]}
+    learner = {**first["learner"], **part["learner"], "algorithm": algorithm}
+    # The replay's files are of the first process; the rows of other processes stand in `part`.
+    return {**first, "replay": None, **part, "learner": learner}
 
 
 def file_of(folder: Path | None, init_path: str | None) -> Path | None:
@@ -285,9 +285,9 @@ def refuse_missing(file: Path | None, key: str, settings: RunSettings) -> None:
     if file is None or (file.suffix == ".pt" and file.is_file()):
         return
     place = settings.place_of(key)
-    where = f"{place}: " if place else ""
+    prefix = f"{place}: " if place else ""
     raise SettingsError(
-        f"{where}Could not initialize from {file}. It does not exist or is not a `.pt` file"
+        f"{prefix}Could not initialize from {file}. It does not exist or is not a `.pt` file"
         f"{files.similar(file) or ';'} {key} chooses another one."
     )
 
@@ -299,43 +299,43 @@ def weights_of(name: str, weights: Mapping[str, Path], settings: RunSettings) ->
         SettingsError: The settings name a run whose weights all behaviors take, and it has none
             for this one.
     """
-    asked, default = settings.checkpoint_settings, settings.default_settings
-    if name in weights or name in settings.behaviors or asked.resume:
+    options, default = settings.checkpoint_settings, settings.default_settings
+    if name in weights or name in settings.behaviors or options.resume:
         return weights.get(name)
     init_path = None if default is None else default.init_path
-    if asked.initialize_from is None or (init_path and Path(init_path).name != init_path):
+    if options.initialize_from is None or (init_path and Path(init_path).name != init_path):
         return file_of(None, init_path)
     raise SettingsError(
-        f"Could not initialize {name} from the run {asked.initialize_from!r}, which has weights of "
-        f"{', '.join(weights) or 'no behavior'}; list {name} under behaviors with an init_path of "
-        "another run, or leave initialize_from out"
+        f"Could not initialize {name} from the run {options.initialize_from!r}, which has weights "
+        f"of {', '.join(weights) or 'no behavior'}; list {name} under behaviors with an init_path "
+        "of another run, or leave initialize_from out"
     )
 
 
 def warn_of_unused(
     paths: Mapping[str, Path], behaviors: Mapping[str, object], settings: RunSettings
 ) -> None:
-    """Say which weights and settings are of no behavior that the environment shows."""
-    shown = ", ".join(behaviors)
+    """Log which weights and settings belong to no behavior that the environment shows."""
+    shown_names = ", ".join(behaviors)
     unused = sorted(paths.keys() - behaviors.keys())
     if unused:
         _log.warning(
             "There are weights to begin with for %s, but the environment shows %s; only "
             "behaviors of the same name begin with them.",
             ", ".join(unused),
-            shown,
+            shown_names,
         )
     unseen = sorted(settings.behaviors.keys() - behaviors.keys())
     # Without default_settings a behavior under another name would have been refused.
     if unseen and settings.default_settings is not None:
-        others = [name for name in behaviors if name not in settings.behaviors]
+        unlisted = [name for name in behaviors if name not in settings.behaviors]
         more = f" and {len(unseen) - _LISTED} more" if len(unseen) > _LISTED else ""
-        near = [one for name in unseen if (one := suggestion(name, others)) != "."]
+        hints = [hint for name in unseen if (hint := suggestion(name, unlisted)) != "."]
         _log.warning(
             "The configuration lists %s%s under behaviors, but the environment shows %s so far; "
             "behaviors that are not listed take default_settings%s",
             ", ".join(unseen[:_LISTED]),
             more,
-            shown,
-            near[0] if near else ".",
+            shown_names,
+            hints[0] if hints else ".",
         )

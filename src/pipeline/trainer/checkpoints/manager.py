@@ -60,7 +60,7 @@ class CheckpointManager:
         self.settings = settings
         self.exporter = exporter
         self.on_checkpoint: Callable[[str, Path, int], None] | None = None
-        """Told of each numbered checkpoint: behavior, file, step."""
+        """Called with each numbered checkpoint: behavior, file, step."""
         self.status = StatusFile(run_dir)
         self.best: dict[str, dict[str, Any]] = {}
         self._unsaved_best: dict[str, dict[str, Any]] = {}
@@ -70,26 +70,26 @@ class CheckpointManager:
         """Behaviors whose newest resume file is newer than the state that the run resumed from."""
         self.saved_at = time.monotonic()
         self.is_last = False
-        """Whether the next moment is the last before the run ends, and gets a whole replay."""
+        """Whether the next snapshot is the last of the run, and saves the whole replay."""
         self.save_s = 0.0
         """Seconds that the last refresh took."""
 
     def saved(self) -> dict[str, dict[str, Any]]:
-        """What the run's resume files hold, by behavior: of one moment if there is one.
+        """Return what the run's resume files hold, by behavior; all of one moment if possible.
 
         Raises:
             CheckpointError: One of them cannot be read.
         """
         saved: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(self.run_dir.glob(f"*/{RESUME_FILE}")):
-            both = [load_checkpoint(one) for one in (path, _previous(path)) if one.exists()]
-            if "behavior" in both[0]:
-                saved[both[0]["behavior"]] = both
-        newest = {name: both[0] for name, both in saved.items()}
-        for moment in [one.get("run") for both in saved.values() for one in both]:
+            versions = [load_checkpoint(file) for file in (path, _previous(path)) if file.exists()]
+            if "behavior" in versions[0]:
+                saved[versions[0]["behavior"]] = versions
+        newest = {name: versions[0] for name, versions in saved.items()}
+        for moment in [state.get("run") for versions in saved.values() for state in versions]:
             fitting = {
-                name: [one for one in both if one.get("run") == moment]
-                for name, both in saved.items()
+                name: [state for state in versions if state.get("run") == moment]
+                for name, versions in saved.items()
             }
             # A kill may fall between two behaviors' files: then all have the older moment.
             if all(fitting.values()):
@@ -120,7 +120,7 @@ class CheckpointManager:
         }
 
     def note_lessons(self, lessons: Mapping[str, int]) -> None:
-        """Enter new lessons; rewards of earlier ones are no measure of the best any more."""
+        """Enter new lessons, and forget the best policies: their rewards are of earlier lessons."""
         self._save_best()  # whether an earlier resume point has written it is a matter of time
         self.best.clear()
         self.list_lessons(lessons)
@@ -133,14 +133,14 @@ class CheckpointManager:
     def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
         """Restore what a resume file says of a behavior's other files.
 
-        Numbered checkpoints that were written later go, where the run goes on exactly: it writes
-        them again, but for the one that was written because it was stopped.
+        Where the run continues exactly, numbered checkpoints that were written later are deleted.
+        The run writes them again, except a checkpoint that was written because the run stopped.
         """
         if state.get("best") is not None:
             self.best[name] = dict(state["best"])
         if not exact:
             return
-        # Of its own step, too, if there was none yet at that moment.
+        # Also of the same step, if there was none yet when the resume file was written.
         first = state["learner"]["step"] + (name not in state.get("run", {}).get("added", ()))
         for path in _all_numbered(files.named(self.run_dir, name), name):
             if _step_of(path, name) >= first:
@@ -150,23 +150,23 @@ class CheckpointManager:
                 self._numbered[name] = _step_of(path, name)
 
     def has_numbered(self, learner: Learner) -> bool:
-        """Whether this run has written a numbered checkpoint of a learner's present step.
+        """Return whether this run has written a numbered checkpoint of a learner's present step.
 
-        A run that is stopped there leaves it: since then another behavior may have gone on.
+        A run that is stopped there does not write it again: another behavior may have gone on.
         """
         return self._numbered.get(learner.name) == learner.step
 
     def refresh(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
         """Write the files that the run continues from, without the environments' state.
 
-        Open trajectories are kept with that state only.
+        Open trajectories are kept only together with that state.
         """
         self.write(self.snapshot(learners, run, with_open=False), workers=None)
 
     def snapshot(
         self, learners: Sequence[Learner], run: Mapping[str, Any], *, with_open: bool
     ) -> dict[str, dict[str, Any]]:
-        """Return what `write` needs of each behavior, as long as nothing goes on.
+        """Return what `write` needs of each behavior; no step may be taken meanwhile.
 
         `run` is the state of what behaviors share; `with_open` keeps trajectories that go on.
         """
@@ -246,9 +246,9 @@ class CheckpointManager:
                     self.exporter(best, best.parent, label="-best")
 
     def _save_together(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Write all behaviors' resume files; a kill leaves all of one moment, or of the other.
+        """Write all behaviors' resume files; after a kill there are files of one moment for all.
 
-        As long as they differ, the older moment's lie beside the new ones.
+        Until all are written, the files of the moment before lie beside the new ones.
         """
         paths = {name: self._file(name, RESUME_FILE) for name in states}
         for name, path in paths.items():
@@ -257,7 +257,7 @@ class CheckpointManager:
             save_checkpoint(path, states[name])
         self._stale.clear()
         for name, path in paths.items():
-            # Only after all are written: until then they are the moment that all have.
+            # Only after all are written: until then only the previous moment is complete.
             _previous(path).unlink(missing_ok=True)
             delete_older_replays(path.parent, states[name])
 
@@ -265,7 +265,7 @@ class CheckpointManager:
         return files.named(self.run_dir, behavior) / name
 
     def _state(self, learner: Learner, run: Mapping[str, Any]) -> dict[str, Any]:
-        """A checkpoint, without what only the very next step needs."""
+        """Return a checkpoint, without what only the next step needs."""
         return {
             **description(learner.name, learner.spec, self.settings),
             "learner": learner.state_dict(),
@@ -289,8 +289,8 @@ class NullCheckpointManager(CheckpointManager):
         *,
         with_open: bool,
     ) -> dict[str, dict[str, Any]]:
-        """What only this process has of each behavior, for the one that writes."""
-        return {one.name: _part_of(one, with_open=with_open) for one in learners}
+        """Return what only this process has of each behavior, for the process that writes."""
+        return {learner.name: _part_of(learner, with_open=with_open) for learner in learners}
 
     def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
         """Nothing to take up."""
@@ -313,16 +313,16 @@ class NullCheckpointManager(CheckpointManager):
 
 
 def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, list[Path]]:
-    """The file for a checkpoint at `step`, and the older ones to delete so that `keep` remain."""
+    """Return the file for a checkpoint at `step`, and older files to delete so `keep` remain."""
     path = files.named(folder, behavior, f"-{step}.pt")
     # A resumed run may reach the same step again and writes the same file.
-    others = [p for p in _all_numbered(folder, behavior) if p != path]
-    n_surplus = len(others) + 1 - keep
-    return path, others[:n_surplus] if keep > 0 and n_surplus > 0 else []
+    existing = [file for file in _all_numbered(folder, behavior) if file != path]
+    n_surplus = len(existing) + 1 - keep
+    return path, existing[:n_surplus] if keep > 0 and n_surplus > 0 else []
 
 
 def _all_numbered(folder: Path, behavior: str) -> list[Path]:
-    """The numbered checkpoints of a behavior, oldest first."""
+    """Return the numbered checkpoints of a behavior, oldest first."""
     pattern = f"{glob.escape(behavior)}-*.pt"  # whose name may have brackets
     numbered = [p for p in folder.glob(pattern) if p.stem.removeprefix(f"{behavior}-").isdigit()]
     return sorted(numbered, key=lambda path: _step_of(path, behavior))
@@ -333,7 +333,7 @@ def _step_of(path: Path, behavior: str) -> int:
 
 
 def _part_of(learner: Learner, *, with_open: bool) -> dict[str, Any]:
-    """The state of a learner without what is the same in all processes."""
+    """Return the state of a learner without what is the same in all processes."""
     state = learner.state_dict()
     shared = {*learner.algorithm.own_networks, "optimizer"}
     algorithm = {key: value for key, value in state["algorithm"].items() if key not in shared}
@@ -352,18 +352,18 @@ def _previous(path: Path) -> Path:
 
 def _keep_previous(path: Path) -> None:
     """Keep a file's present content under another name."""
-    kept = _previous(path)
-    kept.unlink(missing_ok=True)
+    previous = _previous(path)
+    previous.unlink(missing_ok=True)
     try:
-        kept.hardlink_to(path)
+        previous.hardlink_to(path)
     except OSError:  # a file system without links
-        files.write_whole(kept, path.read_bytes())
+        files.write_whole(previous, path.read_bytes())
 
 
 @contextmanager
-def _written(path: Path, what: str) -> Iterator[None]:
-    """Say which file cannot be written, and what to do."""
+def _written(path: Path, label: str) -> Iterator[None]:
+    """Raise an error that says which file cannot be written, and what to do."""
     try:
         yield
     except OSError as error:
-        raise not_written(path, what, error) from error
+        raise not_written(path, label, error) from error

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Write the whole replay, if it is to be kept, and give what the checkpoint says of it.
+    """Write the whole replay, if it is to be kept, and return its entries in the checkpoint.
 
     Raises:
         CheckpointError: The file cannot be written.
@@ -43,7 +43,7 @@ def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
 
 
 def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Write the rows that no file has, and give what the checkpoint says of the replay's files.
+    """Write the rows that no file has, and return the replay's entry in the checkpoint.
 
     Raises:
         CheckpointError: The file cannot be written.
@@ -59,11 +59,11 @@ def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
         name = f"replay-{learner.step}-{number}.npz"
         _write(folder / name, state)
         replay.note_kept(name, digest(state), n_new)
-    return {"replay": [list(one) for one in replay.kept]}
+    return {"replay": [list(entry) for entry in replay.kept]}
 
 
 def delete_older_replays(folder: Path, checkpoint: Mapping[str, Any]) -> None:
-    """Delete those that the checkpoint does not need; none if it names none."""
+    """Delete replay files that the checkpoint does not name; none if it names none."""
     names = {name for name, _ in _named(checkpoint)}
     for path in folder.glob("replay-*.npz") if names else ():
         if path.name not in names:
@@ -105,7 +105,7 @@ def _load(replay: Replay, path: Path, expected: str | None) -> str:
 
 
 def _named(checkpoint: Mapping[str, Any]) -> list[tuple[str, str | None]]:
-    """Return name and digest of each file that a checkpoint needs, that of the oldest rows first.
+    """Return name and digest of each file that a checkpoint needs, the oldest rows first.
 
     Earlier versions name one file, and the earliest of them no digest.
     """

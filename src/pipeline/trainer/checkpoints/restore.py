@@ -1,4 +1,4 @@
-"""From a checkpoint: a learner that continues exactly, a new one's weights, or a policy alone."""
+"""Load a checkpoint: into a learner that continues, as weights of a new one, or as a policy."""
 
 from __future__ import annotations
 
@@ -81,26 +81,27 @@ def begin_with(learner: Learner, path: Path, *, device: str, whole: bool = False
 def _compare_sensors(
     path: Path, learner: Learner, state: Mapping[str, Any], *, refuse: bool
 ) -> None:
-    """Look whether a checkpoint's observations are the environment's: tensors fit by size alone.
+    """Compare a checkpoint's observations with the environment's; tensors fit by size alone.
 
     Raises:
-        CheckpointError: They are not, and a run cannot go on so.
+        CheckpointError: They differ, and `refuse` is set.
     """
     try:
         spec = spec_from_mapping(state["spec"])
-    except MISFITS:  # of an earlier version, or not of a behavior: looked at where it is loaded
+    except MISFITS:  # of an earlier version, or not of a behavior: loading it says so
         return
-    shapes, ours = (
-        [tuple(obs.shape) for obs in one.observation_specs] for one in (spec, learner.spec)
+    saved_shapes, env_shapes = (
+        [tuple(obs.shape) for obs in behavior_spec.observation_specs]
+        for behavior_spec in (spec, learner.spec)
     )
     names = other_names(spec, learner.spec)
-    is_other = shapes != ours or (names is not None and other_order(*names))
+    is_other = saved_shapes != env_shapes or (names is not None and other_order(*names))
     if not is_other and names is None:
         return
-    theirs, here = names or ("without names", "without names")
+    saved_names, env_names = names or ("without names", "without names")
     text = (
-        f"{path}: it was trained on the observations {theirs} of shapes {shapes}, and "
-        f"{learner.name} has {here} of shapes {ours}"
+        f"{path}: it was trained on the observations {saved_names} of shapes {saved_shapes}, and "
+        f"{learner.name} has {env_names} of shapes {env_shapes}"
     )
     if is_other and refuse:
         raise CheckpointError(
@@ -110,12 +111,12 @@ def _compare_sensors(
 
 
 def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Take the environments up where they were, if all states are of one moment.
+    """Restore the environments if all states are of one moment; return whether they were.
 
-    False when they must begin anew.
+    Environments that were not restored must begin anew.
     """
     behaviors = list(states.values())
-    # Environments of one moment with learners of another would be a run that never was.
+    # Environments and learners of different moments would be a state that the run never had.
     if not behaviors or any(state.get("run") != behaviors[0].get("run") for state in behaviors):
         return False
     moment = from_saved(behaviors[0].get("environments"))
@@ -130,9 +131,9 @@ def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]])
 
 
 def resumes_exactly(run_dir: Path, settings: RunSettings, *, n_learners: int = 1) -> bool:
-    """Whether what is kept in a run's folder goes on as if it had not been interrupted.
+    """Return whether the run of a folder continues as if it had not been interrupted.
 
-    A run without resume files begins at the beginning, exactly.
+    True without resume files: the run begins at the beginning.
 
     Raises:
         CheckpointError: A resume file cannot be read.
@@ -154,7 +155,7 @@ def resumes_exactly(run_dir: Path, settings: RunSettings, *, n_learners: int = 1
 
 
 def latest_run(states: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What all behaviors shared when the last of their resume files was written; or nothing."""
+    """Return the state that behaviors share in the newest resume file; empty without files."""
     runs: list[Mapping[str, Any]] = [state.get("run") or {} for state in states.values()]
     return max(runs, key=lambda run: sum(run.get("steps", {}).values()), default={})
 
@@ -169,15 +170,15 @@ class SavedPolicy:
     policy: Policy
     step: int
     recorded_obs: list[FloatArray]
-    """[R, *shape] per observation, that the policy has met."""
+    """[R, *shape] per observation, some that the policy has met."""
     recorded_masks: FloatArray | None
-    """[R, sum of branch sizes] that came with them, 1 = allowed; None without discrete actions."""
+    """[R, sum of branch sizes] masks of these, 1 = allowed; None without discrete actions."""
     interrupted: list[int]
     """Steps at which its run was interrupted and not resumed exactly."""
 
 
 def load_policy(path: Path) -> SavedPolicy:
-    """The policy of a checkpoint, on the CPU.
+    """Return the policy of a checkpoint, on the CPU.
 
     Raises:
         CheckpointError: The file cannot be read or used.
@@ -212,36 +213,36 @@ def load_policy(path: Path) -> SavedPolicy:
 
 
 def first_weights(settings: RunSettings) -> dict[str, Path]:
-    """The checkpoint that each behavior begins with, for those that have one.
+    """Return the checkpoint that each behavior begins with, for those that have one.
 
     `initialize_from` names a run in the same results folder. A behavior's `init_path` is another
     file of that run's behavior when it is a bare name, and else a path of its own. Where behaviors
-    may appear that are not listed, each that the run holds is here too; `weights_of` looks for the
-    others when they appear. A resumed run goes on with its own weights.
+    may appear that are not listed, the result has every behavior of the run; `weights_of` looks for
+    others when they appear. A resumed run continues with its own weights.
 
     Raises:
         SettingsError: The run or a checkpoint is not there.
     """
-    asked = settings.checkpoint_settings
+    options = settings.checkpoint_settings
     # In ML-Agents an init_path wins over a resumed checkpoint, and undoes the training.
-    if asked.resume:
-        for name, one in settings.behaviors.items():
-            if one.init_path is not None:
+    if options.resume:
+        for name, trainer in settings.behaviors.items():
+            if trainer.init_path is not None:
                 _log.info("A resumed run has its own weights: init_path of %s is not used.", name)
         return {}
     run = None
-    if asked.initialize_from is not None:
-        run = Path(asked.results_dir) / asked.initialize_from
+    if options.initialize_from is not None:
+        run = Path(options.results_dir) / options.initialize_from
         # An empty name would be the results folder itself.
-        if not asked.initialize_from or not run.is_dir():
+        if not options.initialize_from or not run.is_dir():
             raise SettingsError(
                 f"Could not initialize from {run}. Make sure models have already been saved with "
                 "that run ID."
             )
     checkpoints = {
         name: file
-        for name, one in settings.behaviors.items()
-        if (file := file_of(run and files.named(run, name), one.init_path)) is not None
+        for name, trainer in settings.behaviors.items()
+        if (file := file_of(run and files.named(run, name), trainer.init_path)) is not None
     }
     for name, file in checkpoints.items():
         refuse_missing(file, f"behaviors.{name}.init_path", settings)
@@ -249,7 +250,7 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
 
 
 def _of_behaviors_that_may_appear(settings: RunSettings, run: Path | None) -> dict[str, Path]:
-    """The checkpoints of a run for behaviors that the configuration need not list."""
+    """Return the checkpoints of a run for behaviors that the configuration need not list."""
     default = settings.default_settings
     init_path = None if default is None else default.init_path
     if run is None:
@@ -257,7 +258,11 @@ def _of_behaviors_that_may_appear(settings: RunSettings, run: Path | None) -> di
         return {}
     if default is None and settings.from_file:
         return {}
-    files_of = {one.name: file_of(one, init_path) for one in sorted(run.iterdir()) if one.is_dir()}
+    files_of = {
+        folder.name: file_of(folder, init_path)
+        for folder in sorted(run.iterdir())
+        if folder.is_dir()
+    }
     return {name: file for name, file in files_of.items() if file is not None and file.is_file()}
 
 

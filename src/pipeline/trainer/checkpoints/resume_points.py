@@ -1,7 +1,7 @@
 """Resume points: everything that a run goes on with, as it is at one moment between two steps.
 
 Environments in processes of their own send their states with their next message, after the step
-that follows. So what the trainer has at the moment is copied, and written when they have come.
+that follows. So the trainer copies its state at the moment, and writes it when these states come.
 
 Several processes exchange nothing between two synchronisations (`distributed.sync`), so copies that
 they take there belong together. The first process asks for a resume point at a synchronisation,
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 # Seconds between refreshes of the file that a killed run resumes from.
 RESUME_INTERVAL_S = 10.0
-# How far a process is with its part of a resume point.
+# Progress of a process with its part of a resume point.
 _NOTHING, _WAITS, _READY, _LOST = "nothing", "waits", "ready", "lost"
 
 
@@ -69,22 +69,22 @@ class ResumePoints:
 
     def interrupt(self, learners: Iterable[Learner]) -> None:
         """Take note that the run was not resumed exactly."""
-        self.interrupted.append(max((one.step for one in learners), default=0))
+        self.interrupted.append(max((learner.step for learner in learners), default=0))
 
     def state_dict(self) -> dict[str, Any]:
         """What all resume files say; nothing for a run whose interruptions do not show."""
         return {"interrupted": list(self.interrupted)} if self.interrupted else {}
 
     def note_start(self, learners: Collection[Learner]) -> None:
-        """Look whether the environments, which have been reset, give their states; say if not."""
-        if all(one.finished for one in learners):  # resumed behind its end: nothing goes on
+        """Check whether the environments, which have been reset, give their states; log if not."""
+        if all(learner.finished for learner in learners):  # resumed after its end: nothing goes on
             return
         refusal = self._workers.state_refusal
         self.is_exact = self.gives_states = refusal is None
         lost = [
-            one.name
-            for one in learners
-            if one.algorithm.replay is not None and one.replay_to_keep is None
+            learner.name
+            for learner in learners
+            if learner.algorithm.replay is not None and learner.replay_to_keep is None
         ]
         if self._resumed_at is None and self.is_kept and lost:
             self.interrupt(learners)
@@ -104,20 +104,20 @@ class ResumePoints:
             )
 
     def is_late(self) -> bool:
-        """Whether the interval is over, which is longer where saving takes long."""
+        """Return whether the interval is over, which is longer where saving takes long."""
         # Saving then takes a bounded share of the run, however large a replay is.
         interval_s = self._interval_s * (1.0 + 2.0 * self._keeper.save_s)
         return time.monotonic() - self._keeper.saved_at >= interval_s
 
     def want(self) -> None:
-        """Ask for the next moment between two steps to be kept."""
+        """Ask for a resume point between the next two steps."""
         self.is_due = True
 
     def begin(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Keep this moment; where environments have yet to send their states, `complete` does."""
+        """Take a resume point; while environments have yet to send states, `complete` writes it."""
         self.is_due = False
-        # One that a run which goes on from here finds was written later: see `restore`.
-        added = [one.name for one in learners if not self._keeper.has_numbered(one)]
+        # A run that resumes here deletes their checkpoints of this step: see `restore`.
+        added = [learner.name for learner in learners if not self._keeper.has_numbered(learner)]
         run = {**run, "added": added}
         if not self.is_exact:
             self._keeper.refresh(learners, run)
@@ -143,19 +143,19 @@ class ResumePoints:
     def _snapshot(
         self, learners: Sequence[Learner], run: Mapping[str, Any]
     ) -> dict[str, dict[str, Any]]:
-        """What is kept of each behavior."""
+        """Return what is saved of each behavior."""
         return self._keeper.snapshot(learners, run, with_open=True)
 
     def _completed(
         self, states: dict[str, dict[str, Any]], workers: list[dict[str, Any]] | None
     ) -> None:
-        """All of the moment is known, but for workers that were started again meanwhile."""
+        """Write a resume point; `workers` is None if one was started again meanwhile."""
         if workers is not None:
             self._keeper.write(states, workers=workers)
             self.is_kept = True
 
     def stop(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Keep this moment, after which the run ends with numbered checkpoints of its last step."""
+        """Take the last resume point; the run then ends with numbered checkpoints of this step."""
         # How often a run has saved must not show in its files when it ends.
         self._keeper.is_last = True
         self.begin(learners, run)
@@ -170,7 +170,7 @@ class ResumePoints:
 
 
 class JointResumePoints(ResumePoints):
-    """Those of several learners."""
+    """Resume points of several learners."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class JointResumePoints(ResumePoints):
         synchronizer.resume_points = self
         self._is_wanted = False
         self._progress = _NOTHING
-        self._own: tuple[dict[str, dict[str, Any]], list[dict[str, Any]]] | None = None
+        self._local_part: tuple[dict[str, dict[str, Any]], list[dict[str, Any]]] | None = None
 
     def want(self) -> None:
         """Ask for a resume point at the next synchronisation; the first process decides."""
@@ -200,25 +200,25 @@ class JointResumePoints(ResumePoints):
         }
 
     def meet(self, notes: Sequence[Mapping[str, Any]], group: DistributedGroup) -> None:
-        """Gather a resume point that all have, and begin one that the first process asks for."""
-        self.is_exact = all(one["gives states"] for one in notes)
-        self.interrupted = sorted({step for one in notes for step in one["interrupted"]})
-        progress = {one["progress"] for one in notes}
+        """Gather a resume point that all have ready; begin one if the first process asks for it."""
+        self.is_exact = all(note["gives states"] for note in notes)
+        self.interrupted = sorted({step for note in notes for step in note["interrupted"]})
+        progress = {note["progress"] for note in notes}
         if _WAITS not in progress:
             if progress == {_READY}:
                 self._hand_over(group)
-            self._own, self._progress = None, _NOTHING
+            self._local_part, self._progress = None, _NOTHING
             self.is_due = bool(notes[0]["wanted"])
             self._is_wanted = False
 
     def begin(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Keep this moment, of which each process has its part."""
+        """Take this process's part of a resume point."""
         if self.is_exact:
             self._progress = _WAITS
         super().begin(learners, run)
 
     def stop(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Keep the last common one: processes do not stop between the same synchronisations."""
+        """Keep the last common point: processes do not stop between the same synchronisations."""
         if not self.is_kept:
             self._keeper.refresh(learners, run)
 
@@ -226,8 +226,8 @@ class JointResumePoints(ResumePoints):
         self, learners: Sequence[Learner], run: Mapping[str, Any]
     ) -> dict[str, dict[str, Any]]:
         states = super()._snapshot(learners, run)
-        for name, held in self._synchronizer.held.items():
-            states[name]["held"] = held
+        for name, n_rows in self._synchronizer.held.items():
+            states[name]["held"] = n_rows
         return states
 
     def _completed(
@@ -236,17 +236,17 @@ class JointResumePoints(ResumePoints):
         if workers is None:
             self._progress = _LOST
         else:
-            self._own, self._progress = (states, workers), _READY
+            self._local_part, self._progress = (states, workers), _READY
 
     def _hand_over(self, group: DistributedGroup) -> None:
-        """Bring all parts together in the first process, which writes them."""
-        parts = [part for part in group.gather_object(self._own) if part is not None]
+        """Gather all parts in the first process, which writes them."""
+        parts = [part for part in group.gather_object(self._local_part) if part is not None]
         if parts:  # which other processes do not get
-            (states, workers), *others = parts
+            (states, workers), *other_parts = parts
             for name, state in states.items():
                 state["ranks"] = [
-                    {**of_rank[name], "environments": to_saved(theirs)}
-                    for of_rank, theirs in others
+                    {**rank_states[name], "environments": to_saved(rank_workers)}
+                    for rank_states, rank_workers in other_parts
                 ]
             self._keeper.write(states, workers=workers)
         self.is_kept = True
@@ -255,7 +255,7 @@ class JointResumePoints(ResumePoints):
 def resume_points(
     keeper: CheckpointManager, workers: WorkerSet, interval_s: float, synchronizer: Synchronizer
 ) -> ResumePoints:
-    """Those of one learner, or of this one of several."""
+    """Return the resume points of one learner, or of this process of several learners."""
     if synchronizer.group is None:
         return ResumePoints(keeper, workers, interval_s)
     return JointResumePoints(keeper, workers, interval_s, synchronizer)

@@ -59,11 +59,13 @@ class StatusFile:
             "auxillary_file_paths": [str(checkpoint)],  # ML-Agents' spelling
         }
         final = {"file_path": str(files.named(self.run_dir, behavior, ".onnx"))}
-        known = status.get(behavior, {}).get("checkpoints", [])
+        previous = status.get(behavior, {}).get("checkpoints", [])
         # A resumed run may write the same step again.
-        kept = [one for one in known if one["steps"] != step and self._exists(behavior, one)]
+        remaining = [
+            old for old in previous if old["steps"] != step and self._exists(behavior, old)
+        ]
         status[behavior] = {
-            "checkpoints": [*kept, entry],
+            "checkpoints": [*remaining, entry],
             "final_checkpoint": entry | final,
             **more,
         }

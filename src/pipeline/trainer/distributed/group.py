@@ -53,7 +53,7 @@ class Others(Protocol):
         """Ask them to stop; once is enough."""
 
     def ended(self) -> dict[int, str]:
-        """How those ended that have, by rank."""
+        """Return how processes have ended, by rank, for those that have."""
 
 
 class DistributedGroup(ProcessGroup):
@@ -79,7 +79,7 @@ class DistributedGroup(ProcessGroup):
         self.stop = StopRequest()
         """Set where the first process asks this one to stop."""
         self._weight = 1.0
-        # With a connection of its own: one that waits for a process lets nobody else ask.
+        # A second connection: while one waits for a process, it serves no other request.
         self._store = _ours(store.clone())  # type: ignore[attr-defined]  # public, but not in the stubs
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if os.environ.get("MASTER_ADDR", _LOOPBACK[0]) in _LOOPBACK and os.path.exists(  # noqa: PTH110  # no file
@@ -98,7 +98,7 @@ class DistributedGroup(ProcessGroup):
         )
 
     def minibatch_sizes(self, n: int, size: int) -> list[int]:
-        """How many of the `n` rows here, at least 1, go into each minibatch."""
+        """Return how many of the `n` rows here, at least 1, go into each minibatch."""
         counts = self._numbers([n])[:, 0]
         ends = np.concatenate(([0], np.cumsum(counts)))
         total = int(ends[-1])
@@ -108,7 +108,7 @@ class DistributedGroup(ProcessGroup):
         first, last = ends[self.rank : self.rank + 2] * (n_minibatches * size) // total
         n_rows = max(int(last - first), n_minibatches)
         cuts = n_rows * np.arange(n_minibatches + 1) // n_minibatches
-        return [int(one) for one in np.diff(cuts)]
+        return [int(part) for part in np.diff(cuts)]
 
     def weighted(self, sizes: Sequence[int]) -> Iterator[None]:
         """Step through minibatches; in each, a process's mean is weighed by its rows."""
@@ -119,21 +119,21 @@ class DistributedGroup(ProcessGroup):
         self._weight = 1.0
 
     def least(self, n: int) -> int:
-        """The smallest `n` of all processes."""
+        """Return the smallest `n` of all processes."""
         return self._reduced(n, dist.ReduceOp.MIN)
 
     def most(self, n: int) -> int:
-        """The largest `n` of all processes."""
+        """Return the largest `n` of all processes."""
         return self._reduced(n, dist.ReduceOp.MAX)
 
     def moments(self, values: FloatArray) -> tuple[float, float]:
-        """Mean and standard deviation of all values [R, ...]."""
+        """Return mean and standard deviation of all values [R, ...]."""
         flat = torch.from_numpy(values.reshape(-1, 1)).to(torch.float64)
         mean, variance = self._merged_columns(flat)
         return float(mean[0]), float(variance.sqrt()[0])
 
     def std(self, values: Tensor) -> Tensor:
-        """[S] standard deviation of the columns of all values [R, S]."""
+        """Return the standard deviations [S] of the columns of all values [R, S]."""
         _, variance = self._merged_columns(values.detach().to("cpu", torch.float64))
         return variance.sqrt().to(values)
 
@@ -154,48 +154,48 @@ class DistributedGroup(ProcessGroup):
         values /= self.size
 
     def gathered(self, values: Tensor) -> list[Tensor]:
-        """The `values` of all processes, of one shape and on the CPU, in the order of ranks."""
+        """Return the `values` of all processes, of one shape, on the CPU, in the order of ranks."""
         result = [torch.empty_like(values) for _ in range(self.size)]
         self._interruptible(lambda: dist.all_gather(result, values))
         return result
 
     def all_gather_object(self, value: T, look: Callable[[], None] | None = None) -> list[T]:
-        """The `value` of each process, in the order of ranks; `look` is called while waiting."""
+        """Return the `value` of each process in the order of ranks; call `look` while waiting."""
         result: list[T] = [value] * self.size
         self._interruptible(lambda: dist.all_gather_object(result, value), look)
         return result
 
     def gather_object(self, value: T) -> list[T]:
-        """The `value` of each process, in the order of ranks, for the first one; others get []."""
+        """Return in the first process the `value` of each, in the order of ranks; in others []."""
         result: list[T] | None = [value] * self.size if self.rank == 0 else None
         self._interruptible(lambda: dist.gather_object(value, result, dst=0))
         return result or []
 
     def scatter_object(self, values: Sequence[T]) -> T:
-        """This process's item of the first one's `values`."""
+        """Return this process's item of the first process's `values`."""
         result: list[Any] = [None]
         self._interruptible(lambda: dist.scatter_object_list(result, list(values) or None, src=0))
-        found: T = result[0]
-        return found
+        item: T = result[0]
+        return item
 
     def close(self) -> None:
-        """Leave the others."""
+        """Leave the group."""
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
 
-    def _reduced(self, n: int, how: dist.ReduceOp.RedOpType) -> int:
+    def _reduced(self, n: int, operation: dist.ReduceOp.RedOpType) -> int:
         number = torch.tensor([n])
-        self._interruptible(lambda: dist.all_reduce(number, how))
+        self._interruptible(lambda: dist.all_reduce(number, operation))
         return int(number)
 
-    def _numbers(self, own: Sequence[int]) -> AnyArray:
-        """int64 [processes, n] from `own` [n] of each process."""
-        parts = self.gathered(torch.tensor(own, dtype=torch.int64))
-        found: AnyArray = torch.stack(parts).numpy()
-        return found
+    def _numbers(self, numbers: Sequence[int]) -> AnyArray:
+        """Return int64 [processes, n], the `numbers` [n] of each process."""
+        parts = self.gathered(torch.tensor(numbers, dtype=torch.int64))
+        stacked: AnyArray = torch.stack(parts).numpy()
+        return stacked
 
     def _merged_columns(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance [S] of the columns of all values [R, S], in float64."""
+        """Return mean and variance [S] of the columns of all values [R, S], in float64."""
         n = torch.full((values.shape[1],), float(len(values)), dtype=torch.float64)
         mean = values.mean(0)
         parts = self.gathered(torch.stack((n, mean, (values - mean).square().sum(0))))
@@ -205,7 +205,7 @@ class DistributedGroup(ProcessGroup):
     def _interruptible(
         self, work: Callable[[], object], look: Callable[[], None] | None = None
     ) -> None:
-        """Let a thread wait for the others, so that this one still hears signals."""
+        """Wait for the others in a thread, so that this thread still handles signals."""
         failed: list[Exception] = []
         done = threading.Event()
 
@@ -230,19 +230,19 @@ class DistributedGroup(ProcessGroup):
         return {} if self.others is None else self.others.ended()
 
     def _lost(self, error: Exception) -> LearnerLostError:
-        """Which process has gone, and why."""
-        others = [rank for rank in range(self.size) if rank != self.rank]
+        """Return the error that says which process has gone, and why."""
+        other_ranks = [rank for rank in range(self.size) if rank != self.rank]
         until = time.monotonic() + _REASON_S
         reasons: dict[int, str] = {}
         while not reasons and time.monotonic() < until:
-            reasons = self._told(others) or self._ended()
+            reasons = self._failures(other_ranks) or self._ended()
             if not reasons:
                 time.sleep(_LOOK_S)
-        # Asked once more: what a process says of itself tells more than how it ended.
-        reasons = self._told(others) or reasons
+        # Once more: the message of a process tells more than how it ended.
+        reasons = self._failures(other_ranks) or reasons
         if not reasons:
             line = " ".join(str(error).split())[:200]
-            names = " or ".join(map(str, others))
+            names = " or ".join(map(str, other_ranks))
             return LearnerLostError(
                 f"the learner of rank {names} (of {self.size}) does not answer any more ({line}); "
                 "look for the last lines that it wrote in what the launcher printed"
@@ -250,7 +250,7 @@ class DistributedGroup(ProcessGroup):
         rank = min(reasons)
         return LearnerLostError(f"the learner of rank {rank} (of {self.size}) {reasons[rank]}")
 
-    def _told(self, ranks: Sequence[int]) -> dict[int, str]:
+    def _failures(self, ranks: Sequence[int]) -> dict[int, str]:
         failures = {}
         with contextlib.suppress(RuntimeError):
             for rank in ranks:
@@ -266,12 +266,12 @@ def report_failure(store: Store, rank: int, message: str) -> None:
 
 
 def _ours(store: Store) -> PrefixStore:
-    """The part of the store that torch does not use."""
+    """Return the part of the store that torch does not use."""
     return PrefixStore("pipeline", store)
 
 
 def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Count, mean and sum of squared deviations of several samples together.
+    """Return count, mean and sum of squared deviations of several samples together.
 
     Source: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing
     sample variances", equations 2.1.
@@ -281,12 +281,12 @@ def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """
     n, mean, squared = parts[0]
     for n_more, mean_more, squared_more in parts[1:]:
-        both = n + n_more
-        share = n_more / both.clamp_min(1.0)  # counts, so 0 where there are none
+        n_both = n + n_more
+        share = n_more / n_both.clamp_min(1.0)  # counts, so 0 where there are none
         apart = mean_more - mean
         mean = mean + apart * share
         squared = squared + squared_more + apart.square() * n * share
-        n = both
+        n = n_both
     return n, mean, squared
 
 
@@ -308,37 +308,39 @@ class SharedNormalizers:
             if isinstance(module, RunningNormalizer)
         ]
         self._normalizers = list(dict.fromkeys(normalizers))
-        self._before = [_state(one) for one in self._normalizers]
+        self._before = [_state(normalizer) for normalizer in self._normalizers]
 
     def agreed(self) -> list[Tensor]:
-        """The state that all have had since the last time."""
+        """Return the state that all processes have had since the last merge."""
         return [part for state in self._before for part in state]
 
     @torch.no_grad()
     def merge(self, group: DistributedGroup) -> None:
-        """Add what all have seen since the last time."""
-        for one, before in zip(self._normalizers, self._before, strict=True):
-            device = one.mean.device
-            gained = torch.stack(_without(_state(one), before))
-            seen = [part.unbind() for part in group.gathered(gained)]
-            n, mean, squared = merged([before, *seen])
-            one.count.copy_(n[0])
-            one.mean.copy_(mean.to(device))
-            one.squared.copy_(squared.to(device))
-            one.forget_scale()
-        self._before = [_state(one) for one in self._normalizers]
+        """Add what all processes have observed since the last merge."""
+        for normalizer, before in zip(self._normalizers, self._before, strict=True):
+            device = normalizer.mean.device
+            new_sample = torch.stack(_without(_state(normalizer), before))
+            samples = [part.unbind() for part in group.gathered(new_sample)]
+            n, mean, squared = merged([before, *samples])
+            normalizer.count.copy_(n[0])
+            normalizer.mean.copy_(mean.to(device))
+            normalizer.squared.copy_(squared.to(device))
+            normalizer.forget_scale()
+        self._before = [_state(normalizer) for normalizer in self._normalizers]
 
 
-def _state(one: RunningNormalizer) -> tuple[Tensor, Tensor, Tensor]:
-    """Count, mean and squared deviations [size] on the CPU, copied."""
-    count, mean, squared = (part.detach().cpu() for part in (one.count, one.mean, one.squared))
+def _state(normalizer: RunningNormalizer) -> tuple[Tensor, Tensor, Tensor]:
+    """Return copies of count, mean and squared deviations [size] on the CPU."""
+    count, mean, squared = (
+        part.detach().cpu() for part in (normalizer.count, normalizer.mean, normalizer.squared)
+    )
     return count.expand_as(mean).clone(), mean.clone(), squared.clone()
 
 
 def _without(
     state: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sample that, merged with `before`, gives `state`."""
+    """Return the sample that, merged with `before`, gives `state`."""
     n, mean, squared = state
     n_before, mean_before, squared_before = before
     n_new = n - n_before

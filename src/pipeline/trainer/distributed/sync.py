@@ -52,24 +52,26 @@ def refuse_alone_only(name: str, settings: TrainerSettings, n_learners: int) -> 
     """
     if n_learners == 1:
         return
-    at = f"behaviors.{name}"
+    section = f"behaviors.{name}"
     several = f"with {n_learners} learners"
     h = settings.hyperparameters
     if settings.self_play is not None:
-        raise SettingsError(f"{at}.self_play: games are played in one process; use one learner")
+        raise SettingsError(
+            f"{section}.self_play: games are played in one process; use one learner"
+        )
     for signal, chosen in settings.reward_signals.items():
         if chosen.why_alone:
-            where = f"{at}.reward_signals.{signal}"
-            raise SettingsError(f"{where}: {chosen.why_alone}, or use one learner")
+            location = f"{section}.reward_signals.{signal}"
+            raise SettingsError(f"{location}: {chosen.why_alone}, or use one learner")
     if isinstance(h, SACSettings) and h.batch_size % n_learners:
         raise SettingsError(
-            f"{at}.hyperparameters.batch_size: {h.batch_size} cannot be shared equally "
+            f"{section}.hyperparameters.batch_size: {h.batch_size} cannot be shared equally "
             f"{several}; use a multiple of {n_learners}"
         )
 
 
 def share_of(settings: TrainerSettings, n_learners: int) -> TrainerSettings:
-    """What one of `n_learners` is set to: with a replay it keeps, and draws, its part of the rows.
+    """Return the settings of one of `n_learners`; of a replay's rows it keeps and draws its part.
 
     Algorithms without a replay ask for their share themselves.
     """
@@ -89,8 +91,8 @@ class LearnerSync:
     """Keeps a learner the same as the learners of its behavior in other processes.
 
     Attributes:
-        held: rows here that were still to be learned from at the last meeting. It decides when the
-            next one is, so a run that resumes exactly gives it.
+        held: rows here that were still to be learned from at the last meeting. They decide when
+            the next meeting is, so a run that resumes exactly passes their number.
 
     Raises:
         SettingsError: The learner is set to something that cannot be done together.
@@ -104,7 +106,7 @@ class LearnerSync:
         """Steps of this process's agents since the last meeting."""
         self._learner = learner
         self._group = group
-        self._turn = False
+        self._can_update = False
         self.held = held or 0
         self._digest = (-1, 0)
         learner.pending_stats = Statistics()
@@ -119,7 +121,7 @@ class LearnerSync:
         self._normalizers = SharedNormalizers(networks)
 
     def is_due(self, next_summary: int) -> bool:
-        """Whether this learner waits for the others."""
+        """Return whether this learner waits for the others."""
         learner = self._learner
         if learner.finished:
             return False
@@ -128,21 +130,21 @@ class LearnerSync:
         missing = min(learner.settings.max_steps, next_summary) - learner.step
         if self.steps * self._group.size >= missing:
             return True
-        held = learner.trajectories.n_held
-        if not learner.algorithm.ready(held * self._group.size):
-            return False  # not even all rows of all would be enough, were they closed
+        n_held = learner.trajectories.n_held
+        if not learner.algorithm.ready(n_held * self._group.size):
+            return False  # too few rows of all, even if all open trajectories closed
         late = _LATE * learner.settings.hyperparameters.buffer_size
-        return (held - self.held) * self._group.size >= late
+        return (n_held - self.held) * self._group.size >= late
 
     def should_update(self) -> bool:
-        """Whether all together have enough for an update; once per meeting."""
-        turn, self._turn = self._turn, False
-        if turn:
+        """Return whether all together have enough for an update; True once per meeting."""
+        can_update, self._can_update = self._can_update, False
+        if can_update:
             self.held = 0
-        return turn or self._learner.finished
+        return can_update or self._learner.finished
 
     def local_state(self) -> dict[str, Any]:
-        """What the others need to know of this learner, as plain values."""
+        """Return what the others need to know of this learner, as plain values."""
         learner = self._learner
         return {
             "step": learner.step,
@@ -154,34 +156,34 @@ class LearnerSync:
         }
 
     def apply(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        """Bring this learner to where all are together, by the notes of all in the order of ranks.
+        """Bring this learner to the common state, by the notes of all in the order of ranks.
 
         Raises:
             TrainingError: The weights of two processes differ.
         """
         learner = self._learner
         refuse_other_weights(learner.name, notes)
-        n_steps = sum(one["steps"] for one in notes)
+        n_steps = sum(note["steps"] for note in notes)
         learner.step += n_steps
-        learner.statistics.add_from([Statistics.of(one["statistics"]) for one in notes])
+        learner.statistics.add_from([Statistics.of(note["statistics"]) for note in notes])
         learner.pending_stats = Statistics()
         self.steps = 0
-        rows = [one["rows"] for one in notes]
+        rows = [note["rows"] for note in notes]
         self.held = learner.trajectories.n_held
-        self._turn = all(rows) and learner.algorithm.ready(sum(rows)) and not learner.finished
+        self._can_update = all(rows) and learner.algorithm.ready(sum(rows)) and not learner.finished
         if n_steps:
             self._normalizers.merge(self._group)
 
     def mean(self, stats: Mapping[str, float]) -> dict[str, float]:
-        """Means over the processes of what an update has found, tag by tag."""
-        found: dict[str, list[float]] = {}
-        for one in self._group.all_gather_object(stats):
-            for tag, value in one.items():
-                found.setdefault(tag, []).append(value)
-        return {tag: sum(values) / len(values) for tag, values in found.items()}
+        """Return the means of an update's statistics over the processes, tag by tag."""
+        values_by_tag: dict[str, list[float]] = {}
+        for rank_stats in self._group.all_gather_object(stats):
+            for tag, value in rank_stats.items():
+                values_by_tag.setdefault(tag, []).append(value)
+        return {tag: sum(values) / len(values) for tag, values in values_by_tag.items()}
 
     def _weights(self) -> int:
-        """Digest of the weights, after the last update that it is taken for."""
+        """Return the digest of the weights, after the last update that is compared."""
         learner = self._learner
         update = learner.n_updates
         if learner.algorithm.replay is not None:
@@ -192,7 +194,7 @@ class LearnerSync:
 
 
 def refuse_other_weights(name: str, notes: Sequence[Mapping[str, Any]]) -> None:
-    """Make sure that all have the same weights, by the notes of all in the order of ranks.
+    """Compare the weights of all processes, by their notes in the order of ranks.
 
     Raises:
         TrainingError: The weights of two processes differ.
@@ -208,17 +210,17 @@ def refuse_other_weights(name: str, notes: Sequence[Mapping[str, Any]]) -> None:
 
 
 def digest(parts: Collection[Tensor]) -> int:
-    """A number that differs when one of the tensors does, with near certainty."""
+    """Return a number that, almost certainly, differs when one of the tensors does."""
     checksum = 0
-    for one in parts:
-        checksum = zlib.crc32(one.detach().cpu().contiguous().numpy().data, checksum)
+    for tensor in parts:
+        checksum = zlib.crc32(tensor.detach().cpu().contiguous().numpy().data, checksum)
     return checksum
 
 
 def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int) -> None:
     """Give a process beyond the first its own actions and minibatches; weights are not drawn here.
 
-    A run that is resumed draws others than it did when it began.
+    A resumed run draws other numbers than it did when it began.
     """
     names = ("rank", rank, "update", n_updates)
     for name, generator in algorithm.generators.items():
@@ -242,7 +244,7 @@ class Synchronizer:
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group if isinstance(group, DistributedGroup) else None
-        self._asked = StopRequest()
+        self._stop_request = StopRequest()
         self._agreed = StopRequest()
         self._members: dict[str, LearnerSync] = {}
         self._missed: set[str] = set()
@@ -251,37 +253,37 @@ class Synchronizer:
 
     @property
     def held(self) -> dict[str, int]:
-        """Of each learner that meets others; see `LearnerSync`."""
-        return {name: one.held for name, one in self._members.items()}
+        """`LearnerSync.held` of each learner that meets others."""
+        return {name: sync.held for name, sync in self._members.items()}
 
     def listen(self, asked: StopRequest) -> StopRequest:
         """Take this process's request to stop; return the request all agreed on."""
-        self._asked = asked
+        self._stop_request = asked
         if self.group is None:
             return asked
         return self._agreed
 
     @property
     def request(self) -> StopRequest:
-        """What this process has been asked, also where not all have agreed on it yet."""
-        return StopRequest(self._agreed.signal_number or self._stop_asked() or None)
+        """Return this process's request to stop, also if not all have agreed on it yet."""
+        return StopRequest(self._agreed.signal_number or self._stop_signal() or None)
 
     def sync_if_due(
         self, learners: Mapping[str, Learner], next_summary: Callable[[str], int]
     ) -> None:
-        """Meet the others if something here waits for it."""
+        """Meet the others if a learner here, or a request to stop, waits for it."""
         if self.group is None:
             return
-        stop = self._stop_asked()
-        if stop or any(one.is_due(next_summary(name)) for name, one in self._members.items()):
+        stop = self._stop_signal()
+        if stop or any(sync.is_due(next_summary(name)) for name, sync in self._members.items()):
             began = time.perf_counter()
             self._sync(self.group)
-            for one in [*learners.values()][:1]:  # of the run, so counted once
-                seconds = one.seconds.get("meeting", 0.0) + time.perf_counter() - began
-                one.seconds["meeting"] = seconds
+            for learner in [*learners.values()][:1]:  # of the run, so counted once
+                seconds = learner.seconds.get("meeting", 0.0) + time.perf_counter() - began
+                learner.seconds["meeting"] = seconds
 
     def register(self, learner: Learner, *, seed: int, held: int | None = None) -> None:
-        """Let a behavior's new or restored learner do as those of the other processes.
+        """Keep a behavior's new or restored learner the same as those of the other processes.
 
         Raises:
             SettingsError: It is set to something that several processes cannot do together.
@@ -290,45 +292,45 @@ class Synchronizer:
             learner.sync = LearnerSync(learner, self.group, seed=seed, held=held)
             self._members[learner.name] = learner.sync
 
-    def _stop_asked(self) -> int:
-        """The signal that asks this process to stop, 0 for none."""
+    def _stop_signal(self) -> int:
+        """Return the signal that asks this process to stop, 0 for none."""
         other = None if self.group is None else self.group.stop.signal_number
-        return self._asked.signal_number or other or 0
+        return self._stop_request.signal_number or other or 0
 
     def _sync(self, group: DistributedGroup) -> None:
-        note: dict[str, Any] = {
-            "stop": self._stop_asked(),
-            "behaviors": {name: one.local_state() for name, one in self._members.items()},
+        local_note: dict[str, Any] = {
+            "stop": self._stop_signal(),
+            "behaviors": {name: sync.local_state() for name, sync in self._members.items()},
             "resume point": self.resume_points and self.resume_points.note(),
         }
         # One exchange for all behaviors and the request to stop, so that all decide from the same.
-        notes = group.all_gather_object(note, look=self._pass_on)
-        self._agreed.signal_number = next((one["stop"] for one in notes if one["stop"]), None)
+        notes = group.all_gather_object(local_note, look=self._pass_on)
+        self._agreed.signal_number = next((note["stop"] for note in notes if note["stop"]), None)
         if self._agreed():
             self._pass_on()
-        self._tell_missing(notes)
+        self._warn_of_missing(notes)
         # Sorted: normalisers are merged by collective calls, which need one order everywhere.
         for name in sorted(self._members):
-            parts = [one["behaviors"].get(name) for one in notes]
+            parts = [note["behaviors"].get(name) for note in notes]
             if None not in parts:
                 self._members[name].apply(parts)
         if self.resume_points is not None:
-            self.resume_points.meet([one["resume point"] for one in notes], group)
+            self.resume_points.meet([note["resume point"] for note in notes], group)
 
     def _pass_on(self) -> None:
-        """Tell the processes that this one has started what it has been asked."""
-        stop = self._stop_asked() or self._agreed.signal_number
+        """Pass a request to stop on to the processes that this one has started."""
+        stop = self._stop_signal() or self._agreed.signal_number
         if stop and self.group is not None and self.group.others is not None:
             self.group.others.pass_on(stop)
 
-    def _tell_missing(self, notes: Sequence[Mapping[str, Any]]) -> None:
+    def _warn_of_missing(self, notes: Sequence[Mapping[str, Any]]) -> None:
         for name in self._members:
-            without = [r for r, one in enumerate(notes) if name not in one["behaviors"]]
-            if without and name not in self._missed:
+            missing = [r for r, note in enumerate(notes) if name not in note["behaviors"]]
+            if missing and name not in self._missed:
                 self._missed.add(name)
                 _log.warning(
                     "%s has shown up here, but not yet in the environments of rank %s; it learns "
                     "when all have it.",
                     name,
-                    ", ".join(map(str, without)),
+                    ", ".join(map(str, missing)),
                 )

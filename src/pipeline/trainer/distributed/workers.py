@@ -54,7 +54,7 @@ class LocalWorkers:
 
     def __init__(self, n: int, *, port: int, threads: int, log_folder: Path) -> None:
         self.log_folder = log_folder
-        self._asked = False
+        self._stop_sent = False
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         log_folder.mkdir(parents=True, exist_ok=True)
         # They import the code that this process runs, also where another version is installed.
@@ -87,35 +87,35 @@ class LocalWorkers:
             raise
 
     def log_of(self, rank: int) -> Path:
-        """Where a process writes."""
+        """Return the log file of a process."""
         return self.log_folder / f"learner-{rank}.log"
 
     def pass_on(self, signal_number: int) -> None:
-        """Ask all to stop; once is enough."""
-        if self._asked:
+        """Ask all to stop; only the first call does."""
+        if self._stop_sent:
             return
-        self._asked = True
+        self._stop_sent = True
         for process in self._processes.values():
             with contextlib.suppress(OSError):  # it is gone
                 _input(process).write(f"{signal_number}\n".encode())
                 _input(process).flush()
 
     def ended(self) -> dict[int, str]:
-        """How those ended that have, by rank."""
+        """Return how processes have ended, by rank, for those that have."""
         endings = {}
         for rank, process in self._processes.items():
             code = process.poll()
             if code is not None:
-                how = f"has ended with exit code {code}"
+                ending = f"has ended with exit code {code}"
                 if code < 0:
-                    how = f"was ended by {signal.Signals(-code).name}"
+                    ending = f"was ended by {signal.Signals(-code).name}"
                     if code == -signal.SIGKILL:
-                        how += " (by hand, or for lack of memory)"
-                endings[rank] = f"{how}; its log is {self.log_of(rank)}"
+                        ending += " (by hand, or for lack of memory)"
+                endings[rank] = f"{ending}; its log is {self.log_of(rank)}"
         return endings
 
     def end(self, grace_s: float) -> None:
-        """Leave none behind: those that have not ended after `grace_s` together are killed."""
+        """End all processes; those that still run after `grace_s` in all are killed."""
         until = time.monotonic() + grace_s
         for process in self._processes.values():
             with contextlib.suppress(OSError):
@@ -132,7 +132,7 @@ class LocalWorkers:
 def started(
     n_learners: int, *, device: torch.device, threads: int, log_folder: Path
 ) -> Iterator[DistributedGroup]:
-    """The first of `n_learners` processes, for the block; the others are started and ended here."""
+    """Yield the group of the first of `n_learners` processes; start and end the others."""
     # Bound here and handed over, so that no other program can take the port in between.
     listener = socket.create_server(("127.0.0.1", 0))
     port = int(listener.getsockname()[1])
@@ -144,18 +144,20 @@ def started(
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-    others = LocalWorkers(n_learners - 1, port=port, threads=threads, log_folder=log_folder)
-    grace_s = _HURRY_S  # after a failure nothing of theirs is waited for
+    local_workers = LocalWorkers(n_learners - 1, port=port, threads=threads, log_folder=log_folder)
+    grace_s = _HURRY_S  # after a failure their work is not waited for
     try:
-        with _member(store, rank=0, size=n_learners, device=device, others=others) as ranks:
+        with _member(
+            store, rank=0, size=n_learners, device=device, local_workers=local_workers
+        ) as group:
             try:
-                yield ranks
+                yield group
                 grace_s = _GRACE_S
             except Interrupted:
                 grace_s = _GRACE_S
                 raise
     finally:
-        others.end(grace_s)
+        local_workers.end(grace_s)
 
 
 @contextlib.contextmanager
@@ -173,37 +175,44 @@ def joined(device: torch.device | None = None) -> Iterator[DistributedGroup]:
         _end_with_parent()
     patience = timedelta(seconds=PATIENCE_S)
     store, _, _ = next(rendezvous("env://", rank, size, timeout=patience))
-    with _member(store, rank=rank, size=size, device=device) as ranks:
-        ranks.stop = stop
-        yield ranks
+    with _member(store, rank=rank, size=size, device=device) as group:
+        group.stop = stop
+        yield group
 
 
 @contextlib.contextmanager
 def _member(
-    store: Store, *, rank: int, size: int, device: torch.device | None, others: Others | None = None
+    store: Store,
+    *,
+    rank: int,
+    size: int,
+    device: torch.device | None,
+    local_workers: Others | None = None,
 ) -> Iterator[DistributedGroup]:
-    """This process in its group; whatever ends it is said to those that wait for it."""
-    # Said over a connection of its own: the store's serves one thread at a time, and the one that
-    # waits for the others goes on waiting.
-    words: Store = store.clone()  # type: ignore[attr-defined]  # public, but not in the stubs
+    """Yield the group of this process; report an error to the processes that wait for it."""
+    # Reported over a second connection: each serves one thread at a time, and the thread that waits
+    # for the others keeps the first.
+    failure_store: Store = store.clone()  # type: ignore[attr-defined]  # public, but not in the stubs
     with contextlib.ExitStack() as stack:
         try:
             if device is None:
                 device = of_this_process(usable_device(_kind_of_first(store)))
             elif rank == 0:
                 store.set("device", device.type)
-            ranks = DistributedGroup(store, rank=rank, size=size, device=device, others=others)
-            stack.callback(ranks.close)
-            yield ranks
+            group = DistributedGroup(
+                store, rank=rank, size=size, device=device, others=local_workers
+            )
+            stack.callback(group.close)
+            yield group
         except LearnerLostError:
             raise
         except BaseException as error:
-            report_failure(words, rank, one_line(error) or type(error).__name__)
+            report_failure(failure_store, rank, one_line(error) or type(error).__name__)
             raise
 
 
 def _kind_of_first(store: Store) -> str:
-    """The kind of device that the first process uses."""
+    """Return the kind of device that the first process uses."""
     try:
         return store.get("device").decode()
     except RuntimeError as error:
@@ -211,7 +220,7 @@ def _kind_of_first(store: Store) -> str:
 
 
 def of_this_process(device: torch.device) -> torch.device:
-    """The GPU of this process where several on a machine learn on GPUs; else the device itself.
+    """Return the GPU of this process where several learn on GPUs; else the device itself.
 
     Raises:
         SettingsError: There are fewer GPUs than processes, or one was chosen for all.
@@ -234,7 +243,7 @@ def of_this_process(device: torch.device) -> torch.device:
 
 
 def broadcast_job(group: DistributedGroup, job: JobSpec | None) -> JobSpec:
-    """What the first process wants to be done, in all processes.
+    """Return the first process's job in all processes.
 
     Raises:
         PipelineError: Another process is of another version.
@@ -242,11 +251,11 @@ def broadcast_job(group: DistributedGroup, job: JobSpec | None) -> JobSpec:
     # Before the job, which another version may have no classes for.
     notes = group.all_gather_object({"version": __version__, "torch": str(torch.__version__)})
     for rank, note in enumerate(notes):
-        for what in ("version", "torch"):
-            if note[what] != notes[0][what]:
+        for key in ("version", "torch"):
+            if note[key] != notes[0][key]:
                 raise PipelineError(
-                    f"the learner of rank {rank} has {what} {note[what]}, that of rank 0 has "
-                    f"{notes[0][what]}; install the same everywhere"
+                    f"the learner of rank {rank} has {key} {note[key]}, that of rank 0 has "
+                    f"{notes[0][key]}; install the same everywhere"
                 )
     jobs: list[Any] = group.all_gather_object(job)
     first: JobSpec = jobs[0]
@@ -254,7 +263,7 @@ def broadcast_job(group: DistributedGroup, job: JobSpec | None) -> JobSpec:
 
 
 def started_here() -> bool:
-    """Whether the first process, and not `torchrun`, has started this one."""
+    """Return whether the first process, and not `torchrun`, has started this one."""
     return bool(os.environ.get(_STARTED_HERE))
 
 
@@ -266,7 +275,7 @@ def _follow_first_process(stop: StopRequest) -> None:
             while content := os.read(0, 64):  # sys.stdin would be locked when the process ends
                 stop.signal_number = int(content.split()[0])
         time.sleep(_GRACE_S)
-        os._exit(PipelineError.exit_code)  # whatever it waits for; its environments hear of it
+        os._exit(PipelineError.exit_code)  # whatever it waits for; its environments notice
 
     threading.Thread(target=read, name="first process", daemon=True).start()
 

@@ -40,9 +40,9 @@ def game_tar(kind: str) -> bytes:
 @pytest.mark.parametrize("kind", ["zip", "", "gz", "xz", "bz2"])
 def test_every_kind_of_archive_gives_its_files(tmp_path, kind):
     folder = unpacked(tmp_path, zipped(GAME) if kind == "zip" else game_tar(kind))
-    found = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*")
+    contents = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*")
              if p.is_file()}  # fmt: skip
-    assert found == GAME
+    assert contents == GAME
 
 
 def test_programs_may_be_executed_and_other_files_not_whatever_the_archive_lacks(tmp_path):
@@ -56,9 +56,9 @@ def test_programs_may_be_executed_and_other_files_not_whatever_the_archive_lacks
     }
     modes = {"kept": stat.S_IFREG | 0o744, "root": stat.S_IFREG | 0o6755}
     folder = unpacked(tmp_path, zipped(files, modes=modes))
-    found = {p.name: stat.S_IMODE(p.stat().st_mode) for p in folder.iterdir()}
+    unpacked_modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in folder.iterdir()}
     program = dict.fromkeys(["Game.x86_64", "UnityPlayer.so", "run", "kept", "root"], 0o755)
-    assert found == program | {"data": 0o644}
+    assert unpacked_modes == program | {"data": 0o644}
 
 
 def test_links_and_hard_links_inside_are_kept(tmp_path):
@@ -143,10 +143,10 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD)
 def test_an_entry_that_could_do_harm_is_refused_by_name(tmp_path, bad):
     content, message = BAD[bad]
-    found = refusal(tmp_path, content)
-    assert message in found
-    assert found.startswith("the archive: ")
-    assert "\n" not in found
+    error = refusal(tmp_path, content)
+    assert message in error
+    assert error.startswith("the archive: ")
+    assert "\n" not in error
 
 
 ZEROS = b"\0" * (4 << 20)
@@ -154,7 +154,7 @@ ZEROS = b"\0" * (4 << 20)
 
 @pytest.fixture
 def small_bombs(monkeypatch):
-    """A megabyte counts as much as 64 otherwise."""
+    """Lower the size that is harmless at any ratio from 64 MB to 1 MB."""
     monkeypatch.setattr(archives, "_HARMLESS_BYTES", 1 << 20)
 
 
@@ -190,8 +190,8 @@ def test_the_ratio_and_the_size_can_be_chosen(tmp_path, small_bombs):
 
 
 def test_a_bomb_of_many_entries_is_refused(tmp_path):
-    many = [member(f"f{index}") for index in range(11)]
-    message = refusal(tmp_path, tarred(*many), ArchiveLimits(max_entries=10))
+    members = [member(f"f{index}") for index in range(11)]
+    message = refusal(tmp_path, tarred(*members), ArchiveLimits(max_entries=10))
     assert "has more than 10 entries" in message
 
 
@@ -217,8 +217,8 @@ def test_headers_of_entries_gone_by_take_no_memory(tmp_path):
 
 def test_a_locked_zip_is_refused(tmp_path):
     content = bytearray(zipped({"a": b"secret"}))
-    for magic, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        content[content.index(magic) + at] |= 1
+    for magic, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(magic) + offset] |= 1
     assert "encrypted" in refusal(tmp_path, bytes(content))
 
 

@@ -29,9 +29,9 @@ def cache(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left(cache: Path) -> list[str]:
-    """What lies in the cache, but for locks."""
-    found = [p.relative_to(cache).as_posix() for p in cache.rglob("*")]
-    return sorted(name for name in found if not name.startswith("locks") and name != "downloads")
+    """Return the names in the cache, without locks."""
+    names = [p.relative_to(cache).as_posix() for p in cache.rglob("*")]
+    return sorted(name for name in names if not name.startswith("locks") and name != "downloads")
 
 
 def played(folder: Path) -> bool:
@@ -80,7 +80,7 @@ def test_a_dropped_connection_goes_on_where_it_broke(web, cache):
     url = web.add("game.zip", BIG)
     web.drops = [20 * CHUNK + 5, 10 * CHUNK]
     assert played(fetch.fetch(url, sha256=digest(BIG)))
-    ranges = [asked for _, asked in web.asked]
+    ranges = [byte_range for _, byte_range in web.asked]
     assert ranges == [None, f"bytes={20 * CHUNK}-", f"bytes={30 * CHUNK}-"]
 
 
@@ -102,7 +102,7 @@ def test_without_a_validator_a_broken_download_starts_again(web, cache, monkeypa
     url = web.add("game.zip", BIG)
     web.drops = [16 * CHUNK]
     assert played(fetch.fetch(url, sha256=digest(BIG)))
-    assert [asked for _, asked in web.asked] == [None, None]
+    assert [byte_range for _, byte_range in web.asked] == [None, None]
     monkeypatch.setattr(download, "ATTEMPTS", 1)
     web.drops = [10]
     with pytest.raises(FetchError, match="1 times in a row"):
@@ -123,11 +123,11 @@ def test_an_archive_that_changed_meanwhile_is_taken_from_its_start(web, monkeypa
     web.drops = [16 * CHUNK, 0]
     with pytest.raises(FetchError):
         fetch.fetch(url, sha256=digest(BIG))
-    asked = len(web.asked)
+    n_requests = len(web.asked)
     web.add("game.zip", BIG)
     web.etag = etag
     assert played(fetch.fetch(url, sha256=digest(BIG)))
-    assert [each for _, each in web.asked[asked:]] == ranges
+    assert [byte_range for _, byte_range in web.asked[n_requests:]] == ranges
 
 
 def test_a_server_in_trouble_is_asked_again_and_one_that_refuses_is_not(web, cache):
@@ -166,9 +166,9 @@ def test_secrets_in_a_url_are_not_shown(web, cache, caplog):
     url = web.add("game.zip", ARCHIVE).replace("http://", "http://me:word@") + "?token=secret"
     with pytest.raises(FetchError) as caught:
         fetch.fetch(url, sha256="0" * 64)
-    shown = str(caught.value) + caplog.text
-    assert "word" not in shown
-    assert "secret" not in shown
+    text = str(caught.value) + caplog.text
+    assert "word" not in text
+    assert "secret" not in text
 
 
 def test_an_archive_above_the_limit_is_not_downloaded(web, cache):
@@ -213,22 +213,22 @@ def test_two_processes_share_one_download(web, cache):
     ]
     assert web.arrived.acquire(timeout=30)
     with ThreadPoolExecutor(2) as pool:
-        waits = threading.Event()
-        said = [pool.submit(_listen, process, waits) for process in processes]
-        assert waits.wait(30), "neither process waits for the other"
+        is_waiting = threading.Event()
+        futures = [pool.submit(_listen, process, is_waiting) for process in processes]
+        assert is_waiting.wait(30), "neither process waits for the other"
         web.hold.set()
-        told = [future.result(60) for future in said]
-    found = {process.communicate(timeout=60)[0].strip() for process in processes}
-    assert [process.returncode for process in processes] == [0, 0], told
-    assert found == {str(cache / digest(BIG) / "game/Game.x86_64")}
+        logs = [future.result(60) for future in futures]
+    programs = {process.communicate(timeout=60)[0].strip() for process in processes}
+    assert [process.returncode for process in processes] == [0, 0], logs
+    assert programs == {str(cache / digest(BIG) / "game/Game.x86_64")}
     assert len(web.asked) == 1
 
 
-def _listen(process: subprocess.Popen[str], waits: threading.Event) -> str:
-    """All that a process says, until it ends; tells when it says that it waits."""
+def _listen(process: subprocess.Popen[str], is_waiting: threading.Event) -> str:
+    """Return what a process logs until it ends; set the event once it says that it waits."""
     lines = []
     for line in process.stderr or ():
         lines.append(line)
         if "Waiting for another process" in line:
-            waits.set()
+            is_waiting.set()
     return "".join(lines)

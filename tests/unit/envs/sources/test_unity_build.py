@@ -132,7 +132,7 @@ def test_a_build_that_fails_is_told_in_one_line(project, mode, message):
 
 
 def ends(pid: int, *, within_s: float) -> bool:
-    """Whether a process goes in that time; a signal reaches it when the system gets to it."""
+    """Return whether a process ends in that time: a signal may take a while to arrive."""
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         try:
@@ -163,10 +163,10 @@ def editor_at(path: Path) -> Path:
 
 
 def test_the_editor_is_that_of_the_variable_the_setting_or_the_hub(project, monkeypatch, tmp_path):
-    given = editor_at(tmp_path / "given/Unity")
-    assert find_editor(str(given), project).parent == tmp_path
+    named_editor = editor_at(tmp_path / "given/Unity")
+    assert find_editor(str(named_editor), project).parent == tmp_path
     monkeypatch.delenv(unity_build.EDITOR_VARIABLE)
-    assert find_editor(str(given), project) == given
+    assert find_editor(str(named_editor), project) == named_editor
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     with pytest.raises(FetchError, match=r"editor: there is no Unity Editor at /nowhere"):
         find_editor("/nowhere", project)
@@ -178,8 +178,8 @@ def test_the_editor_is_that_of_the_variable_the_setting_or_the_hub(project, monk
         r"installed are 6000\.0\.1f1\. Install it with Unity Hub, or set PIPELINE_UNITY_EDITOR",
     ):
         find_editor(None, project)
-    own = editor_at(home / "Unity/Hub/Editor/2022.3.10f1/Editor/Unity")
-    assert find_editor(None, project) == own
+    hub_editor = editor_at(home / "Unity/Hub/Editor/2022.3.10f1/Editor/Unity")
+    assert find_editor(None, project) == hub_editor
     chosen = editor_at(tmp_path / "big/2022.3.10f1/Editor/Unity")
     settings = home / ".config/UnityHub/secondaryInstallPath.json"
     settings.parent.mkdir(parents=True)

@@ -182,8 +182,8 @@ def test_sac_of_0_16_says_steps_itself(loaded, caplog):
     assert hyperparameters.steps_per_update == 10
     assert hyperparameters.reward_signal_steps_per_update == 5
     assert warnings(caplog) == []
-    alone = loaded(SAC + "  steps_per_update: 10\n").behaviors["Agent"].hyperparameters
-    assert alone.reward_signal_steps_per_update == 10
+    steps_only = loaded(SAC + "  steps_per_update: 10\n").behaviors["Agent"].hyperparameters
+    assert steps_only.reward_signal_steps_per_update == 10
 
 
 def test_curiosity_of_the_first_versions_is_a_reward_signal(loaded):
@@ -246,8 +246,10 @@ def test_self_play_has_the_names_and_the_default_of_its_time(loaded):
 def test_a_repeated_key_has_its_last_value_with_a_warning(loaded, caplog, text, line, key, first):
     with caplog.at_level(logging.WARNING):
         settings = loaded(text).behaviors["Brain"]
-    told = f"old.yaml:{line}: {key}: written twice, first in line {first}; the last value counts"
-    assert [told in one for one in warnings(caplog)].count(True) == 1
+    expected = (
+        f"old.yaml:{line}: {key}: written twice, first in line {first}; the last value counts"
+    )
+    assert [expected in warning for warning in warnings(caplog)].count(True) == 1
     if key != "curriculum":
         assert settings == loaded(EARLY).behaviors["Brain"]
 

@@ -65,12 +65,12 @@ def test_a_section_means_what_it_means_with_the_defaults_written_into_it(
     default: dict[str, Any], section: dict[str, Any]
 ) -> None:
     together = to_present(read({"default": default, "B": section}))
-    alone = to_present(read({"B": default | section}))
-    meant = structure(together.document)
-    assert meant.behaviors == structure(alone.document).behaviors
-    assert meant.default_settings == structure(together.document).default_settings
-    written_out = structure(parse_yaml(dump_yaml(to_mapping(meant)), source="again"))
-    assert written_out == meant
+    merged = to_present(read({"B": default | section}))
+    run_settings = structure(together.document)
+    assert run_settings.behaviors == structure(merged.document).behaviors
+    assert run_settings.default_settings == structure(together.document).default_settings
+    written_out = structure(parse_yaml(dump_yaml(to_mapping(run_settings)), source="again"))
+    assert written_out == run_settings
 
 
 @given(default=DEFAULT, section=SECTION)
@@ -79,12 +79,12 @@ def test_the_upgraded_form_means_the_same_without_anything_of_our_own(
     default: dict[str, Any], section: dict[str, Any]
 ) -> None:
     present = to_present(read({"default": default, "B": section}))
-    meant = structure(present.portable)
-    assert meant.behaviors == structure(present.document).behaviors
-    body = as_written(present.portable, to_mapping(meant))
-    assert structure(parse_yaml(dump_yaml(body), source="again")) == meant
+    run_settings = structure(present.portable)
+    assert run_settings.behaviors == structure(present.document).behaviors
+    body = as_written(present.portable, to_mapping(run_settings))
+    assert structure(parse_yaml(dump_yaml(body), source="again")) == run_settings
     signals = body["behaviors"]["B"].get("reward_signals", {})
     assert None not in signals.values()
     if "default_settings" in body:
-        kept = to_plain(find(present.portable, "default_settings.trainer_type"))
-        assert body["behaviors"]["B"].get("trainer_type", kept) == kept
+        default_trainer = to_plain(find(present.portable, "default_settings.trainer_type"))
+        assert body["behaviors"]["B"].get("trainer_type", default_trainer) == default_trainer

@@ -32,7 +32,7 @@ CURRICULUM = {
 
 def lessons(values: list[float], behavior: str = "Walker", **changed: object) -> object:
     fields = {"min_lesson_length": 100, "signal_smoothing": True, **changed}
-    made = [
+    curriculum = [
         Lesson(
             name=f"Lesson{index}",
             value=ConstantSampler(value=value),
@@ -48,7 +48,7 @@ def lessons(values: list[float], behavior: str = "Walker", **changed: object) ->
         )
         for index, value in enumerate(values)
     ]
-    return EnvironmentParameter(curriculum=tuple(made))
+    return EnvironmentParameter(curriculum=tuple(curriculum))
 
 
 EXPECTED = {"height": lessons([0.0, 4.0, 6.0]), "gap": lessons([1.0, 2.0, 3.0])}
@@ -121,9 +121,9 @@ def test_missing_fields_have_the_values_of_their_time(loaded, written):
 )
 def test_a_mistake_in_a_curriculum_is_placed(loaded, written, change, message):
     path = written(json.dumps(CURRICULUM | change, indent=1), "Walker.json")
-    told = refusal(SettingsError, loaded, TRAINER, curriculum=path)
-    assert told.startswith(f"{path}:")
-    assert message in told
+    error = refusal(SettingsError, loaded, TRAINER, curriculum=path)
+    assert error.startswith(f"{path}:")
+    assert message in error
 
 
 @pytest.mark.parametrize("field", ["measure", "thresholds", "parameters"])
@@ -146,12 +146,12 @@ def test_broken_json_is_placed(loaded, written):
 def test_a_key_that_a_curriculum_repeats_has_its_last_value(loaded, written, caplog, name):
     text = json.dumps(CURRICULUM)[1:-1]
     path = written('{\n"measure": "nothing",\n' + text + "}", name)
-    given = path.parent if "/" in name else path
+    curriculum_path = path.parent if "/" in name else path
     with caplog.at_level(logging.WARNING):
-        repeated = loaded(TRAINER, curriculum=given).environment_parameters
+        repeated = loaded(TRAINER, curriculum=curriculum_path).environment_parameters
     assert f"{path}:3: measure: written twice, first in line 2; the last value" in caplog.text
-    once = loaded(TRAINER, curriculum=written(json.dumps(CURRICULUM), "Walker.json"))
-    assert repeated == once.environment_parameters
+    without_repeat = loaded(TRAINER, curriculum=written(json.dumps(CURRICULUM), "Walker.json"))
+    assert repeated == without_repeat.environment_parameters
 
 
 def test_a_parameter_that_a_sampler_file_repeats_has_its_last_value(loaded, written, caplog):
@@ -233,9 +233,9 @@ def test_a_sampler_wins_over_a_curriculum_and_both_over_the_file(loaded, written
 def test_a_mistake_in_a_sampler_file_is_placed(loaded, written, old, new, message):
     assert old in SAMPLERS
     path = written(SAMPLERS.replace(old, new, 1), "s.yaml")
-    told = refusal(SettingsError, loaded, TRAINER, sampler=path)
-    assert told.startswith(f"{path}:")
-    assert message in told
+    error = refusal(SettingsError, loaded, TRAINER, sampler=path)
+    assert error.startswith(f"{path}:")
+    assert message in error
 
 
 def test_a_file_of_another_kind_is_sent_to_its_own_option(loaded, written, single):

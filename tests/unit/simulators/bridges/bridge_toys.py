@@ -115,7 +115,7 @@ class Dying(ParallelEnv):
 
 
 class Turns(AECEnv):
-    """Three agents in a ring. Who acts gives the others 1 and 10, by distance; 7 turns in all.
+    """Three agents in a ring; the acting agent gives the others 1 and 10, by distance; 7 turns.
 
     The second agent, `b`, dies on its second turn.
     """
@@ -157,9 +157,9 @@ class Turns(AECEnv):
         self._cumulative_rewards[agent] = 0.0
         self.turn += 1
         order = self.possible_agents
-        here = order.index(agent)
+        position = order.index(agent)
         self.rewards = {
-            other: {0: 0.0, 1: 1.0, 2: 10.0}[(order.index(other) - here) % 3]
+            other: {0: 0.0, 1: 1.0, 2: 10.0}[(order.index(other) - position) % 3]
             for other in self.agents
         }
         self._accumulate_rewards()
@@ -167,7 +167,7 @@ class Turns(AECEnv):
             self.terminations["b"] = True
         if self.turn == 7:
             self.truncations = dict.fromkeys(self.agents, True)
-        following = [order[(here + k) % 3] for k in (1, 2, 3)]
+        following = [order[(position + k) % 3] for k in (1, 2, 3)]
         self.agent_selection = next(name for name in following if name in self.agents)
         self._deads_step_first()
 

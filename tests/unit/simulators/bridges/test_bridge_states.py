@@ -31,23 +31,23 @@ def played(simulator, steps, rng, n):
             spec = simulator.behavior_specs[name].action_spec
             actions[name] = spec.random_action(len(decisions), rng)
         steps = simulator.step(actions)
-        for name, both in steps.items():
-            for one in both:
-                seen.append((name, [obs.tolist() for obs in one.obs], one.reward.tolist()))
-                seen.append(one.agent_id.tolist())
+        for name, pair in steps.items():
+            for batch in pair:
+                seen.append((name, [obs.tolist() for obs in batch.obs], batch.reward.tolist()))
+                seen.append(batch.agent_id.tolist())
     return seen, steps
 
 
 def check_goes_on(make, n=40):
-    one, two = make(), make()
-    _, steps = played(one, one.reset(), np.random.default_rng(0), n)
-    saved = state.encode(one.state_dict())
-    whole, _ = played(one, steps, np.random.default_rng(1), n)
-    two.load_state_dict(state.decode(saved))
-    again, _ = played(two, steps, np.random.default_rng(1), n)
-    assert again == whole
-    one.close()
-    two.close()
+    original, restored = make(), make()
+    _, steps = played(original, original.reset(), np.random.default_rng(0), n)
+    saved = state.encode(original.state_dict())
+    expected, _ = played(original, steps, np.random.default_rng(1), n)
+    restored.load_state_dict(state.decode(saved))
+    actual, _ = played(restored, steps, np.random.default_rng(1), n)
+    assert actual == expected
+    original.close()
+    restored.close()
 
 
 @pytest.mark.parametrize("env_id", KNOWN)

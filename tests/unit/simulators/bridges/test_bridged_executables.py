@@ -37,13 +37,13 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    made = {}
+    builds = {}
 
     def build(name, options):
         key = options["id"]
-        if key not in made:
-            made[key] = pack(name, tmp_path_factory.mktemp("built") / "environment", **options)
-        return made[key]
+        if key not in builds:
+            builds[key] = pack(name, tmp_path_factory.mktemp("built") / "environment", **options)
+        return builds[key]
 
     return build
 
@@ -51,45 +51,47 @@ def built(tmp_path_factory):
 @pytest.mark.parametrize("wanted", [CARTPOLE, TICTACTOE, TAG], ids=lambda w: w[1]["id"])
 def test_an_executable_sends_what_the_environment_does_here(built, wanted):
     name, options = wanted
-    here = InProcessEnvironment(registry.make(name, seed=11, **options))
+    local = InProcessEnvironment(registry.make(name, seed=11, **options))
     rng = np.random.default_rng(2)
     n_ended = 0
-    with UnityEnvironment(built(*wanted), seed=11, no_graphics=True) as there:
-        for env in (here, there):
+    with UnityEnvironment(built(*wanted), seed=11, no_graphics=True) as remote:
+        for env in (local, remote):
             env.reset()
         for _ in range(150):
-            assert sorted(there.behavior_specs) == sorted(here.behavior_specs)
-            for behavior, spec in here.behavior_specs.items():
-                assert there.behavior_specs[behavior].action_spec == spec.action_spec
-                for one, other in zip(
-                    here.get_steps(behavior), there.get_steps(behavior), strict=True
+            assert sorted(remote.behavior_specs) == sorted(local.behavior_specs)
+            for behavior, spec in local.behavior_specs.items():
+                assert remote.behavior_specs[behavior].action_spec == spec.action_spec
+                for local_steps, remote_steps in zip(
+                    local.get_steps(behavior), remote.get_steps(behavior), strict=True
                 ):
-                    assert one.agent_id.tolist() == other.agent_id.tolist()
-                    assert np.array_equal(one.reward, other.reward)
-                    for x, y in zip(one.obs, other.obs, strict=True):
+                    assert local_steps.agent_id.tolist() == remote_steps.agent_id.tolist()
+                    assert np.array_equal(local_steps.reward, remote_steps.reward)
+                    for x, y in zip(local_steps.obs, remote_steps.obs, strict=True):
                         assert np.array_equal(x, y)
-                decisions, terminals = here.get_steps(behavior)
+                decisions, terminals = local.get_steps(behavior)
                 n_ended += len(terminals)
-                masks = there.get_steps(behavior)[0].action_mask
+                masks = remote.get_steps(behavior)[0].action_mask
                 if decisions.action_mask is None:  # the wire's reader then allows everything
                     assert not any(mask.any() for mask in masks or ())
                 else:
-                    for mine, theirs in zip(decisions.action_mask, masks or (), strict=True):
-                        assert np.array_equal(mine, theirs)
+                    for local_mask, remote_mask in zip(
+                        decisions.action_mask, masks or (), strict=True
+                    ):
+                        assert np.array_equal(local_mask, remote_mask)
                 action = spec.action_spec.random_action(len(decisions), rng)
-                for env in (here, there):
+                for env in (local, remote):
                     env.set_actions(behavior, action)
-            for env in (here, there):
+            for env in (local, remote):
                 env.step()
-    here.close()
+    local.close()
     assert n_ended > 5
 
 
 def test_two_builds_are_the_same_bytes_and_hold_no_path_of_the_machine(built, tmp_path):
     first = built(*CARTPOLE)
-    again = pack("gymnasium", tmp_path / "again", **CARTPOLE[1])
-    assert again.read_bytes() == first.read_bytes()
-    assert again.stat().st_mode & 0o777 == 0o755
+    rebuilt = pack("gymnasium", tmp_path / "again", **CARTPOLE[1])
+    assert rebuilt.read_bytes() == first.read_bytes()
+    assert rebuilt.stat().st_mode & 0o777 == 0o755
     other = pack("gymnasium", tmp_path / "other", id="CartPole-v1", n_agents=4)
     assert other.read_bytes() != first.read_bytes()
     with zipfile.ZipFile(first) as archive:
@@ -100,7 +102,7 @@ def test_two_builds_are_the_same_bytes_and_hold_no_path_of_the_machine(built, tm
 
 
 def test_an_executable_needs_nothing_but_python_and_describes_itself(built, tmp_path):
-    done = subprocess.run(  # noqa: S603  # what the test built
+    completed = subprocess.run(  # noqa: S603  # what the test built
         [str(built(*TAG)), "--describe", "--num-agents", "1"],
         env={
             "PIPELINE_PYTHON": sys.executable,
@@ -112,7 +114,7 @@ def test_an_executable_needs_nothing_but_python_and_describes_itself(built, tmp_
         text=True,
         check=True,
     )
-    assert done.stdout == (
+    assert completed.stdout == (
         "adversary?team=0: 3 agents ask for a decision first\n"
         "  observes  observation: vector 16\n"
         "  acts      branches of (5,) choices\n"
@@ -179,7 +181,7 @@ def test_a_module_in_the_current_folder_is_found(own_module, source, tmp_path):
     if source == "pettingzoo":
         (tmp_path / "own_duel_v0.py").write_text("from mpe2.simple_v3 import env, parallel_env\n")
     env_id = {"gymnasium": "own_games:Own-v0", "pettingzoo": "own_duel_v0"}[source]
-    path = os.pathsep.join(one for one in sys.path if one and one != str(tmp_path))
+    path = os.pathsep.join(entry for entry in sys.path if entry and entry != str(tmp_path))
     command = ["-P", "-m", "pipeline.cli", "env", "build", f"{source}:{env_id}", "-o", "built/own"]
     python(*command, cwd=tmp_path, PYTHONPATH=path)
     with zipfile.ZipFile(tmp_path / "built/own") as archive:

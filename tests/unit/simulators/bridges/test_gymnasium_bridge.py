@@ -12,8 +12,8 @@ from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 
 
 def only(steps):
-    ((_, found),) = steps.items()
-    return found
+    ((_, behavior_steps),) = steps.items()
+    return behavior_steps
 
 
 def stepped(simulator, continuous=None, discrete=None):
@@ -30,21 +30,21 @@ def zeros(simulator, n_agents):
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
 def test_copies_play_as_the_environments_do_by_themselves(name):
     simulator = GymnasiumSimulator(id=name, n_agents=3, seed=7)
-    alone = [gymnasium.make(name) for _ in range(3)]
-    seen = [env.reset(seed=derive(7, "gymnasium", k))[0] for k, env in enumerate(alone)]
+    envs = [gymnasium.make(name) for _ in range(3)]
+    seen = [env.reset(seed=derive(7, "gymnasium", k))[0] for k, env in enumerate(envs)]
     decisions, _ = only(simulator.reset())
     assert decisions.action_mask is None
     n_ended = 0
     for _ in range(250):
         assert np.array_equal(decisions.obs[0], np.float32(seen))
-        actions = [env.action_space.sample() for env in alone]
-        wires = [wire_of(env.action_space, a) for env, a in zip(alone, actions, strict=True)]
+        actions = [env.action_space.sample() for env in envs]
+        wires = [wire_of(env.action_space, a) for env, a in zip(envs, actions, strict=True)]
         decisions, terminals = stepped(
             simulator,
             np.array([c for c, _ in wires], dtype=np.float32).reshape(3, -1),
             np.array([d for _, d in wires], dtype=np.int32).reshape(3, -1),
         )
-        for k, env in enumerate(alone):
+        for k, env in enumerate(envs):
             seen[k], reward, terminated, truncated, _ = env.step(actions[k])
             if terminated or truncated:
                 n_ended += 1

@@ -18,22 +18,24 @@ def module(monkeypatch):
     """Makes a module of environments out of the toys."""
 
     def make(**creators):
-        made = type(sys)("toy_games_v0")
-        made.__spec__ = __import__("importlib.machinery").machinery.ModuleSpec("toy_games_v0", None)
+        toy_module = type(sys)("toy_games_v0")
+        toy_module.__spec__ = __import__("importlib.machinery").machinery.ModuleSpec(
+            "toy_games_v0", None
+        )
         for name, creator in creators.items():
-            setattr(made, name, creator)
-        monkeypatch.setitem(sys.modules, "toy_games_v0", made)
+            setattr(toy_module, name, creator)
+        monkeypatch.setitem(sys.modules, "toy_games_v0", toy_module)
         return "toy_games_v0"
 
     return make
 
 
 def choose(simulator, steps, discrete):
-    """Everyone who asks does `discrete`: a number, or one for each behavior."""
+    """Step with `discrete` for every agent that asks: a number, or a number per behavior."""
     chosen = {}
     for name, (decisions, _) in steps.items():
-        one = discrete[name] if isinstance(discrete, dict) else discrete
-        chosen[name] = ActionTuple(discrete=np.full((len(decisions), 1), one, dtype=np.int32))
+        choice = discrete[name] if isinstance(discrete, dict) else discrete
+        chosen[name] = ActionTuple(discrete=np.full((len(decisions), 1), choice, dtype=np.int32))
     return simulator.step(chosen)
 
 
@@ -149,26 +151,28 @@ def test_a_parallel_environment_plays_as_it_does_by_itself():
 
     simulator = PettingZooSimulator(id="mpe.simple_tag_v3", n_agents=2, seed=5)
     assert list(simulator.behavior_specs) == ["adversary?team=0", "agent?team=0"]
-    alone = [simple_tag_v3.parallel_env() for _ in range(2)]
+    envs = [simple_tag_v3.parallel_env() for _ in range(2)]
     rngs = [stream(5, "pettingzoo", k) for k in range(2)]
-    pairs = zip(alone, rngs, strict=True)
+    pairs = zip(envs, rngs, strict=True)
     seen = [env.reset(seed=int(rng.integers(2**31)))[0] for env, rng in pairs]
-    names = alone[0].possible_agents
+    names = envs[0].possible_agents
     steps = simulator.reset()
     rng = np.random.default_rng(1)
     for _ in range(60):
         chosen = {k: int(rng.integers(5)) for k in range(8)}
-        found = {agent: steps[name][0][agent] for name, agent in asking(steps)}
+        agent_steps = {agent: steps[name][0][agent] for name, agent in asking(steps)}
         for copy in range(2):
             for k, agent in enumerate(names):
-                assert np.array_equal(found[4 * copy + k].obs[0], np.float32(seen[copy][agent]))
+                assert np.array_equal(
+                    agent_steps[4 * copy + k].obs[0], np.float32(seen[copy][agent])
+                )
         steps = simulator.step(
             {
                 name: ActionTuple(discrete=np.array([[chosen[a]] for a in decisions]))
                 for name, (decisions, _) in steps.items()
             }
         )
-        for copy, env in enumerate(alone):
+        for copy, env in enumerate(envs):
             actions = {agent: chosen[4 * copy + k] for k, agent in enumerate(names)}
             seen[copy], rewards, _, truncated, _ = env.step(actions)
             for k, agent in enumerate(names):

@@ -62,8 +62,8 @@ def test_an_action_that_is_written_for_the_wire_arrives_as_it_was(name):
     )
     for sample, arrived in zip(samples, native, strict=True):
         assert space.contains(arrived)
-        flat, again = spaces.flatten(space, sample), spaces.flatten(space, arrived)
-        assert again == pytest.approx(flat, abs=1e-6)
+        expected, actual = spaces.flatten(space, sample), spaces.flatten(space, arrived)
+        assert actual == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ACTION_SPACES)
@@ -89,8 +89,8 @@ def test_an_unbounded_action_is_refused_unless_its_scale_is_given():
     with pytest.raises(SettingsError, match="toy: the action 'action' has no finite bounds in dim"):
         Actions(space, where="toy")
     codec = Actions(space, where="toy", scale=4.0)
-    given = np.array([[0.5, -0.5, 0.5], [1, 1, -1]], dtype=np.float32)
-    native = codec.native(ActionTuple(given))
+    action = np.array([[0.5, -0.5, 0.5], [1, 1, -1]], dtype=np.float32)
+    native = codec.native(ActionTuple(action))
     assert np.array_equal(native, [[0.5, -2.0, 2.0], [1.0, 4.0, 0.0]])
 
 

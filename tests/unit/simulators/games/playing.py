@@ -1,4 +1,4 @@
-"""Episodes of built-in simulators for tests: who plays, what was returned, and what was seen."""
+"""Episodes of built-in simulators for tests: their policies, returns and observations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.simulators import registry
 
 
 def uniform(spec, rng):
-    """A policy that chooses among what is allowed, each alike."""
+    """Return a policy that draws uniformly among the allowed actions."""
 
     def act(decisions):
         action = spec.action_spec.random_action(len(decisions), rng)
@@ -35,17 +35,17 @@ def policies(name, simulator, *, scripted=(), seed=0):
 
 
 def step(simulator, *choices):
-    """What one step of a game with one behavior brings; the choices are those of all agents."""
+    """Step a game with one behavior; return its steps. `choices` are the actions of all agents."""
     ((behavior, spec),) = simulator.behavior_specs.items()
     discrete = np.array(choices).reshape(-1, spec.action_spec.discrete_size)
     return simulator.step({behavior: ActionTuple(discrete=discrete)})[behavior]
 
 
 def walk(simulator, *choices):
-    """What the last of several steps brings, in each of which every agent does the same."""
+    """Step once for each choice, which every agent makes; return the last result."""
     for choice in choices:
-        brought = step(simulator, *[choice] * len(simulator.state_dict()["streams"]))
-    return brought
+        result = step(simulator, *[choice] * len(simulator.state_dict()["streams"]))
+    return result
 
 
 def now(simulator):
@@ -54,7 +54,7 @@ def now(simulator):
 
 
 def put(simulator, **values):
-    """Fill these arrays of a game's state, and give the game."""
+    """Fill these arrays of a game's state, and return the game."""
     state = simulator.state_dict()
     for name, value in values.items():
         state["arrays"][name][:] = value
@@ -99,21 +99,21 @@ def sights(obs, n_tags, length):
 
 
 def rows_of(steps):
-    """Everything that a step says, one array per agent and kind of step."""
+    """Return everything in a game's steps, one array per behavior and kind of step."""
     rows = []
     for behavior, (decisions, terminals) in steps.items():
-        for one in (decisions, terminals):
-            if not len(one):
+        for batch in (decisions, terminals):
+            if not len(batch):
                 continue
-            columns = [*one.obs, one.reward, one.agent_id, one.group_id, one.group_reward]
-            columns += [one.interrupted] if one is terminals else one.action_mask or []
-            flat = [column.reshape(len(one), -1).astype(np.float64) for column in columns]
-            rows.append((behavior, type(one).__name__, np.concatenate(flat, axis=1).tolist()))
+            columns = [*batch.obs, batch.reward, batch.agent_id, batch.group_id, batch.group_reward]
+            columns += [batch.interrupted] if batch is terminals else batch.action_mask or []
+            flat = [column.reshape(len(batch), -1).astype(np.float64) for column in columns]
+            rows.append((behavior, type(batch).__name__, np.concatenate(flat, axis=1).tolist()))
     return rows
 
 
 def trajectory(simulator, by, n_steps, steps=None):
-    """What `n_steps` steps say, after `steps` or from a reset, and the last of them."""
+    """Return the rows of `n_steps` steps, after `steps` or a reset, and the last steps."""
     steps = simulator.reset() if steps is None else steps
     seen = [rows_of(steps)]
     for _ in range(n_steps):

@@ -14,14 +14,14 @@ from pipeline.simulators.games.balance_ball import (
 
 @pytest.fixture
 def make():
-    made = []
+    simulators = []
 
     def build(**options):
-        made.append(BalanceBall(**options))
-        return made[-1]
+        simulators.append(BalanceBall(**options))
+        return simulators[-1]
 
     yield build
-    for simulator in made:
+    for simulator in simulators:
         simulator.close()
 
 

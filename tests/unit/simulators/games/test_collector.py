@@ -145,9 +145,9 @@ def test_rays_tell_good_from_bad_and_from_walls():
 
 
 def test_food_and_agents_begin_all_over_the_field():
-    found = now(begun(Collector, 500, seed=1))
-    for where in (found.position, found.food.reshape(-1, 2)):
-        assert (np.abs(where) <= 9.0).all()
-        assert np.abs(where.mean(axis=0)).max() < 0.8
-        assert where.std(axis=0) == pytest.approx([18 / 12**0.5] * 2, rel=0.1)
-    assert len(np.unique(found.food)) > 19000
+    state = now(begun(Collector, 500, seed=1))
+    for positions in (state.position, state.food.reshape(-1, 2)):
+        assert (np.abs(positions) <= 9.0).all()
+        assert np.abs(positions.mean(axis=0)).max() < 0.8
+        assert positions.std(axis=0) == pytest.approx([18 / 12**0.5] * 2, rel=0.1)
+    assert len(np.unique(state.food)) > 19000

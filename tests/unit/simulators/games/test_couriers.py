@@ -78,7 +78,7 @@ def test_after_a_break_another_courier_comes_with_an_id_of_its_own():
     _, terminals = step(simulator, 2, 2)
     pause = vars(now(simulator))["break"].tolist()
     assert terminals.agent_id.tolist() == [0, 1]
-    assert all(1 <= one <= couriers.MAX_BREAK for one in pause)
+    assert all(1 <= length <= couriers.MAX_BREAK for length in pause)
     decisions, _ = simulator.step({})[BEHAVIOR]  # nobody was asked
     first = int(np.argmin(pause))
     assert decisions.agent_id[0] == first + 2
@@ -108,14 +108,14 @@ def test_a_reset_sends_home_who_is_at_work_and_gives_no_id_twice():
 def test_an_agent_that_has_ended_is_never_seen_again():
     simulator = Couriers(n_agents=4, seed=1)
     steps, by = simulator.reset(), policies("couriers", simulator)
-    gone, ended_alone = set(), 0
+    ended_ids, ended_alone = set(), 0
     for _ in range(600):
         decisions, terminals = steps[BEHAVIOR]
-        assert not gone & {*decisions.agent_id.tolist(), *terminals.agent_id.tolist()}
-        gone |= set(terminals.agent_id.tolist())
+        assert not ended_ids & {*decisions.agent_id.tolist(), *terminals.agent_id.tolist()}
+        ended_ids |= set(terminals.agent_id.tolist())
         ended_alone += len(decisions) == 0
         steps = simulator.step(acted(steps, by))
-    assert len(gone) > 30
+    assert len(ended_ids) > 30
     assert ended_alone > 0
 
 

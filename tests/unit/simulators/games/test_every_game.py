@@ -52,12 +52,12 @@ def made(name, *, seed=1, n_agents=12):
 
 
 def test_one_seed_gives_one_trajectory_and_another_another(name):
-    one, two, other = (
+    first, repeated, other = (
         trajectory(simulator := made(name, seed=seed), policies(name, simulator), 150)[0]
         for seed in (1, 1, 2)
     )
-    assert one == two
-    assert one != other
+    assert first == repeated
+    assert first != other
 
 
 def test_a_simulator_taken_up_again_has_the_same_future(name):
@@ -79,7 +79,7 @@ def test_a_simulator_taken_up_again_has_the_same_future(name):
 
 def test_an_area_does_the_same_whatever_the_number_of_areas(name):
     def first_areas(n_agents):
-        """What the first six agents, and those who take their seats, see and gain."""
+        """Return observations and rewards of the first six agents and of their successors."""
         simulator = made(name, n_agents=n_agents)
         rngs = [np.random.default_rng(seat) for seat in range(n_agents)]
         seen = [[] for _ in range(6)]
@@ -87,11 +87,11 @@ def test_an_area_does_the_same_whatever_the_number_of_areas(name):
         for _ in range(320):
             actions = {}
             for behavior, (decisions, terminals) in steps.items():
-                for one in (terminals, decisions):
-                    numbers = [*one.obs, one.reward, one.group_reward]
-                    for row in np.flatnonzero(one.agent_id % n_agents < 6).tolist():
-                        told = [values[row].tolist() for values in numbers]
-                        seen[one.agent_id[row] % n_agents].append(told)
+                for batch in (terminals, decisions):
+                    numbers = [*batch.obs, batch.reward, batch.group_reward]
+                    for row in np.flatnonzero(batch.agent_id % n_agents < 6).tolist():
+                        agent_values = [values[row].tolist() for values in numbers]
+                        seen[batch.agent_id[row] % n_agents].append(agent_values)
                 spec = simulator.behavior_specs[behavior].action_spec
                 actions[behavior] = action = spec.empty_action(len(decisions))
                 for row, agent in enumerate(decisions.agent_id.tolist()):
@@ -100,10 +100,10 @@ def test_an_area_does_the_same_whatever_the_number_of_areas(name):
             steps = simulator.step(actions)
         return seen
 
-    for few, many in zip(first_areas(6), first_areas(12), strict=True):
-        n = min(len(few), len(many))  # a clock that all share ticks more often with many
+    for in_six, in_twelve in zip(first_areas(6), first_areas(12), strict=True):
+        n = min(len(in_six), len(in_twelve))  # a clock that all share ticks more often with many
         assert n > 20
-        assert few[:n] == many[:n]
+        assert in_six[:n] == in_twelve[:n]
 
 
 def test_observations_are_ordered_by_name_as_unity_orders_them(name):
@@ -138,14 +138,16 @@ def test_ids_are_unique_and_arrays_have_the_types_of_the_wire(name):
         assert len(set(ids.tolist())) == len(ids)
         for behavior, (decisions, terminals) in steps.items():
             specs = simulator.behavior_specs[behavior].observation_specs
-            for one in (decisions, terminals):
-                assert [obs.shape for obs in one.obs] == [(len(one), *obs.shape) for obs in specs]
-                floats = [*one.obs, one.reward, one.group_reward]
+            for batch in (decisions, terminals):
+                assert [obs.shape for obs in batch.obs] == [
+                    (len(batch), *obs.shape) for obs in specs
+                ]
+                floats = [*batch.obs, batch.reward, batch.group_reward]
                 assert {values.dtype for values in floats} == {np.dtype(np.float32)}
-                assert {one.agent_id.dtype, one.group_id.dtype} == {np.dtype(np.int32)}
+                assert {batch.agent_id.dtype, batch.group_id.dtype} == {np.dtype(np.int32)}
                 # what a network without normalisation can learn from; a ball may be fast
                 limit = np.inf if name == "balance_ball" else 2.0
-                assert all(np.abs(obs).max(initial=0.0) <= limit for obs in one.obs)
+                assert all(np.abs(obs).max(initial=0.0) <= limit for obs in batch.obs)
         steps = simulator.step(acted(steps, by))
 
 
@@ -154,9 +156,9 @@ def test_steps_that_were_given_away_do_not_change_afterwards(name):
     steps, by = simulator.reset(), policies(name, simulator)
     for _ in range(60):
         before = rows_of(steps)
-        following = simulator.step(acted(steps, by))
+        next_steps = simulator.step(acted(steps, by))
         assert rows_of(steps) == before
-        steps = following
+        steps = next_steps
 
 
 def test_an_agent_is_asked_or_ends_in_every_message_and_its_first_reward_is_zero(name):
@@ -165,9 +167,9 @@ def test_an_agent_is_asked_or_ends_in_every_message_and_its_first_reward_is_zero
     for _ in range(300):
         assert any(len(decisions) or len(terminals) for decisions, terminals in steps.values())
         for decisions, terminals in steps.values():
-            again = np.isin(decisions.agent_id, terminals.agent_id)
-            assert not decisions.reward[again].any()
-            assert not decisions.group_reward[again].any()
+            restarted = np.isin(decisions.agent_id, terminals.agent_id)
+            assert not decisions.reward[restarted].any()
+            assert not decisions.group_reward[restarted].any()
         steps = simulator.step(acted(steps, by))
 
 
@@ -198,26 +200,26 @@ def test_an_executable_plays_as_the_simulator_does_in_process(name, tmp_path):
     file = tmp_path / "environment"
     file.write_text(SCRIPT.format(python=sys.executable, path=sys.path, name=name))
     file.chmod(0o755)
-    here = made(name, seed=4)
-    by, there_by = policies(name, here), policies(name, here)
-    with UnityEnvironment(file, seed=4, additional_args=["--num-agents", "12"]) as there:
-        there.reset()
-        steps = here.reset()
+    local = made(name, seed=4)
+    by, remote_by = policies(name, local), policies(name, local)
+    with UnityEnvironment(file, seed=4, additional_args=["--num-agents", "12"]) as remote:
+        remote.reset()
+        steps = local.reset()
         for _ in range(60):
-            answer = {behavior: there.get_steps(behavior) for behavior in there.behavior_specs}
+            answer = {behavior: remote.get_steps(behavior) for behavior in remote.behavior_specs}
             assert rows_of(answer) == rows_of(steps)
-            for behavior, action in acted(answer, there_by).items():
-                there.set_actions(behavior, action)
-            there.step()
-            steps = here.step(acted(steps, by))
+            for behavior, action in acted(answer, remote_by).items():
+                remote.set_actions(behavior, action)
+            remote.step()
+            steps = local.step(acted(steps, by))
 
 
 @shared
 def test_its_configuration_names_its_behaviors_and_plays_itself_where_there_are_teams(name):
     behaviors = load_run_settings(CONFIG / CONFIGURATIONS[name]).behaviors
     qualified = registry.make(name).behavior_specs
-    assert set(behaviors) == {one.partition("?")[0] for one in qualified}
-    teams = {one.partition("team=")[2] for one in qualified}
+    assert set(behaviors) == {full_name.partition("?")[0] for full_name in qualified}
+    teams = {full_name.partition("team=")[2] for full_name in qualified}
     for settings in behaviors.values():
         assert (settings.self_play is not None) == (len(teams) > 1)
         assert settings.trainer_type == CONFIGURATIONS[name].partition("/")[0]

@@ -76,24 +76,24 @@ def test_whoever_leaves_the_room_is_on_the_first_spot_of_the_corridor_and_the_do
 
 
 def test_beyond_the_door_nothing_that_is_seen_depends_on_the_cue_or_on_how_one_came():
-    """What the claim that a policy without memory can only guess rests on."""
-    one = placed(2, position=(-1.5, -3.5), heading=1, cue=0)
-    two = placed(2, position=(1.0, -5.0), heading=17, cue=1)
-    for simulator in (one, two):
+    """The claim that a policy without memory can only guess rests on this."""
+    simulator_a = placed(2, position=(-1.5, -3.5), heading=1, cue=0)
+    simulator_b = placed(2, position=(1.0, -5.0), heading=17, cue=1)
+    for simulator in (simulator_a, simulator_b):
         things = now(simulator).things
         things[1, 2:4] = things[1, 3:1:-1]
         put(simulator, things=things)
-    walk(one, LEFT, *[FORWARD] * 4)
-    walk(two, RIGHT, RIGHT, LEFT, *[FORWARD] * 5)
-    assert now(one).is_past.all()
-    assert now(two).is_past.all()
+    walk(simulator_a, LEFT, *[FORWARD] * 4)
+    walk(simulator_b, RIGHT, RIGHT, LEFT, *[FORWARD] * 5)
+    assert now(simulator_a).is_past.all()
+    assert now(simulator_b).is_past.all()
     rng = np.random.default_rng(0)
     for choice in [NOTHING, *rng.choice([1, 1, 1, 2, 3, 4], 120)]:
-        ((first, ended), (second, _)) = walk(one, choice), walk(two, choice)
+        ((first, ended), (second, _)) = walk(simulator_a, choice), walk(simulator_b, choice)
         if len(ended):
             break
-        for here, there in zip(first.obs, second.obs, strict=True):
-            assert np.array_equal(here, there)
+        for obs_a, obs_b in zip(first.obs, second.obs, strict=True):
+            assert np.array_equal(obs_a, obs_b)
     assert first.obs[0].shape == (2, 49)
     assert len(ended) > 0
 
@@ -128,10 +128,10 @@ def test_the_cue_can_hang_at_the_end_as_well_for_policies_without_memory():
 
 
 def test_beginnings_cover_cues_sides_and_headings_alike():
-    found = now(begun(Hallway, 2000, seed=3))
-    o_left = found.things[:, 2, 0] < 0
+    state = now(begun(Hallway, 2000, seed=3))
+    o_left = state.things[:, 2, 0] < 0
     for cue in (0, 1):
-        assert 0.2 < (o_left & (found.cue == cue)).mean() < 0.3
-    assert set(found.heading) == set(range(18))
-    assert (np.abs(found.position[:, 0]) <= 2.0).all()
-    assert (found.things[np.arange(2000), found.cue, 1] == -1.5).all()
+        assert 0.2 < (o_left & (state.cue == cue)).mean() < 0.3
+    assert set(state.heading) == set(range(18))
+    assert (np.abs(state.position[:, 0]) <= 2.0).all()
+    assert (state.things[np.arange(2000), state.cue, 1] == -1.5).all()

@@ -87,24 +87,24 @@ def test_a_point_without_end_is_a_draw():
 
 
 def test_both_sides_see_the_same_game_mirrored():
-    """What the right one sees is what the left one sees of the mirrored court, step by step."""
+    """The right player sees what the left player sees on the mirrored court, step by step."""
     rng = np.random.default_rng(0)
-    one, mirrored = begun(Pong, 40, seed=1), begun(Pong, 40, seed=1)
+    game, mirrored = begun(Pong, 40, seed=1), begun(Pong, 40, seed=1)
     put(mirrored, ball=now(mirrored).ball * np.float32([-1, 1, -1, 1]))
     n_ended = 0
     while not n_ended:
         left, right = (ActionTuple(discrete=rng.integers(0, 3, (20, 1))) for _ in range(2))
-        there = one.step({LEFT: left, RIGHT: right})
-        here = mirrored.step({LEFT: right, RIGHT: left})
+        steps = game.step({LEFT: left, RIGHT: right})
+        mirrored_steps = mirrored.step({LEFT: right, RIGHT: left})
         for name, other in ((LEFT, RIGHT), (RIGHT, LEFT)):
-            (decisions, terminals), (alike, ended) = there[name], here[other]
+            (decisions, terminals), (mirrored_decisions, ended) = steps[name], mirrored_steps[other]
             goes_on = ~np.isin(decisions.agent_id, terminals.agent_id)  # else served anew
-            assert np.array_equal(decisions.obs[0][goes_on], alike.obs[0][goes_on])
+            assert np.array_equal(decisions.obs[0][goes_on], mirrored_decisions.obs[0][goes_on])
             assert np.array_equal(terminals.obs[0], ended.obs[0])
             assert terminals.reward.tolist() == ended.reward.tolist()
             n_ended += len(terminals)
     assert 0 < goes_on.sum() < 20
-    assert (there[LEFT][0].obs[0][:, 2] == -there[RIGHT][0].obs[0][:, 2]).all()
+    assert (steps[LEFT][0].obs[0][:, 2] == -steps[RIGHT][0].obs[0][:, 2]).all()
 
 
 @pytest.mark.parametrize(("free", "inside"), [(0.4, 0.4), (1.3, 0.7), (-1.5, -0.5), (3.2, -0.8)])

@@ -113,13 +113,13 @@ def test_every_area_is_a_group_of_its_own():
 
 
 def test_things_begin_on_different_cells_and_everywhere():
-    found = now(begun(PushTogether, 1800, seed=2))
-    cells = np.concatenate((found.cell, found.pit[:, None]), axis=1)
+    state = now(begun(PushTogether, 1800, seed=2))
+    cells = np.concatenate((state.cell, state.pit[:, None]), axis=1)
     numbers = cells[..., 0] * push_together.COLUMNS + cells[..., 1]
     assert all(len(set(row)) == 4 for row in numbers.tolist())
     block = {push_together.COLUMNS * row + push_together.START for row in (1, 2, 3)}
     assert set(numbers[:, :3].ravel().tolist()) == set(range(40)) - block
-    assert {tuple(pit) for pit in found.pit.tolist()} == set(itertools.product((1, 2, 3), (4, 5)))
+    assert {tuple(pit) for pit in state.pit.tolist()} == set(itertools.product((1, 2, 3), (4, 5)))
 
 
 def test_without_a_pit_nothing_is_in_the_way():
@@ -149,10 +149,10 @@ def test_to_fill_the_pit_is_worst_for_the_one_and_best_for_the_others():
     who_fell, mates = (ended[rows, :2].sum(axis=1) for rows in (fell, ~fell))
     simulator = registry.make("push_together", seed=3)
     decisions, _ = simulator.reset()[BEHAVIOR]
-    together = 0.0
+    group_return = 0.0
     for _ in range(push_together.MAX_STEP):
         decisions.obs[0][:, 5] = 0.0  # as if the pit were filled: nobody goes there
         decisions, terminals = simulator.step({BEHAVIOR: expert(decisions)})[BEHAVIOR]
-        together += decisions.group_reward.sum() + terminals.group_reward.sum()
-    if_none_falls = together / registry.entry("push_together").n_agents
+        group_return += decisions.group_reward.sum() + terminals.group_reward.sum()
+    if_none_falls = group_return / registry.entry("push_together").n_agents
     assert who_fell.mean() < 0.0 < 0.25 < if_none_falls < 0.5 < mates.min()

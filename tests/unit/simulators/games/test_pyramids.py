@@ -42,8 +42,8 @@ def test_an_agent_sees_by_eleven_rays_and_knows_where_it_is():
     specs, action = Pyramids(n_agents=1).behavior_specs[BEHAVIOR]
     assert [spec.shape for spec in specs] == [(77,), (5,)]
     assert action.discrete_branches == (5,)
-    own = walk(placed((12.0, 24.0 * 0.75), heading=3), NOTHING)[0].obs[1][0]
-    assert own == pytest.approx([0.0, 0.5, 1.0, 0.0, 0.0], abs=1e-5)
+    vector_obs = walk(placed((12.0, 24.0 * 0.75), heading=3), NOTHING)[0].obs[1][0]
+    assert vector_obs == pytest.approx([0.0, 0.5, 1.0, 0.0, 0.0], abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -126,23 +126,23 @@ def test_the_switch_makes_the_goal_appear_and_the_goal_ends_the_episode():
 def test_things_begin_in_rooms_that_are_far_from_each_other():
     simulator = Pyramids(n_agents=3000, seed=1)
     decisions, _ = simulator.reset()[BEHAVIOR]
-    found = now(simulator)
+    state = now(simulator)
 
     def room(position):
         return (np.array(position)[:, None] // 8 == RING).all(axis=2).argmax(axis=1)
 
-    def apart(one, two):
-        return np.minimum((one - two) % 8, (two - one) % 8)
+    def apart(rooms_a, rooms_b):
+        return np.minimum((rooms_a - rooms_b) % 8, (rooms_b - rooms_a) % 8)
 
-    start, switch, goal = map(room, (found.position, found.switch, found.goal))
+    start, switch, goal = map(room, (state.position, state.switch, state.goal))
     assert set(apart(start, switch).tolist()) == {2, 3, 4}
     assert set(apart(switch, goal).tolist()) == {3, 4}
     for rooms in (start, switch, goal):
         assert set(rooms.tolist()) == set(range(8))
-    is_pyramid = found.things[:, 3:, 0] < 24.0
+    is_pyramid = state.things[:, 3:, 0] < 24.0
     rows = np.arange(3000)
-    for taken in (start, switch, goal):
-        assert not is_pyramid[rows, taken].any()
+    for occupied in (start, switch, goal):
+        assert not is_pyramid[rows, occupied].any()
     assert set(is_pyramid.sum(axis=1).tolist()) == {5, 6}  # the goal may lie where one began
     assert (decisions.obs[1][:, 4] == 0.0).all()
 

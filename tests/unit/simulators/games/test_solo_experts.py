@@ -83,8 +83,8 @@ def test_chance_reaches_the_goal_of_pyramids_in_less_than_one_episode_in_a_hundr
 
 
 def test_the_sorters_expert_visits_as_many_tiles_as_there_are():
-    few = first_episodes("sorter", registry.expert("sorter"), parameters=[("num_tiles", 2.0)])
-    assert few.returns.mean() == pytest.approx(1.5, abs=0.15)
+    played = first_episodes("sorter", registry.expert("sorter"), parameters=[("num_tiles", 2.0)])
+    assert played.returns.mean() == pytest.approx(1.5, abs=0.15)
 
 
 def test_chance_loses_in_the_sorter():
@@ -98,13 +98,13 @@ def test_the_collectors_expert_gathers_far_more_than_chance():
 
 @pytest.mark.parametrize("name", ["hallway", "pyramids", "sorter", "collector"])
 def test_demonstrations_of_the_expert_are_recorded(name, tmp_path):
-    told = record(name, tmp_path / "expert.demo", episodes=3, seed=1)
-    assert "3 episodes" in told
+    summary = record(name, tmp_path / "expert.demo", episodes=3, seed=1)
+    assert "3 episodes" in summary
     demo = read_demo(tmp_path / "expert.demo")
     ((_, spec),) = registry.make(name, n_agents=1).behavior_specs.items()
     assert [obs.shape[1:] for obs in demo.obs] == [obs.shape for obs in spec.observation_specs]
 
 
 def test_an_expert_that_remembers_begins_without_memories():
-    one, other = registry.expert("hallway"), registry.expert("hallway")
-    assert one is not other
+    first, other = registry.expert("hallway"), registry.expert("hallway")
+    assert first is not other

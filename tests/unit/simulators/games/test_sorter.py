@@ -11,28 +11,28 @@ PENALTY = -1.0 / MAX_STEP
 
 
 def placed(tiles, position=(0.0, 0.0), heading=0):
-    """One area with `tiles` of (number, place), in rows from the first on."""
+    """Return a game of one area with `tiles` of (number, place), in rows from the first on."""
     simulator = put(begun(Sorter), position=position, heading=heading, entities=0.0, waits=False)
-    found = now(simulator)
+    state = now(simulator)
     for row, (number, place) in enumerate(tiles):
         angle = np.radians(place * 18.0)
-        found.number[0, row], found.waits[0, row] = number, True
-        found.entities[0, row, number] = 1.0
-        found.entities[0, row, 20:22] = np.sin(angle), np.cos(angle)
-    return put(simulator, number=found.number, waits=found.waits, entities=found.entities)
+        state.number[0, row], state.waits[0, row] = number, True
+        state.entities[0, row, number] = 1.0
+        state.entities[0, row, 20:22] = np.sin(angle), np.cos(angle)
+    return put(simulator, number=state.number, waits=state.waits, entities=state.entities)
 
 
 def visit(simulator, place):
-    """Stand in front of a place, facing up, and give what the next step brings."""
+    """Stand in front of a place, facing up, and return the next step's result."""
     angle = np.radians(place * 18.0)
     return step(put(simulator, position=(9.0 * np.sin(angle), 9.0 * np.cos(angle))), 0, 0, 0)
 
 
 def test_tiles_are_a_list_of_variable_length():
-    (tiles, own), action = Sorter(n_agents=1).behavior_specs[BEHAVIOR]
+    (tiles, vector), action = Sorter(n_agents=1).behavior_specs[BEHAVIOR]
     assert tiles.shape == (20, 23)
     assert tiles.dimension_property == (DimensionProperty.VARIABLE_SIZE, DimensionProperty.NONE)
-    assert own.shape == (4,)
+    assert vector.shape == (4,)
     assert (action.continuous_size, action.discrete_branches) == (0, (3, 3, 3))
 
 
