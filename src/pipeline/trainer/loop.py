@@ -334,14 +334,8 @@ class TrainingLoop:
         # A behavior that has not shown up since the run was resumed is at its saved step.
         steps = {name: int(state["learner"]["step"]) for name, state in self._saved.items()}
         steps |= {name: learner.step for name, learner in self.learners.items()}
-        next_checkpoints = {
-            name: progress.next_checkpoint for name, progress in self._progress.items()
-        }
-        shared = {
-            "steps": steps,
-            "next_checkpoint": next_checkpoints,
-            "lessons": self.lessons.state_dict(),
-        }
+        due_at = {name: progress.next_checkpoint for name, progress in self._progress.items()}
+        shared = {"steps": steps, "next_checkpoint": due_at, "lessons": self.lessons.state_dict()}
         if self._devices:
             shared["devices"] = dict(self._devices)
         if self.self_play.learning is not None:
@@ -382,15 +376,10 @@ class TrainingLoop:
 
     def _export(self, learners: list[Learner]) -> None:
         """Export each policy, if there is an exporter, and observations to check the file with."""
-        exportable = [
-            candidate
-            for candidate in learners
-            if self.keeper.exporter and len(candidate.recorded["obs"][0])
-        ]
-        for learner in (
-            candidate for candidate in exportable if not self.keeper.has_numbered(candidate)
-        ):
-            self.keeper.milestone(learner, self._shared_state())
+        exportable = [x for x in learners if self.keeper.exporter and len(x.recorded["obs"][0])]
+        for learner in exportable:
+            if not self.keeper.has_numbered(learner):
+                self.keeper.milestone(learner, self._shared_state())
         self.keeper.give_onnx(exportable)
 
     def _interrupted(self, request: StopRequest) -> Interrupted:
