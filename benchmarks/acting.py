@@ -17,7 +17,7 @@ import torch
 from peer import ROOT
 from threadpoolctl import threadpool_limits
 
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.settings import load_run_settings
 from pipeline.trainer.supported import algorithm_of
 
@@ -28,12 +28,19 @@ BALL = BehaviorSpec([ObservationSpec.vector(8)], ActionSpec(2, ()))
 SOCCER = BehaviorSpec(
     [ObservationSpec.vector(264), ObservationSpec.vector(72)], ActionSpec(0, (3, 3, 3))
 )
+GOAL = ObservationSpec.vector(2)._replace(observation_type=ObservationType.GOAL_SIGNAL)
+GRID = BehaviorSpec([ObservationSpec.visual(3, 20, 20), GOAL], ActionSpec(0, (5,)))
+ENTITIES = BehaviorSpec(
+    [ObservationSpec.vector(8), ObservationSpec.entities(8, 4)], ActionSpec(2, ())
+)
 CASES = {
     "PPO, 3DBall, 12 agents": ("config/ppo/3DBall.yaml", BALL, 12),
     "SAC, 3DBall, 12 agents": ("config/sac/3DBall.yaml", BALL, 12),
     "POCA, SoccerTwos, 6 players": ("benchmarks/cases/soccer_twos.yaml", SOCCER, 6),
     "POCA, SoccerTwos, 2 players": ("benchmarks/cases/soccer_twos.yaml", SOCCER, 2),
     "PPO, 3DBall, 96 agents": ("config/ppo/3DBall.yaml", BALL, 96),
+    "PPO, image and goal, 16 agents": ("config/ppo/GridWorld.yaml", GRID, 16),
+    "PPO, entities, 12 agents": ("config/ppo/3DBall.yaml", ENTITIES, 12),
 }
 N = 400
 KINDS = ("NumPy", "torch")

@@ -2,7 +2,7 @@
 
 A small network spends a tenth of its time on arithmetic and the rest on calling operations, and a
 call of NumPy takes a third as long as one of torch. Results are those of `ActionHeads.choose`, but
-for rounding.
+for rounding. Images and lists of entities pass their encoders in torch.
 """
 
 from __future__ import annotations
@@ -54,13 +54,22 @@ class NumpyActor:
         self._noise: list[FloatArray] = []
         """Random numbers of the last call."""
         self._heads = heads = actor.heads
+        self._body = body = actor.body
+        self._has_encoders = bool(body.encoders) or body.attention is not None
         self._is_squashed = isinstance(heads, SquashedHeads)
-        layers = [*actor.body.dense.linears, *heads.branches, heads.mu, *_spread(heads)]
+        self._layers: list[list[nn.Linear]] = [
+            list(body.dense.linears),
+            [cast("nn.Linear", branch) for branch in heads.branches],
+            [layer for layer in (heads.mu, *_spread(heads)) if layer is not None],
+            [] if body.hyper is None else [*body.hyper.goal.linears, body.hyper.weights],
+        ]
         self._weights: list[Tensor] = [
-            tensor for layer in layers if layer is not None for tensor in (layer.weight, layer.bias)
+            tensor for group in self._layers for layer in group for tensor in layer.parameters()
         ]
         if heads.log_sigma is not None:
             self._weights.append(heads.log_sigma)
+        if body.hyper is not None:
+            self._weights.append(body.hyper.bias)
         self._pointers: list[int] = []
         self._trunk: list[Dense] = []
         self._branches: list[Dense] = []
@@ -70,18 +79,17 @@ class NumpyActor:
         self._places = list(map(slice, self._starts.tolist(), ends.tolist()))
         self._gaussian: list[Dense] = []
         """The layer of the mean and, where actions are squashed, the layer of log sigma."""
+        self._goal: list[Dense] = []
+        """The layers that make another layer's weights from a goal."""
+        self._goal_bias = np.zeros(0, np.float32)
         self._log_sigma = np.zeros((1, 0), np.float32)
         """[1, A] where they are not squashed."""
 
     @staticmethod
     def fits(actor: Actor) -> bool:
-        """Whether the actor takes vectors only, without memory or goals that generate layers."""
-        body = actor.body
-        is_dense = not body.encoders and body.attention is None and body.hyper is None
+        """Return whether the actor has no memory, and heads that are known here."""
         # a plug-in's heads may do anything
-        return (
-            is_dense and actor.memory is None and type(actor.heads) in (ActionHeads, SquashedHeads)
-        )
+        return actor.memory is None and type(actor.heads) in (ActionHeads, SquashedHeads)
 
     def __call__(
         self,
@@ -92,7 +100,7 @@ class NumpyActor:
         """Actions for N agents.
 
         Args:
-            obs: [N, n] of each observation.
+            obs: [N, *shape] of each observation.
             allowed: bool [N, sum of branch sizes]; None allows everything.
             generator: the stream that they are drawn from; None takes the most likely ones.
         """
@@ -100,10 +108,11 @@ class NumpyActor:
         noise = None if generator is None else self._draw(len(obs[0]), generator)
         # what is not finite is refused by name, and needs no warning of NumPy's before that
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            x = self._normalized(obs)
+            x, goal = self._features(self._normalized(obs))
             for layer in self._trunk:
-                x = _dense(layer, x)
-                x /= 1.0 + np.exp(-x)  # Swish
+                x = _swish(_dense(layer, x))
+            if goal is not None:
+                x = self._hyper(x, goal)
             return self._chosen(x, allowed, noise)
 
     def _look_up(self) -> None:
@@ -112,16 +121,14 @@ class NumpyActor:
         if pointers == self._pointers:
             return
         self._pointers = pointers
-        arrays = [weight.detach().numpy() for weight in self._weights]
+        arrays = iter([weight.detach().numpy() for weight in self._weights])
+        self._trunk, self._branches, self._gaussian, self._goal = (
+            [(next(arrays).T, next(arrays)) for _ in group] for group in self._layers
+        )
         if self._heads.log_sigma is not None:
-            self._log_sigma = arrays.pop()
-        layers = [(w.T, b) for w, b in zip(arrays[::2], arrays[1::2], strict=True)]
-        n_branches = len(self._heads.branches)
-        n_gaussian = 0 if self._heads.mu is None else 1 + self._is_squashed
-        n_trunk = len(layers) - n_branches - n_gaussian
-        self._trunk = layers[:n_trunk]
-        self._branches = layers[n_trunk : n_trunk + n_branches]
-        self._gaussian = layers[n_trunk + n_branches :]
+            self._log_sigma = next(arrays)
+        if self._body.hyper is not None:
+            self._goal_bias = next(arrays)
 
     def _draw(self, n: int, generator: torch.Generator) -> list[FloatArray]:
         """What `ActionHeads.noise` gives, in arrays that the next call overwrites."""
@@ -131,8 +138,8 @@ class NumpyActor:
             self._noise = [values.numpy() for values in self._heads.noise(n, generator)]
         return self._noise
 
-    def _normalized(self, obs: Sequence[FloatArray]) -> FloatArray:
-        """[N, n] of all observations."""
+    def _normalized(self, obs: Sequence[FloatArray]) -> list[FloatArray]:
+        """Return the observations, the vectors normalised where the settings say so."""
         values = list(obs)
         for index, normalizer in self._normalizers:
             statistics = normalizer.statistics()
@@ -142,7 +149,35 @@ class NumpyActor:
                 self._scales[index] = statistics, mean, deviation
             scaled = (values[index] - mean) / deviation
             values[index] = np.minimum(np.maximum(scaled, -CLIP), CLIP)
-        return values[0] if len(values) == 1 else np.concatenate(values, axis=1)
+        return values
+
+    def _features(self, obs: list[FloatArray]) -> tuple[FloatArray, FloatArray | None]:
+        """Return what `ObservationEncoder.features` does, by torch if there are encoders."""
+        if self._has_encoders:
+            # torch warns of arrays that are read-only
+            writable = [np.require(values, requirements="W") for values in obs]
+            with torch.inference_mode():
+                joined, goal = self._body.features([torch.from_numpy(x) for x in writable])
+            return joined.numpy(), None if goal is None else goal.numpy()
+        goals = [obs[index] for index in self._body.goals]
+        return _concatenated(obs), None if self._body.hyper is None else _concatenated(goals)
+
+    def _hyper(self, x: FloatArray, goal: FloatArray) -> FloatArray:
+        """Return what `HyperLayer` makes of x [N, n_in] and goal [N, goal_size]."""
+        rows_of: dict[bytes, list[int]] = {}
+        for row, values in enumerate(goal):
+            rows_of.setdefault(values.tobytes(), []).append(row)
+        *layers, generator = self._goal
+        encoded = goal[[rows[0] for rows in rows_of.values()]]
+        for layer in layers:
+            encoded = _swish(_dense(layer, encoded))
+        encoded -= encoded.mean(1, keepdims=True)
+        encoded /= np.sqrt(np.square(encoded).mean(1, keepdims=True) + _LAYER_NORM_EPSILON)
+        y = np.empty((len(x), len(self._goal_bias)), np.float32)
+        for rows, weights in zip(rows_of.values(), _dense(generator, encoded), strict=True):
+            y[rows] = _product(x[rows], weights.reshape(x.shape[1], -1))
+        y += self._goal_bias
+        return _swish(y)
 
     def _chosen(
         self, hidden: FloatArray, allowed: BoolArray | None, noise: Sequence[FloatArray] | None
@@ -210,11 +245,22 @@ class NumpyActor:
 
 _NO_SCALE = None, np.zeros(0, np.float32), np.zeros(0, np.float32)
 _MINUS_HALF, _HALF_LOG_TAU = np.float32(-0.5), np.float32(HALF_LOG_TAU)
+_LAYER_NORM_EPSILON = np.float32(1e-5)  # torch's
 _ENTROPY = np.float32(HALF_LOG_TAU + 0.5)
 
 
 def _spread(heads: ActionHeads) -> list[nn.Linear | None]:
     return [heads.spread] if isinstance(heads, SquashedHeads) else []
+
+
+def _concatenated(parts: Sequence[FloatArray]) -> FloatArray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def _swish(x: FloatArray) -> FloatArray:
+    """Return x times its sigmoid, in place."""
+    x /= 1.0 + np.exp(-x)
+    return x
 
 
 def _dense(layer: Dense, x: FloatArray) -> FloatArray:

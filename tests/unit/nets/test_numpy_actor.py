@@ -8,7 +8,7 @@ import torch
 
 from pipeline.algos import policy as policy_module
 from pipeline.algos.policy import Policy
-from pipeline.nets.numpy_actor import MOST_AGENTS, NumpyActor
+from pipeline.nets.numpy_actor import MOST_AGENTS
 from pipeline.nets.optimizer import FlatAdam
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.settings.schema import NetworkSettings
@@ -20,25 +20,34 @@ ACTIONS = {
     "hybrid": ActionSpec(2, (3, 2, 5)),
 }
 STREAM = torch.Generator()
+GOAL = ObservationSpec.vector(3)._replace(observation_type=ObservationType.GOAL_SIGNAL)
+IMAGE = ObservationSpec.visual(3, 20, 20)
 
 
-def policy_of(actions, *, squash=False, seen=(5, 2), **network):
+def policy_of(actions, *, squash=False, seen=(5, 2), specs=None, spread=0.3, **network):
     torch.manual_seed(0)
-    spec = BehaviorSpec([ObservationSpec.vector(n) for n in seen], actions)
+    spec = BehaviorSpec(specs or [ObservationSpec.vector(n) for n in seen], actions)
     policy = Policy(spec, NetworkSettings(hidden_units=16, **network), squash=squash)
     with torch.no_grad():
         for parameter in policy.parameters():  # initial biases and log sigmas are zeros
-            parameter.add_(0.3 * torch.randn_like(parameter))
+            parameter.add_(spread * torch.randn_like(parameter))
     return policy
 
 
-def decisions(policy, n=6, *, masked=True):
-    """Decisions of NumPy and of torch, for the same observations and the same random numbers."""
+def decisions(policy, n=6, *, masked=True, n_goals=None):
+    """Decisions of NumPy and of torch, for the same observations and the same random numbers.
+
+    With `n_goals`, goals repeat after as many rows.
+    """
     rng = np.random.default_rng(n)
     obs = [
         (3.0 * rng.normal(size=(n, *obs_spec.shape))).astype(np.float32)
         for obs_spec in policy.spec.observation_specs
     ]
+    for values, spec in zip(obs, policy.spec.observation_specs, strict=True):
+        if n_goals and spec.observation_type == ObservationType.GOAL_SIGNAL:
+            values[:] = values[np.arange(n) % n_goals]
+        values.flags.writeable = False  # as they may come from the wire
     mask = [rng.random((n, size)) < 0.4 for size in policy.spec.action_spec.discrete_branches]
     for branch_mask in mask:
         branch_mask[:, 1] = False  # something is allowed
@@ -120,17 +129,38 @@ def test_every_call_draws_anew_also_in_a_copy(actions):
         np.testing.assert_array_equal(drawn.rows["log_prob"], log_prob)
 
 
-def test_torch_decides_where_there_are_other_layers():
-    goal = ObservationSpec.vector(3)._replace(observation_type=ObservationType.GOAL_SIGNAL)
-    vector, actions = ObservationSpec.vector(3), ActionSpec(2, ())
-    for other, network in (
-        (ObservationSpec.visual(3, 20, 20), {}),
-        (ObservationSpec.entities(4, 3), {}),
-        (goal, {}),
-        (vector, {"memory": MemorySettings(memory_size=8, sequence_length=4)}),
-    ):
-        settings = NetworkSettings(hidden_units=16, **network)
-        assert not NumpyActor.fits(Policy(BehaviorSpec([vector, other], actions), settings).actor)
+@pytest.mark.parametrize("n_goals", [1, 3, 6])
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"goal": GOAL},
+        {"goal": GOAL, "more": GOAL},
+        {"image": IMAGE, "goal": GOAL},
+        {"image": IMAGE._replace(observation_type=ObservationType.GOAL_SIGNAL)},
+        {"entities": ObservationSpec.entities(4, 3)},
+        {"entities": ObservationSpec.entities(4, 3), "goal": GOAL, "image": IMAGE},
+    ],
+    ids="+".join,
+)
+def test_images_entities_and_goals_enter_as_in_torch(others, n_goals):
+    specs = [ObservationSpec.vector(4), *others.values()]
+    policy = policy_of(ActionSpec(2, (3,)), specs=specs, spread=0.05, normalize=True)
+    policy.normalizers.update([torch.randn(9, *spec.shape) + 1.0 for spec in specs])
+    assert policy.numpy_actor is not None
+    assert_same(*decisions(policy, n_goals=n_goals))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_goals_make_a_layer_of_any_width(layers):
+    policy = policy_of(
+        ActionSpec(2, ()), specs=[ObservationSpec.vector(4), GOAL], num_layers=layers
+    )
+    assert_same(*decisions(policy, n_goals=2))
+
+
+def test_memory_is_torch_s():
+    policy = policy_of(ActionSpec(2, ()), memory=MemorySettings(memory_size=8, sequence_length=4))
+    assert policy.numpy_actor is None
 
 
 def test_more_agents_than_that_are_torch_s(monkeypatch):
