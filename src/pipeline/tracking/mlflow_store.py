@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import platform
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,7 @@ def clean(name: str) -> str:
 
 def checkout(root: Path) -> str:
     """Return an id for this copy of the repository that does not reveal its path."""
-    return files.fingerprint([os.uname().nodename, str(root)])[:12]
+    return files.fingerprint([platform.node(), str(root)])[:12]
 
 
 def flatten(values: Mapping[str, Any], start: str = "") -> dict[str, str]:
