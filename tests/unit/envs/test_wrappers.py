@@ -198,7 +198,7 @@ def test_agents_that_are_gone_are_forgotten(monkeypatch):
         assert not over & ended
         vanished |= {agent for agent in over & before if not infos[agent]["asked"]}
         ended |= over
-        records = (env.possible_agents, env._heard, env._left, env._last, env._spaces)
+        records = (env.possible_agents, env._last_active, env._left, env._last, env._spaces)
         assert max(map(len, records)) < 120
     assert toy.next_id > 500
     assert len(vanished) > 10
