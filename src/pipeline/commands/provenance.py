@@ -75,6 +75,8 @@ def run(arguments: argparse.Namespace) -> str:
 
 def _compared(first: Path, second: Path) -> str:
     """Return the possible causes of a difference between two files, the earliest first."""
+    from pipeline.export.layout import without_metadata
+
     histories = read(first), read(second)
     digests = files.sha256_of(first), files.sha256_of(second)
     head = [
@@ -82,7 +84,15 @@ def _compared(first: Path, second: Path) -> str:
     ]
     if digests[0] == digests[1]:
         return "\n".join([*head, "They are the same bytes."])
+    same_network = without_metadata(first) == without_metadata(second)
     causes = [*_causes(*histories), *_machines((first, second), *histories)]
+    if same_network:
+        head.append(
+            "The networks are the same; only what the files record of their making differs."
+        )
+        pairs = [(left["run"], right["run"]) for left, right in zip(*histories, strict=False)]
+        names = tuple(f"{old}, {new}" for old, new in pairs if old != new)
+        causes += [Check(what="runs", verdict="differs", details=names)] if names else []
     if not causes:
         explanation = (
             "Nothing that is recorded differs. What is left is the machine: its kind of processor, "
@@ -90,7 +100,8 @@ def _compared(first: Path, second: Path) -> str:
             "or run_logs/machine.json, names it, and is compared where both files lie below it."
         )
         return "\n".join([*head, explanation])
-    lines = [*head, f"The first cause by which they may differ: {causes[0].what}"]
+    lead = "The first difference" if same_network else "The first cause by which they may differ"
+    lines = [*head, f"{lead}: {causes[0].what}"]
     for number, check in enumerate(causes):
         lines += [] if number == 0 else [f"also: {check.what}"]
         lines += [f"  {detail}" for detail in check.details[:_MOST_SHOWN]]

@@ -96,6 +96,17 @@ def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
     return model
 
 
+def without_metadata(path: Path) -> bytes:
+    """Return the bytes of a model without its metadata, the same for equal networks.
+
+    Raises:
+        ExportError: The file cannot be read as ONNX.
+    """
+    model = load(path)
+    del model.metadata_props[:]
+    return model.SerializeToString(deterministic=True)
+
+
 def data_flaw(model: onnx.ModelProto) -> str | None:
     """What keeps the names and tensors of a model from being read; None when nothing does.
 

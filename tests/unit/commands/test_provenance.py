@@ -147,7 +147,7 @@ def test_a_run_that_was_interrupted_and_is_not_exact_says_so(tree, tmp_path, cap
 )
 def test_the_first_cause_by_which_two_files_differ_is_named(changes, first, tree, tmp_path, capsys):
     original = model(tmp_path / "one.onnx", record(tree))
-    changed = model(tmp_path / "two.onnx", record(tree, **changes))
+    changed = model(tmp_path / "two.onnx", record(tree, **changes), graph="other")
     assert main(["provenance", str(changed), "--diff", str(original)]) == 0
     assert f"The first cause by which they may differ: {first}" in capsys.readouterr().out
 
@@ -157,9 +157,18 @@ def test_files_with_equal_records_are_the_same_or_of_other_machines(tree, tmp_pa
     same = model(tmp_path / "same.onnx", record(tree))
     assert main(["provenance", "--diff", str(original), str(same)]) == 0
     assert "They are the same bytes." in capsys.readouterr().out
-    other = model(tmp_path / "other.onnx", record(tree), graph="other")
+    other = model(tmp_path / "other.onnx", record(tree, run="other"), graph="other")
     assert main(["provenance", "--diff", str(original), str(other)]) == 0
     assert "What is left is the machine" in capsys.readouterr().out
+
+
+def test_files_of_one_network_differ_in_what_they_record(tree, tmp_path, capsys):
+    original = model(tmp_path / "one.onnx", record(tree))
+    changed = model(tmp_path / "two.onnx", record(tree, seed=8, run="other"))
+    assert main(["provenance", str(changed), "--diff", str(original)]) == 0
+    out = capsys.readouterr().out
+    assert "The networks are the same" in out
+    assert "The first difference: seed of learn\n  seed: 7, 8\nalso: runs\n  first, other\n" in out
 
 
 @pytest.mark.parametrize(
