@@ -199,11 +199,10 @@ class GAIL(RewardSignal):
         estimates = self.network.estimates(self.network.features(mixed))
         # The sum, because each row's estimate depends on that row alone.
         gradients = torch.autograd.grad(estimates.sum(), mixed, create_graph=True)
-        squared = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(
-            0
-        )
+        squared = [gradient.flatten(1).square().sum(1) for gradient in gradients]
         # The root has no finite derivative at 0.
-        return ((squared + EPSILON).sqrt() - 1.0).square().mean()
+        norms = (torch.stack(squared).sum(0) + EPSILON).sqrt()
+        return (norms - 1.0).square().mean()
 
     def _between(self, policy_input: Tensor, expert_input: Tensor) -> Tensor:
         share = torch.rand(policy_input.shape, generator=self.generator, device=policy_input.device)

@@ -211,17 +211,14 @@ class POCA(Algorithm):
 
     def _values_and_baselines(self, critic_input: CriticInput) -> tuple[Tensor, Tensor]:
         """Return group values and baselines, [B, S] each, of the B rows of P moments."""
+        moment = critic_input.moment
+        if moment is None:
+            raise ValueError("baselines are of rows")
         estimates = self.critic(
             critic_input.obs, critic_input.memory, critic_input.actions, critic_input.groups
         )
-        if critic_input.moment is None:
-            raise ValueError("baselines are of rows")
-        n_rows = critic_input.moment.shape[
-            0
-        ]  # and not `len`, which compiling would take for a constant
-        return estimates.index_select(0, critic_input.moment), estimates[
-            estimates.shape[0] - n_rows :
-        ]
+        n_rows = moment.shape[0]  # and not `len`, which compiling would take for a constant
+        return estimates.index_select(0, moment), estimates[estimates.shape[0] - n_rows :]
 
     @torch.no_grad()
     def _rows(self, rollout: Rollout) -> tuple[Rows, GroupBatch]:
