@@ -56,6 +56,7 @@ class NumpyActor:
         self._heads = heads = actor.heads
         self._body = body = actor.body
         self._has_encoders = bool(body.encoders) or body.attention is not None
+        self._sees_vectors = not self._has_encoders and body.hyper is None
         self._is_squashed = isinstance(heads, SquashedHeads)
         self._layers: list[list[nn.Linear]] = [
             list(body.dense.linears),
@@ -108,9 +109,14 @@ class NumpyActor:
         noise = None if generator is None else self._draw(len(obs[0]), generator)
         # what is not finite is refused by name, and needs no warning of NumPy's before that
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            x, goal = self._features(self._normalized(obs))
+            values = self._normalized(obs)
+            if self._sees_vectors:
+                x, goal = values[0] if len(values) == 1 else np.concatenate(values, axis=1), None
+            else:
+                x, goal = self._features(values)
             for layer in self._trunk:
-                x = _swish(_dense(layer, x))
+                x = _dense(layer, x)
+                x /= 1.0 + np.exp(-x)  # Swish
             if goal is not None:
                 x = self._hyper(x, goal)
             return self._chosen(x, allowed, noise)
@@ -152,7 +158,7 @@ class NumpyActor:
         return values
 
     def _features(self, obs: list[FloatArray]) -> tuple[FloatArray, FloatArray | None]:
-        """Return what `ObservationEncoder.features` does, by torch if there are encoders."""
+        """Return what `ObservationEncoder.features` does, where more than vectors is seen."""
         if self._has_encoders:
             # torch warns of arrays that are read-only
             writable = [np.require(values, requirements="W") for values in obs]
@@ -160,7 +166,7 @@ class NumpyActor:
                 joined, goal = self._body.features([torch.from_numpy(x) for x in writable])
             return joined.numpy(), None if goal is None else goal.numpy()
         goals = [obs[index] for index in self._body.goals]
-        return _concatenated(obs), None if self._body.hyper is None else _concatenated(goals)
+        return np.concatenate(obs, axis=1), np.concatenate(goals, axis=1)
 
     def _hyper(self, x: FloatArray, goal: FloatArray) -> FloatArray:
         """Return what `HyperLayer` makes of x [N, n_in] and goal [N, goal_size]."""
@@ -170,14 +176,16 @@ class NumpyActor:
         *layers, generator = self._goal
         encoded = goal[[rows[0] for rows in rows_of.values()]]
         for layer in layers:
-            encoded = _swish(_dense(layer, encoded))
+            encoded = _dense(layer, encoded)
+            encoded /= 1.0 + np.exp(-encoded)
         encoded -= encoded.mean(1, keepdims=True)
         encoded /= np.sqrt(np.square(encoded).mean(1, keepdims=True) + _LAYER_NORM_EPSILON)
         y = np.empty((len(x), len(self._goal_bias)), np.float32)
         for rows, weights in zip(rows_of.values(), _dense(generator, encoded), strict=True):
             y[rows] = _product(x[rows], weights.reshape(x.shape[1], -1))
         y += self._goal_bias
-        return _swish(y)
+        y /= 1.0 + np.exp(-y)
+        return y
 
     def _chosen(
         self, hidden: FloatArray, allowed: BoolArray | None, noise: Sequence[FloatArray] | None
@@ -251,16 +259,6 @@ _ENTROPY = np.float32(HALF_LOG_TAU + 0.5)
 
 def _spread(heads: ActionHeads) -> list[nn.Linear | None]:
     return [heads.spread] if isinstance(heads, SquashedHeads) else []
-
-
-def _concatenated(parts: Sequence[FloatArray]) -> FloatArray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-
-def _swish(x: FloatArray) -> FloatArray:
-    """Return x times its sigmoid, in place."""
-    x /= 1.0 + np.exp(-x)
-    return x
 
 
 def _dense(layer: Dense, x: FloatArray) -> FloatArray:
