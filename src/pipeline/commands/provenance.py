@@ -77,33 +77,25 @@ def _compared(first: Path, second: Path) -> str:
     """Return the possible causes of a difference between two files, the earliest first."""
     from pipeline.export.layout import without_metadata
 
-    histories = read(first), read(second)
+    paths, histories = (first, second), (read(first), read(second))
     digests = files.sha256_of(first), files.sha256_of(second)
-    head = [
-        f"{path}\n  sha256 {digest}" for path, digest in zip((first, second), digests, strict=True)
-    ]
+    lines = [f"{path}\n  sha256 {digest}" for path, digest in zip(paths, digests, strict=True)]
     if digests[0] == digests[1]:
-        return "\n".join([*head, "They are the same bytes."])
+        return "\n".join([*lines, "They are the same bytes."])
     same_network = without_metadata(first) == without_metadata(second)
-    causes = [*_causes(*histories), *_machines((first, second), *histories)]
+    causes = [*_causes(*histories), *_machines(paths, *histories)]
     if same_network:
-        head.append(
-            "The networks are the same; only what the files record of their making differs."
-        )
-        pairs = [(left["run"], right["run"]) for left, right in zip(*histories, strict=False)]
-        names = tuple(f"{old}, {new}" for old, new in pairs if old != new)
-        causes += [Check(what="runs", verdict="differs", details=names)] if names else []
-    if not causes:
-        explanation = (
+        lines.append("The networks are the same; only what the files say of their making differs.")
+        causes = causes or list(_other_fields(*histories))
+    elif not causes:
+        lines.append(
             "Nothing that is recorded differs. What is left is the machine: its kind of processor, "
             "which decides which kernels run. `machine` in results/.work/<stage>/<run>/stage.json, "
             "or run_logs/machine.json, names it, and is compared where both files lie below it."
         )
-        return "\n".join([*head, explanation])
     lead = "The first difference" if same_network else "The first cause by which they may differ"
-    lines = [*head, f"{lead}: {causes[0].what}"]
     for number, check in enumerate(causes):
-        lines += [] if number == 0 else [f"also: {check.what}"]
+        lines.append(f"also: {check.what}" if number else f"{lead}: {check.what}")
         lines += [f"  {detail}" for detail in check.details[:_MOST_SHOWN]]
         if len(check.details) > _MOST_SHOWN:
             lines.append(f"  and {len(check.details) - _MOST_SHOWN} more")
@@ -129,10 +121,22 @@ def _causes(
             ("interruptions", _interruptions(left), _interruptions(right)),
         ]
         for part, mine, other in parts:
-            keys = [key for key in {**mine, **other} if mine.get(key) != other.get(key)]
-            details = tuple(f"{key}: {_as_text(mine, key)}, {_as_text(other, key)}" for key in keys)
-            if details:
+            if details := _differences(mine, other):
                 yield Check(what=f"{part} of {left['stage']}", verdict="differs", details=details)
+
+
+def _other_fields(
+    first: Sequence[provenance.Record], second: Sequence[provenance.Record]
+) -> Iterator[Check]:
+    """Compare what no network depends on, such as the names of runs and the paths of inputs."""
+    for left, right in zip(first, second, strict=True):
+        if details := _differences(dict(flattened(left)), dict(flattened(right))):
+            yield Check(what=f"record of {left['stage']}", verdict="differs", details=details)
+
+
+def _differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+    keys = [key for key in {**mine, **other} if mine.get(key) != other.get(key)]
+    return tuple(f"{key}: {_as_text(mine, key)}, {_as_text(other, key)}" for key in keys)
 
 
 def _machines(
@@ -145,9 +149,7 @@ def _machines(
         mine, other = _machine_of(paths[0], left), _machine_of(paths[1], right)
         if not mine or not other:
             continue
-        keys = [key for key in sorted({**mine, **other}) if mine.get(key) != other.get(key)]
-        details = tuple(f"{key}: {_as_text(mine, key)}, {_as_text(other, key)}" for key in keys)
-        if details:
+        if details := tuple(sorted(_differences(mine, other))):
             yield Check(what=f"machine of {left['stage']}", verdict="differs", details=details)
 
 

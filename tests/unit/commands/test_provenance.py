@@ -163,12 +163,20 @@ def test_files_with_equal_records_are_the_same_or_of_other_machines(tree, tmp_pa
 
 
 def test_files_of_one_network_differ_in_what_they_record(tree, tmp_path, capsys):
+    inputs = record(tree)["inputs"]
+    moved = {kind: entry | {"path": "other/ball"} for kind, entry in inputs.items()}
     original = model(tmp_path / "one.onnx", record(tree))
-    changed = model(tmp_path / "two.onnx", record(tree, seed=8, run="other"))
-    assert main(["provenance", str(changed), "--diff", str(original)]) == 0
-    out = capsys.readouterr().out
-    assert "The networks are the same" in out
-    assert "The first difference: seed of learn\n  seed: 7, 8\nalso: runs\n  first, other\n" in out
+    for changes, difference in (
+        ({"run": "other"}, 'record of learn\n  run: "first", "other"\n'),
+        ({"inputs": moved}, "record of learn\n  inputs.environment.path: "),
+        ({"seed": 8, "run": "other"}, "seed of learn\n  seed: 7, 8\n"),
+    ):
+        changed = model(tmp_path / "two.onnx", record(tree, **changes))
+        assert main(["provenance", str(changed), "--diff", str(original)]) == 0
+        out = capsys.readouterr().out
+        assert "The networks are the same" in out
+        assert f"The first difference: {difference}" in out
+        assert "What is left is the machine" not in out
 
 
 @pytest.mark.parametrize(
