@@ -1,28 +1,33 @@
-"""Microseconds of a decision in NumPy and in torch, by what decides.
+"""Microseconds of a decision in NumPy and in torch, and of its products alone, by what decides.
 
     python benchmarks/acting.py
 
 Each decision is timed after the one before, and after 5 ms of sleep, as beside a real player: then
-caches hold something else. Both kinds in turn, medians, one thread each.
+caches hold something else. The products are its convolutions and matrix products with the same
+numbers, called in torch one after the other: no decision takes less. All kinds in turn,
+medians, one thread each.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from peer import ROOT
 from threadpoolctl import threadpool_limits
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.settings import load_run_settings
 from pipeline.trainer.supported import algorithm_of
 
 if TYPE_CHECKING:
-    from pipeline.algos.algorithm import Algorithm
+    from collections.abc import Callable
+
 
 BALL = BehaviorSpec([ObservationSpec.vector(8)], ActionSpec(2, ()))
 SOCCER = BehaviorSpec(
@@ -43,35 +48,69 @@ CASES = {
     "PPO, entities, 12 agents": ("config/ppo/3DBall.yaml", ENTITIES, 12),
 }
 N = 400
-KINDS = ("NumPy", "torch")
+_PRODUCTS = {"linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "conv2d", "convolution"}
+KINDS = ("NumPy", "torch", "products")
 
 
-def policies(config: str, spec: BehaviorSpec) -> dict[str, Algorithm]:
-    """Return the same untrained policy twice: with its NumPy actor and without it."""
+def decisions(config: str, spec: BehaviorSpec, n_agents: int) -> dict[str, Callable[[], object]]:
+    """Return the same decision of an untrained policy by each kind."""
     (settings,) = load_run_settings(ROOT / config).behaviors.values()
-    algorithms = {}
-    for kind in KINDS:
-        algorithms[kind] = algorithm_of(settings)(
-            spec, settings, seed=1, device=torch.device("cpu")
-        )
-    algorithms["torch"].policy.numpy_actor = None
-    return algorithms
-
-
-def microseconds(config: str, spec: BehaviorSpec, n_agents: int, *, asleep: float) -> list[float]:
-    """Return the median time of a decision, of each kind."""
-    algorithms = policies(config, spec)
     rng = np.random.default_rng(0)
     obs = [
         rng.normal(size=(n_agents, *obs_spec.shape)).astype(np.float32)
         for obs_spec in spec.observation_specs
     ]
+    new = algorithm_of(settings)
+    by_kind = [new(spec, settings, seed=1, device=torch.device("cpu")) for _ in range(2)]
+    by_kind[1].policy.numpy_actor = None
+    acts = [functools.partial(algorithm.act, obs, None) for algorithm in by_kind]
+    return dict(zip(KINDS, [*acts, products(acts[1])], strict=True))
+
+
+class Products(TorchDispatchMode):
+    """Notes the calls of convolutions and matrix products while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Callable[[], object]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        """Call an operation, and keep it with its arguments if it is one of those."""
+        del types
+        call = functools.partial(func, *args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in _PRODUCTS:
+            self.calls.append(call)
+        return call()
+
+
+def products(decide: Callable[[], object]) -> Callable[[], None]:
+    """Return a function that repeats the products of `decide`, with the same numbers."""
+    with Products() as noted:
+        decide()
+
+    def multiply() -> None:
+        with torch.inference_mode():
+            for call in noted.calls:
+                call()
+
+    return multiply
+
+
+def microseconds(config: str, spec: BehaviorSpec, n_agents: int, *, asleep: float) -> list[float]:
+    """Return the median time of a decision, of each kind."""
     spent: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    by_kind = decisions(config, spec, n_agents)
     for _ in range(N):
-        for kind, algorithm in algorithms.items():
-            time.sleep(asleep) if asleep else algorithm.act(obs, None)
+        for kind, decide in by_kind.items():
+            time.sleep(asleep) if asleep else decide()
             began = time.perf_counter()
-            algorithm.act(obs, None)
+            decide()
             spent[kind].append(1e6 * (time.perf_counter() - began))
     return [statistics.median(times[N // 10 :]) for times in spent.values()]
 
@@ -79,8 +118,9 @@ def microseconds(config: str, spec: BehaviorSpec, n_agents: int, *, asleep: floa
 def main() -> None:
     """Print a row for each case."""
     torch.set_num_threads(1)
-    print("| decision | NumPy | torch | NumPy, after 5 ms | torch, after 5 ms |")  # noqa: T201
-    print("|---|--:|--:|--:|--:|")  # noqa: T201
+    titles = [*KINDS, *(f"{kind}, after 5 ms" for kind in KINDS)]
+    print("| decision | " + " | ".join(titles) + " |")  # noqa: T201
+    print("|---|" + "--:|" * len(titles))  # noqa: T201
     with threadpool_limits(1, user_api="blas"):
         for name, case in CASES.items():
             times = [*microseconds(*case, asleep=0.0), *microseconds(*case, asleep=0.005)]
