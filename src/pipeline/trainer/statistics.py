@@ -106,12 +106,6 @@ class Statistics:
                 if method is StatsAggregationMethod.HISTOGRAM:
                     self._distributions[name].append(value)
 
-    def mean(self, tag: str) -> float | None:
-        """This period's mean of `tag`, or None."""
-        # `get`, because asking must not add a tag: the counts are a part of checkpoints.
-        count = self._counts.get(tag, 0)
-        return self._sums[tag] / count if count else None
-
     def reward_spread(self) -> float:
         """Population standard deviation of this period's episode returns, 0 for fewer than two."""
         n = len(self.returns)

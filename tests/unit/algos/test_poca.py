@@ -202,11 +202,11 @@ def test_own_and_group_returns_are_charted_apart():
         message({0: (0.1, 1), 1: (0.2, 3)}, group_reward=5.0),
         message({}, {0: (0.3, 1), 1: (0.4, 3)}, group_reward=2.0),
     )
-    numbers = team_learner.statistics
-    assert numbers.mean("Environment/Cumulative Reward") == pytest.approx(4.0)
-    assert numbers.mean("Environment/Group Cumulative Reward") == pytest.approx(7.0)
-    assert numbers.mean("Policy/Extrinsic Reward") == pytest.approx(15.0)
-    assert list(numbers.recent) == pytest.approx([9.0, 13.0])
+    means = team_learner.statistics.period()
+    assert means["Environment/Cumulative Reward"] == pytest.approx(4.0)
+    assert means["Environment/Group Cumulative Reward"] == pytest.approx(7.0)
+    assert means["Policy/Extrinsic Reward"] == pytest.approx(15.0)
+    assert list(team_learner.statistics.recent) == pytest.approx([9.0, 13.0])
 
 
 def test_cloning_is_learned_beside_it_and_reported(tmp_path):
@@ -216,7 +216,7 @@ def test_cloning_is_learned_beside_it_and_reported(tmp_path):
     play(team_learner, *[message({0: (0.1 * t, 0), 1: (0.2, 1)}) for t in range(4)])
     play(team_learner, message({}, {0: (0.3, 1), 1: (0.4, 3)}))
     assert team_learner.learn()
-    assert team_learner.statistics.mean("Losses/Pretraining Loss") > 0
+    assert team_learner.statistics.period()["Losses/Pretraining Loss"] > 0
 
 
 def test_other_trainers_learn_from_own_and_group_reward_and_say_so_once(caplog):

@@ -58,11 +58,11 @@ def test_cloning_is_reported_as_the_mean_over_its_updates(tmp_path):
     algorithm.bc.update = lambda **options: (losses.append(update(**options)), losses[-1])[1]
     training.run()
     assert len(losses) == algorithm.n_updates - 1 == 2
-    reported = training.learner.statistics.mean("Losses/Pretraining Loss")
+    reported = training.learner.statistics.period()["Losses/Pretraining Loss"]
     assert reported == pytest.approx(np.mean(losses))
     plain = Training("sac, discrete", tmp_path, n_blocks=1)
     plain.run()
-    assert plain.learner.statistics.mean("Losses/Pretraining Loss") is None
+    assert "Losses/Pretraining Loss" not in plain.learner.statistics.period()
 
 
 def test_statistics_are_means_over_gradient_steps_and_coefficients_after_them():
@@ -116,6 +116,6 @@ def test_a_linear_schedule_lowers_the_learning_rate(tmp_path):
     training.run()
     n_rows = N_MESSAGES * training.case.n_agents
     assert training.settings["max_steps"] == 2 * n_rows
-    reported = training.learner.statistics.mean("Policy/Learning Rate")
+    reported = training.learner.statistics.period()["Policy/Learning Rate"]
     assert reported == pytest.approx(1.5e-3, rel=1e-5)
     assert training.learner.algorithm.optimizer.learning_rate == pytest.approx(reported)

@@ -15,11 +15,13 @@ from duels import PICK, Duel, Recall, Uneven
 from steps import decision_steps, terminal_steps
 from stops_after import StopsAfter
 
+from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.settings import to_mapping
 from pipeline.settings.schema.trainer import SelfPlaySettings
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.curriculum import Curriculum
+from pipeline.trainer.loop import TrainingLoop
 from pipeline.trainer.opponents import SnapshotPool, expected_score
 from pipeline.trainer.overlap import Overlap
 from pipeline.trainer.self_play import SelfPlay, team_of
@@ -104,28 +106,48 @@ def test_a_behavior_that_has_finished_leaves_the_turn_to_the_other(quick, play, 
     assert (tmp_path / "Pick" / "checkpoint.pt").is_file()
 
 
-def test_an_update_beside_the_game_goes_on_once_a_step_however_many_teams_there_are(
-    play, monkeypatch
-):
-    """Its steps are counted: with each team's turn it would have half the time."""
-    sent, advanced_after = [], []
-    send, advance = WorkerSet.step_send, Overlap.advance
+class InTurn(InProcessEnvironment):
+    """Steps in halves, so that several of them are groups that take turns."""
 
-    def counted(self, group=None):
-        sent.append(group)
-        send(self, group)
+    def step_send(self):
+        pass
+
+    def step_wait(self):
+        self.step()
+
+    def reset_send(self):
+        pass
+
+    def reset_wait(self):
+        self.reset()
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_an_update_beside_the_game_goes_on_once_a_step_of_all_teams_and_workers(
+    n_workers, quick, make_loop, monkeypatch
+):
+    """Its steps are counted: with each team's or group's turn it would have half the time."""
+    n_steps, waited_at = itertools.count(), []
+    step, advance = TrainingLoop._step, Overlap.advance
+
+    def counted(self):
+        next(n_steps)
+        step(self)
 
     def noted(self):
         stats = advance(self)
         if self.is_under_way:
-            advanced_after.append(len(sent))
+            waited_at.append(str(n_steps))
         return stats
 
-    monkeypatch.setattr(WorkerSet, "step_send", counted)
+    monkeypatch.setattr(TrainingLoop, "_step", counted)
     monkeypatch.setattr(Overlap, "advance", noted)
-    play([Duel()], threaded=True)
-    assert len(advanced_after) > 10
-    assert len(advanced_after) == len(set(advanced_after))
+    settings = quick("Duel", self_play=SELF_PLAY, threaded=True)
+    with WorkerSet([InTurn(Duel(seed=seed)) for seed in range(n_workers)]) as workers:
+        assert len(workers.groups) == n_workers
+        make_loop(workers, settings).run(StopRequest())
+    assert len(waited_at) > 5
+    assert len(waited_at) == len(set(waited_at))
 
 
 def test_opponents_act_with_weights_of_the_past(play, monkeypatch):

@@ -11,10 +11,8 @@ def test_period_gives_means_and_begins_anew():
     numbers = Statistics()
     numbers.add("Losses/Value Loss", 1.0)
     numbers.add_all({"Losses/Value Loss": 2.0, "Policy/Beta": 5.0})
-    assert numbers.mean("Losses/Value Loss") == 1.5
     assert numbers.period() == {"Losses/Value Loss": 1.5, "Policy/Beta": 5.0}
     assert numbers.period() == {}
-    assert numbers.mean("Losses/Value Loss") is None
 
 
 def test_length_of_an_episode_counts_decisions_less_one():
