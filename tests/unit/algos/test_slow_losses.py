@@ -345,12 +345,12 @@ class SlowPOCA(Slow):
 def assert_updates_agree(training: Training, slow: Slow, names: list[str]) -> None:
     losses = slow.learn()
     training.run()
-    fast, numbers = training.learner.algorithm, training.learner.statistics
-    reported = [numbers.mean(f"Losses/{name} Loss") for name in names]
+    fast, means = training.learner.algorithm, training.learner.statistics.period()
+    reported = [means[f"Losses/{name} Loss"] for name in names]
     assert reported == pytest.approx(losses, rel=1e-4)
     expected = {"Policy/Learning Rate": slow.rate, "Policy/Epsilon": EPSILON, "Policy/Beta": BETA}
     for tag, number in (expected | slow.statistics()).items():
-        assert numbers.mean(tag) == pytest.approx(number, rel=1e-3, abs=1e-6), tag
+        assert means[tag] == pytest.approx(number, rel=1e-3, abs=1e-6), tag
     pairs = zip(
         [*slow.policy.parameters(), *slow.critic.parameters()],
         [*fast.policy.parameters(), *fast.critic.parameters()],

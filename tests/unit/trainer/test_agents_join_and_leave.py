@@ -194,9 +194,10 @@ def test_an_episode_in_a_group_counts_what_the_group_gained_and_is_charted_witho
     numbers = learner.statistics
     assert numbers.n_episodes == 2
     assert list(numbers.recent) == [11.0 + 4.5, 22.0 + 4.5]
-    assert numbers.mean(names.REWARD) == (11.0 + 22.0) / 2
-    assert numbers.mean(names.GROUP_REWARD) == 4.5
-    assert numbers.mean(names.EPISODE_LENGTH) == 1.0
+    means = numbers.period()
+    assert means[names.REWARD] == (11.0 + 22.0) / 2
+    assert means[names.GROUP_REWARD] == 4.5
+    assert means[names.EPISODE_LENGTH] == 1.0
 
 
 def test_gains_of_a_group_are_learned_from_as_own_ones_and_that_is_said_once(make_learner, caplog):
