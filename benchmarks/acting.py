@@ -4,8 +4,8 @@
 
 Each decision is timed after the one before, and after 5 ms of sleep, as beside a real player: then
 caches hold something else. The products are its convolutions and matrix products with the same
-numbers, called in torch one after the other: no decision takes less. All kinds in turn,
-medians, one thread each.
+numbers, called in torch one after the other: a decision in torch takes no less. All kinds
+in turn, medians, one thread each.
 """
 
 from __future__ import annotations
