@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from in_turn import InTurn
 from toys import Chase
 
 from pipeline.envs.base import worker_groups
@@ -11,7 +12,7 @@ from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 
 
-class Split(InProcessEnvironment):
+class Split(InTurn):
     """Logs both halves of its steps: sending and waiting."""
 
     def __init__(self, number, log):
@@ -23,13 +24,10 @@ class Split(InProcessEnvironment):
 
     def step_wait(self):
         self.log.append(f"wait {self.number}")
-        self.step()
+        super().step_wait()
 
     def reset_send(self):
         self.log.append(f"reset {self.number}")
-
-    def reset_wait(self):
-        self.reset()
 
 
 @pytest.mark.parametrize(
