@@ -33,6 +33,7 @@ _PLACE = re.compile(
 """A stage's folder of an experiment, or of a sweep's trial as `<sweep>/<number>`, or of a seed."""
 _COLUMNS = (*tables.HEADER, tables.WALL_CLOCK)
 _NARROW = set(_COLUMNS) - {tables.TOLERANCE, "Mean", "Mean height"}
+_RUN_FIRST = "run them first (`dvc repro`), or name runs of `pipeline learn`: results/<run-id>"
 
 
 def add_options(parser: Parser) -> None:
@@ -74,7 +75,8 @@ def run(arguments: argparse.Namespace) -> str:
     tasks = compare(outcomes, fraction=fraction)
     if not tasks:
         names = ", ".join(map(str, runs)) or "the experiments of params.yaml"
-        raise SettingsError(f"{names}: no episode has ended here yet; train longer")
+        remedy = "train longer" if runs else _RUN_FIRST
+        raise SettingsError(f"{names}: no episode has ended here yet; {remedy}")
     if form == "csv":
         columns = (*tables.STANDING_COLUMNS, tables.WALL_CLOCK_COLUMN)
         return tables.csv_text(tables.standing_records(tasks), columns).rstrip()

@@ -192,17 +192,20 @@ def test_a_mistake_is_told_on_one_line(make, told, tmp_path, refused):
     assert told in refused("compare", *make(tmp_path))
 
 
-def test_without_a_run_it_answers_for_every_experiment_of_params(tmp_path, monkeypatch, capsys):
+def test_without_a_run_it_answers_for_every_experiment_of_params(
+    tmp_path, monkeypatch, capsys, refused
+):
     (tmp_path / "trainer.yaml").write_text("behaviors: {Walker: {trainer_type: ppo}}\n")
     (tmp_path / "params.yaml").write_text(
         "environments: {walker: {source: path, path: there}}\n"
         "experiments:\n  a: {environment: walker, trainer: trainer.yaml, overrides: {}, "
         "seeds: [1, 2, 3], stages: [train, export, evaluate], evaluation: {episodes: 2, seed: 1}}\n"
     )
+    monkeypatch.chdir(tmp_path)
+    assert "run them first (`dvc repro`)" in refused("compare")
     for seed in (1, 2, 3, 4):
         dag(tmp_path, "a", seed, [0.0, 1.0, 5.0], evaluated=10.0 + seed)
     dag(tmp_path, "no_longer_there", 1, [0.0, 9.0], evaluated=99.0)
-    monkeypatch.chdir(tmp_path)
     text = compared(capsys)
     table = text.partition("\n\n")[2]
     assert table.split("\n\n")[0].splitlines()[1].split()[:5] == ["a", "3", "12", "11", "to"]
