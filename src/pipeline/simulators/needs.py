@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import logging
+import logging.handlers
 import os
 import subprocess
 import sys
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
     from pipeline.protocol.specs import BehaviorSpec
     from pipeline.protocol.steps import Steps
+
+_log = logging.getLogger(__name__)
 
 _LIMIT_S = 300
 _N_STEPS = 300
@@ -86,7 +90,10 @@ def _imported_by(name: str, options: Mapping[str, Any]) -> dict[str, str]:
             raise SettingsError(output.splitlines()[-1] if output else f"{name}: cannot be made")
         if code != 0:
             raise StageError(f"{options.get('id')}: fails while it is played: {_end(output)}")
-        imported: dict[str, str] = json.loads(target.read_text(encoding="utf-8"))
+        played = json.loads(target.read_text(encoding="utf-8"))
+    for note in played["notes"]:
+        _log.info("%s", note)
+    imported: dict[str, str] = played["modules"]
     return imported
 
 
@@ -203,8 +210,16 @@ def _package_files(folder: Path) -> dict[str, Path]:
 
 
 def trace(target: str, described: str) -> int:
-    """Write `{module: file}` of what was imported to `target` as JSON; gives an exit code."""
+    """Write the file of each imported module, and what bridges noted, to `target` as JSON.
+
+    Returns:
+        An exit code.
+    """
     request = json.loads(described)
+    notes = logging.handlers.BufferingHandler(capacity=100)
+    bridges = logging.getLogger(module_bridge.__package__)
+    bridges.addHandler(notes)
+    bridges.setLevel(logging.INFO)
     # Modules that the tracing itself has imported do not count.
     before = set(sys.modules)
     try:
@@ -220,7 +235,9 @@ def trace(target: str, described: str) -> int:
         for name, module in sorted(sys.modules.items())
         if name not in before
     }
-    Path(target).write_text(json.dumps(modules), encoding="utf-8")
+    lines = list(dict.fromkeys(record.getMessage() for record in notes.buffer))
+    content = {"modules": modules, "notes": lines}
+    Path(target).write_text(json.dumps(content), encoding="utf-8")
     return 0
 
 

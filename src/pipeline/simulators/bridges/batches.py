@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import spaces
 
+from pipeline.errors import SettingsError, UnityObservationException
 from pipeline.protocol.parameters import Parameters
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.simulators.bridges.spaces import Actions, Observations
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pipeline.arrays import AnyArray, BoolArray
     from pipeline.protocol.steps import Steps
 
     Row = tuple[float, int, int, float]
     """Reward, agent id, group id (0 for none) and group reward of an agent in a step."""
+
+
+_log = logging.getLogger(__name__)
+
+_OBSERVATION = ("observation", "observations", "obs")
+"""How PettingZoo, RLlib, TorchRL and Tianshou call what a mask comes with."""
 
 
 class Bridge:
@@ -45,17 +55,80 @@ class Bridge:
 
 
 class Codec:
-    """Observations and actions of one behavior; arguments as for `Observations` and `Actions`."""
+    """Observations and actions of one behavior; arguments as for `Observations` and `Actions`.
 
-    masked = False
-    """Whether observations are maps of `observation` and `action_mask`."""
+    Attributes:
+        mask_key: the part of the observation that is the action mask, and no input; or None.
+    """
 
     def __init__(
         self, obs_space: Any, action_space: Any, *, where: str, visual: str, scale: float | None
     ) -> None:
-        self.observations = Observations(obs_space, where=where, visual=visual)
+        self._where = where
         self.actions = Actions(action_space, where=where, scale=scale)
+        self.mask_key = _mask_key(obs_space, sum(self.actions.spec.discrete_branches), where)
+        root: tuple[str, ...] = ()
+        if self.mask_key is not None:
+            obs_space, root = without_mask(obs_space, self.mask_key)
+        self.observations = Observations(obs_space, where=where, visual=visual, root=root)
         self.spec = BehaviorSpec(self.observations.specs, self.actions.spec)
+
+    def mask(self, obs: Any, info: Mapping[str, Any]) -> Any:
+        """Return the mask that came with an observation, 1 where allowed; None allows all.
+
+        Raises:
+            UnityObservationException: The observation lacks the mask that its space has.
+        """
+        if self.mask_key is None:
+            return info.get("action_mask")
+        try:
+            return obs[self.mask_key]
+        except (KeyError, TypeError, IndexError) as error:
+            raise UnityObservationException(
+                f"{self._where}: the observation has no part '{self.mask_key}', which its space "
+                "has; repair the environment."
+            ) from error
+
+
+def without_mask(space: spaces.Dict, mask_key: str) -> tuple[Any, tuple[str, ...]]:
+    """Return the space of an observation's other parts, and the keys that lead there."""
+    rest = [(key, part) for key, part in space.spaces.items() if key != mask_key]
+    if len(rest) == 1 and rest[0][0] in _OBSERVATION:
+        return rest[0][1], (rest[0][0],)
+    return spaces.Dict(rest), ()
+
+
+def _mask_key(space: Any, n_choices: int, where: str) -> str | None:
+    """Return the key of an observation's part that is the mask of the discrete actions, or None.
+
+    Raises:
+        SettingsError: The part `action_mask` has another number of entries than there are choices.
+    """
+    if not isinstance(space, spaces.Dict) or not n_choices:
+        return None
+    # Tianshou's name says less, so it must be the observation's only companion and fit.
+    is_pair = len(space.spaces) == 2 and any(name in space.spaces for name in _OBSERVATION)
+    key = "mask" if is_pair and "mask" in space.spaces else "action_mask"
+    if key not in space.spaces:
+        return None
+    n_entries = _n_entries(space[key])
+    if n_entries == n_choices:
+        _log.info("%s: the observation's '%s' is the action mask, and no input.", where, key)
+        return key
+    if key == "mask":
+        return None
+    raise SettingsError(
+        f"{where}: the observation's '{key}' has {n_entries} entries, but the discrete actions "
+        f"have {n_choices} choices; give one entry for each choice, 1 where it is allowed, or "
+        "another name to a part that is no mask."
+    )
+
+
+def _n_entries(space: Any) -> int:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return sum(map(_n_entries, parts))
+    return math.prod(space.shape or ())
 
 
 class StepRows:
@@ -96,8 +169,9 @@ class Batch:
         self._interrupted: list[bool] = []
         self._forbidden: BoolArray | None = None
 
-    def decide(self, obs: Any, mask: Any, row: Row) -> None:
-        """Add an agent that asks for a decision; in its mask 1 means allowed, None allows all."""
+    def decide(self, obs: Any, info: Mapping[str, Any], row: Row) -> None:
+        """Add an agent that asks for a decision."""
+        mask = self._codec.mask(obs, info)
         if mask is not None:
             self._forbid(mask)
         self._decisions.add(obs, row)

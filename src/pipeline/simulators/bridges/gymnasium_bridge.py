@@ -88,7 +88,7 @@ class GymnasiumSimulator(Bridge):
                 batch.end(obs, not terminated, (float(reward), row, 0, 0.0))
                 self._begin(row, batch)
             else:
-                batch.decide(obs, info.get("action_mask"), (float(reward), row, 0, 0.0))
+                batch.decide(obs, info, (float(reward), row, 0, 0.0))
         return {self._behavior: batch.steps()}
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -114,7 +114,7 @@ class GymnasiumSimulator(Bridge):
         seed, self._seeds[row] = self._seeds[row], None
         options = self.parameters.values() or None
         obs, info = self._envs[row].reset(seed=seed, options=options)
-        batch.decide(obs, info.get("action_mask"), (0.0, row, 0, 0.0))
+        batch.decide(obs, info, (0.0, row, 0, 0.0))
 
 
 def make_environment(env_id: str, kwargs: Mapping[str, Any], render_mode: str | None = None) -> Any:

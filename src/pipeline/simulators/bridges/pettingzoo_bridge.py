@@ -6,8 +6,6 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gymnasium import spaces
-
 from pipeline.errors import SettingsError
 from pipeline.seeding import stream
 from pipeline.simulators.bridges import naming
@@ -171,13 +169,10 @@ class PettingZooSimulator(Bridge):
         group_id = copy * max(self._group) + group if group else 0
         agent_id = copy * self._per_copy + event.agent
         row = (event.reward, agent_id, group_id, event.group_reward)
-        is_masked = self._codecs[self._behaviors[event.agent]].masked
-        obs = event.obs["observation"] if is_masked else event.obs
         if event.interrupted is not None:
-            batch.end(obs, event.interrupted, row)
-            return
-        mask = event.obs["action_mask"] if is_masked else event.info.get("action_mask")
-        batch.decide(obs, mask, row)
+            batch.end(event.obs, event.interrupted, row)
+        else:
+            batch.decide(event.obs, event.info, row)
 
 
 def _make_env(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:
@@ -219,15 +214,8 @@ def _behaviors(
 
 
 def _codec(env: Any, agent: str, env_id: str, visual: str, scale: float | None) -> Codec:
-    obs_space, action_space = _spaces(env, agent)
-    keys = {"observation", "action_mask"}
-    masked = isinstance(obs_space, spaces.Dict) and set(obs_space.spaces) == keys
-    if masked:
-        obs_space = obs_space["observation"]
     label = f"{env_id}, agent {agent}"
-    codec = Codec(obs_space, action_space, where=label, visual=visual, scale=scale)
-    codec.masked = masked
-    return codec
+    return Codec(*_spaces(env, agent), where=label, visual=visual, scale=scale)
 
 
 def _spaces(env: Any, agent: str) -> tuple[Any, Any]:

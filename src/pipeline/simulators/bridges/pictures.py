@@ -42,6 +42,9 @@ def picture(env: Any, where: str) -> AnyArray:
             f"{where}: cannot be filmed: render() gives no picture [height, width, 3]. Its render "
             f"modes are {', '.join(map(str, modes)) or 'none'}; 'rgb_array' is needed."
         )
+    # Images from 0 to 1, and of truth values, would become black.
+    if image.dtype.kind in "bf" and image.max(initial=0) <= 1:
+        image = np.rint(image * np.float32(255))
     return image.astype(np.uint8)
 
 

@@ -3,7 +3,7 @@
 A space is a tree; each leaf becomes one observation, in the order of the tree, named by its path:
 
     Box of rank 0, 1, 2, 4, ...      a vector of all its numbers
-    Box of an image                  an image, channels first, bytes divided by 255
+    Box of an image                  an image, channels first, from its bounds to 0..1
     Discrete, MultiDiscrete          one-hot vectors, one after another
     MultiBinary                      a vector of zeros and ones
 
@@ -13,7 +13,9 @@ and MultiBinary become branches; Dict and Tuple of these become both, in the ord
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,8 +34,10 @@ if TYPE_CHECKING:
     Build = Callable[[AnyArray, AnyArray], Any]
     Path = tuple[str | int, ...]
 
+_log = logging.getLogger(__name__)
+
 VISUAL = ("auto", "always", "never")
-"""Which Boxes that could be images become visual observations; auto: those of 20 pixels or more."""
+"""Which Boxes become visual observations; auto: images of 20 pixels or more a side."""
 LEAST_SIDE = 20
 """Pixels that the default encoder needs along each side."""
 CARRIED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
@@ -52,17 +56,21 @@ class Leaf(NamedTuple):
 class Observations:
     """Turns observations of one space into rows of arrays.
 
+    `root` leads to the value of the space in what the environment gives.
+
     Raises:
         SettingsError: The space, or a part of it, cannot be carried.
     """
 
-    def __init__(self, space: Any, *, where: str, visual: str = "auto") -> None:
+    def __init__(self, space: Any, *, where: str, visual: str = "auto", root: Path = ()) -> None:
         if visual not in VISUAL:
             raise SettingsError(
                 f"{where}: visual is '{visual}'; choose one of {', '.join(VISUAL)}."
             )
         self._where = where
-        self.leaves = tuple(_leaves(space, (), where, visual))
+        self.leaves = tuple(
+            leaf._replace(path=root + leaf.path) for leaf in _leaves(space, (), where, visual)
+        )
         if not self.leaves:
             raise SettingsError(f"{where}: the observation space {space} has no observation.")
 
@@ -116,55 +124,89 @@ def _leaves(space: Any, path: Path, where: str, visual: str) -> Iterator[Leaf]:
 
 def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSpec, Put]:
     if isinstance(space, spaces.Box):
-        if visual != "never" and (layout := image_layout(space)) is not None:
+        if visual != "never" and (layout := image_layout(space, visual)) is not None:
             channels, height, width = (space.shape + (1,) * (3 - len(space.shape)))[:3]
             if layout == "channels last":
                 height, width, channels = channels, height, width
             if visual == "always" or min(height, width) >= LEAST_SIDE:
                 return ObservationSpec.visual(channels, height, width, name), _image(space, layout)
+        elif visual == "always" and len(space.shape) == 3:
+            _log.info(
+                "%s: the observation '%s' is a vector and no image, because its space has no "
+                "finite bounds to scale it by: %s",
+                *(where, name, space),
+            )
         return ObservationSpec.vector(math.prod(space.shape), name), _put_numbers
     if isinstance(space, spaces.Discrete):
         return ObservationSpec.vector(int(space.n), name), _one_hot(int(space.start))
     if isinstance(space, spaces.MultiDiscrete):
-        sizes = np.ravel(space.nvec)
-        # Where each one-hot vector begins, minus the first value of its space.
-        first = np.concatenate([[0], np.cumsum(sizes)[:-1]]) - np.ravel(space.start)
-        return ObservationSpec.vector(int(sizes.sum()), name), _one_hots(first)
+        return ObservationSpec.vector(int(space.nvec.sum()), name), _one_hots(space)
     if isinstance(space, spaces.MultiBinary):
-        return ObservationSpec.vector(math.prod(space.shape), name), _put_numbers
+        return ObservationSpec.vector(math.prod(space.shape), name), _put_bits
     raise SettingsError(
         f"{where}: the observation '{name}' is a {type(space).__name__} space, which the protocol "
         f"cannot carry; wrap the environment so that it becomes one of {CARRIED}."
     )
 
 
-def image_layout(space: spaces.Box) -> str | None:
+def image_layout(space: spaces.Box, visual: str = "auto") -> str | None:
     """`channels last`, `channels first`, or None when the Box is no image.
 
-    An image is of bytes from 0 to 255, or of rank 3 with values from 0 to 1. Its channels are the
-    shorter one of the first and the last axis, the last when they are equally long.
+    An image is of bytes from 0 to 255, or of rank 3 with values from 0 to 1; with `visual` always
+    also of bytes with other bounds, or of rank 3 with finite bounds. Its channels are the shorter
+    one of the first and the last axis, the last when they are equally long.
     """
-    is_bytes = space.dtype == np.uint8 and bool(
-        (space.low == 0).all() and (space.high == 255).all()
-    )
-    is_unit = bool((space.low == 0).all() and (space.high == 1).all())
-    if len(space.shape) == 2:
-        return "channels last" if is_bytes else None
-    if len(space.shape) != 3 or not (is_bytes or is_unit):
+    is_byte = space.dtype == np.uint8
+    is_image = is_byte and bool((space.low == 0).all() and (space.high == 255).all())
+    rank = len(space.shape)
+    if rank == 3:
+        is_image |= bool((space.low == 0).all() and (space.high == 1).all())
+    if visual == "always" and (is_byte or rank == 3):
+        is_image = bool(np.isfinite(space.low).all() and np.isfinite(space.high).all())
+    if not is_image or rank not in (2, 3):
         return None
-    return "channels first" if space.shape[0] < space.shape[2] else "channels last"
+    return "channels first" if rank == 3 and space.shape[0] < space.shape[2] else "channels last"
+
+
+def image_range(space: spaces.Box) -> tuple[Any, Any]:
+    """Return what becomes 0 in an image, and the width from there to 1.
+
+    They are numbers where all pixels have the same bounds, else arrays of the space's shape.
+    """
+    # float32 keeps bytes in float32: exactly value / 255, rounded once.
+    low, high = (np.asarray(bound, dtype=np.float32) for bound in (space.low, space.high))
+    width = np.where(high > low, high - low, np.float32(1))
+    if np.ptp(low) == np.ptp(width) == 0:
+        return low.flat[0], width.flat[0]
+    return low, width
 
 
 def _image(space: spaces.Box, layout: str) -> Put:
-    # A float32 divisor keeps bytes in float32: exactly value / 255, rounded once.
-    divisor = np.float32(255 if space.dtype == np.uint8 else 1)
     shape = (*space.shape, 1) if len(space.shape) == 2 else space.shape
     axes = (0, 1, 2) if layout == "channels first" else (2, 0, 1)
+    low, width = (
+        bound.reshape(shape).transpose(axes) if np.ndim(bound) else bound
+        for bound in image_range(space)
+    )
+    begins_at_0 = not np.any(low)
+    is_narrow = np.issubdtype(space.dtype, np.integer) and not (
+        (space.low == np.iinfo(space.dtype).min).all()
+        and (space.high == np.iinfo(space.dtype).max).all()
+    )
 
     def put(row: FloatArray, value: Any) -> None:
         image = np.asarray(value).reshape(shape).transpose(axes)
-        # Straight into the row of the batch: an image is not copied twice.
-        np.divide(image, divisor, out=row, casting="unsafe")
+        if begins_at_0:
+            # Straight into the row of the batch: an image is not copied twice.
+            np.divide(image, width, out=row, casting="unsafe")
+        else:
+            np.subtract(image, low, out=row, casting="unsafe")
+            row /= width
+        # Only whole numbers are refused: floats may leave their bounds by a rounding.
+        if is_narrow:
+            values = np.reshape(value, space.shape)
+            outside = (values < space.low) | (values > space.high)
+            _refuse(outside, values, space.low, space.high, "pixel")
 
     return put
 
@@ -173,21 +215,52 @@ def _put_numbers(row: FloatArray, value: Any) -> None:
     row[:] = np.asarray(value).reshape(row.shape)
 
 
+def _put_bits(row: FloatArray, value: Any) -> None:
+    values = np.asarray(value)
+    _refuse((values != 0) & (values != 1), values, 0, 1, "part")
+    _put_numbers(row, values)
+
+
 def _one_hot(start: int) -> Put:
     def put(row: FloatArray, value: Any) -> None:
         index = int(value) - start
-        if not 0 <= index < len(row):
-            raise IndexError(f"the value is number {index} of {len(row)}")
+        if not 0 <= index < len(row) or index + start != value:
+            raise IndexError(f"it is {value}, allowed are {start} to {start + len(row) - 1}")
         row[index] = 1.0
 
     return put
 
 
-def _one_hots(first: Any) -> Put:
+def _one_hots(space: spaces.MultiDiscrete) -> Put:
+    sizes, start = np.ravel(space.nvec), np.ravel(space.start)
+    # Where each one-hot vector begins, minus the first value of its space.
+    first = np.concatenate([[0], np.cumsum(sizes)[:-1]]) - start
+    last = start + sizes - 1
+
     def put(row: FloatArray, value: Any) -> None:
-        row[np.ravel(value) + first] = 1.0
+        parts = np.asarray(value).reshape(start.shape).astype(np.int64, casting="same_kind")
+        _refuse((parts < start) | (parts > last), parts, start, last, "part", space.shape)
+        row[parts + first] = 1.0
 
     return put
+
+
+def _refuse(
+    outside: AnyArray,
+    values: AnyArray,
+    low: Any,
+    high: Any,
+    what: str,
+    shape: tuple[int, ...] | None = None,
+) -> None:
+    """Raise ValueError with the place, the value and the bounds of the first value outside."""
+    if not outside.any():
+        return
+    shape = values.shape if shape is None else shape
+    first = int(np.argmax(outside))
+    place = ", ".join(str(index) for index in np.unravel_index(first, shape))
+    low, high = (np.broadcast_to(bound, values.shape).flat[first] for bound in (low, high))
+    raise ValueError(f"{what} {place} is {values.flat[first]}, allowed are {low} to {high}")
 
 
 class Actions:
@@ -201,7 +274,7 @@ class Actions:
     """
 
     def __init__(self, space: Any, *, where: str, scale: float | None = None) -> None:
-        self._where = where
+        self._where, self._space = where, space
         self._scale = scale
         self._boxes = np.zeros((4, 0))  # value at -1, width, least and greatest of each number
         self._branches: list[int] = []
@@ -209,12 +282,15 @@ class Actions:
         self.spec = ActionSpec(self._boxes.shape[1], tuple(self._branches))
         if not self.spec.continuous_size and not self._branches:
             raise SettingsError(f"{where}: the action space {space} has no action.")
-        self._start = int(space.start) if isinstance(space, spaces.Discrete) else None
+        is_discrete = isinstance(space, spaces.Discrete)
+        self._discrete = (space.start, space.dtype) if is_discrete else None
 
     def native(self, actions: ActionTuple) -> list[Any]:
         """One action of the space for each row of `actions`; numbers beyond -1..1 are clipped."""
-        if self._start is not None:
-            return (actions.discrete[:, 0] + self._start).tolist()  # type: ignore[no-any-return]  # ints
+        if self._discrete is not None:
+            # NumPy's integers, as `sample` gives them: environments may call their methods.
+            start, dtype = self._discrete
+            return list((actions.discrete[:, 0] + np.int64(start)).astype(dtype))
         # In float64: bounds may be float64, and rounding must not lead beyond them.
         continuous: AnyArray = np.clip(actions.continuous.astype(np.float64), -1.0, 1.0)
         offset, width, least, most = self._boxes
@@ -232,9 +308,8 @@ class Actions:
         Raises:
             UnityEnvironmentException: The mask does not fit, or forbids a whole branch.
         """
-        parts = mask if isinstance(mask, tuple | list) else [mask]
         # Gymnasium's masks are 1 where allowed, ML-Agents' are True where forbidden.
-        flat = np.concatenate([np.ravel(part) for part in parts]) == 0
+        flat = np.concatenate(list(_mask_parts(mask, self._space))) == 0
         if len(flat) != sum(self._branches):
             raise UnityEnvironmentException(
                 f"{self._where}: its action mask has {len(flat)} entries, but the discrete actions "
@@ -267,8 +342,8 @@ class Actions:
         first = len(self._branches)
         if isinstance(space, spaces.Discrete):
             self._branches.append(int(space.n))
-            start = int(space.start)
-            return lambda _, d: int(d[first]) + start
+            start, number = int(space.start), np.dtype(space.dtype).type
+            return lambda _, d: number(int(d[first]) + start)
         if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
             return self._choices(space)
         raise SettingsError(
@@ -309,6 +384,19 @@ class Actions:
             return numbers.reshape(shape).astype(dtype)
 
         return build
+
+
+def _mask_parts(mask: Any, space: Any) -> Iterator[AnyArray]:
+    """Yield the arrays of a mask in the order of the space: trees as `space.sample` takes them."""
+    if isinstance(mask, Mapping):
+        for key, part in getattr(space, "spaces", mask).items():
+            yield from _mask_parts(mask.get(key), part)
+    elif isinstance(mask, tuple | list):
+        inner = space.spaces if isinstance(space, spaces.Tuple) else [None] * len(mask)
+        for item, part in zip(mask, inner, strict=False):
+            yield from _mask_parts(item, part)
+    elif mask is not None:  # None is the mask of a Box
+        yield np.ravel(mask)
 
 
 def _name(path: Path, default: str = "action") -> str:

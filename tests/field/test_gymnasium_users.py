@@ -1,0 +1,345 @@
+"""Reports of people who train in environments of Gymnasium."""
+
+from __future__ import annotations
+
+import logging
+
+import field_environments
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from pipeline.errors import SettingsError, UnityObservationException
+from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
+from pipeline.simulators.bridges.pictures import picture
+from pipeline.simulators.bridges.spaces import Actions, Observations
+
+
+def simulator(*envs, **options):
+    return GymnasiumSimulator(id=envs, **options)
+
+
+def steps_of(sim, choices=None):
+    """The steps after a reset, or after these choices of each copy."""
+    (behavior,) = sim.behavior_specs
+    if choices is None:
+        return sim.reset()[behavior]
+    numbers = np.zeros((len(choices), 0), np.float32)
+    return sim.step({behavior: ActionTuple(numbers, np.array(choices, np.int32))})[behavior]
+
+
+def observed(space, value, **options):
+    codec = Observations(space, where="mine", **options)
+    (array,) = arrays = codec.empty(1)
+    codec.put(arrays, 0, value)
+    return array[0]
+
+
+# Images.
+
+
+def test_image_of_zeros_and_ones_is_seen():
+    """stable-baselines3#1162, stable-baselines#328."""
+    decisions, _ = steps_of(simulator(field_environments.ImageOfZeroOne()))
+    assert decisions.obs[0].shape == (1, 1, 20, 20)
+    assert np.unique(decisions.obs[0]).tolist() == [0.0, 1.0]
+    assert decisions.obs[0].sum() == 16
+
+
+BOUNDS = {
+    "gray levels": (np.uint8, 0, 15),
+    "offset": (np.uint8, 55, 255),
+    "sixteen bits": (np.uint16, 0, 65535),
+    "signed": (np.int8, -128, 127),
+    "long": (np.int64, -5, 7),
+    "float to 255": (np.float32, 0, 255),
+    "around zero": (np.float32, -1, 1),
+    "doubles": (np.float64, -0.5, 1.5),
+}
+
+
+@pytest.mark.parametrize("shape", [(20, 24, 3), (3, 20, 24)])
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_an_image_is_scaled_by_the_bounds_of_its_space(bounds, shape):
+    dtype, low, high = BOUNDS[bounds]
+    space = spaces.Box(low, high, shape, dtype)
+    space.seed(1)
+    image = space.sample()
+    image.flat[:2] = low, high
+    array = observed(space, image, visual="always")
+    moved = image if shape[0] == 3 else image.transpose(2, 0, 1)
+    expected = (moved.astype(np.float64) - low) / (high - low)
+    np.testing.assert_allclose(array, expected, atol=1e-6)
+    assert (array.min(), array.max()) == (0, 1)
+
+
+def test_channels_may_have_bounds_of_their_own():
+    low, high = (np.broadcast_to(np.float32(edge), (20, 24, 3)) for edge in ([0, -1, 5], [1, 1, 5]))
+    array = observed(spaces.Box(low, high, dtype=np.float32), high, visual="always")
+    assert array[:, 0, 0].tolist() == [1, 1, 0]  # a channel whose bounds are equal has one value
+
+
+def test_bytes_of_a_flat_image_with_other_bounds():
+    array = observed(spaces.Box(0, 1, (20, 24), np.uint8), np.eye(20, 24), visual="always")
+    assert np.array_equal(array, np.eye(20, 24)[None])
+
+
+def test_whole_numbers_outside_of_an_image_are_refused():
+    image = np.zeros((20, 20, 1), np.uint8)
+    image[3, 4, 0] = 255
+    with pytest.raises(UnityObservationException, match="pixel 3, 4, 0 is 255, allowed are 0 to 1"):
+        observed(field_environments.ImageOfZeroOne.observation_space, image)
+
+
+def test_an_image_without_bounds_stays_a_vector_and_one_line_says_why(caplog):
+    caplog.set_level(logging.INFO)
+    space = spaces.Box(-np.inf, np.inf, (20, 24, 3))
+    assert observed(space, space.sample(), visual="always").shape == (1440,)
+    assert "the observation 'observation' is a vector and no image, because" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.bool_])
+def test_a_picture_is_filmed_as_bright_as_it_is_drawn(dtype):
+    class Drawn(field_environments.Guess):
+        def render(self):
+            image = np.zeros((4, 4, 3), dtype)
+            image[0] = 255 if dtype == np.uint8 else 1
+            return image
+
+    drawn = picture(Drawn(), "mine")
+    assert drawn.dtype == np.uint8
+    assert drawn[:2, 0, 0].tolist() == [255, 0]
+
+
+# Observations outside of their space.
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "said"),
+    [
+        (spaces.MultiDiscrete([3, 2]), [3, 0], "part 0 is 3, allowed are 0 to 2"),
+        (spaces.MultiDiscrete([3, 2]), [0, -1], "part 1 is -1, allowed are 0 to 1"),
+        (spaces.MultiDiscrete([3, 2], start=[1, 5]), [1, 4], "part 1 is 4, allowed are 5 to 6"),
+        (spaces.MultiDiscrete([[3, 2]] * 2), [[0, 0], [0, 2]], "part 1, 1 is 2, allowed are 0 to"),
+        (spaces.MultiDiscrete([3, 2]), [0.5, 0], "Cannot cast"),
+        (spaces.MultiDiscrete([3, 2]), [1], "cannot reshape"),
+        (spaces.MultiBinary(3), [0, 2, 1], "part 1 is 2, allowed are 0 to 1"),
+        (spaces.MultiBinary([2, 2]), [[0, 1], [-1, 1]], "part 1, 0 is -1, allowed are 0 to 1"),
+        (spaces.MultiBinary(2), [0, 0.5], "part 1 is 0.5, allowed are 0 to 1"),
+        (spaces.Discrete(3), 3, "it is 3, allowed are 0 to 2"),
+        (spaces.Discrete(3, start=-1), 2, "it is 2, allowed are -1 to 1"),
+        (spaces.Discrete(3), 0.5, "it is 0.5, allowed are 0 to 2"),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_observation_outside_of_its_space_is_refused(space, value, said, nested):
+    """stable-baselines#61, ray#23527."""
+    value = np.array(value)[()]
+    if nested:
+        tree = spaces.Dict({"bag": spaces.Tuple((spaces.Discrete(2), space))})
+        space, value = tree, {"bag": (0, value)}
+    with pytest.raises(UnityObservationException) as refused:
+        observed_all(space, value)
+    name = "bag/1" if nested else "observation"
+    assert f"mine: the observation '{name}' does not fit its space" in str(refused.value)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def observed_all(space, value):
+    codec = Observations(space, where="mine")
+    arrays = codec.empty(1)
+    codec.put(arrays, 0, value)
+    return [array[0].tolist() for array in arrays]
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "expected"),
+    [
+        (spaces.MultiDiscrete([3, 2], start=[1, 5]), np.uint8([3, 5]), [0, 0, 1, 1, 0]),
+        (spaces.MultiDiscrete([2, 2]), np.array([True, False]), [0, 1, 1, 0]),
+        (spaces.MultiBinary(3), np.array([True, False, True]), [1, 0, 1]),
+        (spaces.MultiBinary(2), [0.0, 1.0], [0, 1]),
+        (spaces.Discrete(3, start=-1), np.float32(1), [0, 0, 1]),
+    ],
+)
+def test_an_observation_of_another_type_is_the_same(space, value, expected):
+    assert observed_all(space, value) == [expected]
+
+
+def test_parts_that_count_from_1_are_refused():
+    """stable-baselines#61, ray#23527."""
+    sim = simulator(*(field_environments.OneBasedParts() for _ in range(8)))
+    with pytest.raises(UnityObservationException, match="part 0 is 3, allowed are 0 to 2"):
+        steps_of(sim)
+
+
+# The mask inside the observation.
+
+
+def test_a_mask_inside_the_observation_is_the_action_mask(caplog):
+    """ray#9536, ray#20390."""
+    caplog.set_level(logging.INFO)
+    sim = simulator(*(field_environments.MaskInsideObservation() for _ in range(2)))
+    assert caplog.text.count("the observation's 'action_mask' is the action mask, and no in") == 1
+    (spec,) = sim.behavior_specs.values()
+    assert [(obs.name, obs.shape) for obs in spec.observation_specs] == [("observation", (1,))]
+    decisions, _ = steps_of(sim)
+    for n_steps in range(1, 12):  # also after the environment has begun again
+        assert decisions.action_mask[0].tolist() == [[True, True, False]] * 2
+        decisions, terminals = steps_of(sim, [[2], [2]])
+        assert decisions.reward.tolist() == [1.0 if n_steps % 10 else 0.0] * 2
+        assert len(terminals) == (0 if n_steps % 10 else 2)
+        assert len(terminals.obs) == 1
+
+
+class Masked(field_environments.Guess):
+    """Gives `given`, whatever is done; the last observation of an episode allows nothing."""
+
+    def __init__(self, observation_space, action_space, given, last=None):
+        self.observation_space, self.action_space = observation_space, action_space
+        self.given, self.last = given, last or given
+
+    def observe(self):
+        return self.given if self.n_steps < 10 else self.last
+
+    def step(self, action):  # noqa: ARG002  # Gymnasium's form
+        self.n_steps += 1
+        return self.observe(), 0.0, self.n_steps >= 10, False, {}
+
+
+def masked(mask_space, action_space, mask, key="observations", mask_key="action_mask", **more):
+    """A simulator of one environment with a mask beside a number, and beside `more`."""
+    parts = {key: spaces.Box(-2, 2, (1,)), mask_key: mask_space}
+    parts |= {name: spaces.Box(-2, 2, (2,)) for name in more}
+    given = {key: np.ones(1, np.float32), mask_key: mask, **more}
+    return simulator(Masked(spaces.Dict(parts), action_space, given))
+
+
+@pytest.mark.parametrize("key", ["obs", "observation", "observations"])
+@pytest.mark.parametrize("mask_key", ["action_mask", "mask"])
+@pytest.mark.parametrize(
+    "mask_space",
+    [spaces.MultiBinary(2), spaces.Box(0, 1, (2,), np.int8), spaces.Box(0, 1, (2,), np.bool_)],
+)
+def test_the_mask_by_each_name_and_in_each_space(key, mask_key, mask_space):
+    mask = np.array([0, 1], mask_space.dtype)
+    sim = masked(mask_space, spaces.Discrete(2), mask, key, mask_key)
+    decisions, _ = steps_of(sim)
+    assert [values.tolist() for values in decisions.obs] == [[[1.0]]]
+    assert [branch.tolist() for branch in decisions.action_mask] == [[[True, False]]]
+
+
+BRANCHES = {
+    "in one array": (spaces.MultiBinary(5), [1, 0, 0, 1, 1]),
+    "a part for each": (
+        spaces.Tuple((spaces.MultiBinary(2), spaces.MultiBinary(3))),
+        (np.int8([1, 0]), np.int8([0, 1, 1])),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", BRANCHES)
+def test_the_mask_of_several_branches(form):
+    mask_space, mask = BRANCHES[form]
+    decisions, _ = steps_of(masked(mask_space, spaces.MultiDiscrete([2, 3]), mask))
+    assert [branch.tolist() for branch in decisions.action_mask] == [
+        [[False, True]],
+        [[True, False, False]],
+    ]
+
+
+def test_the_mask_of_a_tree_of_actions():
+    actions = spaces.Dict(
+        {"move": spaces.Discrete(2), "aim": spaces.Box(-1, 1), "fire": spaces.MultiBinary(1)}
+    )
+    parts = {"move": spaces.MultiBinary(2), "fire": spaces.MultiBinary(2)}
+    mask = {"move": np.int8([0, 1]), "fire": np.int8([1, 0])}
+    sim = masked(spaces.Dict(parts), actions, mask)
+    (spec,) = sim.behavior_specs.values()
+    assert spec.action_spec.discrete_branches == (2, 2)  # aim, fire, move
+    env_mask = Actions(actions, where="mine").forbidden({"aim": None, **mask})
+    assert env_mask.tolist() == [False, True, True, False]
+
+
+def test_a_mask_beside_several_parts_leaves_them_as_they_are():
+    sim = masked(
+        spaces.MultiBinary(2),
+        spaces.Discrete(2),
+        np.int8([0, 1]),
+        key="position",
+        wind=np.zeros(2, np.float32),
+    )
+    (spec,) = sim.behavior_specs.values()
+    assert [obs.name for obs in spec.observation_specs] == ["position", "wind"]
+    assert steps_of(sim)[0].action_mask[0].tolist() == [[True, False]]
+
+
+def test_the_last_observation_of_an_episode_may_allow_nothing():
+    space = field_environments.MaskInsideObservation.observation_space
+    given = {"observations": np.ones(1, np.float32), "action_mask": np.int8([1, 1, 0])}
+    last = {"observations": np.full(1, 2, np.float32), "action_mask": np.zeros(3, np.int8)}
+    sim = simulator(Masked(space, spaces.Discrete(3), given, last))
+    steps_of(sim)
+    for _ in range(10):
+        decisions, terminals = steps_of(sim, [[0]])
+    assert terminals.obs[0].tolist() == [[2.0]]
+    assert decisions.obs[0].tolist() == [[1.0]]
+    assert decisions.action_mask[0].tolist() == [[False, False, True]]
+
+
+def test_a_part_that_fits_no_mask_is_refused_or_stays_an_input():
+    with pytest.raises(SettingsError, match=r"'action_mask' has 6 entries, but .* have 5 choices"):
+        masked(spaces.Box(0, 1, (2, 3)), spaces.MultiDiscrete([2, 3]), np.ones((2, 3)))
+    image = masked(spaces.Box(0, 1, (2, 3)), spaces.Discrete(2), np.ones((2, 3)), mask_key="mask")
+    assert [obs.shape for obs in next(iter(image.behavior_specs.values())).observation_specs] == [
+        (6,),
+        (1,),
+    ]
+    steering = masked(spaces.MultiBinary(2), spaces.Box(-1, 1, (2,)), np.int8([1, 1]))
+    assert len(next(iter(steering.behavior_specs.values())).observation_specs) == 2
+
+
+def test_an_observation_without_its_mask_is_named():
+    space = field_environments.MaskInsideObservation.observation_space
+    sim = simulator(Masked(space, spaces.Discrete(3), {"observations": np.ones(1, np.float32)}))
+    with pytest.raises(UnityObservationException, match="has no part 'action_mask', which its sp"):
+        steps_of(sim)
+
+
+# Actions.
+
+
+def test_a_discrete_action_has_the_methods_of_numpy():
+    """tf-agents#520."""
+    sim = simulator(field_environments.TakesItem())
+    steps_of(sim)
+    decisions, _ = steps_of(sim, [[1]])
+    assert len(decisions) == 1
+
+
+ACTIONS = {
+    "discrete": spaces.Discrete(5, start=3),
+    "discrete of 32 bits": spaces.Discrete(5, start=3, dtype=np.int32),
+    "map": spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1)}),
+    "tuple": spaces.Tuple((spaces.Discrete(2), spaces.MultiDiscrete([2, 3]))),
+    "nested": spaces.Dict({"a": spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2)))}),
+}
+
+
+def types_of(action):
+    if isinstance(action, dict):
+        return {key: types_of(part) for key, part in action.items()}
+    if isinstance(action, tuple):
+        return tuple(map(types_of, action))
+    return type(action), action.dtype
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_an_action_has_the_types_of_a_sample(name):
+    space = ACTIONS[name]
+    codec = Actions(space, where="mine")
+    for action in codec.native(codec.spec.random_action(3, np.random.default_rng(0))):
+        assert types_of(action) == types_of(space.sample())
+        assert space.contains(action)
