@@ -164,7 +164,9 @@ def _observation(
             f"{table.source}: {name} has the shape {numbers.shape} in each row, the behavior's "
             f"observation {spec.name} has {shape}; transpose it (images are channels first)"
         )
+    # Bytes of 0 and 1 alone are an image from 0 to 1, and no darkness.
     is_bytes = len(shape) == 3 and numbers.values.dtype == np.uint8
+    is_bytes = is_bytes and bool(numbers.values.max(initial=0) > 1)
     values = numbers.values.astype(np.float32)
     values = values / np.float32(255) if is_bytes else values
     # After the conversion: a double may be too large for float32.

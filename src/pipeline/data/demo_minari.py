@@ -15,15 +15,14 @@ import numpy as np
 
 from pipeline.data.demo_tables import NO_CHOICE, Table
 from pipeline.errors import DemonstrationError, UnityObservationException
-from pipeline.protocol.specs import BehaviorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pipeline.arrays import AnyArray
     from pipeline.protocol.demo import Demonstration
-    from pipeline.protocol.specs import ActionSpec, ObservationSpec
-    from pipeline.simulators.bridges.spaces import Observations
+    from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+    from pipeline.simulators.bridges.batches import Codec
 
 _ID = re.compile(r"[-\w]+(/[-\w]+)*-v\d+")
 
@@ -44,7 +43,6 @@ def read_dataset(
     import minari
 
     from pipeline.simulators.bridges.naming import behavior_name
-    from pipeline.simulators.bridges.spaces import Actions, Observations
 
     source = _checked_source(dataset_id)
     try:
@@ -59,13 +57,9 @@ def read_dataset(
         raise DemonstrationError(f"{source}: Minari cannot read it: {error}") from error
     if not episodes:
         raise DemonstrationError(f"{source}: has no episodes")
-    # Without a specification, images are those that the executable would send.
-    has_image = spec is not None and any(len(obs.shape) == 3 for obs in spec.observation_specs)
-    visual = "always" if has_image else "auto"
-    observations = Observations(dataset.observation_space, where=source, visual=visual)
-    # Numbers without bounds stay as they are: `--action-scale` divides them.
-    action_spec = Actions(dataset.action_space, where=source, scale=1.0).spec
-    parts = [_fields(source, episode, observations, dataset.action_space) for episode in episodes]
+    codec = _codec(dataset.observation_space, dataset.action_space, source, spec)
+    action_spec = codec.spec.action_spec
+    parts = [_fields(source, episode, codec, dataset.action_space) for episode in episodes]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     notes = []
     if action_spec.continuous_size:
@@ -77,7 +71,27 @@ def read_dataset(
     env = dataset.spec.env_spec
     name = behavior_name(env.id if env is not None else dataset.spec.dataset_name)
     table = Table(source=source, columns=columns, notes=notes)
-    return table, name, spec or BehaviorSpec(observations.specs, action_spec)
+    return table, name, spec or codec.spec
+
+
+def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | None) -> Codec:
+    """Return the codec whose images are those of `spec`, else those of an executable's build."""
+    from pipeline.simulators.bridges.batches import Codec
+    from pipeline.simulators.bridges.spaces import VISUAL
+
+    images = None if spec is None else _images(spec)
+    codecs = []
+    for visual in VISUAL:
+        # Numbers without bounds stay as they are: `--action-scale` divides them.
+        codec = Codec(obs_space, action_space, where=where, visual=visual, scale=1.0)
+        if images in (None, _images(codec.spec)):
+            return codec
+        codecs.append(codec)
+    return codecs[0]
+
+
+def _images(spec: BehaviorSpec) -> list[tuple[int, ...]]:
+    return [tuple(obs.shape) for obs in spec.observation_specs if len(obs.shape) == 3]
 
 
 def _checked_source(dataset_id: str) -> str:
@@ -88,12 +102,12 @@ def _checked_source(dataset_id: str) -> str:
     return f"minari:{dataset_id}"
 
 
-def _fields(
-    source: str, episode: Any, observations: Observations, space: Any
-) -> dict[str, AnyArray]:
+def _fields(source: str, episode: Any, codec: Codec, space: Any) -> dict[str, AnyArray]:
     """Return an episode as fields of a table, its last observation in a row without action."""
-    n = len(episode.rewards)
+    n, observations = len(episode.rewards), codec.observations
     fields: dict[str, AnyArray] = {"episode": np.full(n + 1, episode.id)}
+    if codec.mask_key is not None:
+        fields |= _masks(codec, episode.observations[codec.mask_key], n)
     for index, (leaf, values) in enumerate(
         zip(observations.leaves, observations.empty(n + 1), strict=True)
     ):
@@ -121,6 +135,23 @@ def _fields(
     fields["terminated"] = np.append(episode.terminations, False)
     fields["truncated"] = np.append(episode.truncations, False)
     return fields
+
+
+def _masks(codec: Codec, recorded: Any, n: int) -> dict[str, AnyArray]:
+    """Return the masks [n + 1, size] of the branches; the closing row allows everything."""
+    rows = (_map_arrays(recorded, lambda values, row=row: values[row]) for row in range(n))
+    forbidden = np.stack([codec.actions.forbidden(mask) for mask in rows])
+    masks = codec.actions.masks(np.pad(forbidden, ((0, 1), (0, 0))))
+    return {f"mask{branch}": mask for branch, mask in enumerate(masks)}
+
+
+def _map_arrays(tree: Any, make: Callable[[Any], Any]) -> Any:
+    """Return a tree of arrays with `make(array)` in place of each array."""
+    if isinstance(tree, dict):
+        return {key: _map_arrays(part, make) for key, part in tree.items()}
+    if isinstance(tree, tuple | list):
+        return tuple(_map_arrays(part, make) for part in tree)
+    return make(tree)
 
 
 def _leaf_actions(space: Any, values: Any) -> Iterator[tuple[str, AnyArray]]:
@@ -192,12 +223,12 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
     folder = get_dataset_path(dataset_id)
     if folder.exists():
         raise DemonstrationError(f"{source}: {folder} exists; raise the version, or delete it")
-    env = None if env_id is None else _environment(env_id, demo.spec)
+    env, mask_key = (None, None) if env_id is None else _environment(env_id, demo.spec)
     observation_space = (
         _space_of_all(demo.spec.observation_specs) if env is None else env.observation_space
     )
     action_space = _action_space(demo.spec.action_spec) if env is None else env.action_space
-    buffers = _buffers(demo, observation_space, action_space)
+    buffers = _buffers(demo, observation_space, action_space, mask_key)
     if not buffers:
         raise DemonstrationError(f"{source}: no episode with an action has ended; nothing to write")
     try:
@@ -222,7 +253,9 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
     ]
 
 
-def _buffers(demo: Demonstration, observation_space: Any, action_space: Any) -> list[Any]:
+def _buffers(
+    demo: Demonstration, observation_space: Any, action_space: Any, mask_key: str | None
+) -> list[Any]:
     """Return the ended episodes that have an action, in Minari's form."""
     from minari.data_collector.episode_buffer import EpisodeBuffer
 
@@ -230,19 +263,44 @@ def _buffers(demo: Demonstration, observation_space: Any, action_space: Any) -> 
     firsts = [0, *(end + 1 for end in ends)]
     spans = [(first, end) for first, end in zip(firsts, ends, strict=False) if first < end]
     return [
-        EpisodeBuffer(id=number, **_episode(demo, first, end, observation_space, action_space))
+        EpisodeBuffer(
+            id=number,
+            observations=_observations(demo, slice(first, end + 1), observation_space, mask_key),
+            **_episode(demo, first, end, action_space),
+        )
         for number, (first, end) in enumerate(spans)
     ]
 
 
+def _observations(demo: Demonstration, rows: slice, space: Any, mask_key: str | None) -> Any:
+    """Return the observations of some rows as values of the space, with the masks among them."""
+    obs = iter([values[rows] for values in demo.obs])
+
+    def native(leaf: Any) -> AnyArray:
+        return _native_obs(leaf, next(obs))
+
+    if mask_key is None:
+        return _map_leaves(space, native)
+    branches = demo.spec.action_spec.discrete_branches
+    masks = demo.action_mask or [np.zeros((len(demo.done), size), np.bool_) for size in branches]
+    allowed = iter((~np.concatenate(masks, axis=1)[rows]).T)
+
+    def native_mask(leaf: Any) -> AnyArray:
+        flat = np.stack([next(allowed) for _ in range(int(np.prod(leaf.shape)))], axis=1)
+        return flat.reshape(len(flat), *leaf.shape).astype(leaf.dtype)
+
+    return {
+        key: _map_leaves(part, native_mask if key == mask_key else native)
+        for key, part in space.spaces.items()
+    }
+
+
 def _episode(
-    demo: Demonstration, first: int, end: int, observation_space: Any, action_space: Any
+    demo: Demonstration, first: int, end: int, action_space: Any
 ) -> dict[str, AnyArray | dict[str, Any] | tuple[Any, ...]]:
-    """Return an episode, from pair `first` to the closing pair `end`, as values of the spaces."""
-    obs = iter([values[first : end + 1] for values in demo.obs])
+    """Return what was done and gained from pair `first` to the closing pair `end`."""
     is_last = np.arange(first, end) == end - 1
     return {
-        "observations": _map_leaves(observation_space, lambda leaf: _native_obs(leaf, next(obs))),
         "actions": _native_actions(action_space, demo, slice(first, end)),
         "rewards": demo.reward[first + 1 : end + 1].astype(np.float64),
         "terminations": is_last & ~demo.interrupted[end],
@@ -250,22 +308,23 @@ def _episode(
     }
 
 
-def _environment(env_id: str, spec: BehaviorSpec) -> Any:
+def _environment(env_id: str, spec: BehaviorSpec) -> tuple[Any, str | None]:
+    """Return an environment of this behavior, and the key of its observation's mask."""
     from pipeline.simulators.bridges.gymnasium_bridge import make_environment
-    from pipeline.simulators.bridges.spaces import Actions, Observations
 
     name = env_id.removeprefix("gymnasium:")
     env = make_environment(name, {})
-    specs = Observations(env.observation_space, where=name).specs
-    action_spec = Actions(env.action_space, where=name, scale=1.0).spec
-    shapes, recorded = [obs.shape for obs in specs], [obs.shape for obs in spec.observation_specs]
+    codec = _codec(env.observation_space, env.action_space, name, spec)
+    action_spec = codec.spec.action_spec
+    shapes = [tuple(obs.shape) for obs in codec.spec.observation_specs]
+    recorded = [tuple(obs.shape) for obs in spec.observation_specs]
     if shapes != recorded or action_spec != spec.action_spec:
         raise DemonstrationError(
             f"{name}: observes {shapes} and takes the actions ({action_spec}), but in the "
             f"demonstration these are {recorded} and ({spec.action_spec}); name the environment it "
             "was recorded in, or leave out --env"
         )
-    return env
+    return env, codec.mask_key
 
 
 def _space_of_all(specs: list[ObservationSpec]) -> Any:
@@ -298,7 +357,7 @@ def _native_obs(space: Any, values: AnyArray) -> AnyArray:
     """Return the observations [T, *shape] of a leaf as the space has them."""
     from gymnasium import spaces
 
-    from pipeline.simulators.bridges.spaces import image_layout
+    from pipeline.simulators.bridges.spaces import image_layout, image_range
 
     if isinstance(space, spaces.Discrete):
         return np.asarray(values.argmax(axis=1) + space.start)
@@ -306,9 +365,10 @@ def _native_obs(space: Any, values: AnyArray) -> AnyArray:
         parts = np.split(values, np.cumsum(np.ravel(space.nvec))[:-1], axis=1)
         values = np.stack([part.argmax(axis=1) for part in parts], axis=1) + np.ravel(space.start)
     if isinstance(space, spaces.Box) and values.ndim == 4:
-        values = values * np.float32(255 if space.dtype == np.uint8 else 1)
-        if image_layout(space) == "channels last":
+        if image_layout(space, "always") == "channels last":
             values = values.transpose(0, 2, 3, 1)
+        low, width = image_range(space)
+        values = values.reshape(len(values), *space.shape) * width + low
     if np.issubdtype(space.dtype, np.integer):
         values = np.rint(values)
     return np.asarray(values.reshape(len(values), *space.shape), dtype=space.dtype)

@@ -1,0 +1,179 @@
+"""Reports of people who learn from recordings: datasets of Minari, and tables of their own."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import field_environments
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from pipeline.data.demo_import import import_table
+from pipeline.data.demo_tables import read_table
+from pipeline.protocol.demo import read_demo
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
+
+minari = pytest.importorskip("minari")
+
+from pipeline.data.demo_minari import read_dataset, write_dataset  # noqa: E402  # needs minari
+
+
+@pytest.fixture(autouse=True)
+def _datasets(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """Registers environment classes with Gymnasium for the time of a test."""
+    names = []
+
+    def registered(env_class):
+        # Minari stores the entry point, which therefore has to be text.
+        monkeypatch.setattr(sys.modules[__name__], "Registered", env_class)
+        names.append("field/Registered-v0")
+        gymnasium.register(names[-1], f"{__name__}:Registered")
+        return names[-1]
+
+    yield registered
+    for name in names:
+        del gymnasium.registry[name]
+
+
+Registered = None
+"""The class that the fixture `register` has registered."""
+
+
+class Grid(field_environments.Guess):
+    """Samples of a space; the actions do not matter."""
+
+    def observe(self):
+        return self.observation_space.sample()
+
+    def step(self, action):  # noqa: ARG002  # Gymnasium's form
+        self.n_steps += 1
+        return self.observe(), 1.0, self.n_steps >= 4, False, {}
+
+
+def grid(low, high, shape, dtype):
+    """An environment class whose observations are samples of this Box."""
+    return type("Bounded", (Grid,), {"observation_space": spaces.Box(low, high, shape, dtype)})
+
+
+def spec_of(env_id, visual):
+    sim = GymnasiumSimulator(id=env_id, visual=visual)
+    return next(iter(sim.behavior_specs.values()))
+
+
+def stacked(values):
+    """Values of a space, one after another, as Minari stores them."""
+    if isinstance(values[0], dict):
+        return {key: stacked([value[key] for value in values]) for key in values[0]}
+    return np.stack(values)
+
+
+def record(env_id, choices):
+    """A dataset of one episode with these choices in turn."""
+    env = gymnasium.make(env_id, disable_env_checker=True)
+    env.observation_space.seed(1)
+    obs, actions, rewards, flags = [env.reset(seed=3)[0]], [], [], (False, False)
+    while not any(flags):
+        actions.append(np.int64(choices[len(actions) % len(choices)]))
+        after, reward, *flags, _ = env.step(actions[-1])
+        obs.append(after)
+        rewards.append(float(reward))
+    is_last = np.arange(len(rewards)) == len(rewards) - 1
+    episode = minari.data_collector.EpisodeBuffer(
+        id=0,
+        observations=stacked(obs),
+        actions=np.stack(actions),
+        rewards=rewards,
+        terminations=is_last & flags[0],
+        truncations=is_last & flags[1],
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the author is unknown
+        return minari.create_dataset_from_buffers(
+            "there-v0", [episode], env=env, jpeg_encoding=False
+        )
+
+
+def there_and_back(env_id, tmp_path, visual="auto", choices=(0, 1)):
+    """A dataset, the demonstration that is imported from it, and the dataset exported from that."""
+    dataset = record(env_id, choices)
+    table, behavior, spec = read_dataset("there-v0", spec_of(env_id, visual))
+    import_table(table, behavior, spec, tmp_path / "a.demo")
+    demo = read_demo(tmp_path / "a.demo")
+    write_dataset(demo, "back-v0", env_id)
+    return next(iter(dataset)), demo, next(iter(minari.load_dataset("back-v0")))
+
+
+def test_a_recorded_image_of_zeros_and_ones_is_what_the_policy_sees(register, tmp_path):
+    """stable-baselines3#1162, on the way of a demonstration."""
+    there, demo, back = there_and_back(register(field_environments.ImageOfZeroOne), tmp_path)
+    assert demo.obs[0].shape[1:] == (1, 20, 20)
+    assert np.array_equal(demo.obs[0], there.observations.transpose(0, 3, 1, 2))
+    assert np.array_equal(back.observations, there.observations)
+    assert back.observations.dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("bounds", "shape", "visual"),
+    [
+        ((0, 15, np.uint8), (20, 24, 3), "always"),
+        ((0, 65535, np.uint16), (3, 20, 24), "always"),
+        ((-4, 7, np.int64), (20, 24, 3), "always"),
+        ((-1, 1, np.float32), (20, 24, 3), "always"),
+        ((0, 1, np.uint8), (20, 24), "always"),
+        ((0, 255, np.uint8), (7, 7, 3), "always"),
+        ((0, 255, np.uint8), (7, 7, 3), "auto"),
+        ((0, 255, np.uint8), (20, 24, 3), "never"),
+    ],
+)
+def test_a_grid_comes_back_as_it_was_however_it_is_shown(register, tmp_path, bounds, shape, visual):
+    env_id = register(grid(*bounds[:2], shape, bounds[2]))
+    there, demo, back = there_and_back(env_id, tmp_path, visual)
+    is_image = demo.obs[0].ndim == 4
+    assert is_image == (visual == "always")
+    if is_image:
+        low, high, _ = bounds
+        expected = (there.observations.astype(np.float64) - low) / (high - low)
+        assert np.sort(demo.obs[0], axis=None) == pytest.approx(np.sort(expected, axis=None))
+    np.testing.assert_allclose(back.observations, there.observations, atol=1e-6)
+    assert back.observations.dtype == bounds[2]
+
+
+class Forbids(field_environments.MaskInsideObservation):
+    """Forbids the choice that is the number of the step, modulo 3."""
+
+    def observe(self):
+        mask = (np.arange(3) != self.n_steps % 3).astype(np.int8)
+        return {"observations": np.full(1, self.n_steps / 10, np.float32), "action_mask": mask}
+
+
+def test_a_recorded_mask_masks_the_demonstration(register, tmp_path):
+    there, demo, back = there_and_back(register(Forbids), tmp_path, choices=(1, 2, 0))
+    assert [values.shape for values in demo.obs] == [(11, 1)]
+    forbidden = there.observations["action_mask"] == 0
+    assert np.array_equal(demo.action_mask[0][:-1], forbidden[:-1])
+    assert not demo.action_mask[0][-1].any()  # nobody acts on the last observation
+    for key, recorded in there.observations.items():
+        assert np.array_equal(back.observations[key][:-1], recorded[:-1])
+        assert back.observations[key].dtype == recorded.dtype
+    assert np.array_equal(back.actions, there.actions)
+
+
+@pytest.mark.parametrize(("brightest", "divisor"), [(1, 1), (255, 255)])
+def test_bytes_of_a_table_are_as_bright_as_they_look(tmp_path, brightest, divisor):
+    images = np.zeros((3, 1, 2, 2), np.uint8)
+    images[:, 0, 0, 0] = brightest
+    fields = {"obs0": images, "discrete": np.zeros((3, 1), np.int64), "terminated": [0, 0, 1]}
+    np.savez(tmp_path / "a.npz", **fields)
+    spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2)], ActionSpec(0, (2,)))
+    lines = import_table(read_table(tmp_path / "a.npz"), "B", spec, tmp_path / "a.demo")
+    assert np.array_equal(read_demo(tmp_path / "a.demo").obs[0][:3], images / divisor)
+    assert any("divided by 255" in line for line in lines) == (divisor == 255)
