@@ -14,6 +14,7 @@ import functools
 import inspect
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,10 +65,10 @@ def absent(node: ast.ClassDef, ours: type) -> Iterator[str]:
 
     An argument of the constructor is `(name)`; ours must have it at the same place.
     """
-    known = {
-        annotation for cls in ours.__mro__ for annotation in getattr(cls, "__annotations__", ())
-    }
-    known |= set(re.findall(r"self\.(\w+)", inspect.getsource(ours)))
+    # A base class of others may annotate what nobody gives a value, as PettingZoo's do.
+    annotated = (cls for cls in ours.__mro__ if cls.__module__.startswith("pipeline."))
+    known = {name for cls in annotated for name in getattr(cls, "__annotations__", ())}
+    known |= {name for cls in ours.__mro__ for name in _assigned(cls)}
     for name, member in _defined(node, imports=False):
         if name == "__init__" and isinstance(member, ast.FunctionDef):
             parameters = inspect.signature(ours.__init__).parameters.values()  # type: ignore[misc]
@@ -81,6 +82,17 @@ def absent(node: ast.ClassDef, ours: type) -> Iterator[str]:
                     yield f"({argument.arg})"
         elif not (name.startswith("_") or name in known or hasattr(ours, name)):
             yield name
+
+
+def _assigned(cls: type) -> Iterator[str]:
+    """Yield the attributes that a class gives a value; none of one without a source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError):  # built in
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield from [node.attr] if ast.unparse(node.value) == "self" else []
 
 
 def _bases(node: ast.ClassDef, definitions: dict[str, ast.AST]) -> Iterator[ast.ClassDef]:

@@ -243,6 +243,10 @@ class Trajectories:
             at_end={name: ends[name] for name in self._at_end},
         )
 
+    def are_waiting(self, slots: AnyArray) -> BoolArray:
+        """[N] whether a decision of the agents in `slots` waits for its reward."""
+        return self._waiting[slots]
+
     def open_values(self, name: str) -> AnyArray:
         """[n] values of a field in all rows of open trajectories, row 0 first."""
         used = self._cursor + self._waiting

@@ -88,6 +88,16 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         # The reset above is our own: a `step` before the caller's is refused.
         self._is_reset = False
 
+    @property
+    def observation_spaces(self) -> dict[str, spaces.Space[Any]]:
+        """What each of `possible_agents` sees."""
+        return {agent: self.observation_space(agent) for agent in self.possible_agents}
+
+    @property
+    def action_spaces(self) -> dict[str, spaces.Space[Any]]:
+        """What each of `possible_agents` may do."""
+        return {agent: self.action_space(agent) for agent in self.possible_agents}
+
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         """Return what `agent` sees."""
         return self._spaces_of(agent)[0]
@@ -144,7 +154,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         Agents without an action do nothing.
 
         Raises:
-            UnityPettingZooException: There was no reset, or an action is outside of its space.
+            UnityPettingZooException: There was no reset, or an action is of an unknown agent or
+                outside of its space.
         """
         if self._env is None or not self._is_reset:
             raise UnityPettingZooException(
@@ -266,6 +277,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         return [f"{behavior}{_AGENT}{agent_id}" for agent_id in steps.agent_id.tolist()]
 
     def _act(self, actions: Mapping[str, Any]) -> None:
+        if unknown := actions.keys() - self._last_active.keys():
+            raise self._unknown(min(map(str, unknown)))
         for behavior in self._env.behavior_specs:
             decision, _ = self._env.get_steps(behavior)
             if not len(decision):
@@ -290,9 +303,18 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
                     discrete[row] = parts[1]
             self._env.set_actions(behavior, ActionTuple(continuous, discrete))
 
+    def _unknown(self, agent: str) -> UnityPettingZooException:
+        shown = ", ".join(self.possible_agents[:3])
+        return UnityPettingZooException(
+            f"The environment has had no agent '{agent}' since its last reset; there are "
+            f"{len(self.possible_agents)} in `possible_agents`, such as {shown}"
+        )
+
     def _spaces_of(self, agent: str) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         if agent not in self._spaces:
-            spec = self._specs[agent.rpartition(_AGENT)[0]]
+            spec = self._specs.get(agent.rpartition(_AGENT)[0])
+            if spec is None:
+                raise self._unknown(agent)
             parts = [
                 spaces.Box(-np.inf, np.inf, tuple(obs_spec.shape), np.float32)
                 for obs_spec in spec.observation_specs
@@ -330,6 +352,16 @@ class UnityAECEnv(parallel_to_aec_wrapper):  # type: ignore[misc]  # pettingzoo 
     def possible_agents(self) -> list[str]:
         """Agents seen since the last reset; see `UnityParallelEnv`."""
         return list(self.env.possible_agents)
+
+    @property
+    def observation_spaces(self) -> dict[str, spaces.Space[Any]]:
+        """What each of `possible_agents` sees."""
+        return dict(self.env.observation_spaces)
+
+    @property
+    def action_spaces(self) -> dict[str, spaces.Space[Any]]:
+        """What each of `possible_agents` may do."""
+        return dict(self.env.action_spaces)
 
 
 def _observation_names(spec: BehaviorSpec) -> list[str]:

@@ -4,6 +4,9 @@ Which episodes count: the first `episodes` that *start*, in the order in which a
 first decision, and every one of them is waited for. Counting the first that *finish* would favour
 short ones, because while one long episode runs many short ones end beside it. That an episode has
 started says nothing about how it will end, so this choice has no such bias.
+
+An agent whose episode ends before its first decision, such as a player who wins before its first
+turn, has an episode of length 0, which starts with its end.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ class ActingPolicy(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Episode:
-    """One agent from its first decision to its end."""
+    """One agent from its first decision, if it makes any, to its end."""
 
     index: int
     """Position in the order in which the behavior's episodes started."""
@@ -178,20 +181,14 @@ class _Counter:
         agents = steps.agent_id.tolist()
         # Before new agents are added, so that a reward with a first decision is not counted.
         self._add(agents, steps)
-        for agent in agents:
-            # Agents that begin later play too, but do not count.
-            if self._n_started == len(self._return):
-                break
-            if agent not in self.running:
-                self.running[agent] = self._n_started
-                self._agent[self._n_started] = agent
-                self._n_started += 1
+        self._start(agents)
         running = [self.running[agent] for agent in agents if agent in self.running]
         self._length[running] += 1
 
     def end(self, steps: TerminalSteps) -> None:
         """Add the last rewards, and close the episodes."""
         agents = steps.agent_id.tolist()
+        self._start(agents)  # those that end without a decision
         slots, rows = self._add(agents, steps)
         self._interrupted[slots] = steps.interrupted[rows]
         self.n_ended += len(slots)
@@ -212,11 +209,25 @@ class _Counter:
             for index in range(len(self._return))
         ]
 
+    def _start(self, agents: list[int]) -> None:
+        """Start the episodes of agents that have none, up to the quota."""
+        for agent in agents:
+            # Agents that begin later play too, but do not count.
+            if self._n_started == len(self._return):
+                break
+            if agent not in self.running:
+                self.running[agent] = self._n_started
+                self._agent[self._n_started] = agent
+                self._n_started += 1
+
     def _add(
         self, agents: list[int], steps: DecisionSteps | TerminalSteps
     ) -> tuple[list[int], list[int]]:
-        """Add the rewards of counted agents; return their slots and rows."""
-        rows = [row for row, agent in enumerate(agents) if agent in self.running]
+        """Add the rewards of counted agents, each once; return their slots and rows."""
+        first: dict[int, int] = {}
+        for row, agent in enumerate(agents):
+            first.setdefault(agent, row)
+        rows = [row for agent, row in first.items() if agent in self.running]
         slots = [self.running[agents[row]] for row in rows]
         reward = steps.reward[rows].astype(np.float64) + steps.group_reward[rows]
         if not np.isfinite(reward).all():

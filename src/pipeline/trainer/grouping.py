@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
     from pipeline.algos.algorithm import Algorithm
-    from pipeline.arrays import AnyArray, FloatArray
+    from pipeline.arrays import AnyArray, BoolArray, FloatArray
     from pipeline.data.columns import Field
     from pipeline.data.rollout import ClosedTrajectories, Rollout, Trajectories
     from pipeline.data.slots import Slots
@@ -71,6 +71,11 @@ class NoGroups:
         """Count the episodes that ended."""
         if closed is not None:
             statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
+
+    def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
+        """Count the episodes that ended before a decision: games may be over before a turn."""
+        total = (terminal.reward + terminal.group_reward)[idle]
+        statistics.add_episodes(total.tolist(), [0] * len(total))
 
     def completed(self, rollout: Rollout) -> Rollout:
         """Return the rollout as it is."""
@@ -151,6 +156,12 @@ class GroupTracker:
             own=own_return.tolist(),
             learned=closed.episode_returns,
         )
+
+    def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
+        """Count the episodes that ended before a decision: games may be over before a turn."""
+        own = terminal.reward[idle]
+        total = own + terminal.group_reward[idle]
+        statistics.add_episodes(total.tolist(), [0] * len(total), own=own.tolist())
 
     def completed(self, rollout: Rollout) -> Rollout:
         """Return the rollout, with the moments that its rows name."""

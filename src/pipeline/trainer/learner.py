@@ -273,18 +273,25 @@ class Learner:
         if self.memories is not None:
             self.memories[slots] = 0.0
 
-    def _ended(self, source: Hashable, terminal: TerminalSteps, decision: DecisionSteps) -> None:
+    def _ended(
+        self, source: tuple[str, int], terminal: TerminalSteps, decision: DecisionSteps
+    ) -> None:
         slots = self.slots.ended(source, terminal.agent_id)
         self._make_room()
         if self.memories is not None:
             self.memories[slots] = 0.0
         reward, at_end = self.grouping.outcome(terminal, slots)
+        idle = ~self.trajectories.are_waiting(slots)
         closed = self.trajectories.complete_transition(
             slots, reward, terminal.obs, ended=True, interrupted=terminal.interrupted, at_end=at_end
         )
         if closed is not None:
             self._count(closed)
         self.grouping.report(closed, slots, self.pending_stats)
+        team = source[0]
+        # The decisions of opponents are not stored, so all of them would seem to be idle.
+        if idle.any() and not (self.past is not None and team in self.past.opponents):
+            self.grouping.report_idle(terminal, idle, self.pending_stats)
         # Sets, because NumPy takes ten times as long for a few agents.
         if gone := set(terminal.agent_id.tolist()).difference(decision.agent_id.tolist()):
             self.slots.release(source, list(gone))

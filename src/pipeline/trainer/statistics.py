@@ -60,7 +60,7 @@ class Statistics:
 
         Args:
             returns: of each episode, group rewards included.
-            lengths: decisions in each.
+            lengths: decisions in each; 0 of an agent that ended before its first decision.
             own: returns without group rewards where these are charted apart.
             learned: sums of the rewards learned from where these differ.
         """
@@ -76,7 +76,7 @@ class Statistics:
             self.n_episodes += 1
             self.add(names.REWARD, own_return)
             self.add(EXTRINSIC, learned_return)
-            self.add(names.EPISODE_LENGTH, length - 1)
+            self.add(names.EPISODE_LENGTH, max(length - 1, 0))
 
     def take_ended(self) -> list[float]:
         """Return the returns of the episodes that ended since the last call."""

@@ -225,3 +225,29 @@ def test_rows_to_show_a_policy_are_spread_over_all(n, expected):
         [-value for value in expected],
     ]
     assert sample["allowed"][:, 0].tolist() == [value > 1 for value in expected]
+
+
+@pytest.mark.parametrize("trainer", ["ppo", "poca"])
+def test_an_end_before_the_first_decision_counts_and_is_not_learned_from(make_learner, trainer):
+    learner = make_learner(SPEC, **LONG, trainer_type=trainer)
+    take_turn(learner, [steps_of([0], reward=0.0)])
+    take_turn(learner, [steps_of([0], ended=[0, 1, 2], reward=3.0)])  # 1 and 2 never decided
+    take_turn(learner, [steps_of([0], ended=[1], reward=-1.0)])
+    assert sorted(learner.statistics.returns) == [-1.0, 3.0, 3.0, 3.0]
+    assert learner.step == 1
+    assert learner.trajectories.n_closed == 1
+    assert learner.slots.n_taken == 1
+    period = learner.statistics.period()
+    assert period[names.REWARD] == 2.0
+    assert period[names.EPISODE_LENGTH] == 0.0
+
+
+def test_ends_of_opponents_do_not_count(make_learner):
+    learner = make_learner(SPEC, **LONG, self_play={"save_steps": 100})
+    learner.past.save_due(0)
+    learner.past.swap(["Toy?team=1"])
+    for _ in range(3):
+        for team in ("Toy?team=0", "Toy?team=1"):
+            take_turn(learner, [steps_of([0], ended=[0])], team=team)
+    # at first nobody has decided; the learning team's 3 ends count, the other's do not
+    assert len(learner.statistics.returns) == 3

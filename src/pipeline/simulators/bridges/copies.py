@@ -49,6 +49,8 @@ class Copy:
         self._rng, self._where, self._parameters = rng, where, parameters
         self._index = {name: k for k, name in enumerate(env.possible_agents)}
         self._playing: set[str] = set()
+        """Agents that have decided in this episode, and not ended."""
+        self._ended: set[str] = set()
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return everything that later steps depend on; None if the environment cannot give it."""
@@ -56,7 +58,8 @@ class Copy:
         if env is None:
             return None
         stream = self._rng.bit_generator.state
-        return {"env": env, "stream": stream, "playing": sorted(self._playing)}
+        playing, ended = sorted(self._playing), sorted(self._ended)
+        return {"env": env, "stream": stream, "playing": playing, "ended": ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
@@ -64,9 +67,11 @@ class Copy:
         restore_copy(self.env, state["env"])
         self._rng.bit_generator.state = state["stream"]
         self._playing = set(state["playing"])
+        self._ended = set(state.get("ended", ()))  # which older checkpoints lack
 
     def _begin(self) -> Any:
         self._playing.clear()
+        self._ended.clear()
         # A seed for each episode: environments differ in what a reset without a seed continues.
         seed = int(self._rng.integers(2**31))
         # None without parameters: many environments do not take an empty map.
@@ -89,15 +94,31 @@ class Copy:
         self, agent: str, obs: Any, info: Any, reward: float, group_reward: float = 0.0
     ) -> Event:
         self._playing.add(agent)
+        self._ended.discard(agent)
         return Event(self._number(agent), obs, reward, group_reward, info=info)
 
     def _end(
         self, agent: str, obs: Any, cut: bool, reward: float, group_reward: float = 0.0
     ) -> Iterator[Event]:
-        """End an agent's episode; one that never decided in it has none."""
-        if agent in self._playing:
+        """End an agent's episode, once, also if the agent has not decided in it."""
+        if agent not in self._ended:
             self._playing.discard(agent)
+            self._ended.add(agent)
             yield Event(self._number(agent), obs, reward, group_reward, interrupted=cut)
+
+    def _check_ends(self) -> None:
+        lost = self._playing.difference(self.env.agents)
+        if lost:
+            raise UnityEnvironmentException(
+                f"{self._where}: the agent '{min(lost)}' has left without a last observation and "
+                "an end; repair the environment."
+            )
+
+    def _refuse_ended(self, agents: Sequence[str], remedy: str) -> None:
+        raise UnityEnvironmentException(
+            f"{self._where}: the agents {sorted(agents)} have ended, but stay in `agents`, so that "
+            f"nobody is left to act and no episode can begin; {remedy}."
+        )
 
 
 class ParallelCopy(Copy):
@@ -155,14 +176,9 @@ class ParallelCopy(Copy):
         # At once, so that new first decisions come in the same message as the ends.
         if not env.agents:
             yield from self.reset()
-
-    def _check_ends(self) -> None:
-        lost = self._playing.difference(self.env.agents)
-        if lost:
-            raise UnityEnvironmentException(
-                f"{self._where}: the agent '{min(lost)}' has left without a last observation and "
-                "an end; repair the environment."
-            )
+        elif self._ended.issuperset(env.agents):
+            remedy = "remove an agent in the step in which it is terminated or truncated"
+            self._refuse_ended(env.agents, remedy)
 
     def _gained(self, rewards: Mapping[str, float]) -> dict[str, tuple[float, float]]:
         """Return each agent's own and group reward since its last observation."""
@@ -203,6 +219,7 @@ class TurnCopy(Copy):
         env = self.env
         begun = False
         while True:
+            self._check_ends()
             if not env.agents:
                 if begun:
                     raise UnityEnvironmentException(
@@ -217,6 +234,9 @@ class TurnCopy(Copy):
             if not (terminated or truncated):
                 yield self._decide(agent, observation, info, float(reward))
                 return
+            if agent in self._ended:
+                remedy = "let `step` remove an agent that has ended, as `_was_dead_step` does"
+                self._refuse_ended([agent], remedy)
             yield from self._end(agent, observation, not terminated, float(reward))
             # PettingZoo's rule: a dead agent takes its turn with None, and only then is removed.
             env.step(None)
