@@ -219,3 +219,41 @@ def test_episodes_are_written_as_csv(tmp_path):
     write_episodes(path, episodes)
     assert path.read_bytes() == first
     assert first.splitlines()[0] == b"index,behavior,agent,episode_return,length,interrupted"
+
+
+class Doomed(Script):
+    """Agent 1 never decides: an end of it comes with each end of agent 0, and twice."""
+
+    def steps(self):
+        asking, _ = super().steps()
+        ids = [0, 1, 1] if self.ended else []
+        ended = terminal_steps(
+            [np.zeros((len(ids), 1))],
+            ids,
+            interrupted=[False] * len(ids),
+            reward=self.reward,
+            group_reward=self.group_reward,
+        )
+        return asking, ended
+
+
+def test_an_agent_that_ends_before_its_first_decision_has_an_episode_of_length_0():
+    episodes = play(ScriptedEnv(B=Doomed([[3]], group_reward=0.5)), 6)
+    assert [(e.agent, e.length, e.episode_return) for e in episodes] == [
+        *((0, 3, 4.5), (1, 0, 1.5)),
+        *((0, 3, 4.5), (1, 0, 1.5)),
+        *((0, 3, 4.5), (1, 0, 1.5)),
+    ]
+
+
+def test_two_ends_of_an_agent_in_one_message_are_those_of_one_episode():
+    class Twice(Doomed):
+        def steps(self):
+            asking, ended = Script.steps(self)
+            return asking, terminal_steps(
+                [np.zeros((2 * len(ended), 1))], [*ended.agent_id] * 2, reward=1.0
+            )
+
+    episodes = play(ScriptedEnv(B=Twice([[2], [5]])), 4)
+    assert sorted(e.length for e in episodes) == [2, 2, 2, 5]
+    assert all(e.episode_return == e.length for e in episodes)

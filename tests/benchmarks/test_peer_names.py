@@ -1,0 +1,37 @@
+"""Which members a class of ours has, as benchmarks/peer_names.py counts them."""
+
+from __future__ import annotations
+
+import ast
+
+import peer_names
+
+THEIRS = """
+class Wrapper:
+    def action_spaces(self): ...
+    def agents(self): ...
+    def close(self): ...
+"""
+
+
+class Foreign:
+    """As PettingZoo's classes: says that there are `action_spaces`, reads them, and has none."""
+
+    action_spaces: dict
+
+    def action_space(self, agent):
+        return self.action_spaces[agent]
+
+
+class Ours(Foreign):
+    def __init__(self):
+        self.agents, self.number = [], 0
+
+    def close(self): ...
+
+
+def test_what_a_class_of_others_annotates_and_reads_is_no_member():
+    (node,) = ast.parse(THEIRS).body
+    assert list(peer_names.absent(node, Ours)) == ["action_spaces"]
+    own = {"__module__": "pipeline.mine", "__annotations__": {"action_spaces": "dict"}}
+    assert list(peer_names.absent(node, type("Fields", (Ours,), own))) == []
