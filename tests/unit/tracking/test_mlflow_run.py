@@ -204,12 +204,44 @@ def test_numbers_of_another_policy_do_not_go_into_the_row(tmp_path: Path):
     assert stage("evaluate", b"first") == first
     second = stage("train", b"second", "b")
     assert stage("evaluate", b"second") == second
-    restored = stage("evaluate", b"first")
-    assert restored not in (first, second)
-    assert stage("evaluate", b"first") == restored
-    assert list(current(tmp_path).values()) == [restored]
-    assert client(tmp_path).get_run(restored).data.tags["dvc.train"] == md5(b"first")
-    assert stage("evaluate", b"second") != restored
+    assert stage("evaluate", b"first") == first, "the row of that policy is the current one again"
+    assert current(tmp_path) == {"walk-seed1": first}
+    unknown = stage("evaluate", b"unknown")
+    assert unknown not in (first, second)
+    assert stage("evaluate", b"unknown") == unknown
+    assert current(tmp_path) == {"walk-seed1": unknown}
+    assert client(tmp_path).get_run(unknown).data.tags["dvc.train"] == md5(b"unknown")
+    assert stage("evaluate", b"second") == second
+
+
+def test_training_does_not_go_on_in_the_row_of_a_policy_that_was_only_evaluated(tmp_path: Path):
+    """A clone has pulled the policy, and evaluates it; then it trains another one."""
+    row = finished(MlflowRun(replace(key(tmp_path, "evaluate"), policy=md5(b"pulled"))))
+    assert finished(MlflowRun(key(tmp_path, "train", "b"))) != row
+
+
+def test_a_failure_now_and_then_does_not_end_tracking(tmp_path: Path, monkeypatch):
+    """Over hours single writes fail; three of them are no reason to drop the rest."""
+    written = Store.set_tags
+    run = MlflowRun(key(tmp_path, "train"))
+    while run.run_id is None:
+        time.sleep(0.01)
+
+    def fail_at_even(self: Store, run: str, values) -> None:
+        if int(values["train.step"]) % 2 == 0:
+            raise RuntimeError("no")
+        written(self, run, values)
+
+    monkeypatch.setattr(Store, "set_tags", fail_at_even)
+    for step in range(10):
+        run.settings({"step": step, f"at{step}": "yes"})
+    run.end(timeout_s=60)
+    tags = client(tmp_path).get_run(run.run_id).data.tags
+    assert [name for name in sorted(tags) if name.startswith("train.at")] == [
+        f"train.at{step}" for step in (1, 3, 5, 7, 9)
+    ]
+    assert run.lost == 5
+    assert client(tmp_path).get_run(run.run_id).info.status == "FINISHED"
 
 
 def test_a_stage_finds_the_row_without_the_record_and_a_param_is_not_changed(tmp_path: Path):
