@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pipeline import files, machine
 from pipeline.errors import PipelineError
@@ -25,7 +25,7 @@ from pipeline.tracking import mlflow_database, mlflow_models, mlflow_store, name
 from pipeline.tracking.base import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pipeline.tracking.run_metadata import RunKey, RunMetadata
 
@@ -33,14 +33,11 @@ if TYPE_CHECKING:
     """Behavior, tag, value and step of a number, as `curve_csv.read_points` gives them."""
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _FIRST_STAGE = "train"
 PATIENT_S, QUICK_S = 120.0, 5.0
 """Patience with the store at the end of a run; short if stopped, since a scheduler kills soon."""
 _GIVE_UP_AFTER = 3
-_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
-"""Pauses between attempts to use a busy store; SQLite waits 20 s itself, as MLflow sets it."""
 
 
 def enabled() -> bool:
@@ -260,8 +257,8 @@ class MlflowRun(Sink):
 
     def _work(self) -> None:
         try:
-            store = _retried(lambda: mlflow_store.Store.open(self._key.root))
-            _retried(lambda: self._begin(store))
+            store = mlflow_store.retried(lambda: mlflow_store.Store.open(self._key.root))
+            mlflow_store.retried(lambda: self._begin(store))
             self._n_processed += 1
         except Exception as error:  # noqa: BLE001  # tracking never stops training
             # From now on nothing is queued, or a long run would fill the memory.
@@ -287,7 +284,9 @@ class MlflowRun(Sink):
             return
         is_points, run = isinstance(job, list), str(self.run_id)
         try:
-            _retried(lambda: store.log_metrics(run, job) if is_points else job(store, run))
+            mlflow_store.retried(
+                lambda: store.log_metrics(run, job) if is_points else job(store, run)
+            )
             self._failures = 0
         except Exception as error:  # noqa: BLE001  # tracking never stops training
             self.lost += 1
@@ -395,21 +394,6 @@ def _recorded(key: RunKey, store: mlflow_store.Store) -> tuple[str | None, dict[
     if uri in (store.place, store.uri) and is_ours and store.holds(run):
         return run, stages
     return None, {}
-
-
-def _retried(call: Callable[[], T]) -> T:
-    """Return what `call` returns; call again while the store or its server is busy."""
-    for pause_s in _PAUSES_S:
-        try:
-            return call()
-        except Exception as error:
-            # After attempts of its own MLflow gives a server's 503 another code.
-            was_asked_again = "error responses" in str(error)
-            code = getattr(error, "error_code", None)
-            if not was_asked_again and code != "TEMPORARILY_UNAVAILABLE":
-                raise
-        time.sleep(pause_s)
-    return call()
 
 
 def _reason(error: Exception) -> str:

@@ -8,8 +8,9 @@ import logging
 import os
 import platform
 import re
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline import files
 from pipeline.errors import PipelineError
@@ -17,12 +18,13 @@ from pipeline.tracking import mlflow_database, mlflow_models, mlflow_view
 from pipeline.tracking.run_metadata import BASELINE, VARIANT, WORKSPACE, dvc_digest, flattened, git
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from pipeline.tracking.run_metadata import InputData
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _EXPERIMENT = "pipeline"
 """Name of MLflow's experiment, unless MLFLOW_EXPERIMENT_NAME gives another."""
@@ -38,6 +40,8 @@ IDENTITY = ("pipeline.experiment", "pipeline.seed", _CHECKOUT, VARIANT)
 """Tags that are equal for runs of the same experiment, seed, checkout and variant."""
 _GIT_WAIT_S = 5.0
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
+"""Pauses between attempts to use a busy store; SQLite waits 20 s itself, as MLflow sets it."""
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -67,6 +71,21 @@ def flatten(values: Mapping[str, Any], start: str = "") -> dict[str, str]:
     """Return nested mappings as `{dotted name: text}`; lists stay whole."""
     # MLflow cuts parameters beyond 6,000 characters, with a warning for each.
     return {clean(name): str(value)[:5900] for name, value in flattened(values, start)}
+
+
+def retried(call: Callable[[], T]) -> T:
+    """Return what `call` returns; call again while the store or its server is busy."""
+    for pause_s in _PAUSES_S:
+        try:
+            return call()
+        except Exception as error:
+            # After attempts of its own MLflow gives a server's 503 another code.
+            was_asked_again = "error responses" in str(error)
+            code = getattr(error, "error_code", None)
+            if not was_asked_again and code != "TEMPORARILY_UNAVAILABLE":
+                raise
+        time.sleep(pause_s)
+    return call()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from mlflow_runs import client, exported, finished, key, md5
 
 from pipeline.tracking import names
 from pipeline.tracking.curve_csv import CsvSink, read_points
-from pipeline.tracking.mlflow_models import BUILD, SCORE, alias_of, best
+from pipeline.tracking.mlflow_models import BUILD, SCORE, _move_aliases, alias_of, best
 from pipeline.tracking.mlflow_run import MlflowRun, enabled
 from pipeline.tracking.mlflow_store import Store, flatten
 from pipeline.tracking.run_metadata import InputData, RunMetadata
@@ -421,6 +422,31 @@ def test_the_registered_model_is_the_exported_file_and_loads_both_ways(tmp_path:
     assert (model.status, model.name) == ("READY", "Walker")
     assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": NAME, "version": 1}]
     assert {metric.key: metric.value for metric in model.metrics} == {"train/mean_reward": 2.0}
+
+
+def test_an_alias_goes_to_a_version_that_another_stage_scores_at_the_same_time():
+    """Each of two stages on a server sees only its own score when it looks first."""
+
+    class Registry:
+        aliases: dict[str, str] = {}  # noqa: RUF012  # of this one test
+        looks = 0
+
+        def search_model_versions(self, _: str) -> list[SimpleNamespace]:
+            tags = [{SCORE: score, BUILD: "b", "experiment": "walk"} for score in ("5.0", "9.0")]
+            self.looks += 1
+            seen = [tags[0], {}] if self.looks == 1 else tags
+            return [SimpleNamespace(version=k, tags=tag) for k, tag in enumerate(seen, start=1)]
+
+        def get_registered_model(self, _: str) -> Registry:
+            return self
+
+        def set_registered_model_alias(self, _: str, alias: str, version: str) -> None:
+            self.aliases[alias] = version
+
+    registry = Registry()
+    _move_aliases(registry, NAME, {BUILD: "b", "experiment": "walk"})
+    assert registry.aliases == {"best": "2", "walk": "2"}
+    assert registry.looks == 3
 
 
 def test_scores_in_another_build_of_the_environment_are_not_compared():
