@@ -73,16 +73,20 @@ def exported(root: Path, bias: float) -> Path:
     return path
 
 
-def ran(root: Path, stage: str, seed: int = 1, *, policy: float = 1.0, score: float = 5.0) -> str:
+def ran(
+    root: Path, stage: str, seed: int = 1, *, policy: float | None = None, score: float = 5.0
+) -> str:
     """Do at once what a stage does to `results/` and to MLflow; gives the run.
 
-    `train` makes the policy that adds `policy`; `evaluate` finds a mean return of `score`.
+    `train` makes the policy that adds `policy`, else the seed; `evaluate` finds a mean return of
+    `score`.
     """
+    policy = float(seed if policy is None else policy)
     folders = {name: root / f"results/{name}/walk/seed{seed}" for name in _MADE}
     folder, trained = folders[stage], folders["train"] / _MADE["train"]
     folder.mkdir(parents=True, exist_ok=True)
     if stage == "train":
-        trained.write_text(str(float(policy)))
+        trained.write_text(str(policy))
     elif stage == "export":
         made = exported(root, float(trained.read_text()))
         shutil.move(made, folder / made.name)

@@ -2,7 +2,8 @@
 
 The thread imports MLflow, opens the store, and writes the queue in batches. If the store cannot be
 used there is one warning, and everything later is dropped. The stages of one experiment and seed
-share a run through a small record file, which also tells a killed run from a new one.
+share a run through a small record file, which also tells a killed run from a new one. A run holds
+one policy: a stage that makes or takes the policy of an earlier run continues that run.
 """
 
 # Not MLflow's own asynchronous logging: with the database locked for 25 s, it lost 5 of 30
