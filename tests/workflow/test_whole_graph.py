@@ -83,6 +83,8 @@ def test_every_artifact_is_there_and_says_what_it_should(by_dvc: Path):
         assert "keeps the contract" in output
         played = json.loads((by_dvc / f"results/evaluate/{name}/seed1/metrics.json").read_text())
         assert played["3DBall"]["episodes"] == 4
+        policy = by_dvc / f"results/train/{name}/seed1/policy.pt"
+        assert played["3DBall"]["policy_md5"] == mlflow_runs.md5(policy.read_bytes())
     filmed = by_dvc / "results/evaluate/cloned/seed1"
     for name in ("median.gif", "best.gif"):
         assert (filmed / name).read_bytes()[:6] == b"GIF89a"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,8 @@ from pipeline.commands.init import source_of
 from pipeline.errors import SettingsError
 from pipeline.settings.params import load_params
 from pipeline.settings.yaml_file import dump_yaml
+from pipeline.stages.reporting.results import read_evaluation
+from pipeline.stages.shared.policies import is_outdated
 
 if TYPE_CHECKING:
     import argparse
@@ -47,7 +48,7 @@ class Run:
         """Evaluation metrics by behavior; empty when the run was not evaluated."""
         # `train` writes a metrics.json too, so the path must lie in the folder of `evaluate`.
         path = next((file for file in self.more if file.parent.parts[-3:-2] == ("evaluate",)), None)
-        return json.loads((path.parent / "metrics.json").read_text("utf-8")) if path else {}
+        return read_evaluation(path.parent / "metrics.json") if path else {}
 
 
 def add_options(parser: Parser) -> None:
@@ -102,11 +103,18 @@ def _of_dag(experiment: str, seed: int, environment: str) -> Run:
     from pipeline.commands.compare import outcomes_of
 
     place = f"{experiment}/seed{seed}"
-    policies = _policies(
-        Path("results/export", place), f"dvc repro export@{experiment.replace('/', '-')}-{seed}"
+    exported, evaluated, trained = (
+        Path("results", stage, place) for stage in ("export", "evaluate", "train")
     )
-    more = [Path("results/evaluate", place, name) for name in ("episodes.csv", *_VIDEOS)]
-    more.append(Path("results/train", place, "progress.csv"))
+    command = f"dvc repro export@{experiment.replace('/', '-')}-{seed}"
+    policies = _policies(exported, command)
+    if is_outdated(exported / "export.json", trained / "policy.pt"):
+        raise SettingsError(
+            f"{exported}: is of an earlier policy than {trained}; make it again with `{command}`"
+        )
+    more = [trained / "progress.csv"]
+    if not is_outdated(evaluated / "metrics.json", trained / "policy.pt"):
+        more = [evaluated / name for name in ("episodes.csv", *_VIDEOS)] + more
     return Run(
         name=experiment,
         seed=seed,

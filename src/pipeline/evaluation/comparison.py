@@ -79,6 +79,8 @@ class Outcome:
     """Wall-clock of training; None when it was not recorded."""
     exact: bool = True
     """False when its training was interrupted and not resumed exactly."""
+    outdated: bool = False
+    """True when it was trained again since its evaluation, which then does not count."""
 
     @property
     def task(self) -> tuple[str, str]:
@@ -112,6 +114,8 @@ class Standing:
     """Seeds of these curves, in the same order."""
     not_exact: tuple[int, ...] = ()
     """Seeds whose training was interrupted and not resumed exactly."""
+    outdated: tuple[int, ...] = ()
+    """Seeds that were trained again since their evaluation."""
 
     @property
     def mean(self) -> float:
@@ -254,6 +258,7 @@ def _standing(
         curves=tuple(curves),
         trained=tuple(outcome.seed for outcome in outcomes if outcome.curve is not None),
         not_exact=tuple(outcome.seed for outcome in outcomes if not outcome.exact),
+        outdated=tuple(outcome.seed for outcome in outcomes if outcome.outdated),
     )
 
 

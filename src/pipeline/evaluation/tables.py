@@ -77,17 +77,19 @@ def notes(task: Task) -> list[str]:
 
 
 def cautions(task: Task) -> list[str]:
-    """Return warnings about experiments with few seeds or inexact resumes."""
+    """Return warnings about few seeds, inexact resumes and outdated evaluations."""
     by_caution: dict[str, list[str]] = {}
     for standing in task.standings:
         if caution := statistics.caution(len(standing.seeds)):
             by_caution.setdefault(caution, []).append(standing.experiment)
     sentences = [f"{', '.join(names)}: {caution}." for caution, names in by_caution.items()]
+    inexact = "interrupted and not resumed exactly, so another run of it gives other numbers"
+    outdated = "trained again since its evaluation, which does not count; evaluate it again"
     return sentences + [
-        f"{standing.experiment}, seed {', '.join(map(str, standing.not_exact))}: interrupted and "
-        "not resumed exactly, so another run of it gives other numbers."
+        f"{standing.experiment}, seed {', '.join(map(str, seeds))}: {caution}."
         for standing in task.standings
-        if standing.not_exact
+        for seeds, caution in ((standing.not_exact, inexact), (standing.outdated, outdated))
+        if seeds
     ]
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.errors import StageError
-from pipeline.stages.shared import executable, run_context
+from pipeline.stages.shared import executable, policies, run_context
 from pipeline.stages.shared.attempt import Attempt, Job, attempt_at, read_map
 from pipeline.tracking import run_metadata
 
@@ -71,12 +71,24 @@ def evaluate(run: run_context.Run) -> None:
         )
         metrics = metrics_of(played)
         write_episodes(attempt.out("episodes.csv"), played)
-        files.write_json(attempt.out("metrics.json"), metrics)
+        files.write_json(attempt.out("metrics.json"), _with_policy(metrics, run))
         title = f"{run.name}, seed {run.seed}"
         returns = [episode.episode_return for episode in played]
         plot_returns(attempt.out("returns.png"), returns, title=title)
         if record is not None:
             _tell(record, run, attempt, metrics)
+
+
+def _with_policy(
+    metrics: Mapping[str, Mapping[str, Any]], run: run_context.Run
+) -> dict[str, dict[str, Any]]:
+    """Return the metrics with the digest of the trained policy that was exported."""
+    exported = read_map(run.root / run.folder("export") / "export.json")
+    return {
+        # Exports of earlier versions do not have it.
+        name: {**values, policies.DIGEST: exported.get(name, {}).get(policies.DIGEST)}
+        for name, values in metrics.items()
+    }
 
 
 def _tell(

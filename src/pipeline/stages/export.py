@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline import files
 from pipeline.stages.shared import policies, provenance, run_context
 from pipeline.stages.shared.attempt import Job, attempt_at
+from pipeline.tracking import run_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +49,10 @@ def export(run: run_context.Run) -> None:
             *policies.history(run.root / job.inputs[0]),
             provenance.of_stage(run, attempt, job.params),
         ]
+        made_from = {policies.DIGEST: run_metadata.dvc_digest(run.root / job.inputs[0])}
         reports = {
-            name: publish(path, folder, history=history) for name, path in checkpoints.items()
+            name: publish(path, folder, history=history) | made_from
+            for name, path in checkpoints.items()
         }
         files.write_json(folder / "export.json", reports)
         if record is not None:

@@ -143,7 +143,11 @@ def _films(
     for standing in task.standings:
         if not params.experiments[standing.experiment].filmed:
             continue
-        ranked = sorted(zip(standing.scores, standing.seeds, strict=True))
+        scored = zip(standing.scores, standing.seeds, strict=True)
+        # A film of an earlier policy shows none of the numbers here.
+        ranked = sorted(pair for pair in scored if pair[1] not in standing.outdated)
+        if not ranked:
+            continue
         # Of an even number of seeds the lower of the middle two: a film needs one seed, not a
         # mean.
         seed = ranked[(len(ranked) - 1) // 2][1]

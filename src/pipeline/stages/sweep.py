@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.errors import StageError
 from pipeline.settings.sweeps import best_file, proposal_file
-from pipeline.stages.shared import project
+from pipeline.stages.reporting.results import read_evaluation
+from pipeline.stages.shared import policies, project
 from pipeline.stages.shared.attempt import Job, attempt_at
 from pipeline.stages.shared.project import named, planned
 
@@ -110,14 +111,24 @@ def scores_of(
     """Return the sweep's metric of an experiment by seed.
 
     Raises:
-        StageError: An evaluation does not have it, or it is not clear which behavior's counts.
+        StageError: An evaluation does not have it or is of an earlier policy, or it is not clear
+            which behavior's counts.
     """
-    return {seed: score_of(root / metrics_file(experiment, seed), sweep) for seed in seeds}
+    scores = {}
+    for seed in seeds:
+        path = root / metrics_file(experiment, seed)
+        if policies.is_outdated(path, root / f"results/train/{experiment}/seed{seed}/policy.pt"):
+            raise StageError(
+                f"{path}: is of an earlier policy, since {experiment} was trained again with seed "
+                f"{seed}; evaluate it again"
+            )
+        scores[seed] = score_of(path, sweep)
+    return scores
 
 
 def score_of(path: Path, sweep: SweepParams) -> float:
     """Return the sweep's metric in the `metrics.json` of an evaluation."""
-    metrics: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
+    metrics = read_evaluation(path)
     behavior = sweep.behavior
     if behavior is None and len(metrics) > 1:
         raise StageError(
@@ -129,7 +140,7 @@ def score_of(path: Path, sweep: SweepParams) -> float:
             f"{path}: has no behavior {behavior!r}; set the sweep's key 'behavior' to one of "
             f"{', '.join(metrics)}"
         )
-    return float(metrics[behavior or next(iter(metrics))][sweep.metric])
+    return metrics[behavior or next(iter(metrics))][sweep.metric]
 
 
 def rank(trials: Sequence[Trial], *, goal: str) -> list[Trial]:

@@ -8,10 +8,13 @@ import logging
 import os
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _log = logging.getLogger(__name__)
 
@@ -102,26 +105,37 @@ def make_whole(uri: str) -> None:
     new.replace(path)
 
 
-def follow(uri: str, recorded: str, folder: Path) -> None:
-    """Update the artifact paths in a SQLite store that was copied or moved.
+def follow(uri: str, recorded: Iterable[str], folder: Path) -> None:
+    """Update the artifact locations in a SQLite store that was copied or moved.
 
-    Paths below the checkout of the `recorded` folder are changed to the checkout of `folder`.
+    Each of the `recorded` locations that is named like `folder` shows an earlier checkout.
+    Locations below such a checkout are changed to the checkout of `folder`.
     """
-    parts = urlsplit(recorded)
-    before = Path(unquote(parts.path))
+    root = folder.parent
     # Artifacts on a server do not move with the file.
-    if parts.scheme not in ("", "file") or before == folder or before.name != folder.name:
+    parts = [urlsplit(location) for location in recorded]
+    places = {Path(unquote(part.path)) for part in parts if part.scheme in ("", "file")}
+    earlier = {place.parent for place in places if place.name == folder.name} - {root}
+    if not earlier:
         return
-    old, new = before.parent, folder.parent
+    # MLflow writes some locations as file:// addresses, with signs escaped, and some as paths.
+    forms = [
+        form
+        for old in (*earlier, root)
+        for form in ((old.as_uri(), root.as_uri()), (f"{old}", f"{root}"))
+    ]
+    # The longest first: a copy may lie in the original, or the other way round.
+    forms.sort(key=lambda form: len(form[0]), reverse=True)
+
+    def followed(location: str | None) -> str | None:
+        for start, new in forms:
+            if location is not None and location.startswith(f"{start}/"):
+                return new + location.removeprefix(start)
+        return location
+
     with contextlib.closing(sqlite3.connect(str(file_of(uri)), timeout=_BUSY_S)) as database:
-        # MLflow writes some locations as file:// addresses, with signs escaped, and some as paths.
-        for start, replacement in ((old.as_uri(), new.as_uri()), (str(old), str(new))):
-            for table, column in _LOCATIONS:
-                database.execute(
-                    # No LIKE, for which `_` and `%` in a path would stand for any signs.
-                    f"UPDATE {table} SET {column} = ? || substr({column}, ?) "
-                    f"WHERE substr({column}, 1, ?) = ?",
-                    (f"{replacement}/", len(start) + 2, len(start) + 1, f"{start}/"),
-                )
+        database.create_function("followed", 1, followed, deterministic=True)
+        for table, column in _LOCATIONS:
+            database.execute(f"UPDATE {table} SET {column} = followed({column})")
         database.commit()
     _log.info("The MLflow store was copied or moved; its artifacts are looked for in %s", folder)

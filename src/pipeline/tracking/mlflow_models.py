@@ -146,10 +146,9 @@ def register(client: Any, name: str, source: str, run: str, tags: Mapping[str, s
                 "return in evaluation; an experiment's alias is the best of its seeds."
             ),
         )
-    except MlflowException as error:
-        # The policy of another seed was registered first.
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
+    except MlflowException:
+        # Usually the policy of another seed was registered first; else this raises.
+        client.get_registered_model(name)
     version = client.create_model_version(
         name, source=f"models:/{source}", run_id=run, model_id=source, tags=dict(tags)
     )
@@ -175,19 +174,28 @@ def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
     # The logged model's page shows the score too; a version has the model's id in its source.
     mean, model = float(f"{float(tags[SCORE]):.6g}"), versions[0].source.removeprefix("models:/")
     client.log_metric(run, "evaluate/mean_return", mean, step=0, model_id=model)
-    tags_by_version = {
-        str(model_version.version): model_version.tags
-        for model_version in client.search_model_versions(f"name = '{name}'")
+    _move_aliases(client, name, tags)
+
+
+def _move_aliases(client: Any, name: str, tags: Mapping[str, str]) -> None:
+    """Move BEST and the experiment's alias to the versions that are best in tags[BUILD]."""
+    versions = {
+        str(version.version): version.tags
+        for version in client.search_model_versions(f"name = '{name}'")
     }
     experiment = tags[EXPERIMENT]
     of_experiment = {
         version: version_tags
-        for version, version_tags in tags_by_version.items()
+        for version, version_tags in versions.items()
         if version_tags.get(EXPERIMENT) == experiment
     }
-    aliases = client.get_registered_model(name).aliases
-    for alias, candidates in ((BEST, tags_by_version), (alias_of(experiment), of_experiment)):
+    aliases, moved = client.get_registered_model(name).aliases, False
+    for alias, candidates in ((BEST, versions), (alias_of(experiment), of_experiment)):
         current = aliases.get(alias)
         chosen = best(candidates, tags[BUILD], None if current is None else str(current))
         if chosen is not None and chosen != str(current):
             client.set_registered_model_alias(name, alias, chosen)
+            moved = True
+    if moved:
+        # Another stage may have scored a better version since the versions were read.
+        _move_aliases(client, name, tags)

@@ -2,7 +2,8 @@
 
 The thread imports MLflow, opens the store, and writes the queue in batches. If the store cannot be
 used there is one warning, and everything later is dropped. The stages of one experiment and seed
-share a run through a small record file, which also tells a killed run from a new one.
+share a run through a small record file, which also tells a killed run from a new one. A run holds
+one policy: a stage that makes or takes the policy of an earlier run continues that run.
 """
 
 # Not MLflow's own asynchronous logging: with the database locked for 25 s, it lost 5 of 30
@@ -38,8 +39,6 @@ _FIRST_STAGE = "train"
 PATIENT_S, QUICK_S = 120.0, 5.0
 """Patience with the store at the end of a run; short if stopped, since a scheduler kills soon."""
 _GIVE_UP_AFTER = 3
-_ATTEMPTS = 5
-"""Attempts to write to a locked store; each waits 20 s, which MLflow sets for SQLite."""
 
 
 def enabled() -> bool:
@@ -145,9 +144,24 @@ class MlflowRun(Sink):
         self._put(lambda store, run: store.set_tags(run, tags))
 
     def made(self, path: Path, *, what: str | None = None) -> None:
-        """Queue DVC's digest, as in `dvc.lock`, of an output of the stage, or of `what`."""
+        """Queue DVC's digest, as in `dvc.lock`, of an output of the stage, or of `what`.
+
+        If an earlier run has trained the same policy, that run, which may have evaluations and
+        models, becomes the current one again.
+        """
         tag = f"dvc.{what or self._key.stage}"
-        self._put(lambda store, run: store.set_tags(run, {tag: run_metadata.dvc_digest(path)}))
+
+        def write(store: mlflow_store.Store, run: str) -> None:
+            digest = run_metadata.dvc_digest(path)
+            earlier = store.trained(self._tags(), digest) if tag == mlflow_store.TRAINED else None
+            if earlier in (None, run):
+                store.set_tags(run, {tag: digest})
+                return
+            store.end(run, "FINISHED")
+            store.put_back(earlier, self._key.name, self._tags())
+            self._remember(store, earlier, {_FIRST_STAGE: self._key.fingerprint})
+
+        self._put(write)
 
     def artifacts(self, paths: Sequence[Path]) -> None:
         """Queue copies of files into the run's artifacts, in a folder of the stage."""
@@ -244,8 +258,8 @@ class MlflowRun(Sink):
 
     def _work(self) -> None:
         try:
-            store = mlflow_store.Store.open(self._key.root)
-            self.run_id = run = self._begin(store)
+            store = mlflow_store.retried(lambda: mlflow_store.Store.open(self._key.root))
+            mlflow_store.retried(lambda: self._begin(store))
             self._n_processed += 1
         except Exception as error:  # noqa: BLE001  # tracking never stops training
             # From now on nothing is queued, or a long run would fill the memory.
@@ -258,34 +272,28 @@ class MlflowRun(Sink):
                 points += job
             # Waiting summaries are written in one transaction: SQLite does only few per second.
             if points and (callable(job) or self._jobs.empty()):
-                self._run_job(points, store, run)
+                self._run_job(points, store)
                 points = []
             if callable(job):
-                self._run_job(job, store, run)
+                self._run_job(job, store)
 
-    def _run_job(self, job: Any, store: mlflow_store.Store, run: str) -> None:
+    def _run_job(self, job: Any, store: mlflow_store.Store) -> None:
         """Do a queued job, and repeat it while others keep the store busy."""
         # Each failure may have waited for minutes, and `end` must not wait for all of them.
         if self._failures >= _GIVE_UP_AFTER:
             self.lost += 1
             return
-        for attempts_left in reversed(range(_ATTEMPTS)):
-            try:
-                if isinstance(job, list):
-                    store.log_metrics(run, job)
-                else:
-                    job(store, run)
-                self._failures = 0
-                break
-            except Exception as error:  # noqa: BLE001  # tracking never stops training
-                busy = getattr(error, "error_code", None) == "TEMPORARILY_UNAVAILABLE"
-                if busy and attempts_left:
-                    continue
-                self.lost += 1
-                self._failures += 1
-                if self._failures == 1:
-                    self._warn(_reason(error))
-                break
+        is_points, run = isinstance(job, list), str(self.run_id)
+        try:
+            mlflow_store.retried(
+                lambda: store.log_metrics(run, job) if is_points else job(store, run)
+            )
+            self._failures = 0
+        except Exception as error:  # noqa: BLE001  # tracking never stops training
+            self.lost += 1
+            self._failures += 1
+            if self._failures == 1:
+                self._warn(_reason(error))
         self._n_processed += 1
 
     def _fill(self, store: mlflow_store.Store, run: str, curve: Sequence[Point]) -> None:
@@ -307,37 +315,51 @@ class MlflowRun(Sink):
                 points.append((name, value, now, step))
         store.log_metrics(run, points)
 
-    def _begin(self, store: mlflow_store.Store) -> str:
-        """Return the run to write to: the present one, or a new one in its place."""
+    def _tags(self) -> dict[str, str]:
         key = self._key
-        tags = {
+        return {
             "pipeline.experiment": key.label,
             "pipeline.seed": str(key.seed),
             "pipeline.checkout": mlflow_store.checkout(key.root),
             **{name: str(value) for name, value in key.tags.items()},
             "pipeline.variant": key.variant,
         }
+
+    def _begin(self, store: mlflow_store.Store) -> None:
+        """Choose the run to write to: the present one, an earlier one, or a new one."""
+        key, tags = self._key, self._tags()
         run, stages = _recorded(key, store)
         if run is None and key.stage != _FIRST_STAGE:
             run = store.current(tags)
-        if run is None or not _goes_on(store, run, key, stages):
-            if run is not None:
-                # A moved checkout and another host of a cluster have other tags; with the present
-                # tags the old run is found below, and becomes a child of the new one.
-                store.set_tags(run, {name: tags[name] for name in mlflow_store.IDENTITY})
-            stages = {}
-            policy = {} if key.policy is None else {"dvc.train": key.policy}
-            tags = {**tags, **policy, mlflow_store.CURRENT: "yes"}
-            new = store.client.create_run(store.experiment_id, run_name=key.name, tags=tags)
-            run = str(new.info.run_id)
-            store.supersede(run, tags)
-        else:
+        if run is not None:
+            # A moved checkout and another host of a cluster have other tags; with the present
+            # tags the old run is found below, and becomes a child of the new one.
+            store.set_tags(run, {name: tags[name] for name in mlflow_store.IDENTITY})
+        earlier = None if key.policy is None else store.trained(tags, key.policy)
+        if earlier not in (None, run):
+            # DVC may have restored an earlier policy, from its run cache or an experiment.
+            run, stages = earlier, {}
+            store.put_back(earlier, key.name, tags)
+        if run is not None and _goes_on(store, run, key, stages):
             store.client.update_run(run, status="RUNNING")
             store.set_tags(run, tags)
-        stages[key.stage] = key.fingerprint
-        record = {"uri": _address(store), "root": str(key.root), "run_id": run, "stages": stages}
-        files.write_json(key.remembered, record)
-        return store.watched(run) if key.stage == _FIRST_STAGE else run
+        else:
+            stages = {}
+            policy = {} if key.policy is None else {mlflow_store.TRAINED: key.policy}
+            new = {**tags, **policy, mlflow_store.CURRENT: "yes"}
+            created = store.client.create_run(store.experiment_id, run_name=key.name, tags=new)
+            run = str(created.info.run_id)
+            store.supersede(run, tags)
+        self._remember(store, run, {**stages, key.stage: key.fingerprint})
+        if key.stage == _FIRST_STAGE:
+            store.watch(run)
+
+    def _remember(self, store: mlflow_store.Store, run: str, stages: Mapping[str, str]) -> None:
+        """Write to `run` from now on, and let later stages find it."""
+        self.run_id = run
+        root = str(self._key.root)
+        record = {"uri": store.place, "root": root, "run_id": run, "stages": stages}
+        files.write_json(self._key.remembered, record)
 
     def _warn(self, reason: str) -> None:
         _log.warning(
@@ -350,15 +372,14 @@ class MlflowRun(Sink):
 def _goes_on(store: mlflow_store.Store, run: str, key: RunKey, stages: Mapping[str, str]) -> bool:
     """Return whether a stage continues this run instead of a new one.
 
-    An MLflow run holds one training: a second training from the start, or on other inputs, gets a
-    new run. It also holds one policy, and DVC may have restored another, from its run cache or an
-    experiment.
+    An MLflow run holds one training and its policy: a second training from the start, or on other
+    inputs, gets a new run, and so does the evaluation of another policy.
     """
-    before = stages.get(_FIRST_STAGE) if key.stage == _FIRST_STAGE else None
-    if before is not None and (before != key.fingerprint or not key.resumed):
-        return False
-    policy_digest = store.client.get_run(run).data.tags.get("dvc.train")
-    return key.policy is None or policy_digest is None or policy_digest == key.policy
+    trained = store.client.get_run(run).data.tags.get(mlflow_store.TRAINED)
+    if key.stage != _FIRST_STAGE:
+        return trained is None or key.policy in (None, trained)
+    before = stages.get(_FIRST_STAGE)
+    return trained is None if before is None else before == key.fingerprint and key.resumed
 
 
 def _recorded(key: RunKey, store: mlflow_store.Store) -> tuple[str | None, dict[str, str]]:
@@ -371,14 +392,9 @@ def _recorded(key: RunKey, store: mlflow_store.Store) -> tuple[str | None, dict[
     made_in = Path(record.get("root", key.root))
     # A record that was copied from another checkout names that checkout's run.
     is_ours = store.is_local or made_in == key.root or not made_in.exists()
-    if uri in (_address(store), store.uri) and is_ours and store.exists(run):
+    if uri in (store.place, store.uri) and is_ours and store.holds(run):
         return run, stages
     return None, {}
-
-
-def _address(store: mlflow_store.Store) -> str:
-    """Return the store's name in a record, without its path if it moves with the record."""
-    return "mlflow.db" if store.is_local else store.uri
 
 
 def _reason(error: Exception) -> str:

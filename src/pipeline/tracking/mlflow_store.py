@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import platform
 import re
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline import files
 from pipeline.errors import PipelineError
@@ -16,12 +18,13 @@ from pipeline.tracking import mlflow_database, mlflow_models, mlflow_view
 from pipeline.tracking.run_metadata import BASELINE, VARIANT, WORKSPACE, dvc_digest, flattened, git
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from pipeline.tracking.run_metadata import InputData
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _EXPERIMENT = "pipeline"
 """Name of MLflow's experiment, unless MLFLOW_EXPERIMENT_NAME gives another."""
@@ -30,11 +33,15 @@ _WRITTEN = ("src", "config", "workflow", "params.yaml", "dvc.yaml", "Snakefile")
 """Paths that people edit; results are rewritten by every run."""
 CURRENT = "pipeline.current"
 """Tag of a run: `yes` if it is the current run of its experiment and seed."""
+TRAINED = "dvc.train"
+"""Tag of a run: DVC's digest of its policy."""
 _CHECKOUT = "pipeline.checkout"
 IDENTITY = ("pipeline.experiment", "pipeline.seed", _CHECKOUT, VARIANT)
 """Tags that are equal for runs of the same experiment, seed, checkout and variant."""
 _GIT_WAIT_S = 5.0
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
+"""Pauses between attempts to use a busy store; SQLite waits 20 s itself, as MLflow sets it."""
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -66,13 +73,28 @@ def flatten(values: Mapping[str, Any], start: str = "") -> dict[str, str]:
     return {clean(name): str(value)[:5900] for name, value in flattened(values, start)}
 
 
+def retried(call: Callable[[], T]) -> T:
+    """Return what `call` returns; call again while the store or its server is busy."""
+    for pause_s in _PAUSES_S:
+        try:
+            return call()
+        except Exception as error:
+            # After attempts of its own MLflow gives a server's 503 another code.
+            was_asked_again = "error responses" in str(error)
+            code = getattr(error, "error_code", None)
+            if not was_asked_again and code != "TEMPORARILY_UNAVAILABLE":
+                raise
+        time.sleep(pause_s)
+    return call()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Store:
     """An open store and the experiment in it."""
 
     uri: str
-    is_local: bool
-    """Whether it lies in the checkout, and so belongs to no other."""
+    place: str
+    """Path of a store in the checkout, with which it moves; of any other store the URI."""
     experiment_id: str
     client: Any
     _monitors: list[Any] = field(default_factory=list)
@@ -92,30 +114,37 @@ class Store:
             # Before MLflow is imported, which reads some of them only then.
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs every table it creates
         if not _log.isEnabledFor(logging.DEBUG):
             # Both also raise what they log, MLflow with a traceback; we report it in one line.
             logging.getLogger("mlflow.store").setLevel(logging.CRITICAL)
             logging.getLogger("urllib3").setLevel(logging.ERROR)
-        file = mlflow_database.file_of(uri)
-        is_local = file is not None and file.resolve() == root / _DATABASE
+        file, artifacts, place = mlflow_database.file_of(uri), root / _ARTIFACTS, uri
+        if file is not None and file.resolve().is_relative_to(root):
+            place = file.resolve().relative_to(root).as_posix()
+        elif file is not None:
+            # Beside a file that several checkouts share, so that none writes into another.
+            artifacts = file.resolve().parent / _ARTIFACTS
         # One process at a time: MLflow fails when several create its tables at once.
         with mlflow_database.locked(uri):
             mlflow_database.make_whole(uri)
             client = MlflowClient(tracking_uri=uri)
+            if place != uri:
+                mlflow_database.follow(uri, _locations(client), artifacts)
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
             experiment = client.get_experiment_by_name(name)
             if experiment is None:
-                # A server has a place for artifacts; those of a file lie beside it.
-                place = (root / _ARTIFACTS).as_uri() if uri.startswith("sqlite:") else None
-                experiment = _create_experiment(client, name, place)
-            elif is_local:
-                mlflow_database.follow(uri, experiment.artifact_location, root / _ARTIFACTS)
+                # A server has a place of its own for artifacts.
+                location = artifacts.as_uri() if file is not None else None
+                experiment = _create_experiment(client, name, location)
             identifier = experiment.experiment_id
             for tag, text in mlflow_view.missing(identifier, experiment.tags).items():
-                client.set_experiment_tag(identifier, tag, text)
-        return cls(uri=uri, is_local=is_local, experiment_id=identifier, client=client)
+                # Another client may write the same tag; a later stage writes a missing one.
+                with contextlib.suppress(MlflowException):
+                    client.set_experiment_tag(identifier, tag, text)
+        return cls(uri=uri, place=place, experiment_id=identifier, client=client)
 
     @classmethod
     def existing(cls, root: Path) -> Store:
@@ -140,14 +169,20 @@ class Store:
             reason = str(error).strip().partition("\n")[0]
             raise PipelineError(f"the MLflow store cannot be opened: {reason}") from error
 
-    def exists(self, run: str) -> bool:
-        """Return whether the store has the run, not deleted."""
+    @property
+    def is_local(self) -> bool:
+        """Whether it lies in the checkout, and so belongs to no other."""
+        return self.place != self.uri
+
+    def holds(self, run: str) -> bool:
+        """Return whether the experiment has the run, not deleted."""
         from mlflow.exceptions import MlflowException
 
         try:
-            return bool(self.client.get_run(run).info.lifecycle_stage == "active")
+            info = self.client.get_run(run).info
         except MlflowException:
             return False
+        return bool(info.lifecycle_stage == "active" and info.experiment_id == self.experiment_id)
 
     def end(self, run: str, status: str) -> None:
         """Close the run with `status`: FINISHED, FAILED or KILLED."""
@@ -155,8 +190,8 @@ class Store:
             self._monitors.pop().finish()
         self.client.set_terminated(run, status=status)
 
-    def watched(self, run: str) -> str:
-        """Let MLflow sample this machine for `run`, if its variable asks for it; return `run`."""
+    def watch(self, run: str) -> None:
+        """Let MLflow sample this machine for `run`, if its variable asks for it."""
         if os.environ.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "").lower() in {"true", "1"}:
             from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
@@ -165,7 +200,6 @@ class Store:
             )
             monitor.start()
             self._monitors.append(monitor)
-        return run
 
     def of_same(self, tags: Mapping[str, str], *, more: str = "") -> list[Any]:
         """Return the runs of the same experiment, seed, checkout and variant, newest first."""
@@ -176,11 +210,25 @@ class Store:
 
     def current(self, tags: Mapping[str, str]) -> str | None:
         """Return the current run of this experiment and seed, if there is one."""
-        more = f" and tags.`{CURRENT}` = 'yes'"
+        return next(iter(self._with_tag(tags, CURRENT, "yes")), None)
+
+    def trained(self, tags: Mapping[str, str], digest: str) -> str | None:
+        """Return the first run of this experiment and seed with a policy of this digest."""
+        return next(reversed(self._with_tag(tags, TRAINED, digest)), None)
+
+    def _with_tag(self, tags: Mapping[str, str], name: str, value: str) -> list[str]:
+        more = f" and tags.`{name}` = {_quoted(value)}"
         if BASELINE in tags:  # DVC lets a name be used again on another commit
             more += f" and tags.`{BASELINE}` = {_quoted(tags[BASELINE])}"
-        runs = self.of_same(tags, more=more)
-        return str(runs[0].info.run_id) if runs else None
+        return [str(run.info.run_id) for run in self.of_same(tags, more=more)]
+
+    def put_back(self, run: str, name: str, tags: Mapping[str, str]) -> None:
+        """Make an earlier run the current one, under its first `name`."""
+        if "mlflow.parentRunId" in self.client.get_run(run).data.tags:
+            self.client.delete_tag(run, "mlflow.parentRunId")
+        self.client.update_run(run, name=name)
+        self.set_tags(run, {CURRENT: "yes"})
+        self.supersede(run, tags)
 
     def supersede(self, current: str, tags: Mapping[str, str]) -> None:
         """Make earlier runs of the same experiment and seed children of the current run.
@@ -289,6 +337,14 @@ def source_tags(root: Path) -> dict[str, str]:
         edited = git(root, "status", "--porcelain", "-uno", "--", *_WRITTEN, timeout_s=_GIT_WAIT_S)
         tags["pipeline.uncommitted"] = "yes" if edited else "no"
     return tags
+
+
+def _locations(client: Any) -> list[str]:
+    """Return the artifact locations of the experiments of ours, deleted ones too."""
+    from mlflow.entities import ViewType
+
+    experiments = client.search_experiments(view_type=ViewType.ALL)
+    return [each.artifact_location for each in experiments if mlflow_view.is_ours(each.tags)]
 
 
 def _create_experiment(client: Any, name: str, place: str | None) -> Any:

@@ -49,6 +49,11 @@ def address(identifier: str, view: str) -> str:
     return f"/#/experiments/{identifier}/runs?{_MODE}&viewStateShareKey={view}{mode}"
 
 
+def is_ours(tags: Mapping[str, str]) -> bool:
+    """Return whether an experiment with these tags has the prepared views."""
+    return f"{_SHARED}{TABLE}" in tags
+
+
 def missing(identifier: str, present: Mapping[str, str]) -> dict[str, str]:
     """Return the tags for an experiment and its views that are not in `present`."""
     tags = {

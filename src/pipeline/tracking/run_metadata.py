@@ -254,7 +254,8 @@ def note(experiment: str, seed: int, *, files: Sequence[str]) -> str:
         f"the evaluation, the resolved configuration (artifact `configuration.yaml`) and the "
         f"policy.\n\nIts files, which are the record:\n\n{listed}\n\n"
         f"`pipeline runs {experiment}-{seed}` finds the revision that holds them. Parent and "
-        "child: a row below this one is an earlier attempt at it, made from other inputs."
+        "child: a row below this one is another attempt at it, made from other inputs or with the "
+        "same result."
     )
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from mlflow_runs import client, exported, finished, key, md5
 
 from pipeline.tracking import names
 from pipeline.tracking.curve_csv import CsvSink, read_points
-from pipeline.tracking.mlflow_models import BUILD, SCORE, alias_of, best
+from pipeline.tracking.mlflow_models import BUILD, SCORE, _move_aliases, alias_of, best
 from pipeline.tracking.mlflow_run import MlflowRun, enabled
 from pipeline.tracking.mlflow_store import Store, flatten
 from pipeline.tracking.run_metadata import InputData, RunMetadata
@@ -204,12 +205,44 @@ def test_numbers_of_another_policy_do_not_go_into_the_row(tmp_path: Path):
     assert stage("evaluate", b"first") == first
     second = stage("train", b"second", "b")
     assert stage("evaluate", b"second") == second
-    restored = stage("evaluate", b"first")
-    assert restored not in (first, second)
-    assert stage("evaluate", b"first") == restored
-    assert list(current(tmp_path).values()) == [restored]
-    assert client(tmp_path).get_run(restored).data.tags["dvc.train"] == md5(b"first")
-    assert stage("evaluate", b"second") != restored
+    assert stage("evaluate", b"first") == first, "the row of that policy is the current one again"
+    assert current(tmp_path) == {"walk-seed1": first}
+    unknown = stage("evaluate", b"unknown")
+    assert unknown not in (first, second)
+    assert stage("evaluate", b"unknown") == unknown
+    assert current(tmp_path) == {"walk-seed1": unknown}
+    assert client(tmp_path).get_run(unknown).data.tags["dvc.train"] == md5(b"unknown")
+    assert stage("evaluate", b"second") == second
+
+
+def test_training_does_not_go_on_in_the_row_of_a_policy_that_was_only_evaluated(tmp_path: Path):
+    """A clone has pulled the policy, and evaluates it; then it trains another one."""
+    row = finished(MlflowRun(replace(key(tmp_path, "evaluate"), policy=md5(b"pulled"))))
+    assert finished(MlflowRun(key(tmp_path, "train", "b"))) != row
+
+
+def test_a_failure_now_and_then_does_not_end_tracking(tmp_path: Path, monkeypatch):
+    """Over hours single writes fail; three of them are no reason to drop the rest."""
+    written = Store.set_tags
+    run = MlflowRun(key(tmp_path, "train"))
+    while run.run_id is None:
+        time.sleep(0.01)
+
+    def fail_at_even(self: Store, run: str, values) -> None:
+        if int(values["train.step"]) % 2 == 0:
+            raise RuntimeError("no")
+        written(self, run, values)
+
+    monkeypatch.setattr(Store, "set_tags", fail_at_even)
+    for step in range(10):
+        run.settings({"step": step, f"at{step}": "yes"})
+    run.end(timeout_s=60)
+    tags = client(tmp_path).get_run(run.run_id).data.tags
+    assert [name for name in sorted(tags) if name.startswith("train.at")] == [
+        f"train.at{step}" for step in (1, 3, 5, 7, 9)
+    ]
+    assert run.lost == 5
+    assert client(tmp_path).get_run(run.run_id).info.status == "FINISHED"
 
 
 def test_a_stage_finds_the_row_without_the_record_and_a_param_is_not_changed(tmp_path: Path):
@@ -389,6 +422,31 @@ def test_the_registered_model_is_the_exported_file_and_loads_both_ways(tmp_path:
     assert (model.status, model.name) == ("READY", "Walker")
     assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": NAME, "version": 1}]
     assert {metric.key: metric.value for metric in model.metrics} == {"train/mean_reward": 2.0}
+
+
+def test_an_alias_goes_to_a_version_that_another_stage_scores_at_the_same_time():
+    """Each of two stages on a server sees only its own score when it looks first."""
+
+    class Registry:
+        aliases: dict[str, str] = {}  # noqa: RUF012  # of this one test
+        looks = 0
+
+        def search_model_versions(self, _: str) -> list[SimpleNamespace]:
+            tags = [{SCORE: score, BUILD: "b", "experiment": "walk"} for score in ("5.0", "9.0")]
+            self.looks += 1
+            seen = [tags[0], {}] if self.looks == 1 else tags
+            return [SimpleNamespace(version=k, tags=tag) for k, tag in enumerate(seen, start=1)]
+
+        def get_registered_model(self, _: str) -> Registry:
+            return self
+
+        def set_registered_model_alias(self, _: str, alias: str, version: str) -> None:
+            self.aliases[alias] = version
+
+    registry = Registry()
+    _move_aliases(registry, NAME, {BUILD: "b", "experiment": "walk"})
+    assert registry.aliases == {"best": "2", "walk": "2"}
+    assert registry.looks == 3
 
 
 def test_scores_in_another_build_of_the_environment_are_not_compared():

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.errors import StageError
 from pipeline.evaluation.comparison import Curve, Outcome
+from pipeline.stages.shared import policies
 from pipeline.stages.shared.attempt import read_map
 from pipeline.tracking.run_metadata import INTERRUPTED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
     from pipeline.settings.params import Params
@@ -54,7 +56,10 @@ def trials_of(
     metrics = results / "evaluate" / run / "metrics.json"
     progress = results / "train" / run / "progress.csv"
     was_trained, was_evaluated = "train" in stages, "evaluate" in stages
-    returns = _mean_returns(metrics) if was_evaluated and metrics.is_file() else {}
+    measured = read_evaluation(metrics) if was_evaluated and metrics.is_file() else {}
+    policy = progress.with_name("policy.pt")
+    outdated = was_trained and was_evaluated and policies.is_outdated(metrics, policy)
+    returns = {name: numbers["mean_return"] for name, numbers in measured.items() if not outdated}
     curves = read_curves(progress) if was_trained and progress.is_file() else {}
     trained = read_map(progress.with_name("metrics.json")) if was_trained else {}
     # No engine tracks this file; if it is gone the time is unknown, as after a resume.
@@ -70,21 +75,40 @@ def trials_of(
             # A resumed attempt only knows the time since it was resumed.
             seconds=None if facts.get("resumed", True) else facts.get("duration_s"),
             exact=INTERRUPTED not in trained.get(behavior, {}),
+            outdated=outdated,
         )
         # Sorted, since the order of a set of texts differs from process to process.
         for behavior in sorted({*returns, *curves})
     ]
 
 
-def _mean_returns(path: Path) -> dict[str, float]:
-    """Return each behavior's mean return in a metrics.json of `evaluate`."""
+def read_evaluation(path: Path) -> dict[str, dict[str, float]]:
+    """Return the numbers of each behavior in a metrics.json of `evaluate`.
+
+    Raises:
+        StageError: The file does not have the form that the stage writes, or a number is not
+            finite.
+    """
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))
-        return {behavior: float(values["mean_return"]) for behavior, values in metrics.items()}
+        return {behavior: _numbers(values) for behavior, values in metrics.items()}
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as problem:
         raise StageError(
             f"{path}: cannot be read as an evaluation ({problem!r}); evaluate the policy again"
         ) from problem
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {
+        name: float(value)
+        for name, value in values.items()
+        if name != policies.DIGEST and value is not None
+    }
+    # `mean_return` is required; NaN takes the place of an absent one.
+    for name, value in ({"mean_return": math.nan} | numbers).items():
+        if not math.isfinite(value):
+            raise ValueError(f"{name} is {value}")
+    return numbers
 
 
 def read_curves(path: Path) -> dict[str, Curve]:

@@ -1,0 +1,201 @@
+"""People who train again, and ask which of their experiments is better."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import main
+from pipeline.commands import card
+from pipeline.errors import SettingsError, StageError
+from pipeline.evaluation.comparison import compare
+from pipeline.settings.params import load_params
+from pipeline.settings.sweeps import SweepParams
+from pipeline.stages import report
+from pipeline.stages.reporting.results import outcomes
+from pipeline.stages.shared.policies import DIGEST
+from pipeline.stages.sweep import score_of, scores_of
+from pipeline.tracking.run_metadata import dvc_digest
+
+
+def trained(root: Path, experiment: str, seed: int, policy: bytes, end: float) -> Path:
+    """What the stage `train` makes; gives the policy."""
+    folder = root / "results/train" / f"{experiment}/seed{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "policy.pt").write_bytes(policy)
+    (folder / "progress.csv").write_text(
+        f"behavior,step,reward\nWalker,1000,0.0\nWalker,2000,{end}\n"
+    )
+    return folder / "policy.pt"
+
+
+def exported(root: Path, experiment: str, seed: int) -> None:
+    """What the stage `export` makes."""
+    policy = root / f"results/train/{experiment}/seed{seed}/policy.pt"
+    folder = root / "results/export" / f"{experiment}/seed{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "Walker.onnx").write_bytes(policy.read_bytes())
+    (folder / "export.json").write_text(json.dumps({"Walker": {DIGEST: dvc_digest(policy)}}))
+
+
+def evaluated(root: Path, experiment: str, seed: int, mean: float) -> Path:
+    """What the stage `evaluate` makes of what is exported."""
+    run = f"{experiment}/seed{seed}"
+    digest = json.loads((root / "results/export" / run / "export.json").read_text())["Walker"]
+    path = root / "results/evaluate" / run / "metrics.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"Walker": {"mean_return": mean, "ci_low": None} | digest}))
+    path.with_name("episodes.csv").write_text("index\n")
+    return path
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must fail; gives its only line."""
+
+    def run(*words: object) -> str:
+        assert main([*map(str, words)]) == 2
+        out, error = capsys.readouterr()
+        assert (out, error.count("\n")) == ("", 1)
+        return error
+
+    return run
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Two experiments with two seeds, each trained, exported and evaluated."""
+    for experiment, mean in (("a", 10.0), ("b", 20.0)):
+        for seed in (1, 2):
+            trained(tmp_path, experiment, seed, f"{experiment}{seed}".encode(), mean / 10)
+            exported(tmp_path, experiment, seed)
+            evaluated(tmp_path, experiment, seed, mean + seed)
+    return tmp_path
+
+
+def compared(root: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    runs = [str(root / "results/train" / name) for name in ("a", "b")]
+    assert main(["compare", *runs, *options]) == 0
+    return capsys.readouterr().out
+
+
+def means(root: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
+    rows = csv.DictReader(io.StringIO(compared(root, capsys, "--csv")))
+    return {row["experiment"]: (row["score"], row["mean"]) for row in rows}
+
+
+def test_an_evaluation_of_an_earlier_policy_is_not_compared(project, capsys):
+    assert means(project, capsys) == {"a": ("evaluated", "11.5"), "b": ("evaluated", "21.5")}
+    trained(project, "a", 1, b"longer", end=7.0)
+    exported(project, "a", 1)
+    # Training's returns of all, since a score of one kind is not compared with one of the other.
+    assert means(project, capsys) == {"a": ("training", "4"), "b": ("training", "2")}
+    text = compared(project, capsys)
+    assert "not every run was evaluated" in text
+    told = "trained again since its evaluation, which does not count; evaluate it again."
+    assert [line for line in text.splitlines() if told in line] == [f"a, seed 1: {told}"]
+    evaluated(project, "a", 1, 31.0)
+    assert means(project, capsys) == {"a": ("evaluated", "21.5"), "b": ("evaluated", "21.5")}
+    assert told not in compared(project, capsys)
+
+
+def test_an_evaluation_counts_again_when_its_policy_is_back(project, capsys):
+    """`dvc checkout` restores the policy; no stage runs."""
+    before = means(project, capsys)
+    policy = trained(project, "a", 1, b"other", end=1.0)
+    assert means(project, capsys) != before
+    policy.write_bytes(b"a1")
+    assert means(project, capsys) == before
+
+
+def test_an_evaluation_of_an_earlier_export_stays_outdated(project, capsys):
+    trained(project, "a", 1, b"other", end=1.0)
+    evaluated(project, "a", 1, 31.0)  # alone, of what was exported before
+    assert means(project, capsys)["a"][0] == "training"
+
+
+def test_a_clone_without_policies_compares_the_evaluations_it_has(project, capsys):
+    before = means(project, capsys)
+    for policy in (project / "results/train").rglob("policy.pt"):
+        policy.unlink()
+    assert means(project, capsys) == before
+
+
+def test_results_of_an_earlier_version_are_compared(project, capsys):
+    before = means(project, capsys)
+    for path in (project / "results/evaluate").rglob("metrics.json"):
+        numbers = json.loads(path.read_text())
+        del numbers["Walker"][DIGEST]
+        path.write_text(json.dumps(numbers))
+    assert means(project, capsys) == before
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("name", ["mean_return", "ci_high"])
+def test_a_metric_that_is_not_finite_is_refused(value, name, project, refused):
+    path = project / "results/evaluate/a/seed1/metrics.json"
+    path.write_text(json.dumps({"Walker": {"mean_return": 1.0, name: 5}}).replace("5", value))
+    message = refused("compare", project / "results/train/a", project / "results/train/b")
+    assert f"{path}: cannot be read as an evaluation" in message
+    assert f"{name} is {float(value)}" in message
+    with pytest.raises(StageError, match=f"{name} is "):
+        score_of(path, sweep("a"))
+
+
+def sweep(experiment: str) -> SweepParams:
+    return SweepParams(experiment=experiment, method="list", configurations=({},), seeds=(1, 2))
+
+
+def test_a_sweep_does_not_rank_an_evaluation_of_an_earlier_policy(project):
+    assert scores_of(project, "a", (1, 2), sweep("a")) == {1: 11.0, 2: 12.0}
+    trained(project, "a", 2, b"other", end=1.0)
+    with pytest.raises(StageError, match=r"seed2/metrics.json: is of an earlier policy"):
+        scores_of(project, "a", (1, 2), sweep("a"))
+
+
+PARAMS = """\
+runtime: {torch_threads: 1, device: cpu}
+environments: {walk: {source: builtin, name: balance_ball, args: []}}
+experiments:
+  a:
+    environment: walk
+    trainer: walk.yaml
+    overrides: {}
+    seeds: [1, 2]
+    stages: [train, export, evaluate]
+    evaluation: {episodes: 4, seed: 1, video: true}
+"""
+
+
+def test_the_report_shows_no_film_of_an_earlier_policy(project):
+    (project / "walk.yaml").write_text("behaviors: {Walker: {trainer_type: ppo}}\n")
+    (project / "params.yaml").write_text(PARAMS)
+    params = load_params(project / "params.yaml")
+    for seed in (1, 2):
+        (project / f"results/evaluate/a/seed{seed}/median.gif").write_bytes(b"film %d" % seed)
+
+    def films() -> list[bytes]:
+        tasks = compare(outcomes(project, params))
+        shown = report._films(tasks[0], tasks, project, params, project)
+        return [(project / figure.file).read_bytes() for figure in shown]
+
+    assert films() == [b"film 1"]
+    trained(project, "a", 1, b"other", end=1.0)
+    assert films() == [b"film 2"]
+    trained(project, "a", 2, b"another", end=1.0)
+    assert films() == []
+
+
+def test_a_card_has_no_score_of_an_earlier_policy(project, monkeypatch):
+    monkeypatch.chdir(project)
+    assert card._of_dag("a", 1, "walk").metrics["Walker"]["mean_return"] == 11.0
+    trained(project, "a", 1, b"other", end=1.0)
+    with pytest.raises(SettingsError, match=r"is of an earlier policy .* `dvc repro export@a-1`"):
+        card._of_dag("a", 1, "walk")
+    exported(project, "a", 1)
+    assert card._of_dag("a", 1, "walk").metrics == {}

@@ -1,0 +1,402 @@
+"""People who keep their runs in MLflow, and copy, move and repeat what they have."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from forked import forking
+from free_ports import free_ports
+from interpreter import variables
+from mlflow import MlflowClient
+from mlflow_runs import client, in_mlflow, in_results, key, ran
+
+from pipeline.tracking.mlflow_run import MlflowRun
+
+pytestmark = pytest.mark.slow
+
+STAGES = ("train", "export", "evaluate")
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store without runs, whose tables take longer to make than most tests."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    client(path.parent).search_experiments()
+    return path
+
+
+@pytest.fixture
+def project(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with an empty store of its own."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
+    root = tmp_path / "original"
+    root.mkdir()
+    shutil.copy(tables, root / "mlflow.db")
+    return root
+
+
+def uri_of(root: Path) -> str:
+    return f"sqlite:///{root / 'mlflow.db'}"
+
+
+def files_in(root: Path) -> dict[str, str]:
+    return {
+        file.relative_to(root).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(root.rglob("*"))
+        if file.is_file()
+    }
+
+
+def test_a_training_that_gives_the_same_bytes_keeps_its_row_with_the_evaluation(project: Path):
+    (row,) = {ran(project, stage) for stage in STAGES}
+    before = in_mlflow(uri_of(project))
+    again = ran(project, "train")
+    assert again == row, "later stages, and the stage's own record, name the row that is kept"
+    assert in_mlflow(uri_of(project)) == before == in_results(project)
+    kept = client(project).get_run(row)
+    assert (kept.info.run_name, kept.info.status) == ("walk-seed1", "FINISHED")
+    assert "mlflow.parentRunId" not in kept.data.tags
+    model = client(project).get_model_version_by_alias("walk.Walker", "best")
+    assert model.run_id == row
+    (repeated,) = (run for run in client(project).search_runs(["1"]) if run.info.run_id != row)
+    assert repeated.info.run_name == "walk-seed1 (superseded)"
+    assert repeated.info.status == "FINISHED"
+    assert repeated.data.tags["mlflow.parentRunId"] == row
+    # As Snakemake, which runs everything after a forced stage.
+    assert {ran(project, stage) for stage in STAGES} == {row}
+    assert in_mlflow(uri_of(project)) == before
+    assert len(client(project).search_model_versions("name = 'walk.Walker'")) == 1
+
+
+def test_a_training_that_gives_other_bytes_has_a_row_without_the_old_evaluation(project: Path):
+    for stage in STAGES:
+        ran(project, stage)
+    other = ran(project, "train", policy=2.0)
+    (facts,) = in_mlflow(uri_of(project)).values()
+    assert set(facts) == {"dvc.train"}
+    assert {ran(project, stage) for stage in ("export", "evaluate")} == {other}
+    assert in_mlflow(uri_of(project)) == in_results(project)
+
+
+def test_settings_that_are_put_back_find_their_row_again(project: Path):
+    (first,) = {ran(project, stage) for stage in STAGES}
+    (second,) = {ran(project, stage, policy=2.0, score=7.0) for stage in STAGES}
+    assert second != first
+    assert ran(project, "train") == first
+    assert {ran(project, stage) for stage in ("export", "evaluate")} == {first}
+    assert in_mlflow(uri_of(project)) == in_results(project)
+
+
+def test_an_evaluation_after_a_stopped_training_belongs_to_the_policy_that_is_there(project: Path):
+    """The second training is given up, and `dvc checkout` puts the first policy back."""
+    (first,) = {ran(project, stage) for stage in STAGES}
+    stopped = MlflowRun(key(project, "train", "2.0"))
+    stopped.end("KILLED", timeout_s=60)
+    assert ran(project, "evaluate", score=6.0) == first
+    assert in_mlflow(uri_of(project)) == in_results(project)
+    run = client(project).get_run(stopped.run_id)
+    assert (run.info.status, run.data.tags["pipeline.current"]) == ("KILLED", "no")
+
+
+# Programs of their own, since a process keeps in mind where a run's artifacts are.
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from mlflow_runs import ran
+
+root, seeds, options = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+print(json.dumps([ran(root, stage, k, **options) for k in seeds for stage in sys.argv[4:]]))
+"""
+LIBRARIES = (
+    *("mlflow.onnx", "mlflow.pyfunc", "mlflow.tracing.client", "onnx"),
+    *("mlflow.store.model_registry.sqlalchemy_store", "mlflow.store.tracking.sqlalchemy_store"),
+    "pipeline.tracking.mlflow_run",
+)
+
+
+def stages(
+    root: Path,
+    *names: str,
+    seeds: Sequence[int] = (1,),
+    more: dict[str, str] | None = None,
+    **options: float,
+) -> str:
+    """Do what stages do, in a program of its own; gives the run of each seed, space between."""
+    env = {k: v for k, v in variables().items() if not k.startswith(("MLFLOW_", "DVC_"))}
+    told = (json.dumps(list(seeds)), json.dumps(options))
+    done = forking(*LIBRARIES).run(
+        *("-c", PROGRAM, str(root), *told, *names), timeout=300, env=env | (more or {})
+    )
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout.splitlines()[-1])  # MLflow prints addresses before
+    assert len(set(runs)) == len(seeds), "the stages of a seed share a row"
+    return " ".join(dict.fromkeys(runs))
+
+
+def copied(root: Path) -> tuple[Path, dict[str, str]]:
+    """A copy of a project with its runs, and the original's files before anything runs in it."""
+    return shutil.copytree(root, root.with_name("copy"), symlinks=True), files_in(root)
+
+
+def named(root: Path) -> tuple[str, dict[str, str]]:
+    return "mine", {"MLFLOW_EXPERIMENT_NAME": "mine"}
+
+
+def renamed(root: Path) -> tuple[str, dict[str, str]]:
+    client(root).rename_experiment("1", "of the original")
+    return "pipeline", {}
+
+
+def deleted_and_named(root: Path) -> tuple[str, dict[str, str]]:
+    client(root).delete_experiment("1")
+    return named(root)
+
+
+def unchanged(root: Path) -> tuple[str, dict[str, str]]:
+    return "pipeline", {}
+
+
+@pytest.mark.parametrize("change", [named, renamed, deleted_and_named, unchanged])
+def test_a_copied_project_writes_nothing_into_the_original(
+    change: Callable[[Path], tuple[str, dict[str, str]]], project: Path
+):
+    """mlflow#3144: locations in the store are absolute."""
+    first = stages(project, *STAGES)
+    copy, before = copied(project)
+    experiment, more = change(copy)
+    run = stages(copy, "evaluate", score=6.0, more=more)
+    assert files_in(project) == before
+    assert (run == first) == (change is unchanged)
+    (facts,) = in_mlflow(uri_of(copy), experiment).values()
+    (files,) = in_results(copy).values()
+    assert facts.items() <= files.items()
+    assert facts["score"] == 6.0
+    info = client(copy).get_run(run).info
+    assert info.experiment_id == client(copy).get_experiment_by_name(experiment).experiment_id
+    kept = copy / "mlartifacts" / run / "artifacts/evaluate/metrics.json"
+    assert json.loads(kept.read_text())["Walker"]["mean_return"] == 6.0
+    # Nothing in the store leads to the original any more: runs, models, other experiments.
+    with contextlib.closing(sqlite3.connect(copy / "mlflow.db")) as database:
+        assert [line for line in database.iterdump() if f"{project}/" in line] == []
+
+
+def test_a_store_of_another_name_in_a_project_is_copied_with_it(project: Path):
+    (project / "mlflow.db").rename(project / "runs.db")
+    more = {"MLFLOW_TRACKING_URI": f"sqlite:///{project / 'runs.db'}"}
+    first = stages(project, *STAGES, more=more)
+    copy, before = copied(project)
+    more = {"MLFLOW_TRACKING_URI": f"sqlite:///{copy / 'runs.db'}"}
+    assert stages(copy, "evaluate", score=6.0, more=more) == first
+    assert files_in(project) == before
+    assert in_mlflow(more["MLFLOW_TRACKING_URI"]) == in_results(copy)
+
+
+def test_checkouts_that_share_a_file_write_beside_it_and_not_into_each_other(
+    project: Path, tmp_path: Path
+):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (project / "mlflow.db").rename(shared / "mlflow.db")
+    more = {"MLFLOW_TRACKING_URI": uri_of(shared)}
+    first = stages(project, *STAGES, more=more)
+    copy, before = copied(project)
+    second = stages(copy, *STAGES, score=6.0, more=more)
+    assert files_in(project) == before
+    assert not list(project.rglob("mlartifacts"))
+    assert {first, second} <= {path.name for path in (shared / "mlartifacts").iterdir()}
+
+
+def test_a_project_moved_one_folder_up_and_copied_one_down_keeps_its_own_locations(project: Path):
+    inner = project / "inner"
+    inner.mkdir()
+    (project / "mlflow.db").rename(inner / "mlflow.db")
+    first = stages(inner, *STAGES)
+    for path in list(inner.iterdir()):
+        path.rename(project / path.name)
+    assert stages(project, "evaluate", score=6.0) == first
+    shutil.copytree(project, project.with_name("kept"))
+    shutil.copytree(project.with_name("kept"), inner, dirs_exist_ok=True)
+    kept = f"mlartifacts/{first}/artifacts/evaluate/metrics.json"
+    before = (project / kept).read_bytes()
+    for score in (8.0, 9.0):
+        assert stages(inner, "evaluate", score=score) == first
+    assert (project / kept).read_bytes() == before
+    assert json.loads((inner / kept).read_text())["Walker"]["mean_return"] == 9.0
+    assert in_mlflow(uri_of(inner)) == in_results(inner)
+
+
+class Server:
+    """An MLflow server, before which another one fails as it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.failing: dict[str, tuple[int, int, str]] = {}
+        """By the end of a path: how often it fails, with which status and which text."""
+        self.port = free_ports(1)
+        command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--backend-store-uri", uri_of(folder)]
+        command += ["--artifacts-destination", str(folder / "mlartifacts")]
+        environment = variables(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false")
+        self.process = subprocess.Popen(  # noqa: S603  # MLflow's own server
+            command,
+            cwd=folder,
+            env={name: text for name, text in environment.items() if name != "MLFLOW_TRACKING_URI"},
+            start_new_session=True,  # it starts workers, which are ended with it
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        handler = type("Handler", (Between,), {"server_before": self})
+        self.front = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.thread = threading.Thread(target=self.front.serve_forever, args=(0.01,))
+        self.thread.start()
+        self.uri = f"http://127.0.0.1:{self.front.server_port}"
+
+    def wait(self) -> None:
+        limit = time.monotonic() + 120
+        while time.monotonic() < limit and self.process.poll() is None:
+            try:
+                address = f"http://127.0.0.1:{self.port}/health"
+                with urllib.request.urlopen(address, timeout=5):  # loopback
+                    return
+            except OSError:
+                time.sleep(0.1)
+        pytest.fail("MLflow's server does not answer")
+
+    def close(self) -> None:
+        self.front.shutdown()
+        self.thread.join()
+        self.front.server_close()
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Between(BaseHTTPRequestHandler):
+    server_before: Server
+
+    def answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        failing, path = self.server_before.failing, urlsplit(self.path).path
+        end = next((end for end in failing if path.endswith(end) and failing[end][0]), None)
+        if end is not None:
+            left, status, text = failing[end]
+            failing[end] = (left - 1, status, text)
+            self.reply(status, text.encode())
+            return
+        connection = http.client.HTTPConnection("127.0.0.1", self.server_before.port)
+        headers = {k: v for k, v in self.headers.items() if k != "Host"}
+        connection.request(self.command, self.path, body, headers)
+        response = connection.getresponse()
+        self.reply(response.status, response.read())
+        connection.close()
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer  # noqa: N815  # names of http.server
+
+    def reply(self, status: int, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server that no stage has used yet."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    shutil.copy(tables, folder / "mlflow.db")
+    started = Server(folder)
+    try:
+        started.wait()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", started.uri)
+        yield started
+    finally:
+        started.close()
+
+
+RACE = json.dumps({"error_code": "BAD_REQUEST", "message": "UNIQUE constraint failed"})
+
+
+def test_a_server_that_is_raced_for_or_restarts_costs_no_row(server: Server, tmp_path: Path):
+    """mlflow#6358: two stages begin at once, and one loses the race for a tag."""
+    root = tmp_path / "project"
+    server.failing = {
+        "experiments/set-experiment-tag": (99, 400, RACE),
+        "experiments/get-by-name": (3, 503, "<html>restarting</html>"),
+        "runs/create": (3, 503, "<html>restarting</html>"),
+        "runs/log-batch": (3, 503, "<html>restarting</html>"),
+        "registered-models/create": (1, 400, RACE),
+    }
+    # Another stage was faster, which the answer to its loser need not say.
+    MlflowClient(f"http://127.0.0.1:{server.port}").create_registered_model("walk.Walker")
+    (row,) = {ran(root, stage) for stage in ("train", "export")}
+    assert {left for left, _, _ in server.failing.values()} - {0} == {91}
+    server.failing = {}
+    assert ran(root, "evaluate") == row
+    assert in_mlflow(server.uri) == in_results(root)
+
+
+def test_rows_and_results_agree_through_copies_moves_repetitions_and_a_server(
+    server: Server, project: Path, tmp_path: Path
+):
+    """Each step as users do it; after each one every current row is compared with `results/`."""
+
+    def agrees(root: Path, uri: str, experiment: str = "pipeline") -> dict:
+        rows, files = in_mlflow(uri, experiment), in_results(root)
+        assert rows == files
+        return rows
+
+    # Four processes at once on a server that nobody has used.
+    served = tmp_path / "served"
+    more = {"MLFLOW_TRACKING_URI": server.uri}
+    with ThreadPoolExecutor() as pool:
+        for begun in [
+            pool.submit(stages, served, *STAGES, more=more, seeds=[seed], score=seed)
+            for seed in range(1, 5)
+        ]:
+            begun.result()
+    assert len(agrees(served, server.uri)) == 4
+    copy = shutil.copytree(served, tmp_path / "copy of served")
+    stages(copy, "evaluate", more=more, score=8.0)
+    rows = MlflowClient(server.uri).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
+    assert len(rows) == 5, "the copy has a row of its own beside the four"
+
+    stages(project, *STAGES, seeds=[1, 2])
+    first = agrees(project, uri_of(project))
+    copy, before = copied(project)
+    client(copy).rename_experiment("1", "earlier")
+    stages(copy, *STAGES, seeds=[1, 2], score=6.0)
+    agrees(copy, uri_of(copy))
+    assert files_in(project) == before
+    moved = project.rename(tmp_path / "moved")
+    stages(moved, "train", seeds=[1, 2])
+    assert agrees(moved, uri_of(moved)) == first, "the same bytes: nothing is lost"
+    stages(moved, *STAGES, seeds=[2], policy=7.0, score=3.0)
+    assert agrees(moved, uri_of(moved)) != first
+    link = tmp_path / "link"
+    link.symlink_to(moved)
+    stages(link, *STAGES, seeds=[2])
+    assert agrees(moved, uri_of(moved)) == first, "settings that were put back"
+    assert not project.exists()
