@@ -203,3 +203,114 @@ def test_targets_of_groups_are_those_of_their_members_one_row_at_a_time(memory):
             agent, members = play.rows[rollout.fields["obs_0"][first].tobytes()]
             before = members[agent].memory
             assert stored.tolist() == ([0.0] * 4 if before is None else before[0].tolist())
+
+
+def imitating(folder) -> dict:
+    """Every kind of reward signal, and cloning, from demonstrations of different weights."""
+    demos = [
+        {"path": str(demo(SPEC, folder, name)), "weight": weight}
+        for name, weight in (("a.demo", 1.0), ("b.demo", 3.0))
+    ]
+    gail = {"demo_path": demos, "use_vail": True, "use_actions": True, "network_settings": NETWORK}
+    return {
+        "signals": SIGNALS | {"curiosity": {"network_settings": NETWORK}, "gail": gail},
+        "behavioral_cloning": {"demo_path": demos, "batch_size": 8, "num_epoch": 1},
+    }
+
+
+def tensors_of(state, path=""):
+    """Yield tensors, and states of NumPy's generators, by their places in a state."""
+    if isinstance(state, dict) and "bit_generator" not in state:
+        for key, value in state.items():
+            yield from tensors_of(value, f"{path}.{key}")
+    elif isinstance(state, torch.Tensor | dict):
+        yield path, state if isinstance(state, dict) else state.tolist()
+
+
+def acted_and_learned(algorithm: Algorithm, rollout, step: int) -> list:
+    rng = np.random.default_rng(step)
+    obs = [rng.normal(size=(4, n)).astype(np.float32) for n in SIZES]
+    memory = np.zeros((4, algorithm.memory_size), np.float32) if algorithm.memory_size else None
+    action = algorithm.act(obs, None, memory).action
+    algorithm.observe(obs)
+    stats = algorithm.update(rollout, step=step)
+    assert {"Losses/GAIL Loss", "Losses/Pretraining Loss"} <= set(stats)
+    return [action.continuous.tolist(), action.discrete.tolist(), stats]
+
+
+@pytest.mark.parametrize("memory", [None, MEMORY])
+@pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
+def test_chance_is_of_streams_that_the_seed_names_and_the_state_has(trainer, memory, tmp_path):
+    options = {"memory": memory, **imitating(tmp_path)}
+    if trainer == "sac":
+        options["hyperparameters"] = {"steps_per_update": 8, "buffer_size": 100}
+    play = Play(learner(trainer, seed=3, **options))
+    varied(play)
+    rollout = play.rollout()
+    torch.manual_seed(4)
+    outside = torch.get_rng_state()
+    original, other = (learner(trainer, seed=seed, **options).algorithm for seed in (1, 2))
+    pairs = zip(tensors_of(original.state_dict()), tensors_of(other.state_dict()), strict=True)
+    n_streams = 0
+    for (place, first), (_, second) in pairs:
+        if any(part in place for part in ("stream", "generator")):
+            n_streams += 1
+            assert first != second, place
+        elif place.endswith("weight"):
+            assert first != second, place
+    assert n_streams == 4 + (trainer == "sac")  # actions, minibatches, cloning, GAIL, noise
+    acted_and_learned(original, rollout, 40)
+    assert torch.equal(torch.get_rng_state(), outside)
+    torch.manual_seed(5)
+    other.load_state_dict(copy.deepcopy(original.state_dict()))
+    if trainer == "sac":
+        other.replay.load_state_dict(original.replay.state_dict())
+    went_on, resumed = (acted_and_learned(a, rollout, 80) for a in (original, other))
+    assert went_on == resumed
+    assert dict(tensors_of(original.state_dict())) == dict(tensors_of(other.state_dict()))
+
+
+def test_rows_of_a_replay_are_rewarded_as_they_came_and_learned_from_normalised():
+    play = Play(learner("sac", hyperparameters={"buffer_size": 100}))
+    varied(play)
+    algorithm = play.learner.algorithm
+    algorithm.replay.add(play.rollout())
+    stream = copy.deepcopy(algorithm.minibatch_stream)
+    raw = algorithm.replay.sample(stream, 8)
+    (batch,) = algorithm.sampler.minibatches(1)
+    normalizers = algorithm.policy.normalizers.by_observation
+    for name, sampled in (("obs", raw.obs), ("next_obs", raw.next_obs)):
+        for i, values in enumerate(sampled):
+            expected = normalizers[str(i)](torch.from_numpy(values))
+            torch.testing.assert_close(batch.columns[f"{name}_{i}"], expected)
+            assert not torch.allclose(expected, torch.from_numpy(values), atol=0.1)
+    rnd = algorithm.signals.by_name["rnd"]
+    for row, rewards in enumerate(batch.rewards.tolist()):
+        seen = [torch.from_numpy(values[row : row + 1]) for values in raw.obs]
+        expected = [0.7 * raw.fields["reward"][row], 3.0 * rewarded(rnd, seen)]
+        assert rewards == pytest.approx(expected, rel=1e-4)
+    raw = algorithm.replay.sample(stream, 8)
+    (batch,) = algorithm.sampler.transitions(1)
+    for name, sampled in (("obs", raw.obs), ("next_obs", raw.next_obs)):
+        for i, values in enumerate(sampled):
+            assert batch.columns[f"{name}_{i}"].numpy().tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("trainer", ["ppo", "sac"])
+def test_actor_and_critic_remember_normalised_observations_each_in_its_own_part(trainer):
+    algorithm = learner(trainer, memory=MEMORY).algorithm
+    rng = np.random.default_rng(0)
+    obs = [rng.normal(size=(5, n)).astype(np.float32) * 3 + 1 for n in SIZES]
+    algorithm.observe(obs)
+    memory = rng.normal(size=(5, 8)).astype(np.float32)
+    decision = algorithm.act(obs, None, memory)
+    np.testing.assert_array_equal(decision.rows["memory"], memory)
+    for row in range(5):
+        inputs = algorithm.policy.normalizers([torch.from_numpy(v[row : row + 1]) for v in obs])
+        before = torch.from_numpy(memory[row : row + 1])
+        with torch.no_grad():
+            actor = algorithm.policy.actor.step(inputs, before[:, :4])[1]
+            critic = algorithm.recurrent_critic.step(inputs, before[:, 4:])
+        torch.testing.assert_close(
+            torch.from_numpy(decision.memory[row : row + 1]), torch.cat((actor, critic), dim=1)
+        )
