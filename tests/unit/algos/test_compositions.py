@@ -14,7 +14,6 @@ import torch
 from steps import decision_steps, take_turn, terminal_steps
 from test_signals import CPU, demo
 
-from pipeline.algos.algorithm import Algorithm
 from pipeline.nets.group_critic import GroupLayout
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
@@ -103,6 +102,20 @@ class Play:
                 group_id=GROUPS[gone],
             ),
         )
+        self.note(deciding, seen, gone, last, ended)
+        decision = take_turn(self.learner, [steps]).decision
+        for i, agent in enumerate(deciding):
+            parts = [torch.from_numpy(decision.rows["continuous"][i : i + 1])]
+            for choice, size in zip(decision.rows["discrete"][i], (3, 2), strict=True):
+                parts.append(torch.eye(size)[None, int(choice)])
+            self.now[agent] = self.now[agent]._replace(action=torch.cat(parts, dim=1))
+            if decision.memory is not None:
+                self.later[agent] = torch.from_numpy(decision.memory[i : i + 1].copy())
+        for agent in deciding:
+            self.rows[self.now[agent].obs[0].tobytes()] = Row(agent, self.group(agent))
+
+    def note(self, deciding, seen, gone, last, ended) -> None:
+        """Who is in which group after the message, and who was in it when some had ended."""
         fresh = {}
         for i, agent in enumerate(deciding):
             begins = agent in ended or agent not in self.now
@@ -120,16 +133,6 @@ class Play:
         self.now |= fresh
         for agent in deciding:
             self.after[fresh[agent].obs[0].tobytes()] = self.group(agent)
-        decision = take_turn(self.learner, [steps]).decision
-        for i, agent in enumerate(deciding):
-            parts = [torch.from_numpy(decision.rows["continuous"][i : i + 1])]
-            for choice, size in zip(decision.rows["discrete"][i], (3, 2), strict=True):
-                parts.append(torch.eye(size)[None, int(choice)])
-            self.now[agent] = self.now[agent]._replace(action=torch.cat(parts, dim=1))
-            if decision.memory is not None:
-                self.later[agent] = torch.from_numpy(decision.memory[i : i + 1].copy())
-        for agent in deciding:
-            self.rows[self.now[agent].obs[0].tobytes()] = Row(agent, self.group(agent))
 
     def rollout(self):
         trajectories = self.learner.trajectories.rollout()
@@ -227,7 +230,7 @@ def tensors_of(state, path=""):
         yield path, state if isinstance(state, dict) else state.tolist()
 
 
-def acted_and_learned(algorithm: Algorithm, rollout, step: int) -> list:
+def acted_and_learned(algorithm, rollout, step: int) -> list:
     rng = np.random.default_rng(step)
     obs = [rng.normal(size=(4, n)).astype(np.float32) for n in SIZES]
     memory = np.zeros((4, algorithm.memory_size), np.float32) if algorithm.memory_size else None
