@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from pipeline.settings import load_run_settings
+from pipeline.settings.named_files import demonstrations
 from pipeline.settings.params import Params, load_params
 from pipeline.settings.plan import plan
 from pipeline.settings.schema import HYPERPARAMETERS, RunSettings
+from pipeline.settings.sweeps import Axis, Interval
 
 RATE, STEPS = "behaviors.Ball.hyperparameters.learning_rate", "behaviors.Ball.max_steps"
 FILE = {
@@ -215,3 +218,63 @@ def test_a_behavior_is_over_the_defaults_alike_whatever_other_behaviors_change()
     networks = [signals[name].network_settings for name in signals]
     assert [networks[0].num_layers, networks[1].hidden_units] == [1, 17]
     assert alone["Plain"].reward_signals == defaults.reward_signals
+
+
+def test_optuna_is_told_every_trial_with_its_values_score_and_state(
+    params: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optuna = pytest.importorskip("optuna")
+    told, seeds = [], []
+
+    class Study:
+        def __init__(self, *, direction: str, sampler: object) -> None:
+            assert sampler is None, "what the patched one gives"
+            told.append(direction)
+
+        def add_trial(self, trial: optuna.trial.FrozenTrial) -> None:
+            told.append((trial.params[RATE], trial.params[STEPS], trial.state.name, trial.value))
+
+        def ask(self, space: dict) -> object:
+            return optuna.trial.create_trial(
+                params={RATE: 0.25, STEPS: 1}, distributions=space, value=0.0
+            )
+
+    monkeypatch.setattr(optuna, "create_study", Study)
+    monkeypatch.setattr(optuna.samplers, "TPESampler", lambda **options: seeds.append(options))
+    results = {
+        "001": ({RATE: 0.3, STEPS: 600}, 7.0),
+        "002": ({RATE: 0.5, STEPS: 500}, float("nan")),
+    }
+    waiting = [{RATE: 0.6, STEPS: 500}, {RATE: 0.7, STEPS: 600}]
+    sweep = params.sweeps["search"]
+    assert [sweep.propose(n, results, waiting) for n in (5, 6)] == [{RATE: 0.25, STEPS: 600}] * 2
+    trials = [(0.3, 1, "COMPLETE", 7.0), (0.5, 0, "FAIL", None)]
+    trials += [(0.6, 0, "RUNNING", None), (0.7, 1, "RUNNING", None)]
+    assert told == ["minimize", *trials] * 2
+    replace(sweep, seed=9).propose(5, results, waiting)
+    assert len({options["seed"] for options in seeds}) == 3, "of each seed and trial its own"
+
+
+def test_each_key_and_each_trial_of_a_random_sweep_draws_for_itself(params: Params) -> None:
+    axes = {key: Axis(interval=Interval(min=0, max=1)) for key in ("a", "b")}
+    search = params.sweeps["search"]
+    sweep = replace(search, method="random", parameters=axes, runs=9, startup=None)
+    drawn = [value for values in sweep.trials().values() for value in values.values()]
+    drawn += [
+        value for values in replace(sweep, seed=5).trials().values() for value in values.values()
+    ]
+    assert len(set(drawn)) == 2 * 2 * 9
+
+
+def test_demonstrations_are_those_of_every_signal_and_of_cloning_in_order() -> None:
+    gail = {"demo_path": ["a.demo", {"path": "b.demo", "weight": 2}]}
+    trainer = {
+        "reward_signals": {"extrinsic": {}, "rnd": {}, "gail": gail},
+        "behavioral_cloning": {"demo_path": "c.demo"},
+    }
+    settings = load_run_settings(None, overrides={"behaviors": {"B": trainer}})
+    assert list(demonstrations(settings.behaviors["B"])) == [
+        ("reward_signals.gail.demo_path[0]", "a.demo"),
+        ("reward_signals.gail.demo_path[1]", "b.demo"),
+        ("behavioral_cloning.demo_path[0]", "c.demo"),
+    ]
