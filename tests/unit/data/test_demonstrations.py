@@ -13,6 +13,7 @@ from pipeline.data.demonstrations import (
 )
 from pipeline.errors import DemonstrationError
 from pipeline.protocol.demo import read_demo, writing_demo
+from pipeline.protocol.demo_file import parse_demo
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings.schema import DemoSource
 
@@ -138,6 +139,25 @@ def test_a_merged_file_gives_the_rows_of_its_files(tmp_path):
     remerged = tmp_path / "again.demo"
     merge_demos([target], remerged)
     assert remerged.read_bytes() == target.read_bytes()
+
+
+def test_an_open_file_is_closed_with_its_last_observation_and_no_reward_twice(tmp_path):
+    open_file = write(tmp_path / "a.demo", [False, True, False, False])
+    content = parse_demo(open_file)
+    for number, info in enumerate(content.infos, start=1):
+        info.reward, info.group_reward, info.group_id = number, 10 * number, 7
+    with writing_demo(open_file, "B", SPEC) as writer:
+        writer.append_messages(content.infos, content.actions)
+    target = tmp_path / "c.demo"
+    merge_demos([open_file, write(tmp_path / "b.demo", [False, True], first=20)], target)
+    demo = read_demo(target)
+    assert demo.obs[0][:, 0].tolist() == demo.obs[1][:, 0].tolist() == [0, 1, 2, 3, 3, 20, 21]
+    assert demo.reward.tolist() == [1, 2, 3, 4, 0, 0, 0]
+    assert demo.group_reward.tolist() == [10, 20, 30, 40, 0, 0, 0]
+    assert demo.group_id.tolist() == [7] * 5 + [0] * 2
+    assert demo.done.tolist() == [False, True, False, False, True, False, True]
+    assert demo.interrupted.tolist() == [False] * 4 + [True] + [False] * 2
+    assert not demo.continuous[4].any()
 
 
 def test_files_of_other_behaviors_are_not_merged(tmp_path):

@@ -109,6 +109,24 @@ def test_branches_of_a_v2_model_are_told_by_their_sums():
 
 
 @pytest.mark.parametrize(
+    ("absent", "actions", "zero"),
+    [
+        ("discrete", ActionSpec(2, ()), [[0.0]]),
+        ("continuous", ActionSpec(0, (3, 2)), [0.0]),
+    ],
+)
+def test_a_zero_in_a_shape_constant_means_that_there_is_no_such_action(absent, actions, zero):
+    names = [f"{prefix}{absent}_actions" for prefix in ("", "deterministic_")]
+    candidate = model(
+        outputs=without(OUTPUTS, *names),
+        constants=CONSTANTS | {f"{absent}_action_output_shape": zero},
+    )
+    assert check_model(candidate, SPEC._replace(action_spec=actions)) == []
+    described = describe(candidate)
+    assert ActionSpec(described.continuous_size, described.discrete_branches) == actions
+
+
+@pytest.mark.parametrize(
     ("rule", "changes"),
     [
         ("2", {"constants": without(CONSTANTS, "version_number", "memory_size")}),

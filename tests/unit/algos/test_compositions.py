@@ -1,0 +1,319 @@
+"""Which array, which moment, which stream: what algorithms make of the parts they are made of.
+
+Expected numbers are computed one agent, or one row, at a time from what a test has noted itself.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from steps import decision_steps, take_turn, terminal_steps
+from test_signals import CPU, demo
+
+from pipeline.nets.group_critic import GroupLayout
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings import load_run_settings
+from pipeline.trainer.learner import Learner
+
+SIZES = (2, 3)
+SPEC = BehaviorSpec([ObservationSpec.vector(n) for n in SIZES], ActionSpec(1, (3, 2)))
+NETWORK = {"hidden_units": 8, "num_layers": 1, "normalize": True}
+MEMORY = {"sequence_length": 2, "memory_size": 4}
+SIGNALS = {
+    "extrinsic": {"gamma": 0.9, "strength": 0.7},
+    "rnd": {"gamma": 0.5, "strength": 3.0, "network_settings": NETWORK},
+}
+GROUPS = np.array([1, 1, 1, 2, 2])
+
+
+def learner(trainer, *, seed=1, memory=None, signals=SIGNALS, **settings) -> Learner:
+    hyperparameters = {"batch_size": 8, "buffer_size": 16, **settings.pop("hyperparameters", {})}
+    behavior = {
+        "trainer_type": trainer,
+        "hyperparameters": hyperparameters,
+        "network_settings": NETWORK | {"memory": memory},
+        "reward_signals": signals,
+        "time_horizon": 4,
+        **settings,
+    }
+    read = load_run_settings(None, overrides={"behaviors": {"B": behavior}}).behaviors["B"]
+    return Learner("B", SPEC, read, seed=seed, device=CPU)
+
+
+def rewarded(rnd, obs) -> float:
+    """RND's reward of one step: observations come as they are, and it normalises them itself."""
+    with torch.no_grad():
+        inputs = rnd.normalizers(obs)
+        return float((rnd.predictor(inputs) - rnd.target(inputs)).square().sum())
+
+
+class Seen(NamedTuple):
+    """What an agent saw last, what it remembered before that, and what it did then."""
+
+    obs: list
+    memory: torch.Tensor | None
+    action: torch.Tensor | None = None
+    over: bool = False
+
+
+class Row(NamedTuple):
+    """A row of experience: its agent, and all members of the group when it decided."""
+
+    agent: int
+    members: dict[int, Seen]
+
+
+class Play:
+    """Five agents in two groups, and what each of them and its mates saw and did."""
+
+    def __init__(self, team_learner: Learner, seed: int = 0) -> None:
+        self.learner, self.rng = team_learner, np.random.default_rng(seed)
+        self.now: dict[int, Seen] = {}
+        self.later: dict[int, torch.Tensor | None] = {}
+        """What each agent remembers after its last decision."""
+        self.rows: dict[bytes, Row] = {}
+        """By a row's first observation."""
+        self.after: dict[bytes, dict[int, Seen]] = {}
+        """The group after a trajectory, by what its agent saw then."""
+
+    def group(self, agent: int) -> dict[int, Seen]:
+        return {a: self.now[a] for a in sorted(self.now) if GROUPS[a] == GROUPS[agent]}
+
+    def draw(self, agents):
+        return [self.rng.normal(size=(len(agents), n), scale=3).astype(np.float32) for n in SIZES]
+
+    def message(self, deciding, ended=None) -> None:
+        """Agents that decide, and agents that have ended: whether each was cut short."""
+        ended = ended or {}
+        gone, seen = list(ended), self.draw(deciding)
+        last = self.draw(gone)
+        rewards = [self.rng.normal(size=len(agents)) for agents in (deciding, gone)]
+        steps = (
+            decision_steps(seen, deciding, reward=rewards[0], group_id=GROUPS[list(deciding)]),
+            terminal_steps(
+                last,
+                gone,
+                interrupted=list(ended.values()),
+                reward=rewards[1],
+                group_id=GROUPS[gone],
+            ),
+        )
+        self.note(deciding, seen, gone, last, ended)
+        decision = take_turn(self.learner, [steps]).decision
+        for i, agent in enumerate(deciding):
+            parts = [torch.from_numpy(decision.rows["continuous"][i : i + 1])]
+            for choice, size in zip(decision.rows["discrete"][i], (3, 2), strict=True):
+                parts.append(torch.eye(size)[None, int(choice)])
+            self.now[agent] = self.now[agent]._replace(action=torch.cat(parts, dim=1))
+            if decision.memory is not None:
+                self.later[agent] = torch.from_numpy(decision.memory[i : i + 1].copy())
+        for agent in deciding:
+            self.rows[self.now[agent].obs[0].tobytes()] = Row(agent, self.group(agent))
+
+    def note(self, deciding, seen, gone, last, ended) -> None:
+        """Who is in which group after the message, and who was in it when some had ended."""
+        fresh = {}
+        for i, agent in enumerate(deciding):
+            begins = agent in ended or agent not in self.now
+            memory = None if begins else self.later.get(agent)
+            fresh[agent] = Seen([values[i : i + 1] for values in seen], memory)
+            if not begins:
+                self.now[agent] = fresh[agent]
+        for i, agent in enumerate(gone):
+            obs = [values[i : i + 1] for values in last]
+            self.now[agent] = Seen(obs, self.later.get(agent), over=not ended[agent])
+        for i, agent in enumerate(gone):
+            self.after[last[0][i].tobytes()] = self.group(agent)
+        for agent in gone:
+            del self.now[agent]
+        self.now |= fresh
+        for agent in deciding:
+            self.after[fresh[agent].obs[0].tobytes()] = self.group(agent)
+
+    def rollout(self):
+        trajectories = self.learner.trajectories.rollout()
+        return self.learner.grouping.completed(trajectories)
+
+
+def varied(play: Play) -> None:
+    """Members pause, join, end one by one or are cut short beside each other."""
+    play.message([0, 1, 2, 3])
+    play.message([0, 1, 2, 3, 4])
+    play.message([1, 2, 4, 3], {0: False})  # ended, mates go on
+    play.message([2, 3, 4])
+    play.message([0, 2, 3], {1: True, 4: False})  # one begins as one is cut short
+    play.message([0, 3], {2: False})
+    play.message([0, 2], {3: True})
+    play.message([4, 3], {0: True, 2: False})  # cut short beside a mate that has ended
+    play.message([2, 3, 4])
+    play.message([2], {3: False, 4: True})
+
+
+@pytest.mark.parametrize("memory", [None, MEMORY])
+def test_targets_of_groups_are_those_of_their_members_one_row_at_a_time(memory):
+    team_learner = learner("poca", memory=memory)
+    play = Play(team_learner)
+    algorithm = team_learner.algorithm
+    varied(play)
+    rollout = play.rollout()
+    rows, _ = algorithm._rows(rollout)
+    assert float(algorithm.critic.largest) == 3.0
+    critic, normalizers = algorithm.critic, algorithm.policy.normalizers
+
+    def estimate(members, agent=None):
+        obs = [torch.from_numpy(np.concatenate(p)) for p in zip(*(m.obs for m in members.values()))]  # noqa: B905
+        remembered = [
+            torch.zeros(1, 4) if member.memory is None else member.memory
+            for member in members.values()
+        ]
+        wanted = actions = None
+        if agent is not None:
+            wanted = torch.tensor([1 + list(members).index(agent)])
+            actions = torch.cat([member.action for member in members.values()])
+        layout = GroupLayout(size=len(members), wanted=wanted)
+        remembered = torch.cat(remembered) if memory else None
+        with torch.no_grad():
+            return critic(normalizers(obs), remembered, actions, layout)[0].numpy()
+
+    rnd, n_beyond = algorithm.signals.by_name["rnd"], 0
+    for k, (start, length) in enumerate(zip(rollout.starts, rollout.lengths, strict=True)):
+        after = play.after[rollout.next_obs[0][k].tobytes()]
+        living = {agent: member for agent, member in after.items() if not member.over}
+        beyond = np.array([estimate(living)[0] if living else 0.0, 0.0])
+        # RND looks beyond the end of the agent's own task, and of that only
+        counted = after if rollout.terminated[k] else living
+        beyond[1] = estimate(counted)[1]
+        n_beyond += len(living) < len(after) and not rollout.terminated[k]
+        value_after, later = beyond, beyond
+        for row in range(start + length - 1, start - 1, -1):
+            agent, members = play.rows[rollout.fields["obs_0"][row].tobytes()]
+            seen = [torch.from_numpy(values) for values in members[agent].obs]
+            reward = np.array([0.7 * rollout.fields["reward"][row], 3.0 * rewarded(rnd, seen)])
+            later = reward + np.array([0.9, 0.5]) * (0.95 * later + 0.05 * value_after)
+            value_after = estimate(members)
+            np.testing.assert_allclose(rows.value[row], value_after, atol=1e-5)
+            np.testing.assert_allclose(rows.baseline[row], estimate(members, agent), atol=1e-5)
+            np.testing.assert_allclose(rows.returns[row], later, atol=1e-4)
+    assert n_beyond == 2, "a mate ended where an agent's own task went on"
+    if memory:
+        lengths = rows.sequences.lengths.numpy()
+        firsts = np.cumsum(lengths) - lengths
+        for first, stored in zip(firsts.tolist(), rows.sequences.memory, strict=True):
+            agent, members = play.rows[rollout.fields["obs_0"][first].tobytes()]
+            before = members[agent].memory
+            assert stored.tolist() == ([0.0] * 4 if before is None else before[0].tolist())
+
+
+def imitating(folder) -> dict:
+    """Every kind of reward signal, and cloning, from demonstrations of different weights."""
+    demos = [
+        {"path": str(demo(SPEC, folder, name)), "weight": weight}
+        for name, weight in (("a.demo", 1.0), ("b.demo", 3.0))
+    ]
+    gail = {"demo_path": demos, "use_vail": True, "use_actions": True, "network_settings": NETWORK}
+    return {
+        "signals": SIGNALS | {"curiosity": {"network_settings": NETWORK}, "gail": gail},
+        "behavioral_cloning": {"demo_path": demos, "batch_size": 8, "num_epoch": 1},
+    }
+
+
+def tensors_of(state, path=""):
+    """Yield tensors, and states of NumPy's generators, by their places in a state."""
+    if isinstance(state, dict) and "bit_generator" not in state:
+        for key, value in state.items():
+            yield from tensors_of(value, f"{path}.{key}")
+    elif isinstance(state, torch.Tensor | dict):
+        yield path, state if isinstance(state, dict) else state.tolist()
+
+
+def acted_and_learned(algorithm, rollout, step: int) -> list:
+    rng = np.random.default_rng(step)
+    obs = [rng.normal(size=(4, n)).astype(np.float32) for n in SIZES]
+    memory = np.zeros((4, algorithm.memory_size), np.float32) if algorithm.memory_size else None
+    action = algorithm.act(obs, None, memory).action
+    algorithm.observe(obs)
+    stats = algorithm.update(rollout, step=step)
+    assert {"Losses/GAIL Loss", "Losses/Pretraining Loss"} <= set(stats)
+    return [action.continuous.tolist(), action.discrete.tolist(), stats]
+
+
+@pytest.mark.parametrize("memory", [None, MEMORY])
+@pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
+def test_chance_is_of_streams_that_the_seed_names_and_the_state_has(trainer, memory, tmp_path):
+    options = {"memory": memory, **imitating(tmp_path)}
+    if trainer == "sac":
+        options["hyperparameters"] = {"steps_per_update": 8, "buffer_size": 100}
+    play = Play(learner(trainer, seed=3, **options))
+    varied(play)
+    rollout = play.rollout()
+    torch.manual_seed(4)
+    outside = torch.get_rng_state()
+    original, other = (learner(trainer, seed=seed, **options).algorithm for seed in (1, 2))
+    pairs = zip(tensors_of(original.state_dict()), tensors_of(other.state_dict()), strict=True)
+    n_streams = 0
+    for (place, first), (_, second) in pairs:
+        if any(part in place for part in ("stream", "generator")):
+            n_streams += 1
+            assert first != second, place
+        elif place.endswith("weight"):
+            assert first != second, place
+    assert n_streams == 4 + (trainer == "sac")  # actions, minibatches, cloning, GAIL, noise
+    acted_and_learned(original, rollout, 40)
+    assert torch.equal(torch.get_rng_state(), outside)
+    torch.manual_seed(5)
+    other.load_state_dict(copy.deepcopy(original.state_dict()))
+    if trainer == "sac":
+        other.replay.load_state_dict(original.replay.state_dict())
+    went_on, resumed = (acted_and_learned(a, rollout, 80) for a in (original, other))
+    assert went_on == resumed
+    assert dict(tensors_of(original.state_dict())) == dict(tensors_of(other.state_dict()))
+
+
+def test_rows_of_a_replay_are_rewarded_as_they_came_and_learned_from_normalised():
+    play = Play(learner("sac", hyperparameters={"buffer_size": 100}))
+    varied(play)
+    algorithm = play.learner.algorithm
+    algorithm.replay.add(play.rollout())
+    stream = copy.deepcopy(algorithm.minibatch_stream)
+    raw = algorithm.replay.sample(stream, 8)
+    (batch,) = algorithm.sampler.minibatches(1)
+    normalizers = algorithm.policy.normalizers.by_observation
+    for name, sampled in (("obs", raw.obs), ("next_obs", raw.next_obs)):
+        for i, values in enumerate(sampled):
+            expected = normalizers[str(i)](torch.from_numpy(values))
+            torch.testing.assert_close(batch.columns[f"{name}_{i}"], expected)
+            assert not torch.allclose(expected, torch.from_numpy(values), atol=0.1)
+    rnd = algorithm.signals.by_name["rnd"]
+    for row, rewards in enumerate(batch.rewards.tolist()):
+        seen = [torch.from_numpy(values[row : row + 1]) for values in raw.obs]
+        expected = [0.7 * raw.fields["reward"][row], 3.0 * rewarded(rnd, seen)]
+        assert rewards == pytest.approx(expected, rel=1e-4)
+    raw = algorithm.replay.sample(stream, 8)
+    (batch,) = algorithm.sampler.transitions(1)
+    for name, sampled in (("obs", raw.obs), ("next_obs", raw.next_obs)):
+        for i, values in enumerate(sampled):
+            assert batch.columns[f"{name}_{i}"].numpy().tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("trainer", ["ppo", "sac"])
+def test_actor_and_critic_remember_normalised_observations_each_in_its_own_part(trainer):
+    algorithm = learner(trainer, memory=MEMORY).algorithm
+    rng = np.random.default_rng(0)
+    obs = [rng.normal(size=(5, n)).astype(np.float32) * 3 + 1 for n in SIZES]
+    algorithm.observe(obs)
+    memory = rng.normal(size=(5, 8)).astype(np.float32)
+    decision = algorithm.act(obs, None, memory)
+    np.testing.assert_array_equal(decision.rows["memory"], memory)
+    for row in range(5):
+        inputs = algorithm.policy.normalizers([torch.from_numpy(v[row : row + 1]) for v in obs])
+        before = torch.from_numpy(memory[row : row + 1])
+        with torch.no_grad():
+            actor = algorithm.policy.actor.step(inputs, before[:, :4])[1]
+            critic = algorithm.recurrent_critic.step(inputs, before[:, 4:])
+        torch.testing.assert_close(
+            torch.from_numpy(decision.memory[row : row + 1]), torch.cat((actor, critic), dim=1)
+        )

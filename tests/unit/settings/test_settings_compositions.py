@@ -1,0 +1,280 @@
+"""What one experiment, stage, trial or behavior is given is its own, whatever stands beside it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.settings import load_run_settings
+from pipeline.settings.named_files import demonstrations
+from pipeline.settings.params import Params, load_params
+from pipeline.settings.plan import plan
+from pipeline.settings.schema import HYPERPARAMETERS, RunSettings
+from pipeline.settings.sweeps import Axis, Interval
+
+RATE, STEPS = "behaviors.Ball.hyperparameters.learning_rate", "behaviors.Ball.max_steps"
+FILE = {
+    "environments": {"ball": {"source": "builtin", "name": "balance_ball"}},
+    "demonstrations": {"expert": {"environment": "ball", "episodes": 5, "seed": 1}},
+    "experiments": {
+        "cloned": {
+            "environment": "ball",
+            "trainer": "t.yaml",
+            "overrides": {STEPS: 700},
+            "demonstrations": "expert",
+            "pretrain": {"epochs": 1, "batch_size": 2, "learning_rate": 0.1},
+            "seeds": [3],
+            "stages": ["pretrain", "train", "export", "evaluate"],
+            "evaluation": {"episodes": 2, "seed": 9, "video": True},
+            "learners": 2,
+            "resources": {"threads": 4},
+        },
+        "base": {
+            "environment": "ball",
+            "trainer": "u.yaml",
+            "overrides": {"behaviors": {"Ball": {"max_steps": 800}}},
+            "seeds": [1, 2],
+            "stages": ["train", "export", "evaluate"],
+            "evaluation": {"episodes": 2, "seed": 9, "video": True},
+            "resources": {"threads": 3},
+        },
+    },
+    "sweeps": {
+        "grid": {
+            "experiment": "base",
+            "method": "grid",
+            "parameters": {RATE: [0.1, 0.2]},
+            "seeds": [5],
+            "best": {"seeds": [7]},
+        },
+        "search": {
+            "experiment": "base",
+            "method": "optuna",
+            "parameters": {RATE: {"min": 0.1, "max": 0.9}, STEPS: [500, 600]},
+            "runs": 3,
+            "seed": 4,
+            "startup": 1,
+            "seeds": [6],
+            "metric": "min_return",
+            "goal": "minimize",
+        },
+    },
+}
+
+
+@pytest.fixture
+def params(tmp_path: Path) -> Params:
+    (tmp_path / "t.yaml").write_text("behaviors: {Ball: {trainer_type: sac}}\n")
+    (tmp_path / "u.yaml").write_text("behaviors: {Ball: {trainer_type: ppo}}\n")
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(FILE, sort_keys=False))
+    return load_params(tmp_path / "params.yaml")
+
+
+def test_each_stage_of_each_run_has_an_entry_with_what_it_depends_on(
+    params: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads, packages and values of a sweep are of what learns; export and evaluate do not."""
+    packages = {"cloned": {"a": "1"}, "base": {}, "grid/002": {"b": "2"}}
+    monkeypatch.setattr(Params, "plugins", lambda _self, name: packages.get(name, {}))
+
+    def run(name: str, seed: int, **more: object) -> dict[str, object]:
+        base, trainer = ("cloned", "t.yaml") if name == "cloned" else ("base", "u.yaml")
+        common = {"experiment": name, "base": base, "seed": seed, "environment": "ball"}
+        return common | {"trainer": trainer} | more
+
+    tables = plan(params)["runs"]
+    cloned = run("cloned", 3, demonstrations="expert")
+    learning = cloned | {"plugins": {"a": "1"}, "threads": 4}
+    (pretrained,) = tables["pretrain"].values()
+    assert pretrained.pop("network")
+    assert pretrained == learning
+    assert tables["train_pretrained"] == {"cloned-3": learning | {"learners": 2}}
+    trained = {
+        "grid-001-5": run("grid/001", 5, values={RATE: 0.1}, threads=3),
+        "grid-002-5": run("grid/002", 5, values={RATE: 0.2}, plugins={"b": "2"}, threads=3),
+        "search-001-6": tables["train_from_scratch"]["search-001-6"],
+        **{f"base-{seed}": run("base", seed, threads=3) for seed in (1, 2)},
+    }
+    assert tables["train_from_scratch"] == trained
+    assert tables["train_from_scratch"]["search-001-6"].keys() >= {"values", "threads"}
+    chosen = {
+        f"search-{n}-6": run(f"search/{n}", 6, threads=3, chosen=f"results/propose/search/{n}.json")
+        for n in ("002", "003")
+    }
+    best = run("grid_best", 7)
+    chosen["grid_best-7"] = best | {"threads": 3, "chosen": "results/sweep/grid/best.json"}
+    assert tables["train_chosen"] == chosen
+    plain = {
+        **{f"grid-{n}-5": run(f"grid/{n}", 5) for n in ("001", "002")},
+        **{f"search-{n}-6": run(f"search/{n}", 6) for n in ("001", "002", "003")},
+    }
+    filmed = {"cloned-3": cloned, "grid_best-7": best}
+    filmed |= {f"base-{seed}": run("base", seed) for seed in (1, 2)}
+    assert tables["evaluate"] == plain
+    assert tables["evaluate_video"] == filmed
+    assert tables["export"] == plain | filmed
+    grid = {"experiment": "base", "metric": "mean_return", "goal": "maximize", "seeds": [5]}
+    assert tables["sweeps"]["grid"] == grid | {"trials": {"001": {RATE: 0.1}, "002": {RATE: 0.2}}}
+    search = tables["sweeps"]["search"]
+    assert [search[key] for key in ("metric", "goal", "seeds")] == ["min_return", "minimize", [6]]
+    for number, (told, before) in enumerate(
+        [("001", "build/env/ball"), ("002", "results/propose/search/002.json")], start=2
+    ):
+        entry = tables["proposals"][f"search-00{number}"]
+        assert entry.pop("search")
+        names = {"trial": f"search/00{number}", "told": f"search/{told}"}
+        assert entry == names | {"before": before, "seeds": [6]}
+
+
+def test_settings_of_a_run_are_the_same_whichever_others_were_read_before(params: Params) -> None:
+    steps = {"cloned": 700, "base": 800, "grid/001": 800, "grid/002": 800}
+    rates = {"cloned": 3e-4, "base": 3e-4, "grid/001": 0.1, "grid/002": 0.2}
+    for order in itertools.permutations(steps):
+        for name in order:
+            ball = params.run_settings(name).behaviors["Ball"]
+            assert ball.max_steps == steps[name]
+            assert ball.hyperparameters.learning_rate == rates[name]
+            assert ball.trainer_type == ("sac" if name == "cloned" else "ppo")
+    first = params.sweeps["search"].trials()["001"]
+    ball = params.run_settings("search/001").behaviors["Ball"]
+    assert (ball.hyperparameters.learning_rate, ball.max_steps) == (first[RATE], first[STEPS])
+
+
+def test_a_run_plays_the_environment_of_its_experiment_whatever_its_overrides_say(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "u.yaml").write_text("behaviors: {Ball: {}}\nenv_settings: {env_path: y}\n")
+    base = FILE["experiments"]["base"] | {"overrides": {"env_settings.env_path": "x"}}
+    text = yaml.safe_dump(FILE | {"experiments": {"base": base}, "sweeps": {}})
+    (tmp_path / "params.yaml").write_text(text)
+    params = load_params(tmp_path / "params.yaml")
+    assert params.run_settings("base").env_settings.env_path == "x"
+    assert params.run_settings("base", env_path="built").env_settings.env_path == "built"
+
+
+def test_packages_of_a_run_are_those_of_its_overrides(
+    params: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(HYPERPARAMETERS), "brought", True)
+    monkeypatch.setattr(
+        RunSettings,
+        "plugins",
+        lambda self: {"steps": self.behaviors["Ball"].max_steps},
+    )
+    assert {n: params.plugins(n)["steps"] for n in params.experiments} == {
+        "cloned": 700,
+        "base": 800,
+        "grid_best": 800,
+    }
+
+
+BEHAVIORS = {
+    "Sac": {"trainer_type": "sac", "hyperparameters": {"tau": 0.5}},
+    "Memory": {
+        "network_settings": {"memory": {"memory_size": 8}, "conditioning_type": "hyper"},
+        "hyperparameters": {"batch_size": 99},
+    },
+    "Signals": {
+        "reward_signals": {
+            "extrinsic": None,
+            "curiosity": {"network_settings": {"conditioning_type": "hyper", "num_layers": 1}},
+            "rnd": {"encoding_size": 17},
+        }
+    },
+    "Plain": {"max_steps": 4},
+}
+DEFAULTS = {
+    "trainer_type": "ppo",
+    "hyperparameters": {"learning_rate": 0.01, "beta": 0.5, "batch_size": 77},
+    "network_settings": {"hidden_units": 24},
+    "reward_signals": {"extrinsic": {"gamma": 0.7}, "curiosity": {"strength": 0.3}},
+    "max_steps": 9,
+}
+
+
+def test_a_behavior_is_over_the_defaults_alike_whatever_other_behaviors_change() -> None:
+    def read(*names: str) -> RunSettings:
+        behaviors = {name: BEHAVIORS[name] for name in names}
+        overrides = {"default_settings": DEFAULTS, "behaviors": behaviors}
+        return load_run_settings(None, overrides=overrides)
+
+    alone = {name: read(name).behaviors[name] for name in BEHAVIORS}
+    defaults = read().default_settings
+    for order in itertools.permutations(BEHAVIORS):
+        together = read(*order)
+        assert together.behaviors == alone
+        assert together.default_settings == defaults == together.for_behavior("Other")
+    assert alone["Sac"].hyperparameters.learning_rate == 0.01
+    assert alone["Sac"].hyperparameters.batch_size == 77
+    assert alone["Memory"].hyperparameters.batch_size == 99
+    assert [alone["Memory"].hyperparameters.beta, defaults.hyperparameters.beta] == [0.5, 0.5]
+    signals = alone["Signals"].reward_signals
+    assert list(signals) == ["curiosity", "rnd"]
+    assert signals["curiosity"].strength == 0.3
+    networks = [signals[name].network_settings for name in signals]
+    assert [networks[0].num_layers, networks[1].hidden_units] == [1, 17]
+    assert alone["Plain"].reward_signals == defaults.reward_signals
+
+
+def test_optuna_is_told_every_trial_with_its_values_score_and_state(
+    params: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optuna = pytest.importorskip("optuna")
+    told, seeds = [], []
+
+    class Study:
+        def __init__(self, *, direction: str, sampler: object) -> None:
+            assert sampler is None, "what the patched one gives"
+            told.append(direction)
+
+        def add_trial(self, trial: optuna.trial.FrozenTrial) -> None:
+            told.append((trial.params[RATE], trial.params[STEPS], trial.state.name, trial.value))
+
+        def ask(self, space: dict) -> object:
+            return optuna.trial.create_trial(
+                params={RATE: 0.25, STEPS: 1}, distributions=space, value=0.0
+            )
+
+    monkeypatch.setattr(optuna, "create_study", Study)
+    monkeypatch.setattr(optuna.samplers, "TPESampler", lambda **options: seeds.append(options))
+    results = {
+        "001": ({RATE: 0.3, STEPS: 600}, 7.0),
+        "002": ({RATE: 0.5, STEPS: 500}, float("nan")),
+    }
+    waiting = [{RATE: 0.6, STEPS: 500}, {RATE: 0.7, STEPS: 600}]
+    sweep = params.sweeps["search"]
+    assert [sweep.propose(n, results, waiting) for n in (5, 6)] == [{RATE: 0.25, STEPS: 600}] * 2
+    trials = [(0.3, 1, "COMPLETE", 7.0), (0.5, 0, "FAIL", None)]
+    trials += [(0.6, 0, "RUNNING", None), (0.7, 1, "RUNNING", None)]
+    assert told == ["minimize", *trials] * 2
+    replace(sweep, seed=9).propose(5, results, waiting)
+    assert len({options["seed"] for options in seeds}) == 3, "of each seed and trial its own"
+
+
+def test_each_key_and_each_trial_of_a_random_sweep_draws_for_itself(params: Params) -> None:
+    axes = {key: Axis(interval=Interval(min=0, max=1)) for key in ("a", "b")}
+    search = params.sweeps["search"]
+    sweep = replace(search, method="random", parameters=axes, runs=9, startup=None)
+    drawn = [value for values in sweep.trials().values() for value in values.values()]
+    drawn += [
+        value for values in replace(sweep, seed=5).trials().values() for value in values.values()
+    ]
+    assert len(set(drawn)) == 2 * 2 * 9
+
+
+def test_demonstrations_are_those_of_every_signal_and_of_cloning_in_order() -> None:
+    gail = {"demo_path": ["a.demo", {"path": "b.demo", "weight": 2}]}
+    trainer = {
+        "reward_signals": {"extrinsic": {}, "rnd": {}, "gail": gail},
+        "behavioral_cloning": {"demo_path": "c.demo"},
+    }
+    settings = load_run_settings(None, overrides={"behaviors": {"B": trainer}})
+    assert list(demonstrations(settings.behaviors["B"])) == [
+        ("reward_signals.gail.demo_path[0]", "a.demo"),
+        ("reward_signals.gail.demo_path[1]", "b.demo"),
+        ("behavioral_cloning.demo_path[0]", "c.demo"),
+    ]
