@@ -10,16 +10,13 @@ import pytest
 from steps import decision_steps, terminal_steps
 from toys import Chase
 
-from pipeline.envs import attach, workers
+from pipeline.envs import workers
 from pipeline.envs.base import BaseEnv
-from pipeline.envs.gym_wrapper import UnityToGymWrapper
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.pettingzoo_wrapper import UnityParallelEnv
-from pipeline.envs.side_channels import EnvironmentParametersChannel, SideChannelManager
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import UnityTimeOutException
 from pipeline.protocol.parameters import UNIFORM, Sampler
-from pipeline.protocol.side_channels import IncomingMessage, unpack
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings.schema.run import EnvironmentSettings
 
@@ -276,21 +273,6 @@ def test_every_process_and_every_restart_has_a_number_and_a_seed_of_its_own(monk
     assert len({id(env.channels[0]) for env in made}) == 5
 
 
-def test_players_that_connect_again_get_seeds_that_no_other_has_had(monkeypatch):
-    Launched.made = []
-    servers = [SimpleNamespace(port=k, peer="here", close=lambda *_: None) for k in range(3)]
-    for server in servers:
-        server.is_called = lambda _: True
-    monkeypatch.setattr(attach, "UnityEnvironment", Launched)
-    monkeypatch.setattr(Launched, "DEFAULT_EDITOR_PORT", 5004, raising=False)
-    monkeypatch.setattr(attach, "listen_for", lambda player, *_, **__: servers[player])
-    players = attach.attach_workers(3, seed=10, timeout_wait=1.0, base_port=0, restarts=OFTEN)
-    players.envs[1].fails = ["step"]
-    players.step()
-    assert [env.seed for env in Launched.made] == [10, 11, 12, 11 + 3]
-    assert [env.options["server"].port for env in Launched.made] == [0, 1, 2, 1]
-
-
 def test_parameters_are_drawn_before_each_reset_and_step_that_reads_them():
     read = []
 
@@ -355,19 +337,6 @@ def test_an_action_is_of_the_agent_that_it_names_and_for_one_step():
     assert not taken[1].discrete.any()
 
 
-def test_messages_of_a_channel_are_sent_in_their_order():
-    channel = EnvironmentParametersChannel()
-    for value in (1.0, 2.0):
-        channel.set_float_parameter("wind", value)
-    channel.set_float_parameter("pay", 3.0)
-    sent = [IncomingMessage(data) for _, data in unpack(SideChannelManager([channel]).outgoing())]
-    assert [(m.read_string(), m.read_int32(), m.read_float32()) for m in sent] == [
-        ("wind", 0, 1.0),
-        ("wind", 0, 2.0),
-        ("pay", 0, 3.0),
-    ]
-
-
 class Scripted:
     """An environment that shows these messages, and keeps the actions."""
 
@@ -398,30 +367,6 @@ def shown(ids, values, ended=(), **ends):
     obs = [np.array(values, np.float32).reshape(-1, 1)]
     decision = decision_steps(obs, ids, masks=masks, reward=10.0 + np.array(ids, np.float32))
     return decision, terminal_steps([np.array(ended, np.float32).reshape(-1, 1)], ended, **ends)
-
-
-@pytest.mark.parametrize("interrupted", [True, False])
-def test_an_end_reaches_gymnasium_with_its_own_reward_and_the_next_episode_begins_at_reset(
-    interrupted,
-):
-    env = Scripted(
-        shown([0], [0.1]),
-        shown([0], [0.2], [0], reward=3.0, group_reward=0.5, interrupted=interrupted),
-    )
-    wrapped = UnityToGymWrapper(env, action_space_seed=0)
-    assert wrapped.reset()[0] == pytest.approx(0.1)
-    _, reward, terminated, truncated, info = wrapped.step(wrapped.action_space.sample())
-    assert (reward, terminated, truncated, info) == (3.5, not interrupted, interrupted, {})
-    seeds = []
-
-    def make(seed):
-        seeds.append(seed)
-        return Scripted(shown([0], [float(seed)]))
-
-    made = UnityToGymWrapper(make)
-    assert made.reset(seed=7)[0] == pytest.approx(7.0)
-    assert made.reset()[0] == pytest.approx(7.0)
-    assert seeds == [0, 7]
 
 
 def test_pettingzoo_sees_each_agents_own_observation_mask_reward_and_end():
