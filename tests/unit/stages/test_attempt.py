@@ -32,8 +32,9 @@ def root(tmp_path: Path) -> Path:
     for file in (package.parent / "__init__.py", package / "__init__.py", package / "report.py"):
         file.touch()
     (tmp_path / "data.txt").write_text("one")
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/nested").mkdir(parents=True)
     (tmp_path / "folder/b.txt").write_text("two")
+    (tmp_path / "folder/nested/a.txt").write_text("other")
     return tmp_path
 
 
@@ -155,12 +156,33 @@ def change_input_folder(root: Path) -> dict:
     return {}
 
 
+def swap_inputs_of_a_folder(root: Path) -> dict:
+    for name, text in (("b.txt", "other"), ("nested/a.txt", "two")):
+        (root / "folder" / name).write_text(text)
+    return {}
+
+
+def rename_an_input_of_a_folder(root: Path) -> dict:
+    (root / "folder/b.txt").rename(root / "folder/c.txt")
+    return {}
+
+
 def change_code(root: Path) -> dict:
     (root / "src/pipeline/stages/report.py").write_text("VALUE = 1\n")
     return {}
 
 
-@pytest.mark.parametrize("change", [change_params, change_input, change_input_folder, change_code])
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_params,
+        change_input,
+        change_input_folder,
+        swap_inputs_of_a_folder,
+        rename_an_input_of_a_folder,
+        change_code,
+    ],
+)
 def test_a_killed_attempt_is_started_afresh_with_other_inputs(root: Path, change):
     stop(root)
     attempt = finish(root, **change(root))

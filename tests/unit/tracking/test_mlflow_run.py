@@ -334,6 +334,39 @@ def test_a_store_that_others_keep_busy_is_asked_again_and_a_broken_one_is_not(
     assert (attempts, run.lost) == ([1], 1)
 
 
+@pytest.mark.parametrize(
+    ("fails", "n_attempts", "lost"),
+    [
+        (lambda call: call % 3 != 0, 12, 8),  # never three in a row
+        (lambda call: call in (2, 3, 4), 5, 3 + 7 + 1),  # and then not even the end is written
+    ],
+)
+def test_three_failures_in_a_row_end_tracking_and_single_ones_do_not(
+    fails, n_attempts, lost, tmp_path: Path, monkeypatch
+):
+    run = MlflowRun(key(tmp_path, "train"))
+    while run.run_id is None:
+        time.sleep(0.01)
+    written: list[dict[str, str]] = []
+    set_tags = Store.set_tags
+
+    def sometimes(self: Store, run_id: str, values) -> None:
+        if run_id == run.run_id:  # another test's run may still be writing
+            written.append(values)
+            if fails(len(written) - 1):
+                raise RuntimeError("no answer")
+        set_tags(self, run_id, values)
+
+    monkeypatch.setattr(Store, "set_tags", sometimes)
+    for number in range(12):
+        run.settings({f"n{number}": number})
+    run.end(timeout_s=60)
+    assert (len(written), run.lost) == (n_attempts, lost)
+    tags = client(tmp_path).get_run(run.run_id).data.tags
+    kept = {name for name in tags if name.startswith("train.n")}
+    assert kept == {f"train.n{number}" for number in range(n_attempts) if not fails(number)}
+
+
 def test_points_that_a_killed_attempt_took_along_are_filled_in_from_the_curve(tmp_path: Path):
     curve = CsvSink(tmp_path / "progress.csv")
     run = MlflowRun(key(tmp_path, "train", resumed=True), prefix=True)

@@ -1,0 +1,419 @@
+"""Which worker, agent or seed a call is about, in which order, and what the second of two does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from steps import decision_steps, terminal_steps
+from toys import Chase
+
+from pipeline.envs import workers
+from pipeline.envs.base import BaseEnv
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.envs.pettingzoo_wrapper import UnityParallelEnv
+from pipeline.envs.workers import WorkerSet, launch_workers
+from pipeline.errors import UnityTimeOutException
+from pipeline.protocol.parameters import UNIFORM, Sampler
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.settings.schema.run import EnvironmentSettings
+
+NAME = "Toy?team=0"
+SPEC = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec.create_hybrid(1, [4]))
+OFTEN = EnvironmentSettings(restarts_rate_limit_n=-1)
+
+
+class Worker(BaseEnv):
+    """Notes its calls, shows its number, and fails at the calls of these names, once each."""
+
+    codec_seconds = 0.0
+    is_known_from_start = False
+
+    def __init__(self, number, *, fails=(), goes_on=None, takes=True, has_state=True) -> None:
+        self.number, self.fails, self.goes_on = number, list(fails), goes_on
+        self.takes, self.has_state = takes, has_state
+        self.calls: list[object] = []
+        self.codec_seconds = float(number)
+
+    def _note(self, call):
+        self.calls.append(call)
+        if call in self.fails:
+            self.fails.remove(call)
+            raise UnityTimeOutException("no answer")
+
+    def step(self):
+        self._note("step")
+
+    def reset(self):
+        self._note("reset")
+
+    def close(self):
+        self._note("close")
+
+    @property
+    def behavior_specs(self):
+        return {NAME: SPEC}
+
+    def get_steps(self, _):
+        return decision_steps([[[self.number]]]), terminal_steps([np.zeros((0, 1))])
+
+    def set_actions(self, _, action):
+        self.calls.append(float(action.continuous[0, 0]))
+
+    def set_action_for_agent(self, *_):
+        raise AssertionError
+
+    def set_parameter(self, name, value):
+        self.calls.append((name, value))
+        return self.takes
+
+    def take_stats(self):
+        return {"number": [(float(self.number), 0)]}
+
+    def go_on_from(self, failed):
+        if self.goes_on is None:
+            raise ValueError("it keeps no state")
+        self.calls.append(("goes on from", failed.number))
+        if isinstance(self.goes_on, Exception):
+            raise self.goes_on
+
+    def request_state(self):
+        self.calls.append("state")
+
+    def state_dict(self):
+        return {"number": self.number} if self.has_state else None
+
+    def load_state_dict(self, state):
+        self.calls.append(state["number"])
+
+
+class Halves(Worker):
+    """Steps in two halves."""
+
+    def step_send(self):
+        self._note("send")
+
+    def step_wait(self):
+        self._note("wait")
+
+    def reset_send(self):
+        self._note("reset send")
+
+    def reset_wait(self):
+        self._note("reset wait")
+
+
+def relaunching(*new):
+    """A function that gives one new environment after the other, and what it was asked for."""
+    waiting, asked = list(new), []
+
+    def relaunch(worker, number):
+        asked.append((worker, number))
+        return waiting.pop(0)
+
+    return relaunch, asked
+
+
+def test_a_new_worker_takes_the_place_of_the_old_in_everything():
+    envs = [Worker(1), Worker(2, fails=["step"]), Worker(3)]
+    new, newer = Worker(20, fails=["step"]), Worker(200)
+    relaunch, asked = relaunching(new, newer)
+    workers = WorkerSet(envs, relaunch=relaunch, restarts=OFTEN)
+    workers.set_parameter("wind", 2.5)
+    workers.set_parameter("pay", 1.0)
+    workers.set_parameter("wind", 3.5)
+    workers.reset()
+    workers.step()
+    # all parameters as they are now, before the first episode
+    assert new.calls == [("wind", 3.5), ("pay", 1.0), "reset"]
+    assert workers.take_restarted() == [1]
+    workers.set_parameter("pay", 4.0)
+    assert (envs[1].calls[-1], new.calls[-1]) == ("step", ("pay", 4.0))
+    assert [stats["number"][0][0] for stats in workers.take_stats()] == [1.0, 20.0, 3.0]
+    workers.step()
+    assert newer.calls == [("wind", 3.5), ("pay", 4.0), "reset"]
+    assert asked == [(1, 1), (1, 2)]
+    assert workers.take_restarted() == [1]
+    assert workers.take_restarted() == []
+    assert workers.codec_seconds == 1 + 2 + 20 + 200 + 3
+    assert [float(d.obs[0][0, 0]) for d, _ in workers.get_steps(NAME)] == [1.0, 200.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("known", "goes_on", "asked", "restarted"),
+    [
+        (True, True, [(1, 0)], []),
+        (False, True, [(1, 1)], []),
+        (True, None, [(1, 0)], [1]),
+        (True, UnityTimeOutException("again"), [(1, 0), (1, 1)], [1]),
+        (False, UnityTimeOutException("again"), [(1, 1), (1, 1)], [1]),
+    ],
+)
+def test_a_worker_that_goes_on_keeps_its_seed_and_one_that_begins_anew_is_told(
+    known, goes_on, asked, restarted
+):
+    failing = Worker(2, fails=["step"])
+    failing.is_known_from_start = known
+    new = Worker(20, goes_on=goes_on)
+    relaunch, calls = relaunching(new, Worker(200))
+    workers = WorkerSet([Worker(1), failing], relaunch=relaunch, restarts=OFTEN)
+    workers.set_parameter("wind", 2.5)
+    workers.reset()
+    workers.step()
+    assert calls == asked
+    assert workers.take_restarted() == restarted
+    if goes_on is True:
+        assert new.calls == [("goes on from", 2)]
+    else:
+        assert workers.envs[1].calls[-2:] == [("wind", 2.5), "reset"]
+
+
+def test_each_worker_that_fails_in_a_step_is_begun_anew_and_no_other():
+    envs = [Worker(0, fails=["step"]), Worker(1), Worker(2, fails=["step"])]
+    relaunch, asked = relaunching(Worker(10), Worker(12))
+    workers = WorkerSet(envs, relaunch=relaunch, restarts=EnvironmentSettings())
+    workers.reset()
+    workers.step()
+    assert asked == [(0, 1), (2, 1)]  # numbered, and limited, for each worker
+    assert workers.take_restarted() == [0, 2]
+    assert [env.number for env in workers.envs] == [10, 1, 12]
+
+
+def test_a_worker_that_was_restarted_between_two_halves_skips_its_own_second_half_alone():
+    envs = [Halves(k, fails=["send"] if k == 0 else []) for k in range(4)]
+    relaunch, _ = relaunching(new := Halves(10))
+    workers = WorkerSet(envs, relaunch=relaunch, restarts=OFTEN)
+    workers.reset()
+    first, second = workers.groups
+    for group in (first, second):
+        workers.step_send(group)
+    for group in (second, first):
+        workers.step_wait(group)
+    assert new.calls == ["reset"]
+    assert [env.calls[-2:] for env in envs[1:]] == [["send", "wait"]] * 3
+    workers.step()
+    assert new.calls == ["reset", "send", "wait"]
+
+
+def test_steps_actions_and_states_are_those_of_each_worker():
+    envs = [Halves(k) for k in range(3)]
+    workers = WorkerSet(envs)
+    (first, second) = workers.groups
+    shown = [decision.obs[0].ravel().tolist() for decision, _ in workers.get_steps(NAME, second)]
+    assert shown == [[], [1.0], [2.0]]
+    actions = [
+        ActionTuple(np.array([[10.0 + k]], np.float32), np.zeros((1, 1), np.int32))
+        for k in range(3)
+    ]
+    workers.set_actions(NAME, actions, second)
+    assert [env.calls for env in envs] == [[], [11.0], [12.0]]
+    workers.set_actions(NAME, actions, first)
+    assert [env.calls for env in envs] == [[10.0], [11.0], [12.0]]
+    assert workers.state_dict() == [{"number": k} for k in range(3)]
+    workers.load_state_dict([{"number": 100 + k} for k in range(3)])
+    assert [env.calls[-1] for env in envs] == [100, 101, 102]
+    envs[1].has_state = False
+    assert workers.state_dict() is None
+    assert workers.set_parameter("wind", 1.0)
+    envs[2].takes = False
+    assert not workers.set_parameter("wind", 1.0)
+
+
+class Launched(Worker):
+    """Stands for an executable; notes what it was started with."""
+
+    made: list[SimpleNamespace]
+
+    def __init__(self, file_name, *, worker_id=0, seed=0, side_channels=(), **options) -> None:
+        super().__init__(worker_id)
+        self.file_name, self.seed, self.channels, self.options = (
+            file_name,
+            seed,
+            side_channels,
+            options,
+        )
+        type(self).made.append(self)
+
+    def connect(self):
+        self.calls.append("connect")
+
+
+def test_every_process_and_every_restart_has_a_number_and_a_seed_of_its_own(monkeypatch):
+    Launched.made = []
+    monkeypatch.setattr(workers, "UnityEnvironment", Launched)
+    # the second of three programs, which each start two
+    started = launch_workers(
+        "game",
+        2,
+        seed=100,
+        first=2,
+        n_all=6,
+        side_channels=lambda: [object()],
+        restarts=OFTEN,
+        num_areas=3,
+    )
+    for _ in range(2):
+        started.envs[1].fails = ["step"]
+        started.step()
+    started.envs[0].fails = ["step"]
+    started.step()
+    made = Launched.made
+    assert [(env.number, env.seed) for env in made] == [
+        (2, 102),
+        (3, 103),
+        (3, 103 + 6),
+        (3, 103 + 12),
+        (2, 102 + 6),
+    ]
+    assert [env.options["connect"] for env in made] == [False, False, True, True, True]
+    assert [env.calls[0] for env in made[:2]] == ["connect"] * 2
+    assert {env.options["num_areas"] for env in made} == {3}
+    assert len({id(env.channels[0]) for env in made}) == 5
+
+
+def test_parameters_are_drawn_before_each_reset_and_step_that_reads_them():
+    read = []
+
+    class Reads(Chase):
+        def reset(self):
+            read.append(self.parameters.get("wind"))
+            return super().reset()
+
+        def step(self, actions):
+            read.append(self.parameters.get("wind"))
+            return super().step(actions)
+
+    env = InProcessEnvironment(Reads(n_agents=1))
+    env.set_parameter("wind", Sampler(kind=UNIFORM, values=(1.0, 2.0), seed=3))
+    env.reset()
+    env.step()
+    assert None not in read
+    assert len(set(read)) == 2
+
+
+def test_a_state_is_given_once_and_keeps_reports_that_nobody_has_taken():
+    class Reports(Chase):
+        reports: ClassVar = [("score", 0.0, 0)]
+
+        def stats(self):
+            reports, self.reports = self.reports, []
+            return reports
+
+    env = InProcessEnvironment(Reports(n_agents=1))
+    env.reset()
+    env.request_state()
+    state = env.state_dict()
+    assert env.state_dict() is None
+    assert env.take_stats()["score"] == [(0.0, 0)]
+    env.load_state_dict(state)
+    assert env.take_stats()["score"] == [(0.0, 0)]
+
+
+def test_an_action_is_of_the_agent_that_it_names_and_for_one_step():
+    taken = []
+
+    class Takes(Chase):
+        spec = SPEC
+
+        def observe(self):
+            return [np.zeros((self.n, 1))]
+
+        def step(self, actions):
+            taken.append(actions[NAME])
+            return {NAME: (self._decisions(np.zeros(self.n)), terminal_steps([np.zeros((0, 1))]))}
+
+    env = InProcessEnvironment(Takes(n_agents=3))
+    env.reset()
+    action = ActionTuple(np.array([[0.5]], np.float32), np.array([[3]], np.int32))
+    env.set_action_for_agent(NAME, 2, action)
+    env.set_action_for_agent(NAME, 1, ActionTuple(-action.continuous, action.discrete - 1))
+    env.step()
+    env.step()
+    assert taken[0].continuous.ravel().tolist() == [0.0, -0.5, 0.5]
+    assert taken[0].discrete.ravel().tolist() == [0, 2, 3]
+    assert not taken[1].continuous.any()
+    assert not taken[1].discrete.any()
+
+
+class Scripted:
+    """An environment that shows these messages, and keeps the actions."""
+
+    behavior_specs: ClassVar = {NAME: SPEC}
+
+    def __init__(self, *messages) -> None:
+        self.messages, self.at, self.actions = messages, 0, []
+
+    def reset(self):
+        self.at = 0
+
+    def step(self):
+        self.at += 1
+
+    def get_steps(self, _):
+        return self.messages[self.at]
+
+    def set_actions(self, _, action):
+        self.actions.append(action)
+
+    def close(self):
+        pass
+
+
+def shown(ids, values, ended=(), **ends):
+    """A message with these agents, each with an observation; an end shows its id."""
+    masks = [np.arange(4)[None] == np.array(ids).reshape(-1, 1)]
+    obs = [np.array(values, np.float32).reshape(-1, 1)]
+    decision = decision_steps(obs, ids, masks=masks, reward=10.0 + np.array(ids, np.float32))
+    return decision, terminal_steps([np.array(ended, np.float32).reshape(-1, 1)], ended, **ends)
+
+
+def test_pettingzoo_sees_each_agents_own_observation_mask_reward_and_end():
+    one, two, three = (f"{NAME}?agent_id={k}" for k in (1, 2, 3))
+    env = Scripted(
+        shown([3, 1, 2], [0.3, 0.1, 0.2]),
+        shown([2], [0.22]),  # 1 and 3 do not ask
+        # 1 ends, and its next episode begins at once
+        shown([3, 1], [0.33, 0.11], [1], reward=5.0, interrupted=True),
+        shown([1, 2], [0.5, 0.6], [3], reward=7.0),
+    )
+    wrapped = UnityParallelEnv(env, seed=1)
+    samples = [wrapped.action_space(agent).sample()[0].item() for agent in (one, two, three)]
+    assert len(set(samples)) == 3, "agents draw from streams of their own"
+    obs, _ = wrapped.reset()
+    act = {
+        agent: (np.array([k / 10], np.float32), np.int64(k)) for k, agent in enumerate(obs, start=1)
+    }
+    assert {agent: round(float(seen["observation"][0]), 2) for agent, seen in obs.items()} == {
+        three: 0.3,
+        one: 0.1,
+        two: 0.2,
+    }
+    assert obs[three]["action_mask"].tolist() == [1, 1, 1, 0]
+    obs, rewards, _, _, infos = wrapped.step(act)
+    assert env.actions[0].discrete.ravel().tolist() == [act[a][1] for a in (three, one, two)]
+    assert {a: round(float(seen["observation"][0]), 2) for a, seen in obs.items()} == {
+        one: 0.1,
+        two: 0.22,
+        three: 0.3,
+    }
+    assert rewards == {one: 0.0, two: 12.0, three: 0.0}
+    assert {agent: info["asked"] for agent, info in infos.items()} == {
+        one: False,
+        two: True,
+        three: False,
+    }
+    obs, rewards, terminations, truncations, _ = wrapped.step({})
+    assert (terminations[one], truncations[one], rewards[one]) == (False, True, 5.0)
+    assert float(obs[one]["observation"][0]) == 1.0, "of its end, not of its next episode"
+    assert round(float(obs[two]["observation"][0]), 2) == 0.22, "the last it had"
+    assert wrapped.agents == [two, three]
+    obs, rewards, terminations, truncations, _ = wrapped.step({one: act[one], three: act[three]})
+    assert env.actions[-1].discrete.ravel().tolist() == [act[three][1], 0], "1 has ended"
+    assert (terminations, truncations) == (
+        {two: False, three: True},
+        {two: False, three: False},
+    )
+    assert rewards == {two: 12.0, three: 7.0}
+    assert wrapped.agents == [two]
