@@ -37,6 +37,7 @@ from pipeline.settings.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, 
 from pipeline.settings.sweeps import SweepParams, best_file, best_name, proposal_file
 from pipeline.settings.yaml_file import read_yaml
 
+SECTIONS_OF_NAMES = ("environments", "demonstrations", "experiments", "sweeps", "subsets")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 
 
@@ -202,7 +203,7 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
     read: Params = read_dataclass(Params, root, "")
     # Each section is complete in itself now; what follows is about names across sections.
     # Names first: a name that cannot be a folder makes no sense in the messages that follow.
-    for section in ("environments", "demonstrations", "experiments", "sweeps", "subsets"):
+    for section in SECTIONS_OF_NAMES:
         _check_names(root, section)
     for name, demonstration in read.demonstrations.items():
         at = f"demonstrations.{name}"
