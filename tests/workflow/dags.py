@@ -35,6 +35,7 @@ def dvc_nodes(root: Path) -> list[Node]:
     from dvc.repo import Repo
 
     nodes = []
+    written = load_params(root / "params.yaml").in_one_spelling()
     with Repo(str(root)) as repo:
         for stage in repo.index.stages:
             if stage.name == CHECK:
@@ -44,6 +45,8 @@ def dvc_nodes(root: Path) -> list[Node]:
             for dep in stage.deps:
                 if isinstance(dep, ParamsDependency):
                     values = dep.read_params()
+                    if dep.def_path == "params.yaml":  # which Snakemake has in one spelling
+                        values = {key: at(written, key) for key in dep.params}
                     params |= {key: values[key] for key in dep.params}
                 elif Path(dep.def_path).parent == CODE:
                     deps |= set(watched(root, Path(dep.def_path).stem))
@@ -52,6 +55,13 @@ def dvc_nodes(root: Path) -> list[Node]:
             outs = {out.def_path for out in stage.outs}
             nodes.append(Node(stage.name, outs, deps, params, plain_command(stage.cmd)))
     return nodes
+
+
+def at(values: Any, key: str) -> Any:
+    """The value of a dotted key."""
+    for part in key.split("."):
+        values = values[part]
+    return values
 
 
 def dvc_before(root: Path) -> dict[str, set[str]]:

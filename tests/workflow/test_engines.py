@@ -93,6 +93,23 @@ def test_changed_values_rerun_exactly_what_they_touch(toy):
     )
 
 
+def test_values_that_are_spelled_otherwise_rerun_nothing(toy):
+    root, engine = toy
+    params = root / "params.yaml"
+    for old, new in (
+        ("  torch_threads: 1\n  device: cpu\n", "  device: 'cpu'\n  torch_threads: 1.0\n"),
+        ("max_steps: 24000\n", "max_steps: 2.4e4\n"),
+        ("learning_rate: 3.0e-4\n", "learning_rate: 0.0003\n"),
+        ("episodes: 64\n", "episodes: 64.0\n"),
+        ("    seed: 100\n", "    seed: 1e2\n"),
+        ("    source: builtin\n    args: []\n", "    args: []\n    source: builtin\n"),
+    ):
+        text = params.read_text()
+        assert old in text
+        params.write_text(text.replace(old, new))
+    assert repro(root, engine) == []
+
+
 def test_an_edited_algorithm_reruns_learning_but_no_environment(toy):
     root, engine = toy
     with (root / "src/pipeline/algos/ppo.py").open("a") as file:

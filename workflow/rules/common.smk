@@ -14,8 +14,7 @@ sys.path.insert(0, str(CHECKOUT / "src"))
 
 from pipeline.commands.run import targets
 from pipeline.errors import PipelineError
-from pipeline.settings import read_yaml
-from pipeline.settings.nodes import to_plain
+from pipeline.settings.nodes import respelled
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_plan, key_of, plan
 from pipeline.stages.check import check_params
@@ -92,11 +91,11 @@ try:
         check_params(PARAMS)
     if Path("dvc.yaml").is_file():  # which needs workflow/runs.yaml
         check_plan(PARAMS)
+    RUNS = plan(PARAMS)["runs"]
+    # Snakemake compares texts: 1 and 1.0 would be two values, and train again.
+    VALUES = {**PARAMS.in_one_spelling(), "runs": respelled(RUNS)}
 except PipelineError as error:
     raise WorkflowError(str(error)) from None
-
-RUNS = plan(PARAMS)["runs"]
-VALUES = {**to_plain(read_yaml("params.yaml")), "runs": RUNS}
 
 TRAINING = ("train_from_scratch", "train_pretrained", "train_chosen")
 EVALUATION = ("evaluate", "evaluate_video")

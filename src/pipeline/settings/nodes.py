@@ -61,6 +61,17 @@ def to_plain(node: Node) -> Any:
     return node.value
 
 
+def respelled(value: Any) -> Any:
+    """Return a plain value in one spelling: keys in order, whole numbers without a point."""
+    if isinstance(value, dict):
+        return {key: respelled(value[key]) for key in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [respelled(item) for item in value]
+    # Only what an int and a float both hold exactly: 1e4, and not 1e300.
+    is_whole = isinstance(value, float) and abs(value) < 2**53 and value == int(value)
+    return int(value) if is_whole else value
+
+
 def merge(base: Node, over: Node) -> Node:
     """Return `base` with `over` on top: maps merge at every depth, other values are replaced."""
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)):

@@ -13,13 +13,31 @@ from pipeline.settings.experiments import (
     RuntimeParams,
     SinkNames,
 )
-from pipeline.settings.nodes import Node, fail, fail_at, find, join, merge, to_plain, undotted
-from pipeline.settings.reader import choice, display, entries_of, read_dataclass, suggestion
-from pipeline.settings.run_file import load_run_settings, to_mapping
+from pipeline.settings.nodes import (
+    Node,
+    fail,
+    fail_at,
+    find,
+    join,
+    merge,
+    respelled,
+    to_plain,
+    undotted,
+)
+from pipeline.settings.reader import (
+    choice,
+    display,
+    entries_of,
+    read_dataclass,
+    suggestion,
+    to_map,
+)
+from pipeline.settings.run_file import as_resolved, load_run_settings, to_mapping
 from pipeline.settings.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, RunSettings
 from pipeline.settings.sweeps import SweepParams, best_file, best_name, proposal_file
 from pipeline.settings.yaml_file import read_yaml
 
+SECTIONS_OF_NAMES = ("environments", "demonstrations", "experiments", "sweeps", "subsets")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 
 
@@ -79,6 +97,26 @@ class Params:
             )
         chosen = to_plain(read_yaml(path, what="Choice of the sweep"))["values"]
         return self._laid_over(experiment, chosen, str(path))
+
+    def resolved_overrides(self, name: str) -> dict[str, Any]:
+        """Return `overrides` in one spelling: nested, with the values that they resolve to."""
+        written = undotted(self.overrides(name), str(self.path))
+        return dict(respelled(as_resolved(written, to_mapping(self.run_settings(name)))))
+
+    def in_one_spelling(self) -> dict[str, Any]:
+        """Return the sections that stages depend on: values that mean the same are equal text."""
+        written = {name: item for name, item in self.experiments.items() if item.base is None}
+        values = to_map(
+            {
+                "runtime": self.runtime,
+                "environments": self.environments,
+                "demonstrations": self.demonstrations,
+                "experiments": written,
+            }
+        )
+        for name in written:
+            values["experiments"][name]["overrides"] = self.resolved_overrides(name)
+        return dict(respelled(values))
 
     def _laid_over(
         self, base: ExperimentParams, values: dict[str, Any], source: str
@@ -165,7 +203,7 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
     read: Params = read_dataclass(Params, root, "")
     # Each section is complete in itself now; what follows is about names across sections.
     # Names first: a name that cannot be a folder makes no sense in the messages that follow.
-    for section in ("environments", "demonstrations", "experiments", "sweeps", "subsets"):
+    for section in SECTIONS_OF_NAMES:
         _check_names(root, section)
     for name, demonstration in read.demonstrations.items():
         at = f"demonstrations.{name}"

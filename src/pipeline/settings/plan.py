@@ -21,10 +21,11 @@ from pipeline.settings.named_files import (
     refuse_missing_demonstrations,
     refuse_missing_weights,
 )
-from pipeline.settings.nodes import fail_at
+from pipeline.settings.nodes import fail, fail_at
+from pipeline.settings.params import SECTIONS_OF_NAMES
 from pipeline.settings.run_file import to_mapping
 from pipeline.settings.sweeps import proposal_file
-from pipeline.settings.yaml_file import dump_yaml, read_yaml
+from pipeline.settings.yaml_file import dump_yaml, read_yaml, unusable_for_dvc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -210,7 +211,10 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
 
 
 def check_settings(params: Params) -> None:
-    """Make sure that the trainer configuration of every experiment and trial can be read."""
+    """Make sure that DVC can read params.yaml, and each experiment and trial its configuration."""
+    for at, text, kind in unusable_for_dvc(params.path, SECTIONS_OF_NAMES):
+        remedy = f"DVC reads {text.value} as {kind}; write it in quotes: '{text.value}'"
+        raise fail(text, at, remedy)
     for name, experiment in params.experiments.items():
         if experiment.chosen is None:  # the best of a sweep is yet to be found
             _check_demonstrations(params, name, params.run_settings(name))

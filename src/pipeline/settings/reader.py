@@ -184,12 +184,13 @@ def entries_of(node: Node, path: str) -> dict[str, Node]:
 
 def choice(node: Node, path: str, allowed: Collection[str]) -> str:
     """Return the text of a node; refuse what is not in `allowed`."""
-    # The type first: a list cannot be looked up in a set.
-    if not isinstance(node.value, str) or node.value not in allowed:
-        hint = suggestion(str(node.text or ""), allowed)
+    # As written: a name may look like a number. A list has no text and cannot be looked up.
+    text = node.value if isinstance(node.value, str) else node.text
+    if text is None or text not in allowed:
+        hint = suggestion(text or "", allowed)
         listed = f"{', '.join(allowed)}{getattr(allowed, 'more', '')}"
         raise fail(node, path, f"{display(node)} is not allowed{hint} Allowed: {listed}")
-    return node.value
+    return text
 
 
 def part(group: Group[T], name: str, node: Node, path: str) -> T:

@@ -167,6 +167,11 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
     return written
 
 
+def as_resolved(overrides: Node, resolved: Mapping[str, Any]) -> Any:
+    """Return nested overrides with the values that `to_mapping` of the settings gives them."""
+    return _values(overrides, resolved)
+
+
 def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
     """Yield the dotted key of each path to a file, and where it is written."""
     if path.endswith(_FILE_KEYS):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pipeline import seeding
 from pipeline.settings.experiments import check_seeds
-from pipeline.settings.nodes import Node, fail, to_plain
+from pipeline.settings.nodes import Node, fail, respelled, to_plain
 from pipeline.settings.reader import (
     ContradictionError,
     Count,
@@ -86,7 +86,7 @@ class Axis:
         if not isinstance(node.value, list) or not node.value:
             expected = "a list of values, or a map with min and max"
             raise fail(node, path, f"needs {expected}, got {display(node)}")
-        return Axis(values=tuple(to_plain(node)))
+        return Axis(values=tuple(respelled(to_plain(node))))
 
     def draw(self, source: random.Random) -> Any:
         """Return one of the values, or one in the interval."""

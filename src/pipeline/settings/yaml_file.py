@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
 from pipeline.errors import SettingsError
 from pipeline.files import similar
-from pipeline.settings.nodes import Node
+from pipeline.settings.nodes import Node, join
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
 
 _PROJECT = " `pipeline init DIR` writes a project with one."
 _REMEDIES = {"Config file": _PROJECT, "Parameter file": _PROJECT}
@@ -41,6 +44,20 @@ _CORE_SCHEMA: tuple[tuple[str, str, list[str]], ...] = (
     ),
     (_MERGE, r"<<", ["<"]),
 )
+
+
+_DVC_READS = {
+    kind: re.compile(rf"(?:{pattern})\Z")
+    for kind, pattern in {
+        "a number": r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?"
+        r"|0x[0-9a-fA-F_]+|0o[0-7_]+|0b[01_]+",
+        "a truth value": r"true|True|TRUE|false|False|FALSE",
+        "nothing": r"~|null|Null|NULL|",
+        "a date": r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+        r"|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt]|[ \t]+)[0-9]{1,2}:[0-9]{2}:[0-9]{2}.*",
+    }.items()
+}
+"""What DVC makes of text without quotes that is not text to it."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -163,6 +180,36 @@ def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -
         raise SettingsError(f"{source}: the values are nested too deeply.") from error
     # A file that says `null` or `---` describes no more than an empty one.
     return Node({}, source, 1) if node.value is None else node
+
+
+def unusable_for_dvc(path: Path, named: Collection[str]) -> Iterator[tuple[str, Node, str]]:
+    """Yield the dotted key of each text that needs quotes, the text, and what DVC takes it for.
+
+    DVC can neither sort keys of several types nor record a date. `named` are the keys of maps that
+    it looks into by name.
+    """
+    root = yaml.compose(read_text(path), Loader=_Loader)
+
+    def misread(node: yaml.Node) -> str | None:
+        if not isinstance(node, yaml.ScalarNode) or node.style is not None:
+            return None
+        return next((kind for kind, form in _DVC_READS.items() if form.match(node.value)), None)
+
+    def walk(node: yaml.Node | None, at: str) -> Iterator[tuple[str, Node, str]]:
+        if isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                yield from walk(item, join(at, index))
+        elif isinstance(node, yaml.MappingNode):
+            kinds = [misread(key) for key, _ in node.value]
+            for (key, value), kind in zip(node.value, kinds, strict=True):
+                inside, line = join(at, key.value), key.start_mark.line + 1
+                if kind is not None and (at in named or len(set(kinds)) > 1):
+                    yield inside, Node(key.value, str(path), line), kind
+                yield from walk(value, inside)
+        elif node is not None and misread(node) == "a date":
+            yield at, Node(node.value, str(path), node.start_mark.line + 1), "a date"
+
+    return walk(root, "")
 
 
 def dump_yaml(value: Any) -> str:

@@ -53,7 +53,7 @@ def job_of(run: run_context.Run) -> Job:
         stage="train",
         instance=run.instance,
         params={
-            "overrides": run.params.overrides(run.name),
+            "overrides": run.params.resolved_overrides(run.name),
             "runtime": run.runtime(),
             "seed": run.seed,
             **run.learners(),

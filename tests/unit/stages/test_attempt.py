@@ -255,6 +255,25 @@ def test_what_finished_in_a_call_that_was_killed_is_taken(root: Path, monkeypatc
     assert not finish(root, takes_long=True).done
 
 
+@pytest.mark.parametrize(
+    ("now", "is_taken"), [("a: {rate: '0.5'}", True), ("a: {rate: 5e-1}", False), ("a: 1", True)]
+)
+def test_dvc_takes_what_was_made_of_the_same_values_in_another_spelling(
+    root: Path, monkeypatch: pytest.MonkeyPatch, now: str, is_taken: bool
+):
+    """DVC compares values: it runs the stage for 5e-1 only if it is forced to."""
+    monkeypatch.setenv("DVC_STAGE", "report@walk-1")
+    noted = {"params.yaml": {"a.rate": 0.5}}
+    (root / "dvc.lock").write_text(json.dumps({"stages": {"report@walk-1": {"params": noted}}}))
+    lost(root)
+    (root / "params.yaml").write_text(now)
+    with attempt_at(job(takes_long=True), root) as attempt:
+        assert attempt.done == is_taken
+        if not is_taken:
+            make(attempt)
+    assert (root / "results/a/model.bin").read_text() == "weights"
+
+
 def test_what_is_asked_for_anew_is_made_again(root: Path):
     lost(root)
     assert not finish(root, takes_long=True).done

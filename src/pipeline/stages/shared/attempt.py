@@ -13,8 +13,9 @@ Both engines delete a stage's declared outputs before they rerun it, so work in 
 
 If a job is killed after its stage has succeeded and before the engine has noted that, the engine
 deletes the outputs. The retry, which workflow/rules/common.smk marks by PIPELINE_RETRY, takes the
-copy, and so does the next call after a killed Snakemake, whose jobs may have finished without it. A
-job that the user forces the engine to run again does all its work again.
+copy, and so does the next call after a killed Snakemake, whose jobs may have finished without it.
+So does a job of DVC after an edit that gives the same values another spelling. A job that the user
+forces the engine to run again does all its work again.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files, machine, progress
 from pipeline.errors import PipelineError, StageError
+from pipeline.settings.nodes import find, to_plain
+from pipeline.settings.yaml_file import read_yaml
 from pipeline.stages.shared import process, sources
 from pipeline.stages.shared.project import code_of
 
@@ -183,7 +186,7 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
         digests=digests,
         sources=used,
         resumed=same and not finished,
-        done=same and finished and is_lost and copy.is_dir(),
+        done=same and finished and copy.is_dir() and (is_lost or _is_respelled(root)),
     )
     for leftover in ("out", "old", "tmp"):
         shutil.rmtree(folder / leftover, ignore_errors=True)
@@ -203,6 +206,21 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     current.run.mkdir(exist_ok=True)
     _mark(current, finished=False)
     return current
+
+
+def _is_respelled(root: Path) -> bool:
+    """Whether DVC's record of the stage has its parameters in another spelling."""
+    stage = os.environ.get(_DVC, "").rpartition(":")[2]
+    try:
+        noted = to_plain(read_yaml(root / "dvc.lock"))["stages"][stage]["params"]
+        now = {file: read_yaml(root / file) for file in noted}
+    except (PipelineError, KeyError, TypeError):  # no record, or nothing that can be read
+        return False
+    return any(
+        to_plain(find(now[file], key)) != value
+        for file, values in noted.items()
+        for key, value in values.items()
+    )
 
 
 def _digest(job: Job, root: Path, path: Path) -> str:

@@ -1,0 +1,144 @@
+"""What users of DVC reported: names that YAML takes for numbers, and results on another disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from refusals import refusal
+from ruamel.yaml import YAML
+
+from pipeline.errors import SettingsError
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import check_settings, plan, write_plan
+from pipeline.settings.yaml_file import unusable_for_dvc
+
+TRAINER = "behaviors:\n  Ball:\n    max_steps: 100\n  '7': {}\n"
+PARAMS = """\
+environments:
+  ball: {source: builtin, name: balance_ball}
+  cart:
+    source: gymnasium
+    id: CartPole-v1
+    kwargs: {a: 1}
+demonstrations:
+  expert: {environment: ball, episodes: 5, seed: 1}
+  other: {environment: ball, episodes: 5, seed: 1}
+experiments:
+  base:
+    environment: ball
+    trainer: trainer.yaml
+    overrides: {behaviors: {Ball: {max_steps: 5}}}
+    seeds: [1]
+    stages: [train, export, evaluate]
+    evaluation: {episodes: 1, seed: 1}
+sweeps:
+  sizes:
+    experiment: base
+    method: grid
+    parameters: {behaviors.Ball.max_steps: [3, 4]}
+    seeds: [1]
+subsets:
+  few: [base]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "trainer.yaml").write_text(TRAINER)
+    return tmp_path / "params.yaml"
+
+
+def described(project: Path, old: str, new: str) -> Path:
+    assert PARAMS.count(old) == 1, old
+    project.write_text(PARAMS.replace(old, new))
+    return project
+
+
+NAMES = {
+    "  ball: {": ("environments", "a number", "2024"),
+    "  cart:\n": ("environments", "a date", "2024-01-01"),
+    "  other: {": ("demonstrations", "a truth value", "true"),
+    "  base:\n": ("experiments", "a number", "42"),
+    "  sizes:\n": ("sweeps", "a number", "1e3"),
+    "  few: [": ("subsets", "nothing", "null"),
+}
+
+
+@pytest.mark.parametrize("old", NAMES)
+@pytest.mark.parametrize("quote", ["", "'"])
+def test_a_name_that_dvc_takes_for_something_else_needs_quotes(project: Path, old: str, quote: str):
+    """dvc#8903: "'<' not supported between instances of 'int' and 'str'" for every target."""
+    section, kind, name = NAMES[old]
+    plain = old.strip(" :{[\n")
+    text = PARAMS.replace(old, old.replace(plain, f"{quote}{name}{quote}"))
+    for key in ("environment", "experiment"):  # whoever refers to it may leave the quotes out
+        text = text.replace(f"{key}: {plain}", f"{key}: {name}")
+    project.write_text(text.replace(f"[{plain}]", f"[{name}]"))
+    params = load_params(project)
+    if quote:
+        check_settings(params)
+        assert name in getattr(params, section)
+    else:
+        (line,) = (n for n, row in enumerate(text.splitlines(), 1) if row.startswith(f"  {name}:"))
+        assert refusal(SettingsError, write_plan, params, project.parent / "runs.yaml") == (
+            f"{project}:{line}: {section}.{name}: DVC reads {name} as {kind}; "
+            f"write it in quotes: '{name}'"
+        )
+
+
+def test_a_behavior_called_like_a_number_needs_quotes_beside_others(project: Path):
+    """DVC sorts the keys of each map in its record."""
+    described(project, "{Ball: {max", "{7: {max_steps: 3}, Ball: {max")
+    assert refusal(SettingsError, check_settings, load_params(project)) == (
+        f"{project}:14: experiments.base.overrides.behaviors.7: DVC reads 7 as a number; "
+        "write it in quotes: '7'"
+    )
+    described(project, "{Ball: {max", "{'7': {max_steps: 3}, Ball: {max")
+    assert load_params(project).run_settings("base").behaviors["7"].max_steps == 3
+
+
+@pytest.mark.parametrize("keys", ["{1: 2, a: 3}", "{true: 2, 1: 3}", "{a: 2024-01-01}"])
+def test_keywords_that_dvc_cannot_record_need_quotes(project: Path, keys: str):
+    described(project, "{a: 1}", keys)
+    with pytest.raises(SettingsError, match=r"environments.cart.kwargs.*write it in quotes"):
+        check_settings(load_params(project))
+
+
+def test_keywords_that_are_numbers_throughout_stay_allowed(project: Path):
+    check_settings(load_params(described(project, "{a: 1}", "{1: 2, 3: 4}")))
+
+
+TEXTS = (
+    *("42", "007", "1_000", "1_", "_1", "0x1f", "0x", "0o17", "0b11", "1e3", "1E-3", "1_0e3", "1e"),
+    *("1.5", ".5", "5.", "-1", "+1", "1-2", "12-30", "true", "True", "yes", "on", "no", "null"),
+    *("Null", "~", "inf", "nan", "2024-01-01", "2024-1-1", "2024-01", "2024-01-01-1", "a42"),
+    *("2024-01-01T10:00:00", "2024-1-1 9:00:00", "2024-01-01 note"),
+)
+
+
+def test_every_text_is_taken_for_what_dvc_takes_it_for(project: Path):
+    read = {"int": "a number", "float": "a number", "bool": "a truth value", "NoneType": "nothing"}
+    read |= {"date": "a date", "datetime": "a date", "TimeStamp": "a date"}
+    for text in TEXTS:
+        project.write_text(f"experiments: {{? {text} : 1}}\n")
+        ((name, _),) = YAML(typ="safe").load(project.read_text())["experiments"].items()
+        seen = [kind for _, _, kind in unusable_for_dvc(project, ["experiments"])]
+        expected = [] if isinstance(name, str) else [read[type(name).__name__]]
+        assert seen == expected, text
+
+
+def test_the_table_of_runs_quotes_names_of_every_kind(project: Path):
+    """DVC reads workflow/runs.yaml, too: there the names are ours to quote."""
+    described(project, "  base:\n", "  '2024-01':\n")
+    project.write_text(
+        project.read_text()
+        .replace("experiment: base", "experiment: '2024-01'")
+        .replace("[base]", "['2024-01']")
+        .replace("seeds: [1]", "seeds: [15]")
+    )
+    params = load_params(project)
+    write_plan(params, project.parent / "runs.yaml")
+    table = YAML(typ="safe").load((project.parent / "runs.yaml").read_text())
+    assert table == plan(params)
+    assert "2024-01-15" in table["runs"]["export"]
