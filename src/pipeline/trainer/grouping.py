@@ -40,8 +40,8 @@ class NoGroups:
 
     def on_message(
         self, steps: Sequence[Steps], team: str, slots: Slots, memories: FloatArray | None
-    ) -> None:
-        """Nothing to take in."""
+    ) -> list[AnyArray] | None:
+        """Nothing to take in, and no slots looked up."""
 
     def outcome(
         self,
@@ -108,12 +108,16 @@ class GroupTracker:
 
     def on_message(
         self, steps: Sequence[Steps], team: str, slots: Slots, memories: FloatArray | None
-    ) -> None:
-        """Process what all workers sent, before any of it completes a trajectory."""
+    ) -> list[AnyArray] | None:
+        """Process what all workers sent, before any of it completes a trajectory.
+
+        Returns:
+            Slots of the deciding agents of each worker with such agents.
+        """
         decisions = [(i, decision) for i, (decision, _) in enumerate(steps) if len(decision)]
         terminals = [(i, terminal) for i, (_, terminal) in enumerate(steps) if len(terminal)]
         if not decisions and not terminals:
-            return
+            return []
         template = (terminals or decisions)[0][1].obs
         ended_slots = [slots.ended((team, i), terminal.agent_id) for i, terminal in terminals]
         deciding_slots = [slots.deciding((team, i), decision.agent_id) for i, decision in decisions]
@@ -123,6 +127,7 @@ class GroupTracker:
             ended = replace(ended, memory=memories.take(ended.slots, axis=0, mode="clip"))
         deciding = self._message(decisions, deciding_slots, team, template)
         self.groups.on_message(ended, deciding, slots.n_slots)
+        return deciding_slots
 
     def outcome(
         self, step: DecisionSteps | TerminalSteps, slots: AnyArray

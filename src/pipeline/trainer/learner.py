@@ -141,13 +141,16 @@ class Learner:
         if len(vanished):
             self._drop_vanished(vanished)
         messages = [(d, first_terminal_per_agent(t) if len(t.agent_id) else t) for d, t in steps]
-        self.grouping.on_message(messages, team, self.slots, self.memories)
+        deciding = self.grouping.on_message(messages, team, self.slots, self.memories)
         for worker, (decision, terminal) in enumerate(messages):
             if len(terminal.agent_id):
                 self._ended((team, worker), terminal, decision)
-        slots = concat_slots(
-            [self._continued((team, i), d) for i, (d, _) in enumerate(messages) if len(d.agent_id)]
-        )
+        present = [(i, d) for i, (d, _) in enumerate(messages) if len(d.agent_id)]
+        if deciding is None:  # after the ends, so that new agents get the slots that are free now
+            deciding = [self.slots.deciding((team, i), d.agent_id) for i, d in present]
+        for (_, decision), worker_slots in zip(present, deciding, strict=True):
+            self._continued(worker_slots, decision)
+        slots = concat_slots(deciding)
         self.seconds["storage"] += time.perf_counter() - began
         return slots
 
@@ -296,8 +299,7 @@ class Learner:
         if gone := set(terminal.agent_id.tolist()).difference(decision.agent_id.tolist()):
             self.slots.release(source, list(gone))
 
-    def _continued(self, source: Hashable, decision: DecisionSteps) -> AnyArray:
-        slots = self.slots.deciding(source, decision.agent_id)
+    def _continued(self, slots: AnyArray, decision: DecisionSteps) -> None:
         if self.slots.n_slots > self.trajectories.n_slots:
             self._make_room()
         reward, at_end = self.grouping.outcome(decision, slots)
@@ -306,7 +308,6 @@ class Learner:
         )
         if closed is not None:
             self._count(closed)
-        return slots
 
     def _clear_closed(self) -> None:
         self.trajectories.clear_closed()
@@ -324,7 +325,10 @@ class Learner:
         if self.memories is None:
             return None
         present = [(worker, d, t) for worker, (d, t) in enumerate(steps) if len(d)]
-        slots = concat_slots([self.slots.deciding((team, i), d.agent_id) for i, d, _ in present])
+        slots = concat_slots(
+            # `absorb` counts this message.
+            [self.slots.deciding((team, i), d.agent_id, is_early=True) for i, d, _ in present]
+        )
         self._make_room()
         recalled: FloatArray = self.memories[slots]
         begins = [np.isin(decision.agent_id, ended.agent_id) for _, decision, ended in present]
