@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pipeline.envs.side_channels import aggregation_of
+from pipeline.envs.silence import SilenceWatch, last_message
 from pipeline.errors import UnityActionException, UnityEnvironmentException
 from pipeline.protocol.specs import (
     BehaviorSpec,
@@ -133,9 +134,14 @@ class BaseEnv(ABC):
 
 
 class StoredStepsEnv(BaseEnv):
-    """An environment that keeps the last steps, and the actions set for them."""
+    """An environment that keeps the last steps, and the actions set for them.
+
+    Attributes:
+        silence: says so when no agent asks for a decision for long.
+    """
 
     def __init__(self) -> None:
+        self.silence = SilenceWatch(type(self).__name__, self._last_message)
         self._loaded = True
         self._is_reset = False
         self._specs: dict[str, BehaviorSpec] = {}
@@ -202,13 +208,22 @@ class StoredStepsEnv(BaseEnv):
         """Return an action for every agent that asked, by behavior; forgets what was set."""
         # Forgotten when sent, as in ML-Agents: an action is never repeated by itself.
         actions, self._actions = self._actions, {}
-        return {
+        taken = {
             name: actions[name]
             if name in actions
             else self._specs[name].action_spec.empty_action(len(decision))
             for name, (decision, _) in self._steps.items()
             if len(decision)
         }
+        if not taken:
+            self.silence.count()
+        elif self.silence.is_on:
+            self.silence.end()
+        return taken
+
+    def _last_message(self) -> str:
+        """Describe the last message for a person who wonders why nothing happens."""
+        return last_message(self._steps, self._specs)
 
     def _client_state(self, stats: Stats) -> dict[str, Any]:
         """Return the state on this side of an environment, with statistics not yet taken."""

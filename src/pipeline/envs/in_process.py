@@ -43,6 +43,7 @@ class InProcessEnvironment(StoredStepsEnv):
         """Take ownership of `simulator`; `close` closes it."""
         super().__init__()
         self._simulator = simulator
+        self.silence.name = type(simulator).__name__
         self._controls = Controls(simulator)
         self._requested: dict[str, Any] | None = None
         self._waiting: Stats = {}
@@ -52,6 +53,7 @@ class InProcessEnvironment(StoredStepsEnv):
         self._check_loaded()
         self._actions.clear()
         self._is_reset = True
+        self.silence.end()
         self._controls.draw()
         self._update(self._simulator.reset())
 
@@ -138,6 +140,8 @@ class InProcessEnvironment(StoredStepsEnv):
         self._simulator.close()
 
     def _update(self, result: Mapping[str, Steps]) -> None:
+        if self.silence.is_on:
+            self.silence.end_wait()
         specs = self._simulator.behavior_specs
         for name, (decision, terminal) in result.items():
             # A behavior is known from its first agent on, as over the wire.

@@ -15,6 +15,7 @@ from pipeline.envs.side_channels import (
     SideChannelManager,
     StatsSideChannel,
 )
+from pipeline.envs.silence import last_message
 from pipeline.envs.state import StateChannel
 from pipeline.errors import UnityEnvironmentException
 from pipeline.protocol import wire
@@ -132,6 +133,8 @@ class UnityEnvironment(StoredStepsEnv):
         self._is_attached = server is not None
         self._server = server or launch.listening(executable, base_port, worker_id, host, transport)
         self.port = self._server.port
+        name = "the environment" if executable is None else f"{executable.name}, worker {worker_id}"
+        self.silence.name = f"{name} on port {self.port}"
         atexit.register(self._shut_down, 0.0)  # no orphan, also when nobody closes it
         try:
             if server is None and executable is None:
@@ -203,6 +206,7 @@ class UnityEnvironment(StoredStepsEnv):
         rl_input.side_channel = self._channels.outgoing()
         self._actions.clear()
         self._is_reset = True
+        self.silence.end()
         self._reply(message.SerializeToString())
 
     def step_send(self) -> None:
@@ -342,12 +346,28 @@ class UnityEnvironment(StoredStepsEnv):
             raise
 
     def _receive(self) -> ReceivedMessageProto:
-        if self._process is None:
-            return self._server.receive(self._timeout_s, lambda: None)
-        self._n_waits += 1
-        if self._n_waits % _TRIM_EVERY == 0:
-            self._process.trim()
-        return self._server.receive(self._timeout_s, self._process.check)
+        if self._process is not None:
+            self._n_waits += 1
+            if self._n_waits % _TRIM_EVERY == 0:
+                self._process.trim()
+        # Measured from here: the trainer may have updated its networks since the last message.
+        if self.silence.is_on:
+            self.silence.begin_wait()
+        message = self._server.receive(self._timeout_s, self._check)
+        if self.silence.is_on:
+            self.silence.end_wait()
+        return message
+
+    def _check(self) -> None:
+        """While nothing comes: raise if the process has ended, and say so after a long wait."""
+        if self._process is not None:
+            self._process.check()
+        self.silence.check()
+
+    def _last_message(self) -> str:
+        if not self._server.peer:
+            return "it has not connected yet"
+        return last_message(self._steps, [*self._specs, *self._announced])
 
     def _learn(self, output: ReceivedOutputProto) -> None:
         """Store announcements; a behavior's specification is complete with its first agent."""

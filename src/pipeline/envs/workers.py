@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack, closing
+from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from pipeline.envs.base import BaseEnv, worker_groups
+from pipeline.envs.base import BaseEnv, StoredStepsEnv, worker_groups
 from pipeline.envs.in_process import our_spec, our_steps
 from pipeline.envs.restarts import RESTARTABLE, RestartBudget
+from pipeline.envs.silence import SilenceWatch, last_message
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import Interrupted, UnityActionException, one_line
 from pipeline.protocol.specs import refuse_other_spec
@@ -76,6 +78,15 @@ class WorkerSet:
         self.is_split = bool(self._split)
         self._unsplit = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
         self._controlled = [_controlled(env) for env in envs]
+        # Of environments of other classes: our own notice by themselves that nobody asks.
+        self._silences: dict[int, SilenceWatch] = {}
+        self._asked: set[int] = set()
+        for worker, env in enumerate(envs):
+            name = f"worker {worker} ({type(env).__name__})"
+            if not isinstance(env, StoredStepsEnv):
+                self._silences[worker] = SilenceWatch(name, partial(_last_message, env))
+            elif not isinstance(env, UnityEnvironment):  # which has its worker's number already
+                env.silence.name = name
         self._relaunch = relaunch
         self._budget = RestartBudget(restarts)
         self._servers = servers
@@ -114,6 +125,12 @@ class WorkerSet:
         """First half of `step`, of one of `groups` or all: other processes begin to work."""
         workers = self._all if group is None else group
         self._under_way.update(workers)
+        for worker, silence in self._silences.items():
+            if worker in self._asked:
+                silence.end()
+            elif worker in workers:
+                silence.count()
+        self._asked.clear()
         self._half_step(self._split if self._unsplit else workers, _STEP_SEND)
 
     def step_wait(self, group: Sequence[int] | None = None) -> None:
@@ -311,6 +328,8 @@ class WorkerSet:
         for worker, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
             if behavior_name in env.behavior_specs and (group is None or worker in group):
                 env.set_actions(behavior_name, action)
+                if worker in self._silences and len(action.continuous):
+                    self._asked.add(worker)
 
     def __enter__(self) -> Self:
         return self
@@ -342,6 +361,10 @@ def _steps_of(env: Any, name: str, spec: BehaviorSpec) -> Steps:
     steps: Steps = env.get_steps(name)
     # its messages have been checked when they were decoded
     return steps if isinstance(env, UnityEnvironment) else our_steps(name, spec, steps)
+
+
+def _last_message(env: Any) -> str:
+    return last_message({name: env.get_steps(name) for name in env.behavior_specs}, ())
 
 
 def _controlled(env: Any) -> Any:

@@ -1,0 +1,245 @@
+"""What people reported who train agents in Unity environments of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+import pipeline
+from pipeline.envs import silence
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.envs.silence import SilenceWatch
+from pipeline.envs.unity import UnityEnvironment
+from pipeline.envs.workers import WorkerSet
+from pipeline.errors import UnityTimeOutException
+from pipeline.protocol.generated import messages as m
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.protocol.steps import no_agents
+
+NAME = "Ball?team=0"
+SPEC = BehaviorSpec([ObservationSpec((1,), (1,), 0, "eye")], ActionSpec(1, ()))
+LIMIT = 100
+"""Messages without a decision before the line comes, in these tests."""
+
+
+@pytest.fixture(autouse=True)
+def early_line(monkeypatch):
+    assert (silence.FIRST_S, silence.FIRST_EXCHANGES) == (30.0, 10_000)
+    monkeypatch.setattr(silence, "FIRST_EXCHANGES", LIMIT)
+
+
+def greeting() -> m.UnityMessageProto:
+    message = m.UnityMessageProto(header={"status": 200})
+    start = message.unity_output.rl_initialization_output
+    start.communication_version = "1.5.0"
+    start.capabilities.baseRLCapabilities = True
+    return message
+
+
+def sent(*, asking=0, ended=0, announces=True) -> m.UnityMessageProto:
+    """A message of a player with so many agents in it."""
+    message = m.UnityMessageProto(header={"status": 200})
+    if announces:
+        start = message.unity_output.rl_initialization_output
+        start.brain_parameters.add(brain_name=NAME).action_spec.num_continuous_actions = 1
+    for agent in range(asking + ended):
+        info = message.unity_output.rl_output.agentInfos[NAME].value.add(id=agent)
+        info.done = agent >= asking
+        info.observations.add(shape=[1]).float_data.data.append(0.5)
+    return message
+
+
+class Player:
+    """A player's messages without a process and a socket; the last message comes again and again.
+
+    It takes `seconds` for each message.
+    """
+
+    port, peer = 5005, "127.0.0.1"
+
+    def __init__(self, *messages: m.UnityMessageProto, seconds: float = 0.0):
+        self._messages = [greeting(), m.UnityMessageProto(header={"status": 200}), *messages]
+        self._bytes = [message.SerializeToString() for message in self._messages]
+        self.seconds, self.now = seconds, 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def receive(self, timeout_s, check):
+        step_s = min(self.seconds, 1.0)
+        for _ in range(round(self.seconds)):
+            check()
+            self.now += step_s
+        data = self._bytes.pop(0) if len(self._bytes) > 1 else self._bytes[0]
+        if self.seconds > timeout_s:
+            raise UnityTimeOutException("too long")
+        return m.ReceivedMessageProto.FromString(data)
+
+    def reply(self, message):
+        pass
+
+    def release(self, wait_s):
+        pass
+
+
+def connected(player: Player, **options) -> UnityEnvironment:
+    env = UnityEnvironment(None, server=player, **options)
+    env.silence = SilenceWatch("the player", env._last_message, clock=player.clock)
+    env.reset()
+    return env
+
+
+def lines(caplog) -> list[str]:
+    return [record.message for record in caplog.records if "asked for a decision" in record.message]
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([sent(announces=False)], "it has announced no behavior"),
+        ([sent()], "its last message has no agents of its behaviors ['Ball?team=0']"),
+        (
+            [sent(ended=3), sent(announces=False, ended=2)],
+            "its last message has ended agents only: 2 of Ball?team=0",
+        ),
+        (
+            [sent(asking=2), sent(announces=False)],
+            "its last message has no agents of its behaviors ['Ball?team=0']",
+        ),
+    ],
+    ids=["no behavior", "a behavior without agents", "all agents done", "agents stop appearing"],
+)
+def test_player_in_which_nobody_acts_is_named_once(caplog, messages, said):
+    with connected(Player(*messages)) as env:
+        for _ in range(3):  # the first steps may be of agents that ask
+            env.step()
+        for _ in range(LIMIT - 4):
+            env.step()
+        assert lines(caplog) == []
+        for _ in range(2):
+            env.step()
+        (line,) = lines(caplog)
+        assert line.startswith(f"the player: no agent has asked for a decision in {LIMIT} messages")
+        assert said in line
+        assert "Decision Requester" in line
+        assert 'Behavior Type "Default"' in line
+        for _ in range(8 * LIMIT):
+            env.step()
+        assert len(lines(caplog)) == 1
+        for _ in range(LIMIT):
+            env.step()
+        assert len(lines(caplog)) == 2  # ten times as long
+
+
+def test_slow_player_in_which_nobody_acts_is_named_after_half_a_minute(caplog):
+    player = Player(sent(asking=1), sent(announces=False), seconds=4.0)
+    with connected(player) as env:
+        for _ in range(7):
+            env.step()
+            assert lines(caplog) == []
+            player.now += 100.0  # an update of the networks is no wait for the player
+        env.step()
+        assert "in 7 messages and 30 s of waiting" in lines(caplog)[0]
+
+
+def test_player_that_hangs_is_named_long_before_a_long_time_out(caplog):
+    player = Player(sent(asking=2))
+    with connected(player, timeout_wait=3600) as env:
+        env.step()
+        player.seconds = 4000.0
+        with pytest.raises(UnityTimeOutException):
+            env.step()
+    first, *later = lines(caplog)
+    assert "0 messages and 30 s of waiting; it has not answered the actions of 2 of" in first
+    assert len(later) == 2  # after 300 and 3000 s
+
+
+def test_players_with_pauses_are_not_named(caplog):
+    messages = [sent(asking=1), *[sent(announces=False, ended=1)] * (LIMIT - 1)]
+    with connected(Player(*messages, *messages[:1], *messages[1:], *messages[:1])) as env:
+        for _ in range(2 * LIMIT):
+            env.step()
+    assert lines(caplog) == []
+
+
+class Nobody:
+    """A simulator all agents of which have ended."""
+
+    behavior_specs: ClassVar = {NAME: SPEC}
+
+    def reset(self):
+        return {NAME: no_agents(SPEC)}
+
+    def step(self, actions):
+        assert not actions
+        return self.reset()
+
+    def close(self):
+        pass
+
+
+class OfAnotherClass:
+    """An environment with ML-Agents' low-level API, and nothing of ours."""
+
+    def __init__(self):
+        self.behavior_specs = {NAME: SPEC}
+
+    def get_steps(self, _):
+        return no_agents(SPEC)
+
+    def set_actions(self, name, action):
+        pass
+
+    def reset(self):
+        pass
+
+    def close(self):
+        pass
+
+    step = reset
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: InProcessEnvironment(Nobody()), "InProcessEnvironment"),
+        (OfAnotherClass, "OfAnotherClass"),
+    ],
+)
+def test_environment_in_this_process_in_which_nobody_acts_is_named(caplog, make, kind):
+    # PettingZoo#513, PettingZoo#881: agents that have ended stay in `agents`
+    with WorkerSet([make(), make()]) as workers:
+        workers.reset()
+        for _ in range(LIMIT):
+            for name in workers.behavior_specs:
+                nobody = [SPEC.action_spec.empty_action(0)] * 2
+                workers.set_actions(name, nobody)
+            assert lines(caplog) == []
+            workers.step()
+    assert [line.partition(":")[0] for line in lines(caplog)] == [
+        f"worker {worker} ({kind})" for worker in range(2)
+    ]
+
+
+class EndsAfter(pipeline.Callback):
+    """Ends a run after so many steps."""
+
+    def __init__(self, n_steps: int):
+        self.n_steps = n_steps
+
+    @property
+    def stop(self) -> bool:
+        self.n_steps -= 1
+        return self.n_steps <= 0
+
+
+@pytest.mark.parametrize("n_steps", [LIMIT, LIMIT + 1])
+def test_training_says_that_it_waits_for_a_decision(caplog, tmp_path: Path, n_steps):
+    settings = {"default_settings": {"trainer_type": "ppo"}}
+    callbacks = [EndsAfter(n_steps)]
+    env = InProcessEnvironment(Nobody())
+    result = pipeline.train(env, settings, seed=1, run_dir=tmp_path, callbacks=callbacks)
+    assert result.behaviors == {}
+    assert len(lines(caplog)) == (n_steps > LIMIT)
