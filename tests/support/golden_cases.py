@@ -49,6 +49,8 @@ class Case:
     """Besides the extrinsic signal."""
     cloning: dict[str, Any] | None = None
     ends: tuple[dict[int, int], ...] = MIXED
+    forbidden: float = 0.2
+    """Share of choices that masks forbid, of those that are not taken."""
     differs: str = ""
     """Why the reference's weights differ on purpose; empty where they are the same."""
 
@@ -179,7 +181,7 @@ CASES = {
         trainer="ppo", actions=DISCRETE, network=_MEMORY, ends=WHOLE, cloning=_CLONING
     ),
     "sac, continuous": Case(trainer="sac", actions=CONTINUOUS, ends=WHOLE),
-    "sac, discrete": Case(trainer="sac", actions=DISCRETE, ends=WHOLE),
+    "sac, discrete": Case(trainer="sac", actions=DISCRETE, ends=WHOLE, forbidden=0.0),
     "sac, memory": Case(trainer="sac", actions=CONTINUOUS, network=_MEMORY, ends=WHOLE),
     "sac, normalised": Case(
         trainer="sac", actions=CONTINUOUS, network={"normalize": True}, ends=WHOLE
@@ -190,13 +192,16 @@ CASES = {
         ends=WHOLE,
         signals={"curiosity": {"gamma": 0.8, "strength": 0.4}, "gail": {"strength": 0.5}},
     ),
-    "sac, cloning": Case(trainer="sac", actions=DISCRETE, ends=WHOLE, cloning=_CLONING),
+    "sac, cloning": Case(
+        trainer="sac", actions=DISCRETE, ends=WHOLE, forbidden=0.0, cloning=_CLONING
+    ),
     "sac, hybrid": Case(
         trainer="sac",
         actions=HYBRID,
         network=_MEMORY,
         differs="its value has continuous actions' entropy with the other sign and its policy's "
-        "loss their value twice; short sequences are padded, an episode cut short leads nowhere",
+        "loss their value twice; short sequences are padded, an episode cut short leads nowhere; "
+        "forbidden choices count in the entropy that it aims at",
     ),
     "poca, continuous": Case(trainer="poca", actions=CONTINUOUS, ends=TOGETHER),
     "poca, discrete": Case(trainer="poca", actions=DISCRETE, ends=TOGETHER),
@@ -235,7 +240,7 @@ def experience(name: str, n_blocks: int) -> dict[str, AnyArray]:
         return draw.standard_normal((n_messages, N, *size)).astype(np.float32)
 
     continuous = normal(actions.continuous_size)
-    mask = draw.random_sample((n_messages, N, sum(actions.discrete_branches))) < 0.2
+    mask = draw.random_sample((n_messages, N, sum(actions.discrete_branches))) < case.forbidden
     choices, log_probs, first = [], [-0.5 * continuous**2 - 0.92], 0
     for size in actions.discrete_branches:
         chosen = draw.randint(size, size=(n_messages, N))

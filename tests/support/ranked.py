@@ -27,7 +27,8 @@ SPEC = BehaviorSpec([ObservationSpec((3,), (), 0, "a")], ActionSpec(2, ()))
 
 def rows(rank: int, round_: int = 0) -> np.ndarray:
     rng = np.random.default_rng([rank, round_])
-    return rng.normal(3.0, 2.0 + rank, size=(ROWS[rank], 2)).astype(np.float32)
+    # The second column is far from 0.
+    return rng.normal([3.0, 1e4], 2.0 + rank, size=(ROWS[rank], 2)).astype(np.float32)
 
 
 def half(rank: int) -> Rollout:

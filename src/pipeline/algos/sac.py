@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pipeline.settings.schema import SACSettings, TrainerSettings
 
 # Target entropies: per continuous component, for the sum over all components; and of a branch, as a
-# share of its largest possible entropy.
+# share of the largest entropy that its allowed choices can have.
 CONTINUOUS_ENTROPY = -1.0
 DISCRETE_ENTROPY = 0.2
 
@@ -271,7 +271,7 @@ class SAC(Algorithm):
         with torch.no_grad():
             least = torch.minimum(expected, fresh.expected(fresh_values[1]))
             soft = least - fresh.entropy_cost.unsqueeze(1)
-            entropy_gap = fresh.log_prob.mean(0) + self.target_entropy
+            entropy_gap = fresh.log_prob.mean(0) + self._targets(batch.allowed)
         errors = torch.cat((value.unsqueeze(0), q_taken)) - torch.stack((soft, targets, targets))
         # [3]: the value's loss and those of both twins, each by its mean over rows and signals.
         losses = 0.5 * errors.square().mean((1, 2))
@@ -299,6 +299,22 @@ class SAC(Algorithm):
             probability=torch.cat(branches, dim=1).exp() if branches else None,
             n_branches=len(branches),
         )
+
+    def _targets(self, allowed: Tensor | None) -> Tensor:
+        """Return target entropies [C]: of a branch, the mean over rows of 0.2 ln(allowed choices).
+
+        Args:
+            allowed: bool [B, sum of branch sizes]; None without branches.
+        """
+        if allowed is None:
+            return self.target_entropy
+        parts = torch.split(allowed, self.spec.action_spec.discrete_branches, dim=1)
+        # As shares, whose logarithm is exactly 0 where everything is allowed. A row that forbids
+        # everything counts as one choice, or its logarithm would be infinite.
+        shares = [part.sum(1).clamp_min(1) / part.shape[1] for part in parts]
+        change = DISCRETE_ENTROPY * torch.stack(shares, dim=1).log().mean(0)
+        n_continuous = len(self.target_entropy) - len(parts)
+        return self.target_entropy + nn.functional.pad(change, (n_continuous, 0))
 
     def _sequence_states(
         self, batch: Rows
@@ -354,7 +370,7 @@ class SAC(Algorithm):
 
 
 def _target_entropy(actions: ActionSpec) -> Tensor:
-    """Return target entropies [C]: of the continuous actions if any, then of each branch."""
+    """Return target entropies [C] without masks: of continuous actions if any, then by branch."""
     targets = [CONTINUOUS_ENTROPY * actions.continuous_size] if actions.continuous_size else []
     targets += [DISCRETE_ENTROPY * math.log(size) for size in actions.discrete_branches]
     return torch.tensor(targets)

@@ -150,12 +150,18 @@ class RunningNormalizer(nn.Module):
     """Scales a vector observation by the mean and variance of all rows seen so far.
 
     Starts with one imagined row of mean 0 and squared deviation 1, and clips to five standard
-    deviations, as ML-Agents does. Buffers are double so that long runs keep adding small changes.
+    deviations, as ML-Agents does. Where the first rows are so far from 0 that it would be clipped,
+    the imagined row has their mean instead: from 0 it would hide how they differ. Buffers are
+    double so that long runs keep adding small changes.
+
+    Attributes:
+        imagined: mean [size] of the imagined row; not saved, because it only matters at the start.
     """
 
     count: Tensor
     mean: Tensor
     squared: Tensor
+    imagined: Tensor
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -163,12 +169,18 @@ class RunningNormalizer(nn.Module):
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         # Squared deviations and not the variance: they can be added to.
         self.register_buffer("squared", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("imagined", torch.zeros_like(self.mean), persistent=False)
         self._scale: tuple[Tensor, Tensor] | None = None
 
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
         """Take rows [B, size] into account (Welford 1962, for many rows at once)."""
         rows = rows.to(torch.float64)
+        if self.count == 1.0 and len(rows):
+            mean = rows.mean(0)
+            squared = (rows - mean).square().sum(0)
+            self.imagined.copy_(imagined_mean(len(rows), mean, squared))
+            self.mean.copy_(self.imagined)
         self.count += len(rows)
         before = rows - self.mean
         # The count has the new rows already, so this is the mean of all.
@@ -213,3 +225,18 @@ class RunningNormalizer(nn.Module):
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._scale = None
+
+
+def imagined_mean(n: Tensor | int, mean: Tensor, squared: Tensor) -> Tensor:
+    """Mean [size] of a normaliser's imagined row.
+
+    It is 0 where 0 is within the clipped range of the first rows: there a row at 0 adds less to the
+    variance of n rows than 25 / n of it.
+
+    Args:
+        n: number of first rows.
+        mean: [size] of the first rows.
+        squared: [size] sum of their squared deviations.
+    """
+    deviation = ((squared + 1.0) / (n + 1)).sqrt()
+    return torch.where(mean.abs() > CLIP * deviation, mean, 0.0)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from test_poca import learner, message, play
+from test_sac import experience, made
 from torch import nn
 
 from pipeline.algos.poca import POCA
@@ -301,6 +302,18 @@ def test_what_a_network_does_depends_on_no_minibatch_that_was_traced(kind, train
     for expected, actual in zip(plain.policy.parameters(), fast.policy.parameters(), strict=True):
         torch.testing.assert_close(expected, actual, rtol=1e-4, atol=1e-5)
     assert plain.optimizer.state_dict()["state"][0]["step"] > 3  # it has learned
+
+
+def test_a_program_takes_the_masks_of_each_minibatch(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
+    plain, fast = (made("hybrid", batch_size=32) for _ in range(2))
+    fast.compile()
+    for step, masked in enumerate((False, True, True), 1):
+        for algorithm in (plain, fast):
+            algorithm.update(experience("hybrid", masked=masked), step=8 * step)
+    assert plain.n_updates > 3
+    torch.testing.assert_close(plain.log_alpha, fast.log_alpha, rtol=1e-4, atol=1e-6)
+    assert fast.optimizer.compiled is not None
 
 
 def random_rollout(spec, rng, *, n_kinds, n_rows=64):

@@ -42,9 +42,17 @@ def made(kind: str, seed: int = 1, **hyperparameters) -> SAC:
     return SAC(SPECS[kind], trainer_settings(**hyperparameters), seed=seed, device=CPU)
 
 
-def experience(kind: str, n_rows: int = 128):
+def experience(kind: str, n_rows: int = 128, *, masked: bool = False):
+    """Rows of random steps; `masked` ones forbid half of the choices that were not taken."""
     result = rollout(SPECS[kind], n_rows)
     result.fields["continuous"] = np.tanh(result.fields["continuous"])
+    if masked:
+        rng = np.random.default_rng(5)
+        allowed = result.fields["allowed"]
+        allowed &= rng.random(allowed.shape) < 0.5
+        branches = SPECS[kind].action_spec.discrete_branches
+        taken = result.fields["discrete"] + np.cumsum((0, *branches[:-1]))
+        np.put_along_axis(allowed, taken, values=True, axis=1)
     return result
 
 
@@ -135,7 +143,8 @@ def slow_losses(algorithm: SAC, batch) -> dict[str, torch.Tensor]:
             expected[t] = expected[t] + share * part
         inner = (p * log_p).sum(1)
         soft_cost = soft_cost + share * fixed_alpha[offset + b] * inner
-        target_entropy = 0.2 * math.log(size)
+        n_allowed = batch.allowed[:, start : start + size].sum(1)
+        target_entropy = torch.tensor([0.2 * math.log(count) for count in n_allowed.tolist()])
         alpha_loss = (
             alpha_loss
             - share * (algorithm.log_alpha[offset + b] * (inner.detach() + target_entropy)).mean()
@@ -169,10 +178,13 @@ def slow_losses(algorithm: SAC, batch) -> dict[str, torch.Tensor]:
     return losses
 
 
-@kinds
-def test_gradients_are_those_of_the_five_losses_each_for_its_own_network(kind):
+@pytest.mark.parametrize(
+    ("kind", "masked"),
+    [*((kind, False) for kind in SPECS), ("discrete", True), ("hybrid", True)],
+)
+def test_gradients_are_those_of_the_five_losses_each_for_its_own_network(kind, masked):
     algorithm = made(kind, init_entcoef=0.3)
-    algorithm.replay.add(experience(kind))
+    algorithm.replay.add(experience(kind, masked=masked))
     (batch,) = algorithm.sampler.minibatches(1)
     losses = slow_losses(algorithm, batch)
     owners = {
@@ -191,6 +203,24 @@ def test_gradients_are_those_of_the_five_losses_each_for_its_own_network(kind):
             torch.testing.assert_close(parameter.grad, gradient, rtol=2e-4, atol=2e-6)
     named = torch.stack([losses[name] for name in ("policy", "value", "first", "second")])
     torch.testing.assert_close(reported[:4], named.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["continuous", "discrete", "hybrid"])
+def test_without_forbidden_choices_target_entropies_are_the_same_bits(kind):
+    algorithm = made(kind)
+    algorithm.replay.add(experience(kind))
+    (batch,) = algorithm.sampler.minibatches(1)
+    actions = SPECS[kind].action_spec
+    expected = [-2.0] * (actions.continuous_size > 0)
+    expected += [0.2 * math.log(size) for size in actions.discrete_branches]
+    assert torch.equal(algorithm._targets(batch.allowed), torch.tensor(expected))
+
+
+def test_a_row_that_forbids_everything_asks_for_no_entropy():
+    algorithm = made("discrete")
+    allowed = torch.tensor([[False, False, False, True, True], [True, True, False, False, True]])
+    expected = [0.2 * math.log(2) / 2, 0.2 * math.log(2) / 2]
+    torch.testing.assert_close(algorithm._targets(allowed), torch.tensor(expected))
 
 
 @pytest.mark.parametrize("restored", [False, True])

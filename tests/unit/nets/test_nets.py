@@ -34,21 +34,31 @@ def test_dense_weights_have_kaiming_deviation_times_gain_and_no_bias():
     assert float(layer.bias.detach().abs().max()) == 0.0
 
 
-def test_normaliser_equals_mean_and_deviation_with_one_imagined_row():
+@pytest.mark.parametrize("sizes", [(1, 7, 30), (30, 7, 1)])
+def test_normaliser_equals_mean_and_deviation_with_one_imagined_row(sizes):
     rng = np.random.default_rng(1)
-    normalizer = RunningNormalizer(3)
-    mean, squared, n = np.zeros(3), np.ones(3), 1
-    for size in (1, 7, 30):
-        rows = rng.normal([5, -2, 0], [1, 10, 0.1], (size, 3))
-        normalizer.update(torch.from_numpy(rows).float())
-        rows = rows.astype(np.float32).astype(np.float64)
-        n += size
-        new_mean = mean + (rows - mean).sum(0) / n
-        squared = squared + ((rows - new_mean) * (rows - mean)).sum(0)
-        mean = new_mean
-    x = np.array([[5.5, -20.0, 100.0]], dtype=np.float32)
+    normalizer = RunningNormalizer(4)
+    batches = [
+        rng.normal([5, -2, 0, 1e4], [1, 10, 0.1, 0.1], (n, 4)).astype(np.float32) for n in sizes
+    ]
+    for rows in batches:
+        normalizer.update(torch.from_numpy(rows))
+    # Far from 0 is more than 5 deviations of the first rows and the imagined one.
+    first = batches[0].astype(np.float64)
+    center = first.mean(0)
+    spread = np.sqrt((((first - center) ** 2).sum(0) + 1) / (len(first) + 1))
+    imagined = np.where(np.abs(center) > 5 * spread, center, 0)
+    assert {bool(moved) for moved in imagined != 0} == {True, False}
+    everything = np.concatenate([first, *batches[1:]])
+    n = 1 + len(everything)
+    mean = (imagined + everything.sum(0)) / n
+    squared = 1 + (imagined - mean) ** 2 + ((everything - mean) ** 2).sum(0)
+    x = np.array([[5.5, -20.0, 100.0, 1e4 + 0.1]], dtype=np.float32)
     expected = np.clip((x - mean) / np.sqrt(squared / n), -5, 5)
-    np.testing.assert_allclose(normalizer(torch.from_numpy(x)).numpy(), expected, rtol=1e-4)
+    # Of 10,000, float32 keeps three digits after the point.
+    np.testing.assert_allclose(
+        normalizer(torch.from_numpy(x)).numpy(), expected, rtol=1e-4, atol=2e-3
+    )
 
 
 def test_gaussian_log_prob_and_entropy_equal_torch_distributions():

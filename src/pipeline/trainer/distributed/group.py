@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipeline.algos.process_group import ProcessGroup
 from pipeline.errors import LearnerLostError
-from pipeline.nets.layers import RunningNormalizer
+from pipeline.nets.layers import RunningNormalizer, imagined_mean
 from pipeline.trainer.stopping import StopRequest
 
 if TYPE_CHECKING:
@@ -319,9 +319,16 @@ class SharedNormalizers:
         """Add what all processes have observed since the last merge."""
         for normalizer, before in zip(self._normalizers, self._before, strict=True):
             device = normalizer.mean.device
-            new_sample = torch.stack(_without(_state(normalizer), before))
+            n_before, mean_before, squared_before = before
+            # Before the first rows each process has an imagined row of its own.
+            is_first = bool((n_before == 1.0).all())
+            own_mean = normalizer.imagined.cpu() if is_first else mean_before
+            state = n_before, own_mean, squared_before
+            new_sample = torch.stack(_without(_state(normalizer), state))
             samples = [part.unbind() for part in group.gathered(new_sample)]
-            n, mean, squared = merged([before, *samples])
+            if is_first:
+                mean_before = imagined_mean(*merged(samples))
+            n, mean, squared = merged([(n_before, mean_before, squared_before), *samples])
             normalizer.count.copy_(n[0])
             normalizer.mean.copy_(mean.to(device))
             normalizer.squared.copy_(squared.to(device))
