@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from operator import itemgetter
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +140,7 @@ def _fields(source: str, episode: Any, codec: Codec, space: Any) -> dict[str, An
 
 def _masks(codec: Codec, recorded: Any, n: int) -> dict[str, AnyArray]:
     """Return the masks [n + 1, size] of the branches; the closing row allows everything."""
-    rows = (_map_arrays(recorded, lambda values, row=row: values[row]) for row in range(n))
+    rows = (_map_arrays(recorded, itemgetter(row)) for row in range(n))
     forbidden = np.stack([codec.actions.forbidden(mask) for mask in rows])
     masks = codec.actions.masks(np.pad(forbidden, ((0, 1), (0, 0))))
     return {f"mask{branch}": mask for branch, mask in enumerate(masks)}

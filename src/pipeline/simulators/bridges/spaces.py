@@ -189,10 +189,9 @@ def _image(space: spaces.Box, layout: str) -> Put:
         for bound in image_range(space)
     )
     begins_at_0 = not np.any(low)
-    is_narrow = np.issubdtype(space.dtype, np.integer) and not (
-        (space.low == np.iinfo(space.dtype).min).all()
-        and (space.high == np.iinfo(space.dtype).max).all()
-    )
+    # Bytes from 0 to 255 cannot be outside; floats may leave their bounds by a rounding.
+    is_full = space.dtype == np.uint8 and begins_at_0 and bool(np.all(width == 255))
+    is_checked = np.issubdtype(space.dtype, np.integer) and not is_full
 
     def put(row: FloatArray, value: Any) -> None:
         image = np.asarray(value).reshape(shape).transpose(axes)
@@ -202,8 +201,7 @@ def _image(space: spaces.Box, layout: str) -> Put:
         else:
             np.subtract(image, low, out=row, casting="unsafe")
             row /= width
-        # Only whole numbers are refused: floats may leave their bounds by a rounding.
-        if is_narrow:
+        if is_checked:
             values = np.reshape(value, space.shape)
             outside = (values < space.low) | (values > space.high)
             _refuse(outside, values, space.low, space.high, "pixel")
