@@ -156,10 +156,10 @@ class MlflowRun(Sink):
             earlier = store.trained(self._tags(), digest) if tag == mlflow_store.TRAINED else None
             if earlier in (None, run):
                 store.set_tags(run, {tag: digest})
-                return
-            store.end(run, "FINISHED")
-            store.put_back(earlier, self._key.name, self._tags())
-            self._remember(store, earlier, {_FIRST_STAGE: self._key.fingerprint})
+            else:
+                store.end(run, "FINISHED")
+                store.put_back(earlier, self._key.name, self._tags())
+                self._remember(store, earlier, {_FIRST_STAGE: self._key.fingerprint})
 
         self._put(write)
 
@@ -272,8 +272,8 @@ class MlflowRun(Sink):
                 points += job
             # Waiting summaries are written in one transaction: SQLite does only few per second.
             if points and (callable(job) or self._jobs.empty()):
-                self._run_job(points, store)
-                points = []
+                written, points = points, []
+                self._run_job(lambda store, run, rows=written: store.log_metrics(run, rows), store)
             if callable(job):
                 self._run_job(job, store)
 
@@ -283,11 +283,8 @@ class MlflowRun(Sink):
         if self._failures >= _GIVE_UP_AFTER:
             self.lost += 1
             return
-        is_points, run = isinstance(job, list), str(self.run_id)
         try:
-            mlflow_store.retried(
-                lambda: store.log_metrics(run, job) if is_points else job(store, run)
-            )
+            mlflow_store.retried(lambda: job(store, self.run_id))
             self._failures = 0
         except Exception as error:  # noqa: BLE001  # tracking never stops training
             self.lost += 1
@@ -357,8 +354,7 @@ class MlflowRun(Sink):
     def _remember(self, store: mlflow_store.Store, run: str, stages: Mapping[str, str]) -> None:
         """Write to `run` from now on, and let later stages find it."""
         self.run_id = run
-        root = str(self._key.root)
-        record = {"uri": store.place, "root": root, "run_id": run, "stages": stages}
+        record = {"uri": store.place, "root": str(self._key.root), "run_id": run, "stages": stages}
         files.write_json(self._key.remembered, record)
 
     def _warn(self, reason: str) -> None:
