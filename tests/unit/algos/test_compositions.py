@@ -217,7 +217,7 @@ def imitating(folder) -> dict:
     gail = {"demo_path": demos, "use_vail": True, "use_actions": True, "network_settings": NETWORK}
     return {
         "signals": SIGNALS | {"curiosity": {"network_settings": NETWORK}, "gail": gail},
-        "behavioral_cloning": {"demo_path": demos, "batch_size": 8, "num_epoch": 1},
+        "behavioral_cloning": {"demo_path": demos, "batch_size": 40, "num_epoch": 1},
     }
 
 
@@ -317,3 +317,17 @@ def test_actor_and_critic_remember_normalised_observations_each_in_its_own_part(
         torch.testing.assert_close(
             torch.from_numpy(decision.memory[row : row + 1]), torch.cat((actor, critic), dim=1)
         )
+
+
+@pytest.mark.parametrize("memory", [None, MEMORY])
+@pytest.mark.parametrize("trainer", ["ppo", "sac"])
+def test_a_copy_for_acting_draws_on_from_the_same_stream(trainer, memory):
+    shared, alone = (learner(trainer, memory=memory).algorithm for _ in range(2))
+    obs = [np.ones((4, n), np.float32) for n in SIZES]
+    remembered = np.zeros((4, shared.memory_size), np.float32) if memory else None
+    acting = shared.copy_for_acting()
+    drawn = [a.act(obs, None, remembered) for a in (acting, shared, acting)]
+    expected = [alone.act(obs, None, remembered) for _ in range(3)]
+    for decision, other in zip(drawn, expected, strict=True):
+        np.testing.assert_array_equal(decision.action.continuous, other.action.continuous)
+        np.testing.assert_array_equal(decision.action.discrete, other.action.discrete)
