@@ -6,6 +6,7 @@ Expected numbers are computed one agent, or one row, at a time from what a test 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -331,3 +332,20 @@ def test_a_copy_for_acting_draws_on_from_the_same_stream(trainer, memory):
     for decision, other in zip(drawn, expected, strict=True):
         np.testing.assert_array_equal(decision.action.continuous, other.action.continuous)
         np.testing.assert_array_equal(decision.action.discrete, other.action.discrete)
+
+
+@pytest.mark.parametrize("memory", [None, MEMORY])
+@pytest.mark.parametrize("trainer", ["ppo", "poca"])
+def test_rows_of_the_policy_as_it_is_have_the_log_probabilities_of_acting(trainer, memory):
+    """With `threaded` they are computed again, after each sequence's own memory."""
+    play = Play(learner(trainer, memory=memory))
+    algorithm = play.learner.algorithm
+    algorithm.observe = lambda _: None  # the statistics of acting stay
+    varied(play)
+    rollout = play.rollout()
+    algorithm.settings = replace(algorithm.settings, threaded=True)
+    rows = algorithm._rows(rollout)
+    rows = rows if trainer == "ppo" else rows[0]
+    np.testing.assert_allclose(rows.log_prob, rollout.fields["log_prob"], atol=1e-5)
+    if memory:
+        assert (rows.sequences.memory.abs().sum(1) > 0).sum() > 3
