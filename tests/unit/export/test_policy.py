@@ -122,6 +122,22 @@ def test_each_agent_remembers_whatever_the_order_in_which_agents_come():
     assert np.abs(after_end[0] - fresh[0]).max() > 1e-3, "agent 4 remembers"
 
 
+def test_who_is_not_asked_keeps_the_memory_and_nobody_does_after_a_reset():
+    graph = reference.policy(continuous=2, memory=6)
+    model = build_model(graph)
+    first, other = steps(graph, 2, agent_ids=[4, 9]), steps(graph, 1, agent_ids=[7], seed=2)
+    asked, both, fresh = (OnnxPolicy(model, seed=3) for _ in range(3))
+    for policy in (asked, both):
+        policy.act(first, deterministic=True)
+    both.act(other, deterministic=True)
+    last = steps(graph, 2, agent_ids=[9, 4], seed=5)
+    actions = [policy.act(last, deterministic=True).continuous for policy in (asked, both, fresh)]
+    np.testing.assert_array_equal(actions[0], actions[1])
+    assert np.abs(actions[0] - actions[2]).min() > 1e-4
+    both.reset(seed=3)
+    np.testing.assert_array_equal(both.act(last, deterministic=True).continuous, actions[2])
+
+
 def test_no_agents_get_no_actions(hybrid):
     action = OnnxPolicy(build_model(hybrid)).act(steps(hybrid, 0))
     assert action.continuous.shape == (0, 2)
