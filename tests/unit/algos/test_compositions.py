@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import test_sac
 import torch
 from steps import decision_steps, take_turn, terminal_steps
 from test_signals import CPU, demo
@@ -349,3 +350,17 @@ def test_rows_of_the_policy_as_it_is_have_the_log_probabilities_of_acting(traine
     np.testing.assert_allclose(rows.log_prob, rollout.fields["log_prob"], atol=1e-5)
     if memory:
         assert (rows.sequences.memory.abs().sum(1) > 0).sum() > 3
+
+
+@pytest.mark.parametrize("kind", ["continuous", "hybrid"])
+def test_sac_s_losses_are_those_of_its_networks_after_they_have_moved_apart(kind):
+    algorithm = test_sac.made(kind, tau=0.01, init_entcoef=0.3, learning_rate=0.01)
+    new = test_sac.experience(kind)
+    new.terminated[::2] = True
+    new.fields["reward"] *= 5
+    algorithm.update(new, step=20)
+    (batch,) = algorithm.sampler.minibatches(1)
+    losses = test_sac.slow_losses(algorithm, batch)
+    expected = torch.stack([losses[name] for name in ("policy", "value", "first", "second")])
+    reported = algorithm._learn(batch)
+    torch.testing.assert_close(reported[:4], expected.detach(), rtol=1e-4, atol=1e-5)

@@ -8,9 +8,12 @@ from interpreter import python
 from onnx import helper, numpy_helper
 from steps import decision_steps
 
+from pipeline.algos.policy import Policy
 from pipeline.errors import ExportError
 from pipeline.export.policy import OnnxPolicy, create_session
 from pipeline.export.publish import build_model, model_bytes
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings.schema import NetworkSettings
 
 
 def steps(graph, n_agents, *, masks=None, agent_ids=None, seed=1):
@@ -136,6 +139,18 @@ def test_who_is_not_asked_keeps_the_memory_and_nobody_does_after_a_reset():
     assert np.abs(actions[0] - actions[2]).min() > 1e-4
     both.reset(seed=3)
     np.testing.assert_array_equal(both.act(last, deterministic=True).continuous, actions[2])
+
+
+def test_inputs_are_found_by_their_names_in_whatever_order_a_file_lists_them():
+    spec = BehaviorSpec([ObservationSpec.vector(3)] * 3, ActionSpec(2, (3,)))
+    batch = decision_steps([np.full((4, 3), number) for number in (1.0, -2.0, 0.5)])
+    model = build_model(Policy(spec, NetworkSettings(hidden_units=8)))
+    expected = OnnxPolicy(model).act(batch, deterministic=True)
+    listed = [model.graph.input.pop() for _ in range(len(model.graph.input))]
+    model.graph.input.extend(listed)
+    action = OnnxPolicy(model).act(batch, deterministic=True)
+    np.testing.assert_array_equal(action.continuous, expected.continuous)
+    np.testing.assert_array_equal(action.discrete, expected.discrete)
 
 
 def test_no_agents_get_no_actions(hybrid):
