@@ -6,10 +6,12 @@ Expected numbers are computed one agent, or one row, at a time from what a test 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+import test_sac
 import torch
 from steps import decision_steps, take_turn, terminal_steps
 from test_signals import CPU, demo
@@ -217,7 +219,7 @@ def imitating(folder) -> dict:
     gail = {"demo_path": demos, "use_vail": True, "use_actions": True, "network_settings": NETWORK}
     return {
         "signals": SIGNALS | {"curiosity": {"network_settings": NETWORK}, "gail": gail},
-        "behavioral_cloning": {"demo_path": demos, "batch_size": 8, "num_epoch": 1},
+        "behavioral_cloning": {"demo_path": demos, "batch_size": 40, "num_epoch": 1},
     }
 
 
@@ -317,3 +319,48 @@ def test_actor_and_critic_remember_normalised_observations_each_in_its_own_part(
         torch.testing.assert_close(
             torch.from_numpy(decision.memory[row : row + 1]), torch.cat((actor, critic), dim=1)
         )
+
+
+@pytest.mark.parametrize("memory", [None, MEMORY])
+@pytest.mark.parametrize("trainer", ["ppo", "sac"])
+def test_a_copy_for_acting_draws_on_from_the_same_stream(trainer, memory):
+    shared, alone = (learner(trainer, memory=memory).algorithm for _ in range(2))
+    obs = [np.ones((4, n), np.float32) for n in SIZES]
+    remembered = np.zeros((4, shared.memory_size), np.float32) if memory else None
+    acting = shared.copy_for_acting()
+    drawn = [a.act(obs, None, remembered) for a in (acting, shared, acting)]
+    expected = [alone.act(obs, None, remembered) for _ in range(3)]
+    for decision, other in zip(drawn, expected, strict=True):
+        np.testing.assert_array_equal(decision.action.continuous, other.action.continuous)
+        np.testing.assert_array_equal(decision.action.discrete, other.action.discrete)
+
+
+@pytest.mark.parametrize("memory", [None, MEMORY])
+@pytest.mark.parametrize("trainer", ["ppo", "poca"])
+def test_rows_of_the_policy_as_it_is_have_the_log_probabilities_of_acting(trainer, memory):
+    """With `threaded` they are computed again, after each sequence's own memory."""
+    play = Play(learner(trainer, memory=memory))
+    algorithm = play.learner.algorithm
+    algorithm.observe = lambda _: None  # the statistics of acting stay
+    varied(play)
+    rollout = play.rollout()
+    algorithm.settings = replace(algorithm.settings, threaded=True)
+    rows = algorithm._rows(rollout)
+    rows = rows if trainer == "ppo" else rows[0]
+    np.testing.assert_allclose(rows.log_prob, rollout.fields["log_prob"], atol=1e-5)
+    if memory:
+        assert (rows.sequences.memory.abs().sum(1) > 0).sum() > 3
+
+
+@pytest.mark.parametrize("kind", ["continuous", "hybrid"])
+def test_sac_s_losses_are_those_of_its_networks_after_they_have_moved_apart(kind):
+    algorithm = test_sac.made(kind, tau=0.01, init_entcoef=0.3, learning_rate=0.01)
+    new = test_sac.experience(kind)
+    new.terminated[::2] = True
+    new.fields["reward"] *= 5
+    algorithm.update(new, step=20)
+    (batch,) = algorithm.sampler.minibatches(1)
+    losses = test_sac.slow_losses(algorithm, batch)
+    expected = torch.stack([losses[name] for name in ("policy", "value", "first", "second")])
+    reported = algorithm._learn(batch)
+    torch.testing.assert_close(reported[:4], expected.detach(), rtol=1e-4, atol=1e-5)

@@ -198,3 +198,4 @@ def test_an_agent_that_changes_its_group_brings_nothing_into_it_and_leaves_nothi
     groups.forget(np.zeros(0, np.int64))
     assert [set(members_of(groups, moment)) for moment in kept] == [{0, 2}, {1}, {0, 2}]
     assert s["own_return"][:3].tolist() == [6, 7, 1]
+    assert s["group_return"][:3].tolist() == [1, 10, 12]

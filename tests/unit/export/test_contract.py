@@ -102,6 +102,14 @@ def test_choices_of_a_v2_model_may_be_declared_as_floats_of_any_batch():
     assert not any("discrete_actions" in message for message in messages)
 
 
+def test_images_of_a_v2_model_are_those_of_visual_sensors_in_their_order():
+    sensors = [ObservationSpec.visual(3, 20, 30), ObservationSpec.vector(9)]
+    spec = V2_SPEC._replace(observation_specs=[*sensors, ObservationSpec.visual(1, 8, 8)])
+    images = {"visual_observation_0": ("n", 3, 20, 30), "visual_observation_1": ("n", 1, 8, 8)}
+    inputs = without(V2["inputs"], "obs_3") | images
+    assert check_model(model(**V2 | {"inputs": inputs}), spec) == []
+
+
 def test_branches_of_a_v2_model_are_told_by_their_sums():
     constants = V2["constants"] | {"discrete_action_output_shape": [4.0, 2.0]}
     (finding,) = check_model(model(**V2 | {"constants": constants}), V2_SPEC)

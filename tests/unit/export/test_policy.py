@@ -8,9 +8,12 @@ from interpreter import python
 from onnx import helper, numpy_helper
 from steps import decision_steps
 
+from pipeline.algos.policy import Policy
 from pipeline.errors import ExportError
 from pipeline.export.policy import OnnxPolicy, create_session
 from pipeline.export.publish import build_model, model_bytes
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings.schema import NetworkSettings
 
 
 def steps(graph, n_agents, *, masks=None, agent_ids=None, seed=1):
@@ -120,6 +123,34 @@ def test_each_agent_remembers_whatever_the_order_in_which_agents_come():
     after_end = policy.act(last, deterministic=True).continuous
     np.testing.assert_array_equal(after_end[1], fresh[1])
     assert np.abs(after_end[0] - fresh[0]).max() > 1e-3, "agent 4 remembers"
+
+
+def test_who_is_not_asked_keeps_the_memory_and_nobody_does_after_a_reset():
+    graph = reference.policy(continuous=2, memory=6)
+    model = build_model(graph)
+    first, other = steps(graph, 2, agent_ids=[4, 9]), steps(graph, 1, agent_ids=[7], seed=2)
+    asked, both, fresh = (OnnxPolicy(model, seed=3) for _ in range(3))
+    for policy in (asked, both):
+        policy.act(first, deterministic=True)
+    both.act(other, deterministic=True)
+    last = steps(graph, 2, agent_ids=[9, 4], seed=5)
+    actions = [policy.act(last, deterministic=True).continuous for policy in (asked, both, fresh)]
+    np.testing.assert_array_equal(actions[0], actions[1])
+    assert np.abs(actions[0] - actions[2]).min() > 1e-4
+    both.reset(seed=3)
+    np.testing.assert_array_equal(both.act(last, deterministic=True).continuous, actions[2])
+
+
+def test_inputs_are_found_by_their_names_in_whatever_order_a_file_lists_them():
+    spec = BehaviorSpec([ObservationSpec.vector(3)] * 3, ActionSpec(2, (3,)))
+    batch = decision_steps([np.full((4, 3), number) for number in (1.0, -2.0, 0.5)])
+    model = build_model(Policy(spec, NetworkSettings(hidden_units=8)))
+    expected = OnnxPolicy(model).act(batch, deterministic=True)
+    listed = [model.graph.input.pop() for _ in range(len(model.graph.input))]
+    model.graph.input.extend(listed)
+    action = OnnxPolicy(model).act(batch, deterministic=True)
+    np.testing.assert_array_equal(action.continuous, expected.continuous)
+    np.testing.assert_array_equal(action.discrete, expected.discrete)
 
 
 def test_no_agents_get_no_actions(hybrid):
