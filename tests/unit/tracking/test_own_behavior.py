@@ -50,6 +50,10 @@ def test_a_resumed_behavior_drops_its_own_later_summaries_alone(tmp_path: Path):
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     kept = sorted((line["behavior"], line["step"], line[names.REWARD]) for line in lines)
     assert kept == [("A", 10, 4), ("A", 20, 3), ("A", 30, 3), ("B", 15, 4), ("B", 30, 3)]
+    new = JsonLinesSink(replace(run, keep_earlier=False))  # begins anew, once for all behaviors
+    for behavior in "AB":
+        new.metrics(behavior, {}, 5)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
     points = read_points(tmp_path / "progress.csv")
     assert sorted((name, step, value) for name, _, value, step in points) == kept
     with (tmp_path / "progress.csv").open(newline="") as file:
@@ -100,16 +104,16 @@ def test_writers_get_the_samples_of_the_behavior_that_is_summarised():
     sink = StatsWriterSink([Writer()])
     for behavior, values in (("A", [1.0, 2.0]), ("B", [10.0])):
         sink.samples(behavior, {"Goals": (StatsAggregationMethod.SUM, values)})
-    for behavior, step in (("B", 20), ("A", 30)):
+    for behavior, step in (("A", 30), ("B", 20)):
         sink.metrics(behavior, {"Goals": 0.0}, step)
     assert told == [
-        ("B", "Step", 20.0),
-        ("B", "Goals", 10.0),
-        ("B", 20, 10.0),
         ("A", "Step", 30.0),
         ("A", "Goals", 1.0),
         ("A", "Goals", 2.0),
         ("A", 30, 3.0),
+        ("B", "Step", 20.0),
+        ("B", "Goals", 10.0),
+        ("B", 20, 10.0),
     ]
 
 
@@ -155,11 +159,11 @@ class Version:
 def test_a_score_is_of_the_newest_policy_of_its_run_and_aliases_of_their_candidates():
     scored = {SCORE: "9.0", BUILD: "now", EXPERIMENT: "other"}
     registry = Registry(
-        Version("run", 2, SCORE="4.0"),
-        Version("run", 10),
-        Version("run", 11, name="ball.Goalie"),
-        Version("rival", 3, **scored),
-        Version("rival", 4, **scored | {SCORE: "99.0", BUILD: "before"}),
+        Version("run", "2", SCORE="4.0"),
+        Version("run", "10"),
+        Version("run", "11", name="ball.Goalie"),
+        Version("rival", "3", **scored),
+        Version("rival", "4", **scored | {SCORE: "99.0", BUILD: "before"}),
     )
     score(registry, "run", "ball.Ball", {SCORE: "7.0", BUILD: "now", EXPERIMENT: "mine"})
     old, new, goalie = registry.versions[:3]

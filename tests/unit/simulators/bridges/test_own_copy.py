@@ -123,7 +123,7 @@ def test_a_parallel_environment_keeps_copies_agents_and_groups_apart():
     simulator.reset()
     steps = simulator.step(choose(fox1=[0, 0], fox2=[0, 0], hen0=[0, 0]))
     assert rows(steps["hen?team=0"][0])[5] == (12.5, 9.0 - 2.0, 2, 2.0)
-    assert [int(simulator.render(agent)[0, 0, 0]) for agent in (2, 3)] == [0, 1]
+    assert [int(simulator.render(agent)[0, 0, 0]) for agent in (1, 4)] == [0, 1]
     seeds = [seed for farm in farms for seed in farm.seeds]
     assert len(set(seeds)) == 6, "each episode of each copy has a seed of its own"
 
