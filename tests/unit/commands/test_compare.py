@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import main
+from pipeline.commands import compare
 
 COLUMNS = "behavior,step,reward\n"
 
@@ -212,3 +213,34 @@ def test_without_a_run_it_answers_for_every_experiment_of_params(
     assert "no_longer_there" not in text
     assert "results/report/report.html" in text
     assert set(rows(compared(capsys, "--csv"))) == {"a"}
+
+
+def test_a_trial_is_of_the_environment_of_its_sweeps_experiment(tmp_path: Path):
+    (tmp_path / "t.yaml").write_text("behaviors: {Ball: {max_steps: 5}}\n")
+    more = "overrides: {}, seeds: [1], stages: [train, export, evaluate]"
+    experiments = "\n".join(
+        f"  {name}: {{environment: {env}, trainer: t.yaml, {more}, "
+        "evaluation: {episodes: 1, seed: 2}}"
+        for name, env in (("first", "ball"), ("second", "duel"))
+    )
+    (tmp_path / "params.yaml").write_text(
+        "environments:\n  ball: {source: builtin, name: balance_ball}\n"
+        "  duel: {source: builtin, name: pong}\n"
+        f"experiments:\n{experiments}\n"
+        "sweeps:\n  rates: {experiment: second, method: list, seeds: [1],\n"
+        "    configurations: [{behaviors.Ball.max_steps: 9}]}\n"
+    )
+    results = tmp_path / "results"
+    environments = [compare._environment_of(results, name) for name in ("rates/001", "first")]
+    assert environments == ["duel", "ball"]
+
+
+def test_runs_that_differ_in_seed_and_port_are_one_experiment(tmp_path: Path):
+    for number in (1, 2):
+        folder = tmp_path / f"run{number}"
+        folder.mkdir()
+        text = f"env_settings: {{seed: {number}, base_port: {6000 + number}, env_path: a/game}}\n"
+        (folder / "configuration.yaml").write_text(f"behaviors: {{Ball: {{}}}}\n{text}")
+    runs = [tmp_path / f"run{number}" for number in (1, 2)]
+    (members,) = compare._experiments(runs).values()
+    assert members == {1: (runs[0], "game"), 2: (runs[1], "game")}

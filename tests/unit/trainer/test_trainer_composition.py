@@ -13,16 +13,19 @@ from steps import decision_steps, take_turn, terminal_steps
 from test_restarted_worker import NAME, FailsAt, Long
 from toys import Corridor
 
+from pipeline import seeding
 from pipeline.data.columns import Field
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.side_channels import StatsAggregationMethod
 from pipeline.envs.workers import WorkerSet
 from pipeline.settings.schema.trainer import SelfPlaySettings
 from pipeline.tracking import names
+from pipeline.trainer import environment
 from pipeline.trainer.checkpoints import manager as manager_module
 from pipeline.trainer.checkpoints.file import load_checkpoint, of_each_rank
 from pipeline.trainer.checkpoints.manager import CheckpointManager
 from pipeline.trainer.checkpoints.restore import latest_run
+from pipeline.trainer.checkpoints.resume_points import JointResumePoints
 from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.grouping import GroupTracker
 from pipeline.trainer.opponents import Opponent, SnapshotPool, expected_score
@@ -31,7 +34,7 @@ from pipeline.trainer.result import result_of
 from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.statistics import EXTRINSIC, Statistics
 from pipeline.trainer.stopping import StopRequest
-from pipeline.trainer.timing import Progress
+from pipeline.trainer.timing import Progress, add_reports
 
 
 def test_a_restart_of_one_worker_keeps_the_open_trajectories_of_the_other(quick, make_loop):
@@ -232,23 +235,26 @@ def test_opponents_of_a_behavior_are_drawn_by_its_own_clock():
     for team in (0, 1):
         for learner in (one, two):
             self_play.join(f"{learner.name}?team={team}", learner)
-    one.past.ghost_steps, two.past.ghost_steps = 6, 5
-    assert not self_play.advance()
-    assert (one.past.last_swap, two.past.last_swap) == (6, 0)
+    for steps, swapped in (((5, 6), (0, 6)), ((6, 11), (6, 6))):
+        one.past.ghost_steps, two.past.ghost_steps = steps
+        assert not self_play.advance()
+        assert (one.past.last_swap, two.past.last_swap) == swapped
 
 
 def test_games_of_each_worker_end_with_their_own_mates():
     self_play, learner = SelfPlay(), player("A")
     for team in (0, 1):
         self_play.join(f"A?team={team}", learner)
-    mates, nobody = decision_steps([], [1, 2], group_id=7), terminal_steps([], [])
-    self_play.on_step("A?team=0", learner, [(mates, nobody)] * 2)
+    nobody = terminal_steps([], [])
+    left, right = (decision_steps([], ids, group_id=ids[0]) for ids in ([1, 2], [3, 4]))
+    self_play.on_step("A?team=0", learner, [(left, nobody), (right, nobody)])
     rating = learner.past.rating
-    one, both = (terminal_steps([], ids, group_id=7, reward=1.0) for ids in ([1], [1, 2]))
-    still = decision_steps([], [2], group_id=7)
-    self_play.on_step("A?team=0", learner, [(mates, nobody), (still, one)])
+    one = terminal_steps([], [3], group_id=3, reward=1.0)
+    still = decision_steps([], [4], group_id=3)
+    self_play.on_step("A?team=0", learner, [(left, nobody), (still, one)])
     assert learner.past.rating == rating, "a mate of the second worker plays on"
-    self_play.on_step("A?team=0", learner, [(mates, both), (still, nobody)])
+    both = terminal_steps([], [1, 2], group_id=1, reward=1.0)
+    self_play.on_step("A?team=0", learner, [(left, both), (still, nobody)])
     assert learner.past.rating > rating
 
 
@@ -459,7 +465,8 @@ def test_memories_are_those_of_each_workers_agents(make_learner, monkeypatch):
 
     monkeypatch.setattr(learner.algorithm, "act", noted)
     learner.decide([message(2), message(3, [1])])
-    learner.decide([message(0), message(3, [2])])
+    take_turn(learner, [message(0), message(3, [2])])
+    assert learner.slots.n_slots == 5, "agents of the second worker stay its own"
     assert recalled == [[1.0, 2.0, 3.0, 0.0, 5.0], [3.0, 4.0, 0.0]]
 
 
@@ -490,3 +497,97 @@ def test_what_several_report_is_taken_once_and_in_its_order():
     assert observed == []
     overlap.finish()
     assert observed == ["first", "second"]
+
+
+class Starts(Corridor):
+    """Notes its parameters at each reset."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.begun: list[dict[str, float]] = []
+
+    def reset(self):
+        self.begun.append(dict(self.parameters))
+        return super().reset()
+
+
+def test_a_resumed_run_begins_in_its_lessons_and_a_turn_tells_them_again(quick, make_loop):
+    settings, toy = quick(parameters=LESSONS), Starts(n_agents=2)
+    saved = lessons(settings, Workers())
+    saved.curriculum.load_state_dict({"lessons": {"pay": 1, "wind": 0}})
+    with WorkerSet([InProcessEnvironment(toy)]) as workers:
+        loop = make_loop(workers, settings)
+        run = {"lessons": saved.state_dict(), "steps": {"Gone": 70}}
+        loop._saved = {"Gone": {"run": run, "learner": {"step": 70}}}
+        loop._begin()
+        for _ in range(3):
+            loop._step()
+            loop._receive()
+        assert loop._shared_state()["steps"] == {"Gone": 70, "Toy": 0}
+        learner = loop.learners["Toy"]
+        assert learner.trajectories.n_held == 4
+        loop.self_play = SimpleNamespace(learning=0, advance=lambda: True)
+        toy.parameters.clear()
+        loop._apply_lessons()
+        assert learner.trajectories.n_held == 0
+    assert toy.begun == [{"pay": 2.0, "wind": 3.0}] * 2
+
+
+def test_a_finished_behavior_keeps_no_rows(make_learner):
+    learner = make_learner(Corridor.spec, max_steps=100)
+    env = InProcessEnvironment(Corridor(n_agents=8))
+    env.reset()
+    for _ in range(40):
+        (name,) = env.behavior_specs
+        env.set_actions(name, take_turn(learner, [env.get_steps(name)]).actions[0])
+        env.step()
+    assert learner.trajectories.n_closed >= 128
+    assert not learner.learn()
+    assert (learner.trajectories.n_closed, learner.n_updates) == (0, 0)
+
+
+def test_reports_of_a_worker_are_of_the_behaviors_with_agents_there():
+    empty, one = (decision_steps([], ids) for ids in ([], [0]))
+    nobody = terminal_steps([], [])
+    behaviors = [
+        SimpleNamespace(name=name, pending_stats=Statistics()) for name in ("left", "right")
+    ]
+    sums = StatsAggregationMethod.SUM
+    add_reports(
+        [
+            ("left?team=0", behaviors[0], [(one, nobody), (empty, nobody)]),
+            ("right?team=0", behaviors[1], [(empty, nobody), (one, nobody)]),
+        ],
+        [{"of the first": [(1.0, sums)]}, {"of the second": [(2.0, sums)]}],
+    )
+    assert [behavior.pending_stats.period() for behavior in behaviors] == [
+        {"of the first": 1.0},
+        {"of the second": 2.0},
+    ]
+
+
+@pytest.mark.parametrize("first_wants", [True, False])
+def test_the_first_process_alone_decides_when_a_moment_is_kept(first_wants, quick, tmp_path):
+    keeper = CheckpointManager(tmp_path, quick())
+    points = JointResumePoints(keeper, Workers(), 0.0, SimpleNamespace(held={}))
+    points.want()
+    notes = [points.note() | {"gives states": True, "interrupted": steps} for steps in ([5], [3])]
+    notes[0 if not first_wants else 1]["wanted"] = False
+    points.meet(notes, None)
+    assert points.is_due is first_wants
+    assert points.interrupted == [3, 5]
+
+
+def test_workers_of_all_processes_are_numbered_through(quick, tmp_path, monkeypatch):
+    started = {}
+    monkeypatch.setattr(
+        environment, "launch_workers", lambda *args, **options: started.update(options, args=args)
+    )
+    job = environment.JobSpec(
+        settings=quick(), seed=3, run_dir=tmp_path, env="game", num_envs=4, env_args=("--fast",)
+    )
+    environment.open_workers(job, SimpleNamespace(rank=2, size=3))
+    assert started["args"] == ("game", 4)
+    assert (started["first"], started["n_all"]) == (8, 12)
+    assert started["seed"] == seeding.derive(3, "environment")
+    assert started["additional_args"] == ("--fast",)
