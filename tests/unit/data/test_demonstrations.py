@@ -13,6 +13,7 @@ from pipeline.data.demonstrations import (
 )
 from pipeline.errors import DemonstrationError
 from pipeline.protocol.demo import read_demo, writing_demo
+from pipeline.protocol.demo_file import parse_demo
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings.schema import DemoSource
 
@@ -138,6 +139,25 @@ def test_a_merged_file_gives_the_rows_of_its_files(tmp_path):
     remerged = tmp_path / "again.demo"
     merge_demos([target], remerged)
     assert remerged.read_bytes() == target.read_bytes()
+
+
+def test_the_pair_that_closes_an_open_episode_repeats_no_reward(tmp_path):
+    """The open file's last message has a reward of its own and one of its group."""
+    last = parse_demo(write(tmp_path / "last.demo", [False, False]))
+    for info in last.infos:
+        info.reward, info.group_reward, info.group_id = 1.0, 10.0, 3
+    with writing_demo(tmp_path / "open.demo", "B", SPEC) as writer:
+        writer.append_messages(last.infos, last.actions)
+    ended = write(tmp_path / "ended.demo", [False, True])
+    target = tmp_path / "both.demo"
+    merge_demos([tmp_path / "open.demo", ended], target)
+    demo = read_demo(target)
+    assert demo.reward.tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert demo.group_reward.tolist() == [10.0, 10.0, 0.0, 0.0, 0.0]
+    assert demo.group_id.tolist()[:3] == [3, 3, 3]
+    assert demo.interrupted.tolist() == [False, False, True, False, False]
+    assert demo.returns() == [2.0, 0.0]
+    assert demo.metadata.mean_reward == pytest.approx(2 / 3)
 
 
 def test_files_of_other_behaviors_are_not_merged(tmp_path):
