@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from pipeline.data.demonstrations import merge_demos, trim_demo
-from pipeline.errors import DemonstrationError
+from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.protocol.demo import describe, read_demo, writing_demo
 from pipeline.protocol.demo_file import BRAIN_OFFSET, delimited_message, parse_demo
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.settings import load_run_settings, read_yaml
 
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
 
@@ -59,3 +60,74 @@ def test_recordings_of_two_behaviors_are_still_not_merged(tmp_path: Path):
     ]
     with pytest.raises(DemonstrationError, match=r"of the behavior 'Goalie', but .* of 'Soccer'"):
         merge_demos(files, tmp_path / "c.demo")
+
+
+OBJECT = "!!python/object/apply:mlagents.trainers.settings.DefaultTrainerDict"
+CLASS = "!!python/name:mlagents.trainers.settings.TrainerSettings ''"
+WRITTEN = f"""\
+default_settings: null
+behaviors: {OBJECT}
+  args:
+  - {CLASS}
+  dictitems:
+    Ball:
+      trainer_type: sac
+      hyperparameters:
+        learning_rate: 0.0002
+        learning_rate_schedule: constant
+        batch_size: 32
+      network_settings:
+        hidden_units: 17
+        conditioning_type: hyper
+      max_steps: 1234
+      threaded: true
+      framework: pytorch
+    Goalie:
+      max_steps: 7
+env_settings:
+  env_path: null
+  num_envs: 2
+checkpoint_settings:
+  run_id: ball
+debug: false
+"""
+
+
+def test_the_configuration_that_a_run_of_mlagents_025_wrote_is_read(tmp_path: Path):
+    path = tmp_path / "configuration.yaml"
+    path.write_text(WRITTEN)
+    settings = load_run_settings(path)
+    ball = settings.behaviors["Ball"]
+    assert (ball.trainer_type, ball.max_steps, ball.hyperparameters.batch_size) == ("sac", 1234, 32)
+    assert (ball.network_settings.hidden_units, settings.behaviors["Goalie"].max_steps) == (17, 7)
+    assert (settings.env_settings.num_envs, settings.checkpoint_settings.run_id) == (2, "ball")
+    assert read_yaml(path).value["behaviors"].value["Goalie"].line == 18
+
+
+def test_a_run_without_behaviors_wrote_a_list(tmp_path: Path):
+    text = f"default_settings: {{max_steps: 5}}\nbehaviors: {OBJECT}\n- {CLASS}\ndebug: true\n"
+    path = tmp_path / "configuration.yaml"
+    path.write_text(text)
+    settings = load_run_settings(path)
+    assert (settings.behaviors, settings.debug) == ({}, True)
+    assert settings.for_behavior("Any").max_steps == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        (OBJECT, "!!python/object/apply:os.system", 2),
+        (OBJECT, "!!python/object/apply:collections.OrderedDict", 2),
+        (CLASS, "!!python/name:os.system ''", 4),
+        (CLASS, "!!python/object/apply:os.system [ls]", 4),
+        ("trainer_type: sac", f"trainer_type: {CLASS}", 7),
+        ("max_steps: 7", f"max_steps: [{CLASS}]", 19),
+        ("num_envs: 2", "num_envs: !!int 2", 22),
+        ("  args:\n", "  state: {a: 1}\n  args:\n", 2),
+    ],
+)
+def test_every_other_tag_stays_refused(tmp_path: Path, old: str, new: str, line: int):
+    path = tmp_path / "configuration.yaml"
+    path.write_text(WRITTEN.replace(old, new, 1))
+    with pytest.raises(SettingsError, match=rf"\.yaml:{line}: .*(is not allowed|no more than)"):
+        load_run_settings(path)
