@@ -146,8 +146,10 @@ def merge_demos(
     if target.resolve() in [file.resolve() for file in files]:
         raise DemonstrationError(f"{target}: is one of the files to merge; write another file")
     first = read_demo(files[0])
+    # Without a team, as it is written; `--behavior` may have one.
+    written = (behavior or first.behavior_name).partition("?")[0]
     steps = []
-    with writing_demo(target, behavior or first.behavior_name, first.spec) as writer:
+    with writing_demo(target, written, first.spec) as writer:
         for file in files:
             demo = read_demo(file)
             _check_fits(file, demo, first.spec)
@@ -168,7 +170,7 @@ def merge_demos(
                 writer.append_messages([end], [AgentActionProto()])
                 step += ", and one that goes on closed as cut short"
             steps.append(step)
-    return [*steps, f"wrote     {target}: behavior {behavior or first.behavior_name}"]
+    return [*steps, f"wrote     {target}: behavior {written}"]
 
 
 def trim_demo(

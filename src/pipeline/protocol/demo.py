@@ -120,7 +120,7 @@ def read_demo(path: Path | str) -> Demonstration:
         raise DemonstrationError(f"{path}: {error}") from error
     return Demonstration(
         metadata=meta,
-        behavior_name=brain.brain_name,
+        behavior_name=brain.brain_name.partition("?")[0],
         spec=spec,
         obs=batch.obs,
         continuous=actions.continuous,
@@ -186,7 +186,7 @@ def writing_demo(
     """
     if Path(path).suffix != ".demo":
         raise DemonstrationError(f"{path}: a demonstration's name must end in '.demo'")
-    behavior = behavior_name.split("?")[0]
+    behavior = behavior_name.partition("?")[0]
     text = "".join(c for c in name or behavior if c.isascii() and (c.isalnum() or c in " -"))
     brain = brain_parameters(behavior, spec, old_fields=True)
     # As recorders write it; in the conversation it is True.

@@ -60,26 +60,55 @@ _DVC_READS = {
 """What DVC makes of text without quotes that is not text to it."""
 
 
+_PYTHON = "tag:yaml.org,2002:python"
+_BEHAVIORS = f"{_PYTHON}/object/apply:mlagents.trainers.settings.DefaultTrainerDict"
+"""ML-Agents 0.2x writes `behaviors` as an object of this class, with the map under `dictitems`."""
+_DEFAULT = f"{_PYTHON}/name:mlagents.trainers.settings.TrainerSettings"
+"""The class in the object's `args`, which are not read."""
+
+
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with the core schema of YAML 1.2, and without tags."""
+    """PyYAML's safe loader with the core schema of YAML 1.2, and without tags.
+
+    Of the one tag that ML-Agents has written, the plain map is read and nothing is constructed.
+    """
 
     # Empty: PyYAML's own, of YAML 1.1, would be inherited otherwise.
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's own class attribute
     _n_nodes = 0
+    _is_in_args = False
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML lacks it
         tag = getattr(event, "tag", None)
-        if tag is not None:
+        is_part = getattr(parent, "tag", None) == _BEHAVIORS
+        # Without behaviors the object is written as the list of its arguments.
+        self._is_in_args |= is_part and (index == 0 or getattr(index, "value", None) == "args")
+        if tag not in (None, _BEHAVIORS) and not (tag == _DEFAULT and self._is_in_args):
             raise _error(event, f"the tag {tag!r} is not allowed, settings are plain data")
         # Counted while parsing, since a list of many values takes long to compose as well.
         self._n_nodes += 1
         if self._n_nodes > _MOST_VALUES:
             raise _too_many(event)
         node: yaml.Node | None = super().compose_node(parent, index)
+        if is_part:
+            self._is_in_args = False
+        if node is not None and tag == _BEHAVIORS:
+            return _behaviors(node)
         if isinstance(node, yaml.ScalarNode) and (bad := _UNUSABLE.search(node.value)):
             raise _error(node, f"the character U+{ord(bad[0]):04X} is not allowed")
         return node
+
+
+def _behaviors(written: yaml.Node) -> yaml.Node:
+    """Return the plain map of an object that ML-Agents has written."""
+    items = written.value if isinstance(written, yaml.MappingNode) else []
+    parts = {str(key.value): value for key, value in items}
+    if isinstance(written, yaml.ScalarNode) or not parts.keys() <= {"args", "dictitems"}:
+        raise _error(written, "an object of ML-Agents has no more than 'args' and 'dictitems'")
+    nothing = yaml.MappingNode("tag:yaml.org,2002:map", [], written.start_mark)
+    behaviors: yaml.Node = parts.get("dictitems", nothing)
+    return behaviors
 
 
 class _Dumper(yaml.SafeDumper):
