@@ -81,6 +81,10 @@ class UnityEnvironmentException(UnityException):
     """The environment cannot be launched, used or understood."""
 
 
+class UnityProcessEndedException(UnityEnvironmentException):
+    """The environment's process has ended, or was ended."""
+
+
 class UnityCommunicationException(UnityException):
     """The environment sent something that it should not send."""
 

@@ -64,7 +64,13 @@ class GrowableRows:
         return {name: values.copy() for name, values in self.filled().items()}
 
     def replace(self, rows: Mapping[str, AnyArray]) -> None:
-        """Put these rows of every field in place of the present rows."""
+        """Put these rows of every field in place of the present rows.
+
+        Raises:
+            ValueError: They are rows of other fields.
+        """
+        if rows.keys() != self.arrays.keys():
+            raise ValueError(f"rows of {', '.join(rows)} in place of {', '.join(self.arrays)}")
         self.used = 0
         self.append(len(next(iter(rows.values()))), rows)
 

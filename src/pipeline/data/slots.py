@@ -137,7 +137,14 @@ class Slots:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned.
+
+        Raises:
+            ValueError: Slots are missing, or have several owners.
+        """
+        owned = [*state["free"], *(slot for e in state["taken"] for slot in e["slots"].tolist())]
+        if sorted(owned) != list(range(len(state["heard"]))) or state["n_slots"] != len(owned):
+            raise ValueError(f"{len(owned)} slots of {state['n_slots']} have an owner or are free")
         self._by_source = {
             entry["source"]: (entry["ids"], entry["slots"]) for entry in state["taken"]
         }

@@ -17,7 +17,12 @@ from pipeline.protocol.specs import (
     spec_from_mapping,
     spec_to_mapping,
 )
-from pipeline.protocol.steps import no_agents, steps_from_mapping, steps_to_mapping
+from pipeline.protocol.steps import (
+    no_agents,
+    refuse_other_shapes,
+    steps_from_mapping,
+    steps_to_mapping,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -242,10 +247,10 @@ class StoredStepsEnv(BaseEnv):
         for name, spec in self._specs.items():
             if name in specs:
                 refuse_other_spec(name, specs[name], spec, "the restored environment")
-        self._specs = specs
-        self._steps = {
-            name: steps_from_mapping(mapping) for name, mapping in state["steps"].items()
-        }
+        steps = {name: steps_from_mapping(mapping) for name, mapping in state["steps"].items()}
+        for name, parts in steps.items():
+            refuse_other_shapes(name, specs[name], parts)
+        self._specs, self._steps = specs, steps
         # They were set for the steps before those that are restored.
         self._actions.clear()
         self._is_reset = True

@@ -16,7 +16,11 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from pipeline.errors import UnityEnvironmentException, UnityWorkerInUseException
+from pipeline.errors import (
+    UnityEnvironmentException,
+    UnityProcessEndedException,
+    UnityWorkerInUseException,
+)
 from pipeline.protocol.calls import OK
 from pipeline.protocol.generated.messages import UnityMessageProto, UnityRLCapabilitiesProto
 from pipeline.protocol.server import open_server
@@ -131,10 +135,10 @@ class EnvironmentProcess:
             raise _cannot_start(command[0], error) from error
 
     def check(self) -> None:
-        """Raise UnityEnvironmentException, with its exit code and output, if it has ended."""
+        """Raise UnityProcessEndedException, with its exit code and output, if it has ended."""
         code = self._process.poll()
         if code is not None:
-            raise UnityEnvironmentException(
+            raise UnityProcessEndedException(
                 f"Environment shut down with return code {code}{_signal_name(code)}.{self.tail()}"
             )
 

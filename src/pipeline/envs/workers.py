@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import ExitStack, closing
 from functools import partial
 from operator import methodcaller
@@ -13,7 +14,12 @@ from pipeline.envs.in_process import our_spec, our_steps
 from pipeline.envs.restarts import RESTARTABLE, RestartBudget
 from pipeline.envs.silence import SilenceWatch, last_message
 from pipeline.envs.unity import UnityEnvironment
-from pipeline.errors import Interrupted, UnityActionException, one_line
+from pipeline.errors import (
+    Interrupted,
+    UnityActionException,
+    UnityEnvironmentException,
+    one_line,
+)
 from pipeline.protocol.specs import refuse_other_spec
 from pipeline.protocol.steps import no_agents
 
@@ -35,6 +41,8 @@ _log = logging.getLogger(__name__)
 
 _BEGINS_ANEW = "Worker[%d] begins anew (%s). Its unfinished episodes are dropped, the other \
 workers go on; the run cannot be repeated exactly any more."
+_GRACE_S = 0.5
+"""What stops a whole group of processes may end environments before its signal comes here."""
 # without a call of a Python function for each worker and step
 _STEP_SEND, _STEP_WAIT = methodcaller("step_send"), methodcaller("step_wait")
 
@@ -157,9 +165,18 @@ class WorkerSet:
             try:
                 half(self.envs[worker])
             except RESTARTABLE as error:
-                if self._relaunch is None or self.should_stop():
+                # Where it can go on, a run that is told to stop can be saved as it is now.
+                is_stopping = not _goes_on(self.envs[worker]) and self._is_stopping()
+                if self._relaunch is None or is_stopping:
                     raise
                 self._restart(worker, error, self._relaunch)
+
+    def _is_stopping(self) -> bool:
+        """Return whether a signal asks to stop, or does so in a moment."""
+        deadline = time.monotonic() + _GRACE_S * self.is_split
+        while not self.should_stop() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.should_stop()
 
     def _restart(
         self, worker: int, error: UnityException, relaunch: Callable[[int, int], BaseEnv]
@@ -168,6 +185,7 @@ class WorkerSet:
         self._codec_seconds += self.envs[worker].codec_seconds
         while True:
             if (refusal := self._budget.refusal(worker)) is not None:
+                self._is_stopping()  # the caller asks whether this is why
                 raise type(error)(
                     f"Worker {worker} exceeded the allowed number of restarts, {refusal}, after: "
                     f"{error}"
@@ -191,6 +209,8 @@ class WorkerSet:
                     no_replay = str(reason)
                 self._replace(worker, env, no_replay)
             except RESTARTABLE as next_error:
+                if self.should_stop():
+                    raise
                 error = next_error
             else:
                 return
@@ -204,6 +224,8 @@ class WorkerSet:
         controlled = self._controlled[worker] = _controlled(env)
         self._n_known = []
         if no_replay:
+            if self.should_stop():  # what is saved goes on exactly, and this would not
+                raise UnityEnvironmentException(f"it cannot go on where it was: {no_replay}")
             _log.warning(_BEGINS_ANEW, worker, no_replay)
             if controlled is not None:
                 for name, value in self._parameters.items():
@@ -353,6 +375,11 @@ class WorkerSet:
             f"The group {behavior_name} does not correspond to an existing agent group in any of "
             f"{len(self.envs)} environments; they have {sorted(self.behavior_specs)}"
         )
+
+
+def _goes_on(env: Any) -> bool:
+    """Return whether another environment can go on where this one fails."""
+    return isinstance(env, BaseEnv) and env.state_refusal is None
 
 
 def _steps_of(env: Any, name: str, spec: BehaviorSpec) -> Steps:

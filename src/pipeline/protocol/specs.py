@@ -360,12 +360,14 @@ def spec_from_mapping(values: Mapping[str, Any]) -> BehaviorSpec:
     return BehaviorSpec(
         [
             ObservationSpec(
-                tuple(obs["shape"]),
+                tuple(int(size) for size in obs["shape"]),
                 tuple(DimensionProperty(flag) for flag in obs["dimension_property"]),
                 ObservationType(obs["observation_type"]),
                 obs["name"],
             )
             for obs in values["observations"]
         ],
-        ActionSpec(values["continuous_size"], tuple(values["discrete_branches"])),
+        ActionSpec(
+            int(values["continuous_size"]), tuple(int(n) for n in values["discrete_branches"])
+        ),
     )

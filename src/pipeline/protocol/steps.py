@@ -178,6 +178,17 @@ def steps_from_mapping(values: Mapping[str, Mapping[str, Any]]) -> Steps:
     return DecisionSteps(**values["decision"]), TerminalSteps(**values["terminal"])
 
 
+def refuse_other_shapes(name: str, spec: BehaviorSpec, steps: Steps) -> None:
+    """Raise ValueError if a column of saved steps does not have the shape that `spec` says."""
+    for part in steps:
+        n = len(part.agent_id)
+        expected = [(n, *obs.shape) for obs in spec.observation_specs]
+        others = [*(getattr(part, "action_mask", None) or []), part.reward, part.group_reward]
+        others += [part.group_id, getattr(part, "interrupted", part.agent_id)]
+        if [obs.shape for obs in part.obs] != expected or any(len(v) != n for v in others):
+            raise ValueError(f"the steps of {name} have other shapes than its specification")
+
+
 def same_steps(one: Steps, other: Steps) -> bool:
     """Whether two behaviors' steps are equal, number by number."""
     arrays, other_arrays = list(_arrays(one)), list(_arrays(other))

@@ -358,6 +358,9 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
+        shapes = [(*obs.shape,) for obs in self.spec.observation_specs]
+        if [(*obs.shape[1:],) for obs in state["recorded"]["obs"]] != shapes:
+            raise ValueError(f"the recorded observations do not have the shapes {shapes}")
         self.step = int(state["step"])
         self.n_updates = int(state["n_updates"])
         self._learning.load_state_dict(state["algorithm"])
@@ -398,5 +401,5 @@ class Learner:
             if self.past is not None and state.get("games") is not None:
                 self.past.games.load_state_dict(state["games"])
             if self.memories is not None:
-                self.memories = state["memories"]
+                self.memories = state["memories"].reshape(-1, self.algorithm.memory_size)
                 self._make_room()

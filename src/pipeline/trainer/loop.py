@@ -26,7 +26,13 @@ from pipeline.trainer.checkpoints.file import (
     weights_of,
 )
 from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
-from pipeline.trainer.checkpoints.restore import begin_with, latest_run, restore, restore_workers
+from pipeline.trainer.checkpoints.restore import (
+    begin_with,
+    latest_run,
+    restore,
+    restore_workers,
+    usable,
+)
 from pipeline.trainer.checkpoints.resume_points import RESUME_INTERVAL_S, resume_points
 from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.device_choice import fastest_device
@@ -37,7 +43,7 @@ from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.timing import Progress, Stopwatch, add_reports, next_multiple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
@@ -142,7 +148,7 @@ class TrainingLoop:
             learners = list(self.learners.values())
             self.resume_points.stop(learners, self._shared_state())
             self._export(learners)
-            raise
+            raise self._interrupted(should_stop) from None
         except PipelineError as error:
             request = self.synchronizer.request
             self._save_learned(is_stopping=request())
@@ -190,8 +196,9 @@ class TrainingLoop:
         self._exact = bool(self.group.least(int(restore_workers(self.workers, self._saved))))
         run = latest_run(self._saved)
         self.resume_points.resumed(run, is_exact=self._exact)
-        self.lessons.restore(run, exact=self._exact)
-        self.self_play.restore(run)
+        with usable(self.job.run_dir):
+            self.lessons.restore(run, exact=self._exact)
+            self.self_play.restore(run)
         if not self._exact:
             self.lessons.begin()
         for qualified in self.workers.behavior_specs if self._saved else ():
@@ -369,9 +376,10 @@ class TrainingLoop:
     def _save_learned(self, *, is_stopping: bool = False) -> None:
         """After a failure, save the learners that have taken a step."""
         learned = [learner for learner in self.learners.values() if learner.step > 0]
-        if self.inference or not learned or (is_stopping and self.resume_points.is_kept):
+        if self.inference or not learned:
             return
-        self.keeper.refresh(learned, self._shared_state())
+        if not (is_stopping and self.resume_points.is_kept):
+            self.keeper.refresh(learned, self._shared_state())
         self._export(learned)
 
     def _export(self, learners: list[Learner]) -> None:
@@ -386,11 +394,15 @@ class TrainingLoop:
         folder = self.job.run_dir
         saved = f"the state is saved in {folder}" if self.learners else "nothing to save yet"
         message = f"stopped by a signal {self._at()}; {saved}"
+        kept = {
+            name: self.keeper.saved_steps.get(name, x.step) for name, x in self.learners.items()
+        }
+        if self._at(kept) != self._at():  # the environments had ended, too
+            message = f"stopped by a signal; the state {self._at(kept)} is saved in {folder}"
         return Interrupted(message, exit_code=request.exit_code)
 
-    def _at(self) -> str:
-        """Return the present step of each behavior, for messages."""
-        steps = ", ".join(
-            f"at step {learner.step} of {name}" for name, learner in self.learners.items()
-        )
-        return steps or "before the first step"
+    def _at(self, steps: Mapping[str, int] | None = None) -> str:
+        """Return the steps, or the present step of each behavior, for messages."""
+        steps = steps or {name: learner.step for name, learner in self.learners.items()}
+        text = ", ".join(f"at step {step} of {name}" for name, step in steps.items())
+        return text or "before the first step"

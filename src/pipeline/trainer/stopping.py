@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")  # the last is unknown on Windows
+_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")  # the last two are unknown on Windows
 _HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
 
@@ -34,7 +34,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Take SIGINT, SIGTERM and SIGUSR1 as requests while the block runs.
+    """Take SIGINT, SIGTERM, SIGUSR1 and SIGHUP as requests while the block runs.
 
     Outside the main thread signals are not taken.
 
@@ -48,10 +48,14 @@ def stop_on_signal() -> Iterator[StopRequest]:
 
     def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # a handler's form
         request.signal_number = number
-        for handled in _HANDLED:
+        for handled in before:
             signal.signal(handled, signal.SIG_DFL)
 
-    before = {number: signal.signal(number, note) for number in _HANDLED}
+    before = {number: signal.getsignal(number) for number in _HANDLED}
+    if before.get(getattr(signal, "SIGHUP", None)) is signal.SIG_IGN:  # as `nohup` asks for
+        del before[signal.SIGHUP]
+    for number in before:
+        signal.signal(number, note)
     try:
         yield request
     finally:

@@ -14,7 +14,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pipeline.errors import Interrupted, PipelineError, one_line
+from pipeline.errors import (
+    Interrupted,
+    PipelineError,
+    UnityCommunicatorStoppedException,
+    UnityProcessEndedException,
+    one_line,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 # From linux/prctl.h; Python has no name for it.
 _PR_SET_PDEATHSIG = 1
-_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")  # the last is unknown on Windows
+_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")  # the last two are unknown on Windows
 _HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 _HAS_TIMER = hasattr(signal, "setitimer")  # not on Windows
 _TIME_IS_UP = 128 + 10
@@ -33,6 +39,8 @@ _REQUEUE_CODE = "PIPELINE_REQUEUE_EXIT_CODE"
 _RARELY = (50_000, 5, 20)
 """Thresholds for `gc`: new objects per scan of the youngest, and scans until older ones follow."""
 _AGAIN_S = 0.1
+_GRACE_S = 0.5
+"""What stops a whole group of processes may end environments before its signal comes here."""
 _WATCH = "watch of the parent"
 _SHELLS = frozenset({"sh", "ash", "dash", "bash", "ksh", "zsh", "fish", "busybox"})
 _received: list[int] = []
@@ -116,7 +124,9 @@ def exit_code(code: int) -> int:
 
 @contextlib.contextmanager
 def signals() -> Iterator[None]:
-    """Turn the first SIGINT, SIGTERM or SIGUSR1 into `Stopped`; a second one kills at once.
+    """Turn the first SIGINT, SIGTERM, SIGUSR1 or SIGHUP into `Stopped`; a second kills at once.
+
+    An ignored SIGHUP stays ignored, as `nohup` asks for.
 
     `Stopped` is raised even where the block turns it into another error: a module that is being
     imported may do that, or code that takes the end of its environment for a failure. The code that
@@ -132,7 +142,7 @@ def signals() -> Iterator[None]:
         if not isinstance(ignored.exc_value, Stopped):
             hook(ignored)
 
-    handlers: dict[int, Any] = dict.fromkeys(_HANDLED, _on_signal)
+    handlers: dict[int, Any] = {number: _on_signal for number in _HANDLED if _is_wanted(number)}
     if _HAS_TIMER:
         handlers[signal.SIGALRM] = _raise_unless_handled
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -142,6 +152,7 @@ def signals() -> Iterator[None]:
     except Interrupted:
         raise
     except Exception as error:
+        _await_signal_after(error)
         if _received:
             raise _stopped() from error
         raise
@@ -151,6 +162,18 @@ def signals() -> Iterator[None]:
         sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_wanted(number: int) -> bool:
+    """Return whether a signal asks to stop; `nohup` has SIGHUP ignored."""
+    is_hangup = number == getattr(signal, "SIGHUP", None)
+    return not (is_hangup and signal.getsignal(number) is signal.SIG_IGN)
+
+
+def _await_signal_after(error: Exception) -> None:
+    """After the end of an environment wait a moment for the signal that may have ended it."""
+    if isinstance(error, UnityProcessEndedException | UnityCommunicatorStoppedException):
+        time.sleep(_GRACE_S)  # a handler that raises ends it
 
 
 def _raise_unless_handled(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
@@ -252,6 +275,8 @@ def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  #
     # records the signal first.
     _received.append(number)
     for handled in _HANDLED:
+        if signal.getsignal(handled) is signal.SIG_IGN:
+            continue
         # Python's own default for SIGINT would raise again; the system's ends the process.
         signal.signal(handled, signal.SIG_DFL)
     if _HAS_TIMER:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import zipfile
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +17,11 @@ from pipeline.errors import CheckpointError, SettingsError, TrainingError
 from pipeline.protocol.specs import spec_to_mapping
 from pipeline.settings import RunSettings, to_mapping
 from pipeline.settings.reader import suggestion
+from pipeline.trainer.checkpoints.archive import (
+    refusal_of_bytes,
+    refusal_of_entries,
+    refusal_of_values,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -135,26 +138,7 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
     Raises:
         CheckpointError: The file is missing, damaged, changed, or of another format.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: there is no checkpoint here") from error
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: this checkpoint cannot be read ({error.strerror or error})"
-        ) from error
-    if not _is_whole(content):
-        raise CheckpointError(
-            f"{path}: this is not a checkpoint, or it is damaged; use an older one"
-        )
-    try:
-        state: Any = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
-    except Exception as error:
-        # torch's reader raises many types for a foreign file; its message advises to run the file
-        raise CheckpointError(
-            f"{path}: this is not a checkpoint of this program: it holds more than weights and "
-            f"plain values ({type(error).__name__})"
-        ) from error
+    state = _plain_values(path, device)
     written_as = state.pop("format", None) if isinstance(state, dict) else None
     if not isinstance(written_as, int) or written_as not in (WITHOUT_DIGEST, FORMAT):
         if isinstance(state, dict) and "global_step" in state:
@@ -171,11 +155,42 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
             f"{path}: its values are not those that were saved: the file was changed or damaged; "
             "use an older checkpoint"
         )
+    if (refusal := refusal_of_entries(state)) is not None:
+        raise CheckpointError(f"{path}: this is not a checkpoint of this program: {refusal}")
     for place in _not_finite(state):
         raise CheckpointError(
             f"{path}: {place} has numbers that are not finite; use an older checkpoint"
         )
     return dict(state)
+
+
+def _plain_values(path: Path, device: str) -> Any:
+    """Return the values and tensors in a file.
+
+    Raises:
+        CheckpointError: There is something else in it, or nothing.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: there is no checkpoint here") from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: this checkpoint cannot be read ({error.strerror or error})"
+        ) from error
+    if (refusal := refusal_of_bytes(content)) is not None:
+        raise CheckpointError(f"{path}: {refusal}")
+    try:
+        state: Any = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+    except Exception as error:
+        # torch's reader raises many types for a foreign file; its message advises to run the file
+        raise CheckpointError(
+            f"{path}: this is not a checkpoint of this program: it holds more than weights and "
+            f"plain values ({type(error).__name__})"
+        ) from error
+    if (refusal := refusal_of_values(state, len(content))) is not None:
+        raise CheckpointError(f"{path}: this is not a checkpoint of this program: {refusal}")
+    return state
 
 
 def mapped(value: Any, kind: type[T], change: Callable[[T], Any]) -> Any:
@@ -202,16 +217,6 @@ def from_saved(value: Any) -> Any:
 def reason_of(error: Exception) -> str:
     """Return an error's first two lines as one: torch lists every weight that differs."""
     return " ".join(" ".join(str(error).splitlines()[:2]).split())
-
-
-def _is_whole(content: bytes) -> bool:
-    """Return whether these bytes are an archive whose parts all match their checksums."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            return archive.testzip() is None
-    # NotImplementedError is zipfile's word for a compression that it does not know: damaged bytes.
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, OSError):
-        return False
 
 
 def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[str, Any]:

@@ -69,6 +69,8 @@ class CheckpointManager:
         self._stale: set[str] = set()
         """Behaviors whose newest resume file is newer than the state that the run resumed from."""
         self.saved_at = time.monotonic()
+        self.saved_steps: dict[str, int] = {}
+        """Step at which the run's files continue each behavior."""
         self.is_last = False
         """Whether the next snapshot is the last of the run, and saves the whole replay."""
         self.save_s = 0.0
@@ -136,7 +138,8 @@ class CheckpointManager:
         Where the run continues exactly, numbered checkpoints that were written later are deleted.
         The run writes them again, except a checkpoint that was written because the run stopped.
         """
-        if state.get("best") is not None:
+        self.saved_steps[name] = int(state["learner"]["step"])
+        if "reward" in (state.get("best") or ()):
             self.best[name] = dict(state["best"])
         if not exact:
             return
@@ -256,6 +259,7 @@ class CheckpointManager:
                 _keep_previous(path)
             save_checkpoint(path, states[name])
         self._stale.clear()
+        self.saved_steps |= {name: int(state["learner"]["step"]) for name, state in states.items()}
         for name, path in paths.items():
             # Only after all are written: until then only the previous moment is complete.
             _previous(path).unlink(missing_ok=True)

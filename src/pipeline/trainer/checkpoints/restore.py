@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from pipeline import files
 from pipeline.errors import CheckpointError, SettingsError
@@ -25,7 +28,7 @@ from pipeline.trainer.checkpoints.replay_files import load_replay
 from pipeline.trainer.supported import algorithm_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pipeline.algos.policy import Policy
     from pipeline.arrays import FloatArray
@@ -189,13 +192,17 @@ def load_policy(path: Path) -> SavedPolicy:
         spec = spec_from_mapping(state["spec"])
         run = load_run_settings(None, overrides={"behaviors": {name: state["settings"]}})
         settings = run.for_behavior(name)
-        policy = algorithm_of(settings).policy_for(spec, settings.network_settings)
-        policy.load_state_dict(state["learner"]["algorithm"]["policy"])
+        weights = state["learner"]["algorithm"]["policy"]
+        make_policy = algorithm_of(settings).policy_for
+        with torch.device("meta"):  # without memory: a file may ask for a network of any size
+            make_policy(spec, settings.network_settings).load_state_dict(weights, assign=True)
+        policy = make_policy(spec, settings.network_settings)
+        policy.load_state_dict(weights)
         step = int(state["learner"]["step"])
         recorded = state["learner"]["recorded"]
         allowed = recorded["allowed"]
         interrupted = [int(step) for step in state.get("run", {}).get("interrupted", ())]
-    except MISFITS as error:
+    except (SettingsError, *MISFITS) as error:
         raise CheckpointError(
             f"{path}: this checkpoint does not hold a whole policy: {reason_of(error)}"
         ) from error
@@ -264,6 +271,18 @@ def _of_behaviors_that_may_appear(settings: RunSettings, run: Path | None) -> di
         if folder.is_dir()
     }
     return {name: file for name, file in files_of.items() if file is not None and file.is_file()}
+
+
+@contextmanager
+def usable(run_dir: Path) -> Iterator[None]:
+    """Turn what Python raises for a saved run that cannot go on into an error for the user."""
+    try:
+        yield
+    except MISFITS as error:
+        raise CheckpointError(
+            f"{run_dir}: the saved run cannot go on ({type(error).__name__}: {reason_of(error)}); "
+            "begin a new run"
+        ) from error
 
 
 def _misfit(path: Path, behavior: str, error: Exception) -> CheckpointError:

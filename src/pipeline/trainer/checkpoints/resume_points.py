@@ -164,9 +164,10 @@ class ResumePoints:
         try:
             self._workers.step()  # without the agents' actions: only the states count
         except PipelineError as error:
-            _log.warning("The last resume point stays: %s", one_line(error))
-            return
+            _log.warning("The environments' states did not come: %s", one_line(error))
         self.complete()
+        if not self.is_kept:
+            self._keeper.refresh(learners, run)
 
 
 class JointResumePoints(ResumePoints):

@@ -1,0 +1,210 @@
+"""What a checkpoint may hold, checked on its bytes before torch makes anything of them.
+
+A checkpoint of ours is a zip archive of stored entries: a pickle of plain values, and the numbers
+of tensors. Torch's own reader also makes other objects, some of which take memory without end.
+"""
+
+from __future__ import annotations
+
+import io
+import pickletools
+import zipfile
+import zlib
+from typing import Any
+
+import torch
+
+# Of the pickle of plain values and tensors.
+_OPCODES = {
+    "PROTO", "STOP", "MARK", "GLOBAL", "REDUCE", "BUILD", "BINPERSID", "BINPUT", "LONG_BINPUT",
+    "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1",
+    "BINFLOAT", "BINUNICODE", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM",
+    "SETITEMS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
+}  # fmt: skip
+# Of tensors that NumPy reads.
+_DTYPES = {
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16",
+    "float32", "float64",
+}  # fmt: skip
+_STORAGES = ("Bool", "Byte", "Char", "Short", "Int", "Long", "Half", "Float", "Double", "Untyped")
+_NAMES = frozenset(
+    [
+        "torch._utils _rebuild_tensor_v2",
+        "torch._utils _rebuild_tensor_v3",  # of types that have no storage class
+        "torch._utils _rebuild_parameter",
+        "collections OrderedDict",
+        "_codecs encode",  # bytes
+        *(f"torch {name}Storage" for name in _STORAGES),
+        *(f"torch.storage {name}Storage" for name in _STORAGES),
+        *(f"torch {name}" for name in _DTYPES),
+    ]
+)
+_MOST_STEPS = 500_000
+"""Steps of the pickle: a hundred times as many as large checkpoints have."""
+_MOST_PICKLE_BYTES = 16 << 20
+_DEEPEST = 50
+_SPARE_BYTES = 1 << 20
+_LARGEST = 1 << 53
+_PLAIN = (str, int, float, bool, bytes, type(None))
+_ANY = ...
+"""Stands for every key of a map."""
+_BY_NAME, _NUMBERS = {_ANY: int | float}, [int | float]
+# The kind of each entry: a type, a list with the kind of its items, or a map with those of entries.
+_SHAPE = {
+    "behavior": str,
+    "settings": dict,
+    "spec": dict,
+    "learner": {
+        "step": int,
+        "n_updates": int,
+        "algorithm": dict,
+        "recorded": {"obs": [torch.Tensor], "allowed": torch.Tensor | None},
+        "statistics": {
+            "sums": _BY_NAME,
+            "counts": {_ANY: int},
+            "totals": _BY_NAME,
+            "latest": _BY_NAME,
+            "distributions": {_ANY: _NUMBERS},
+            "returns": _NUMBERS,
+            "recent": _NUMBERS,
+            "n_episodes": int,
+        },
+    },
+    "best": _BY_NAME,
+    "run": {
+        "steps": {_ANY: int},
+        "next_checkpoint": {_ANY: int},
+        "lessons": dict,
+        "devices": {_ANY: str},
+        "self_play": dict,
+        "interrupted": [int],
+        "added": [str],
+    },
+    "experience": dict,
+    "environments": list,
+    "ranks": [dict],
+    "held": int,
+    "history": str,
+    "behaviors": {_ANY: dict},
+}
+_MAY_BE_NONE = ("best", "run", "experience", "environments")
+_WITHOUT_TENSORS = ("settings", "spec", "run", "best")
+
+
+def refusal_of_bytes(content: bytes) -> str | None:
+    """Return why these bytes are no checkpoint, or None; nothing in them is made or run."""
+    damaged = "this is not a checkpoint, or it is damaged; use an older one"
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            entries = archive.infolist()
+            # Torch stores its entries as they are, so that together they are as large as the file.
+            if (
+                sum(entry.file_size for entry in entries) > len(content)
+                or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+                or len({entry.filename.lower() for entry in entries}) < len(entries)
+                or archive.testzip() is not None
+            ):
+                return damaged
+            pickles = [archive.read(e) for e in entries if e.filename.endswith("data.pkl")]
+    # NotImplementedError is zipfile's word for a compression that it does not know: damaged bytes.
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, OSError):
+        return damaged
+    if len(pickles) != 1:
+        return damaged
+    unknown = _unknown_step(pickles[0])
+    return unknown and (
+        "this is not a checkpoint of this program: it holds more than weights and plain values "
+        f"({unknown})"
+    )
+
+
+def _unknown_step(pickle: bytes) -> str | None:
+    """Return what a pickle does beyond making plain values and tensors, or None."""
+    if len(pickle) > _MOST_PICKLE_BYTES:
+        return f"{len(pickle)} bytes of values without their tensors"
+    try:
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(pickle)):
+            if opcode.name not in _OPCODES or number > _MOST_STEPS:
+                return opcode.name
+            if opcode.name == "GLOBAL" and argument not in _NAMES:
+                return str(argument).replace(" ", ".")[:100]
+    except Exception as error:  # noqa: BLE001  # whatever it makes of other bytes
+        return type(error).__name__
+    return None
+
+
+def refusal_of_values(state: Any, n_bytes: int) -> str | None:
+    """Return why values are not of a checkpoint of `n_bytes`, or None; reads no number.
+
+    The limits hold for the time and memory of all that walks through the values afterwards.
+    """
+    waiting: list[tuple[Any, str, int]] = [(state, "it", 0)]
+    n_items, n_tensor_bytes = 0, 0
+    while waiting:
+        value, place, depth = waiting.pop()
+        n_items += 1
+        # Each value takes a byte of the file or more, unless it is in several places.
+        if depth > _DEEPEST or n_items > n_bytes:
+            return f"{place} holds itself, or the same values too often"
+        if isinstance(value, dict):
+            waiting += [(key, f"a key of {place}", depth + 1) for key in value]
+            waiting += [(item, f"{place}.{key}"[:80], depth + 1) for key, item in value.items()]
+        elif type(value) in (list, tuple):
+            waiting += [(item, f"{place}.{i}"[:80], depth + 1) for i, item in enumerate(value)]
+        elif isinstance(value, torch.Tensor):
+            if not _is_plain(value):
+                return f"{place} is no plain tensor ({type(value).__name__} of {value.dtype})"
+            n_tensor_bytes += value.numel() * value.element_size()
+            if max(value.untyped_storage().nbytes(), n_tensor_bytes / 4) > n_bytes + _SPARE_BYTES:
+                return f"{place} has more numbers than the file"
+        elif type(value) not in _PLAIN:
+            return f"{place} is of the type {type(value).__name__}"
+    return None
+
+
+def refusal_of_entries(state: dict[Any, Any]) -> str | None:
+    """Return which entry of a checkpoint's values is of another kind than ours are, or None."""
+    given = {key: v for key, v in state.items() if not (key in _MAY_BE_NONE and v is None)}
+    place = _other_entry(given, _SHAPE, "") or next(
+        (f".{name}" for name in _WITHOUT_TENSORS if _has_tensor(state.get(name))), None
+    )
+    return place and f"{place[1:]} is not what a checkpoint has there"
+
+
+def _other_entry(value: Any, shape: Any, place: str) -> str | None:
+    """Return the place of an entry that is not of the shape, or None."""
+    parts: list[tuple[Any, Any, str]] = []
+    if isinstance(shape, dict) and isinstance(value, dict):
+        shapes = {key: shape.get(key, shape.get(_ANY)) for key in value}
+        parts = [(value[key], part, f"{place}.{key}"[:80]) for key, part in shapes.items() if part]
+    elif isinstance(shape, list) and isinstance(value, list | tuple):
+        parts = [(item, shape[0], f"{place}.{i}") for i, item in enumerate(value)]
+    elif (
+        isinstance(shape, dict | list)
+        or not isinstance(value, shape)
+        or (isinstance(value, int) and abs(value) > _LARGEST)
+    ):
+        return place
+    others = (_other_entry(*part) for part in parts)
+    return next((other for other in others if other is not None), None)
+
+
+def _is_huge(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) > _LARGEST
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, dict | list | tuple):
+        return any(map(_has_tensor, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, torch.Tensor)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether NumPy can read a tensor as it is."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout == torch.strided
+        and not (tensor.is_meta or tensor.is_quantized or tensor.is_nested)
+        and not (tensor.is_conj() or tensor.is_neg())
+        and str(tensor.dtype).removeprefix("torch.") in _DTYPES
+    )

@@ -1,0 +1,131 @@
+"""People whose runs are started, stopped and requeued by a scheduler."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+import pipeline
+from pipeline.errors import Interrupted, UnityProcessEndedException
+from pipeline.settings import load_run_settings
+from pipeline.stages.export import publish
+from pipeline.stages.shared import process
+from pipeline.trainer.checkpoints.file import load_checkpoint
+from pipeline.trainer.checkpoints.restore import resumes_exactly
+from pipeline.trainer.stopping import StopRequest, stop_on_signal
+
+BEHAVIOR = "3DBall"
+NEVER = 10**9
+
+
+class StopsAll(StopRequest):
+    """Ends the environments when it has been asked `kill_at` times, and asks to stop `at` times."""
+
+    def __init__(self, at, kill_at):
+        super().__init__()
+        self.n_asked, self.at, self.kill_at = 0, at, kill_at
+
+    def __call__(self):
+        self.n_asked += 1
+        if self.n_asked == self.kill_at:
+            for child in psutil.Process().children():
+                child.terminate()
+        if self.n_asked >= self.at:
+            self.signal_number = signal.SIGTERM
+        return super().__call__()
+
+
+def stopped(packed, folder, monkeypatch, stop, *, max_restarts=10, **options):
+    """Train until all processes are stopped; return the message and the settings."""
+    behavior = {
+        "trainer_type": "ppo",
+        "hyperparameters": {"batch_size": 64, "buffer_size": 256, "num_epoch": 1},
+        "network_settings": {"hidden_units": 8, "num_layers": 1},
+        "max_steps": NEVER,
+        "time_horizon": 8,
+    }
+    overrides = {
+        "behaviors": {BEHAVIOR: behavior},
+        "env_settings": {"max_lifetime_restarts": max_restarts},
+    }
+    settings = load_run_settings(None, overrides=overrides)
+    monkeypatch.setattr("pipeline.trainer.api.stop_on_signal", lambda: contextlib.nullcontext(stop))
+    build = packed("balance_ball", folder / "ball")
+    with pytest.raises(Interrupted) as caught:
+        pipeline.train(
+            build, settings, seed=1, run_dir=folder / "run", exporter=publish, num_envs=2, **options
+        )
+    assert caught.value.exit_code == 143
+    return str(caught.value), settings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("at", "kill_at"), [(80, 80), (80, 81), (81, 80), (120, 80)], ids=str)
+def test_trainer_and_environments_are_ended_at_once(at, kill_at, packed, tmp_path, monkeypatch):
+    """scancel and systemd send SIGTERM to all processes of a job."""
+    message, settings = stopped(packed, tmp_path, monkeypatch, StopsAll(at, kill_at))
+    step = load_checkpoint(tmp_path / "run" / BEHAVIOR / "checkpoint.pt")["learner"]["step"]
+    assert f"at step {step} of {BEHAVIOR}; the state is saved" in message
+    assert (tmp_path / "run" / BEHAVIOR / f"{BEHAVIOR}-{step}.onnx").is_file()
+    assert (tmp_path / "run" / f"{BEHAVIOR}.onnx").is_file()
+    assert resumes_exactly(tmp_path / "run", settings)
+
+
+@pytest.mark.slow
+def test_environments_that_may_not_be_started_again_are_ended_with_the_trainer(
+    packed, tmp_path, monkeypatch
+):
+    """The last resume point stays, and the message says of which step it is."""
+    stop = StopsAll(120, 119)
+    message, settings = stopped(
+        packed, tmp_path, monkeypatch, stop, max_restarts=0, resume_interval_s=0.0
+    )
+    (said,) = re.findall(rf"the state at step (\d+) of {BEHAVIOR} is saved", message)
+    state = load_checkpoint(tmp_path / "run" / BEHAVIOR / "checkpoint.pt")
+    assert state["learner"]["step"] == int(said) > 0
+    assert (tmp_path / "run" / f"{BEHAVIOR}.onnx").is_file()
+    assert resumes_exactly(tmp_path / "run", settings)
+
+
+@pytest.mark.slow
+def test_environments_are_ended_before_there_is_a_resume_point(packed, tmp_path, monkeypatch):
+    message, _ = stopped(packed, tmp_path, monkeypatch, StopsAll(80, 79), max_restarts=0)
+    step = load_checkpoint(tmp_path / "run" / BEHAVIOR / "checkpoint.pt")["learner"]["step"]
+    assert f"at step {step} of {BEHAVIOR}; the state is saved" in message
+    assert (tmp_path / "run" / f"{BEHAVIOR}.onnx").is_file()
+
+
+def test_an_evaluation_and_its_environment_are_ended_at_once():
+    """The environment's end is noticed before the signal comes."""
+
+    began, main = time.monotonic(), threading.get_ident()
+    threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGTERM)).start()
+    with pytest.raises(process.Stopped) as caught, process.signals():
+        raise UnityProcessEndedException("Environment shut down with return code -15")
+    assert caught.value.exit_code == 143
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
+def test_the_terminal_is_closed_during_a_training():
+    with stop_on_signal() as request:
+        signal.raise_signal(signal.SIGHUP)
+    assert request()
+    assert request.exit_code == 129
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
+def test_the_terminal_of_a_training_under_nohup_is_closed():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signal() as request, process.signals():
+            signal.raise_signal(signal.SIGHUP)
+            assert not request()
+    finally:
+        signal.signal(signal.SIGHUP, before)
