@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from pipeline.errors import UnityEnvironmentException, UnityWorkerInUseException
 from pipeline.protocol.calls import OK
 from pipeline.protocol.generated.messages import UnityMessageProto, UnityRLCapabilitiesProto
+from pipeline.protocol.peers import MARK
 from pipeline.protocol.server import open_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pipeline.protocol.generated.messages import UnityRLInitializationOutputProto
+    from pipeline.protocol.peers import PeerCheck
     from pipeline.protocol.server import AnyServer
 
 _log = logging.getLogger(__name__)
@@ -112,8 +114,15 @@ class EnvironmentProcess:
     While this module logs at DEBUG level, it goes to our standard error instead.
     """
 
-    def __init__(self, command: Sequence[str], *, log: Path | None = None) -> None:
-        """Start the process; `log` is its log file, which error messages prefer to its output.
+    def __init__(
+        self, command: Sequence[str], *, log: Path | None = None, peers: PeerCheck | None = None
+    ) -> None:
+        """Start the process.
+
+        Args:
+            command: program and arguments.
+            log: its log file, which error messages prefer to its output.
+            peers: is told which process may call.
 
         Raises:
             UnityEnvironmentException: The system cannot run it.
@@ -124,11 +133,15 @@ class EnvironmentProcess:
         _log.debug("starting %s", shlex.join(command))
         try:
             self._process = start(
-                command, _STANDARD_ERROR if self._prints_to_stderr else self._output
+                command,
+                _STANDARD_ERROR if self._prints_to_stderr else self._output,
+                mark=peers.mark if peers is not None else "",
             )
         except OSError as error:
             self._output.close()
             raise _cannot_start(command[0], error) from error
+        if peers is not None:
+            peers.pid = self._process.pid
 
     def check(self) -> None:
         """Raise UnityEnvironmentException, with its exit code and output, if it has ended."""
@@ -177,8 +190,13 @@ class EnvironmentProcess:
         self._output.close()
 
 
-def start(command: Sequence[str], output: BinaryIO | int) -> subprocess.Popen[bytes]:
-    """Start a process that ends when this one does (Linux), and writes all to `output`."""
+def start(
+    command: Sequence[str], output: BinaryIO | int, *, mark: str = ""
+) -> subprocess.Popen[bytes]:
+    """Start a process that ends when this one does (Linux), and writes all to `output`.
+
+    All that it starts inherits `mark`, as of `PeerCheck`.
+    """
     return subprocess.Popen(  # noqa: S603  # the user chose the executable
         list(command),
         # A terminal's Ctrl+C and typed text are for the trainer.
@@ -186,7 +204,7 @@ def start(command: Sequence[str], output: BinaryIO | int) -> subprocess.Popen[by
         stdout=output,
         stderr=subprocess.STDOUT,
         # Our packed executables look for a Python of their version; this one is tried first.
-        env={**os.environ, "PIPELINE_PYTHON": sys.executable},
+        env={**os.environ, "PIPELINE_PYTHON": sys.executable, MARK: mark},
         # A group of its own: Ctrl+C must not reach it before the trainer has saved, and all that
         # it starts can be killed with it.
         start_new_session=os.name == "posix",
@@ -298,6 +316,7 @@ def listening(
     worker_id: int,
     host: str | None,
     transport: str | None,
+    peers: PeerCheck,
 ) -> AnyServer:
     """Return a server for a player that is started here, or for the Unity Editor."""
     # The system chooses where a port can be passed on; the Editor knows only its own.
@@ -305,7 +324,7 @@ def listening(
     if base_port is not None:
         port = base_port + worker_id
     remedy = EDITOR_PORT_TAKEN if executable is None else None
-    return listen_for(worker_id, port, remedy, host=host, transport=transport)
+    return listen_for(worker_id, port, remedy, host=host, transport=transport, peers=peers)
 
 
 def listen_for(worker_id: int, port: int, remedy: str | None, **options: Any) -> AnyServer:
