@@ -13,8 +13,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import psutil
 
 from pipeline.errors import UnityEnvironmentException, UnityWorkerInUseException
 from pipeline.protocol.calls import OK
@@ -145,8 +148,8 @@ class EnvironmentProcess:
 
     def check(self) -> None:
         """Raise UnityEnvironmentException, with its exit code and output, if it has ended."""
-        code = self._process.poll()
-        if code is not None:
+        if has_ended(self._process):
+            code = self._process.returncode
             raise UnityEnvironmentException(
                 f"Environment shut down with return code {code}{_signal_name(code)}.{self.tail()}"
             )
@@ -178,14 +181,18 @@ class EnvironmentProcess:
 
     def wait(self, wait_s: float) -> bool:
         """Return whether it has ended by itself, after waiting for that up to `wait_s`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(wait_s)
-        return self._process.returncode is not None
+        deadline, pause_s = time.monotonic() + wait_s, 0.0005
+        while not has_ended(self._process):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            pause_s = min(2 * pause_s, left, 0.05)
+            time.sleep(pause_s)
+        return True
 
     def close(self, wait_s: float) -> None:
         """Give it `wait_s` to end by itself, then kill it and what it started."""
-        # A process that failed may have left children; one that ended well has ended them.
-        if not self.wait(wait_s) or self._process.returncode:
+        if not self.wait(wait_s):
             kill(self._process)
         self._output.close()
 
@@ -210,6 +217,21 @@ def start(
         start_new_session=os.name == "posix",
         preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
     )
+
+
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a process that `start` has started has ended; then its group is killed.
+
+    A wrapper script may have started helpers, such as a display, which would stay for ever.
+    """
+    if process.returncode is not None or os.name != "posix":
+        return process.poll() is not None
+    # Looked at and not waited for: until it is reaped, no other group can get its number.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if psutil.Process(process.pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return False
+        kill(process)
+    return process.poll() is not None
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
