@@ -28,6 +28,17 @@ _RANDOM = "[a-z0-9_]" * 8
 
 
 @contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Add the file's name to an OSError of the block that has none, as when the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def whole(path: Path | str) -> Iterator[Path]:
     """Replace a file atomically: the block writes to the temporary path that it gets.
 
@@ -39,9 +50,10 @@ def whole(path: Path | str) -> Iterator[Path]:
     _remove_abandoned(target.parent.glob(f".{glob.escape(target.name)}.{_RANDOM}.tmp"))
     handle, temporary = _temporary(target)
     try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        with naming(target):
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
         if target.exists():
             temporary.chmod(target.stat().st_mode & 0o777)
         temporary.replace(target)
