@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import tempfile
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -64,6 +65,25 @@ def whole(path: Path | str) -> Iterator[Path]:
         # Only now: the lock on it says that the file's writer lives.
         os.close(handle)
     sync_folder(target.parent)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Fill a new folder: the block writes into the temporary folder that it gets.
+
+    If the block raises, the folder is as it was before.
+
+    Raises:
+        SettingsError: The folder is there already, and is not empty.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingsError(f"{folder}: is there already and not empty; name another with -o")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
+        yield Path(temporary)
+        folder.mkdir(exist_ok=True)
+        for path in Path(temporary).iterdir():  # one by one: the folder may be the working folder
+            path.replace(folder / path.name)
 
 
 def remove_temporary(folder: Path) -> None:

@@ -9,10 +9,11 @@ import os
 import struct
 from pathlib import Path
 
+import hub_server
 import made_archives
 import pytest
 
-from pipeline import files
+from pipeline import cli, files
 from pipeline.envs.sources import download, fetch
 from pipeline.errors import FetchError
 
@@ -112,3 +113,72 @@ def test_full_disk_names_the_file_that_is_written(tmp_path):
     with pytest.raises(OSError, match=rf"File too large: '{target}'"), files.whole(target):
         full()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub with a policy, and a folder to be in."""
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    monkeypatch.chdir(tmp_path)
+    with hub_server.hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        server.repos["me/echo"] = {"README.md": b"# Echo", "Echo.onnx": b"1", "more/a.txt": b"2"}
+        yield server
+
+
+def test_pull_starts_anew_after_a_download_that_failed_half_way(hub, tmp_path, capsys):
+    hub.errors["Echo.onnx"] = 503
+    assert cli.main(["pull", "me/echo"]) == 2
+    error = capsys.readouterr().err
+    assert "me/echo: " in error
+    assert "the Hub answered 503: repeat the command later" in error
+    assert "log in" not in error
+    assert list(tmp_path.iterdir()) == []
+    hub.errors.clear()
+    assert cli.main(["pull", "me/echo"]) == 0
+    assert {
+        path.relative_to(tmp_path).as_posix(): path.read_bytes()
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    } == {"echo/README.md": b"# Echo", "echo/Echo.onnx": b"1", "echo/more/a.txt": b"2"}
+    assert cli.main(["pull", "me/echo"]) == 2
+    assert "is there already and not empty" in capsys.readouterr().err
+
+
+def test_pull_into_the_empty_folder_that_one_is_in(hub, tmp_path):
+    assert cli.main(["pull", "me/echo", "-o", "."]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["Echo.onnx", "README.md", "more"]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_advice_to_log_in_where_the_hub_refuses(hub, capsys, status):
+    hub.errors["/api/models/me/echo"] = status
+    assert cli.main(["pull", "me/echo"]) == 2
+    assert "; log in with `hf auth login` or HF_TOKEN" in capsys.readouterr().err
+
+
+def test_no_advice_to_log_in_where_the_hub_is_not_reached(hub, capsys, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    assert cli.main(["pull", "me/echo"]) == 2
+    error = capsys.readouterr().err
+    assert "look at the connection, the name and HF_ENDPOINT" in error
+    assert "log in" not in error
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+@pytest.mark.parametrize("part", ["/objects/", "/commit/"])
+def test_push_that_failed_half_way_is_repeated(hub, tmp_path, capsys, part):
+    folder = tmp_path / "card"
+    folder.mkdir()
+    (folder / "README.md").write_text("---\ntags: [onnx]\n---\n# Echo\n")
+    (folder / "Echo.onnx").write_bytes(b"policy")
+    hub.errors[part] = 500
+    assert cli.main(["push", "card", "--repo-id", "me/new"]) == 2
+    assert "the Hub answered 500: repeat the command later" in capsys.readouterr().err
+    assert list(hub.repos["me/new"]) == [".gitattributes"]
+    hub.errors.clear()
+    assert cli.main(["push", "card", "--repo-id", "me/new"]) == 0
+    assert hub.repos["me/new"]["Echo.onnx"] == b"policy"
