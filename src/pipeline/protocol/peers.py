@@ -14,10 +14,14 @@ import socket
 import struct
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from pipeline.protocol.token import is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +80,7 @@ class PeerCheck:
         if not self.mark:
             is_ours = uid in (0, os.geteuid())
             return None if is_ours else f"it comes from {_named(None, uid)}. {_OTHER_USER}"
-        if any(_holds(process.pid, inode, uid) for process in self._family()):
+        if any(_holds(member, inode, uid) for member in self._family()):
             return None
         pid = next((pid for pid in psutil.pids() if _holds(pid, inode)), None)
         return None if self._is_marked(pid) else self._foreign(_named(pid, uid))
@@ -91,18 +95,19 @@ class PeerCheck:
                 user = psutil.Process(pid).username()
                 is_ours = user == psutil.Process().username()
                 return None if is_ours else f"it comes from {_named(pid, user)}. {_OTHER_USER}"
-            is_ours = self._is_marked(pid) or any(process.pid == pid for process in self._family())
+            is_ours = self._is_marked(pid) or pid in self._family()
             return None if is_ours else self._foreign(_named(pid, psutil.Process(pid).username()))
         except psutil.Error:
             return f"it comes from process {pid}, which cannot be read"
 
-    def _family(self) -> list[psutil.Process]:
-        """Return the process that was started, and its descendants."""
-        try:
-            process = psutil.Process(self.pid) if self.pid is not None else None
-            return [] if process is None else [process, *process.children(recursive=True)]
-        except psutil.Error:
-            return []
+    def _family(self) -> Iterator[int]:
+        """Yield the process that was started, which calls nearly always, and its descendants."""
+        if self.pid is None:
+            return
+        yield self.pid
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(self.pid).children(recursive=True):
+                yield process.pid
 
     def _is_marked(self, pid: int | None) -> bool:
         try:
