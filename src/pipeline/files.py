@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import tempfile
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -28,6 +29,17 @@ _RANDOM = "[a-z0-9_]" * 8
 
 
 @contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Add the file's name to an OSError of the block that has none, as when the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def whole(path: Path | str) -> Iterator[Path]:
     """Replace a file atomically: the block writes to the temporary path that it gets.
 
@@ -39,9 +51,10 @@ def whole(path: Path | str) -> Iterator[Path]:
     _remove_abandoned(target.parent.glob(f".{glob.escape(target.name)}.{_RANDOM}.tmp"))
     handle, temporary = _temporary(target)
     try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        with naming(target):
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
         if target.exists():
             temporary.chmod(target.stat().st_mode & 0o777)
         temporary.replace(target)
@@ -52,6 +65,25 @@ def whole(path: Path | str) -> Iterator[Path]:
         # Only now: the lock on it says that the file's writer lives.
         os.close(handle)
     sync_folder(target.parent)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Fill a new folder: the block writes into the temporary folder that it gets.
+
+    If the block raises, the folder is as it was before.
+
+    Raises:
+        SettingsError: The folder is there already, and is not empty.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingsError(f"{folder}: is there already and not empty; name another with -o")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
+        yield Path(temporary)
+        folder.mkdir(exist_ok=True)
+        for path in Path(temporary).iterdir():  # one by one: the folder may be the working folder
+            path.replace(folder / path.name)
 
 
 def remove_temporary(folder: Path) -> None:

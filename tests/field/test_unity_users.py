@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import ClassVar
 
+import psutil
 import pytest
+from fake_player import START
 
 import pipeline
-from pipeline.envs import silence
+from pipeline.envs import launch, silence
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.silence import SilenceWatch
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
-from pipeline.errors import UnityTimeOutException
+from pipeline.errors import (
+    UnityEnvironmentException,
+    UnityTimeOutException,
+)
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import no_agents
@@ -243,3 +250,65 @@ def test_training_says_that_it_waits_for_a_decision(caplog, tmp_path: Path, n_st
     result = pipeline.train(env, settings, seed=1, run_dir=tmp_path, callbacks=callbacks)
     assert result.behaviors == {}
     assert len(lines(caplog)) == (n_steps > LIMIT)
+
+
+WITH_HELPER = f"""#!/bin/sh
+sleep 3599 &
+echo $! > "$HELPER"
+{{end}}{START} "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    "end", ["good end", "exit 0", "exit 3", "killed", "an error of ours", "restart"]
+)
+def test_helper_of_a_wrapper_script_ends_with_the_environment(tmp_path, monkeypatch, end):
+    monkeypatch.setenv("HELPER", str(tmp_path / "helper"))
+    program = tmp_path / "wrapper.sh"
+    program.write_text(WITH_HELPER.format(end=f"{end}\n" if end.startswith("exit") else ""))
+    program.chmod(0o755)
+    env = UnityEnvironment(program, connect=False)
+    process = env._process
+    assert process is not None
+    if end.startswith("exit"):
+        with pytest.raises(UnityEnvironmentException, match=f"with return code {end[-1]}"):
+            env.connect()
+    else:
+        env.connect()
+    helper = psutil.Process(int((tmp_path / "helper").read_text()))
+    assert os.getpgid(helper.pid) == process._process.pid != os.getpgid(0)
+    if end == "killed":
+        process._process.send_signal(signal.SIGKILL)
+        with pytest.raises(UnityEnvironmentException, match="SIGKILL"):
+            env.reset()
+    elif end == "an error of ours":
+        with pytest.raises(KeyError), env:
+            raise KeyError
+    elif end == "restart":
+        env._fail()  # as when a worker is started again
+    elif end == "good end":
+        env.close()
+        assert process._process.returncode == 0
+    gone, _ = psutil.wait_procs([helper], timeout=60)
+    assert gone == [helper]
+
+
+def test_group_of_a_stranger_with_the_same_number_is_not_killed(tmp_path, monkeypatch):
+    killed = []
+    program = tmp_path / "sim"
+    program.write_text("#!/bin/sh\nexit 0\n")
+    program.chmod(0o755)
+    process = launch.EnvironmentProcess([str(program)])
+    real = os.killpg
+
+    def killpg(group, number):
+        # not reaped yet, so the number is still this process's
+        killed.append((group, psutil.Process(group).status()))
+        real(group, number)
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    assert process.wait(60)
+    assert killed == [(process._process.pid, psutil.STATUS_ZOMBIE)]
+    process.close(0.0)
+    process.close(0.0)
+    assert len(killed) == 1

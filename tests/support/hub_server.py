@@ -30,6 +30,8 @@ class Hub:
         self.objects: dict[str, bytes] = {}
         self.messages: list[str] = []
         self.asked: list[str] = []
+        self.errors: dict[str, int] = {}
+        """Status to answer with instead, by a part of the path."""
 
     def revision(self, repo: str) -> str:
         """Return a commit id that depends on the content alone."""
@@ -63,6 +65,8 @@ class _Handler(BaseHTTPRequestHandler):
         path = self._path()
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._json({"error": "Invalid username or password."}, 401)
+        if status := self._error(self.path):
+            return self._json({"error": "told so"}, status)
         if path == "/api/validate-yaml":
             return self._json({"errors": [], "warnings": []})
         if path == "/api/repos/create":
@@ -103,15 +107,19 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         oid = self._path().rpartition("/")[2]
+        if status := self._error(self.path):
+            return self._json({"error": "told so"}, status)
         assert hashlib.sha256(body).hexdigest() == oid
         self.hub.objects[oid] = body
-        self._json({})
+        return self._json({})
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
         path = self._path()
+        if status := self._error(path):
+            return self._json({"error": "told so"}, status)
         if match := re.fullmatch(rf"/api/models/{_REPO}(/revision/[^/]+)?", path):
             if match["repo"] not in self.hub.repos:
                 return self._json({"error": "Repository not found"}, 404, "RepoNotFound")
@@ -135,6 +143,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         self.hub.asked.append(f"{self.command} {path}")
         return path
+
+    def _error(self, path: str) -> int:
+        return next((code for part, code in self.hub.errors.items() if part in path), 0)
 
     def _json(self, value: object, status: int = 200, code: str = "") -> None:
         headers = {"X-Error-Code": code} if code else {}

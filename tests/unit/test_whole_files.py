@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -192,3 +193,18 @@ def test_a_behavior_that_is_called_like_a_file_of_the_run_is_refused(tmp_path):
     (tmp_path / "progress.csv").touch()
     with pytest.raises(SettingsError, match="is a file of the run"):
         files.refuse_shared_folder(tmp_path, "progress.csv", [])
+
+
+def test_folder_that_was_not_filled_to_the_end_is_as_before(tmp_path):
+    for folder in (tmp_path / "new", tmp_path / "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(FileExistsError), files.whole_folder(folder) as part:
+            [(part / "half").mkdir() for _ in range(2)]
+        assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+        with files.whole_folder(folder) as part:
+            (part / "half").write_text("1")
+            (part / "other").mkdir()
+        assert sorted(path.name for path in folder.iterdir()) == ["half", "other"]
+        with pytest.raises(SettingsError, match="not empty"), files.whole_folder(folder):
+            pass
+        shutil.rmtree(folder)

@@ -153,18 +153,16 @@ def write(run: Run, folder: Path, *, licence: str | None = None) -> None:
     """Write the card, and copy policies, results and videos beside it."""
     from pipeline.evaluation.comparison import compare
 
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SettingsError(f"{folder}: is there already and not empty; name another folder")
-    tasks = compare(run.outcomes)
-    sections = list(_sections(run, tasks, licence))  # unreadable files are refused before writing
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in (*run.policies, *run.more):
-        shutil.copyfile(path, folder / path.name)
-    for task in tasks:
-        _draw(task, folder)
-    files.write_whole(
-        folder / CARD, f"---\n{dump_yaml(_front(run, licence))}---\n\n" + "\n".join(sections)
-    )
+    with files.whole_folder(folder) as part:
+        tasks = compare(run.outcomes)
+        sections = list(_sections(run, tasks, licence))
+        for path in (*run.policies, *run.more):
+            shutil.copyfile(path, part / path.name)
+        for task in tasks:
+            _draw(task, part)
+        files.write_whole(
+            part / CARD, f"---\n{dump_yaml(_front(run, licence))}---\n\n" + "\n".join(sections)
+        )
 
 
 def _draw(task: Task, folder: Path) -> None:

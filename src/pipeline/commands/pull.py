@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from pipeline import files
 from pipeline.commands.push import hub
 from pipeline.errors import FetchError, SettingsError
 
@@ -36,9 +37,7 @@ def run(arguments: argparse.Namespace) -> str:
         raise SettingsError("name the repository: `pipeline pull NAME/POLICY -o FOLDER`")
     parent = arguments.local_dir or Path()
     folder: Path = arguments.output or parent / repo.rpartition("/")[2]
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SettingsError(f"{folder}: is there already and not empty; name another with -o")
-    with hub(repo) as api:
+    with files.whole_folder(folder) as part, hub(repo) as api:
         info = api.repo_info(repo, revision=arguments.revision)
         for sibling in info.siblings or ():
             # Names come from the repository's owner, and would be paths on this disk.
@@ -46,7 +45,7 @@ def run(arguments: argparse.Namespace) -> str:
             if path.is_absolute() or ".." in path.parts or "\\" in sibling.rfilename:
                 raise FetchError(f"{repo}: has a file {sibling.rfilename!r}, outside of its folder")
         # By commit and not by branch, so that exactly the files checked above are downloaded.
-        api.snapshot_download(repo, revision=info.sha, local_dir=folder, ignore_patterns=_HUB_ONLY)
-    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's own notes
+        api.snapshot_download(repo, revision=info.sha, local_dir=part, ignore_patterns=_HUB_ONLY)
+        shutil.rmtree(part / ".cache", ignore_errors=True)  # the client's own notes
     names = sorted(path.name for path in folder.iterdir())
     return f"{folder}: {', '.join(names)}, of revision {info.sha}"

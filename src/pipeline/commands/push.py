@@ -90,10 +90,34 @@ def hub(repo_id: str) -> Iterator[Any]:
     try:
         yield HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     except Exception as error:
-        # The client is imported late, so its exceptions are recognized by their modules' names.
-        from_library = type(error).__module__.partition(".")[0] in _LIBRARIES
+        # The client is imported late, so its exceptions are recognized by their modules' names. An
+        # upload that fails is a plain RuntimeError with one of them as its cause.
+        modules = {type(cause).__module__.partition(".")[0] for cause in _causes(error)}
+        from_library = not modules.isdisjoint(_LIBRARIES)
         if isinstance(error, PipelineError) or not (from_library or isinstance(error, OSError)):
             raise
         reason = one_line(error).partition(" | ")[0]
-        remedy = "log in with `hf auth login` or HF_TOKEN, and look at the name and HF_ENDPOINT"
-        raise FetchError(f"{repo_id}: {type(error).__name__}: {reason}; {remedy}") from error
+        raise FetchError(
+            f"{repo_id}: {type(error).__name__}: {reason}; {_remedy(error)}"
+        ) from error
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, and those that it wraps."""
+    following: BaseException | None = error
+    while following is not None:
+        yield following
+        following = following.__cause__ or following.__context__
+
+
+def _remedy(error: Exception) -> str:
+    """Return what to do about a failure, by the Hub's answer if there is one."""
+    if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+        return "make this file or its disk usable, and repeat the command"
+    for cause in _causes(error):
+        status = getattr(getattr(cause, "response", None), "status_code", None)
+        if status in (401, 403, 404):  # the Hub hides private repositories from strangers
+            return "log in with `hf auth login` or HF_TOKEN, and look at the name and HF_ENDPOINT"
+        if status is not None:
+            return f"the Hub answered {status}: repeat the command later"
+    return "look at the connection, the name and HF_ENDPOINT, and repeat the command"

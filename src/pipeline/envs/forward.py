@@ -22,6 +22,7 @@ from pipeline.envs import launch
 from pipeline.envs.restarts import RestartBudget
 from pipeline.errors import UnityCommunicationException, UnityEnvironmentException, one_line
 from pipeline.protocol.incoming import accepted_from, listen
+from pipeline.protocol.peers import PeerCheck
 from pipeline.protocol.token import HungUpError, introduce
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def forward(
                 f"--to {trainer}: no trainer listens there (waited {timeout_s:g} s); start it with "
                 "--attach and --listen, and check address, port and firewall"
             )
-        command = None
+        command, peers = None, PeerCheck(is_started_here=executable is not None)
         if executable is not None:
             command = launch.command_line(
                 executable,
@@ -139,7 +140,7 @@ def forward(
             with connection:
                 if end_reason is not None:
                     _count(budget, end_reason)
-                end_reason = _serve(connection, listeners, command)
+                end_reason = _serve(connection, listeners, command, peers)
             # Without waiting: where no one listens any more, the trainer has ended.
             connection = trainer.connect(0.0)
     _log.info("The trainer at %s has ended.", trainer)
@@ -154,7 +155,10 @@ def _count(budget: RestartBudget, reason: str) -> None:
 
 
 def _serve(
-    trainer: socket.socket, listeners: Sequence[socket.socket], command: Sequence[str] | None
+    trainer: socket.socket,
+    listeners: Sequence[socket.socket],
+    command: Sequence[str] | None,
+    peers: PeerCheck,
 ) -> str | None:
     """Pass on what one player and the trainer say; return why a player that we started ended."""
     if command is None:
@@ -163,12 +167,12 @@ def _serve(
             "or press Play in a Unity Editor with that port.",
             listeners[0].getsockname()[1],
         )
-        _pass_on(trainer, listeners, lambda: None)
+        _pass_on(trainer, listeners, lambda: None, peers)
         return None
     _log.info("Connected to the trainer. Starting the player.")
-    process = launch.EnvironmentProcess(command)
+    process = launch.EnvironmentProcess(command, peers=peers)
     try:
-        _pass_on(trainer, listeners, process.check)
+        _pass_on(trainer, listeners, process.check, peers)
         # The player hangs up before it ends; its exit code says whether to bring it back.
         process.wait(_END_S)
         process.check()
@@ -180,13 +184,16 @@ def _serve(
 
 
 def _pass_on(
-    trainer: socket.socket, listeners: Sequence[socket.socket], check: Callable[[], None]
+    trainer: socket.socket,
+    listeners: Sequence[socket.socket],
+    check: Callable[[], None],
+    peers: PeerCheck,
 ) -> None:
     """Wait for a player, and pass bytes both ways until it or the trainer hangs up.
 
     Until a player calls, `check` is called now and then; it raises when no player will.
     """
-    player, early = _first_call(trainer, listeners, check)
+    player, early = _first_call(trainer, listeners, check, peers)
     if player is None:
         return
     ends: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -223,7 +230,10 @@ def _pass_on(
 
 
 def _first_call(
-    trainer: socket.socket, listeners: Sequence[socket.socket], check: Callable[[], None]
+    trainer: socket.socket,
+    listeners: Sequence[socket.socket],
+    check: Callable[[], None],
+    peers: PeerCheck,
 ) -> tuple[socket.socket | None, bytes]:
     """Return the player's connection, and what the trainer has said by then.
 
@@ -238,6 +248,10 @@ def _first_call(
             for key, _ in selector.select(_LOOK_S):
                 if key.fileobj is not trainer:
                     for player in accepted_from(key.fileobj, 1):  # type: ignore[arg-type]  # a listener
+                        if foreign := peers.refusal_at(player):
+                            _log.warning("A call is refused: %s.", foreign)
+                            player.close()
+                            continue
                         player.setblocking(True)
                         player.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                         return player, early

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.envs.base import StoredStepsEnv
-from pipeline.envs.side_channels import aggregation_of
+from pipeline.envs.side_channels import StatsSideChannel
 from pipeline.errors import SettingsError, UnityObservationException
 from pipeline.protocol import state as codec
 from pipeline.protocol.decoding import check_finite
@@ -46,7 +46,7 @@ class InProcessEnvironment(StoredStepsEnv):
         self.silence.name = type(simulator).__name__
         self._controls = Controls(simulator)
         self._requested: dict[str, Any] | None = None
-        self._waiting: Stats = {}
+        self._stats = StatsSideChannel()
 
     def reset(self) -> None:
         """Begin a new episode for every agent, and forget the set actions."""
@@ -81,10 +81,9 @@ class InProcessEnvironment(StoredStepsEnv):
 
     def take_stats(self) -> Stats:
         """Return what the simulator has reported since the last call, by name."""
-        stats, self._waiting = self._waiting, {}
         for name, value, method in self._controls.take_stats():
-            stats.setdefault(name, []).append((value, aggregation_of(name, method)))
-        return stats
+            self._stats.add(name, value, method)
+        return self._stats.get_and_reset_stats()
 
     @property
     def state_refusal(self) -> str | None:
@@ -107,11 +106,11 @@ class InProcessEnvironment(StoredStepsEnv):
             self._requested = None
             return
         # Fetched now, because the controls do not save statistics that have not been read yet.
-        self._waiting = self.take_stats()
+        self._stats.stats = self.take_stats()
         contents = {"simulator": simulator, "controls": self._controls.state_dict()}
         # As an array, because checkpoints hold plain values and arrays only.
         data = np.frombuffer(codec.encode(contents), dtype=np.uint8).copy()
-        self._requested = {"environment": data, **self._client_state(self._waiting)}
+        self._requested = {"environment": data, **self._client_state(self._stats.stats)}
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return what the last `request_state` stored, once.
@@ -131,7 +130,7 @@ class InProcessEnvironment(StoredStepsEnv):
         contents = codec.decode(state["environment"].tobytes())
         restore(self._simulator, contents["simulator"])
         self._controls.load_state_dict(contents["controls"])
-        self._waiting = self._restore(state)
+        self._stats.stats = self._restore(state)
 
     def close(self) -> None:
         """Close the simulator; UnityEnvironmentException if it is closed already."""

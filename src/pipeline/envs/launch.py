@@ -13,8 +13,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import psutil
 
 from pipeline.errors import (
     UnityEnvironmentException,
@@ -23,12 +26,14 @@ from pipeline.errors import (
 )
 from pipeline.protocol.calls import OK
 from pipeline.protocol.generated.messages import UnityMessageProto, UnityRLCapabilitiesProto
+from pipeline.protocol.peers import MARK
 from pipeline.protocol.server import open_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pipeline.protocol.generated.messages import UnityRLInitializationOutputProto
+    from pipeline.protocol.peers import PeerCheck
     from pipeline.protocol.server import AnyServer
 
 _log = logging.getLogger(__name__)
@@ -116,8 +121,15 @@ class EnvironmentProcess:
     While this module logs at DEBUG level, it goes to our standard error instead.
     """
 
-    def __init__(self, command: Sequence[str], *, log: Path | None = None) -> None:
-        """Start the process; `log` is its log file, which error messages prefer to its output.
+    def __init__(
+        self, command: Sequence[str], *, log: Path | None = None, peers: PeerCheck | None = None
+    ) -> None:
+        """Start the process.
+
+        Args:
+            command: program and arguments.
+            log: its log file, which error messages prefer to its output.
+            peers: is told which process may call.
 
         Raises:
             UnityEnvironmentException: The system cannot run it.
@@ -128,16 +140,20 @@ class EnvironmentProcess:
         _log.debug("starting %s", shlex.join(command))
         try:
             self._process = start(
-                command, _STANDARD_ERROR if self._prints_to_stderr else self._output
+                command,
+                _STANDARD_ERROR if self._prints_to_stderr else self._output,
+                mark=peers.mark if peers is not None else "",
             )
         except OSError as error:
             self._output.close()
             raise _cannot_start(command[0], error) from error
+        if peers is not None:
+            peers.pid = self._process.pid
 
     def check(self) -> None:
         """Raise UnityProcessEndedException, with its exit code and output, if it has ended."""
-        code = self._process.poll()
-        if code is not None:
+        if has_ended(self._process):
+            code = self._process.returncode
             raise UnityProcessEndedException(
                 f"Environment shut down with return code {code}{_signal_name(code)}.{self.tail()}"
             )
@@ -169,20 +185,29 @@ class EnvironmentProcess:
 
     def wait(self, wait_s: float) -> bool:
         """Return whether it has ended by itself, after waiting for that up to `wait_s`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(wait_s)
-        return self._process.returncode is not None
+        deadline, pause_s = time.monotonic() + wait_s, 0.0005
+        while not has_ended(self._process):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            pause_s = min(2 * pause_s, left, 0.05)
+            time.sleep(pause_s)
+        return True
 
     def close(self, wait_s: float) -> None:
         """Give it `wait_s` to end by itself, then kill it and what it started."""
-        # A process that failed may have left children; one that ended well has ended them.
-        if not self.wait(wait_s) or self._process.returncode:
+        if not self.wait(wait_s):
             kill(self._process)
         self._output.close()
 
 
-def start(command: Sequence[str], output: BinaryIO | int) -> subprocess.Popen[bytes]:
-    """Start a process that ends when this one does (Linux), and writes all to `output`."""
+def start(
+    command: Sequence[str], output: BinaryIO | int, *, mark: str = ""
+) -> subprocess.Popen[bytes]:
+    """Start a process that ends when this one does (Linux), and writes all to `output`.
+
+    All that it starts inherits `mark`, as of `PeerCheck`.
+    """
     return subprocess.Popen(  # noqa: S603  # the user chose the executable
         list(command),
         # A terminal's Ctrl+C and typed text are for the trainer.
@@ -190,12 +215,27 @@ def start(command: Sequence[str], output: BinaryIO | int) -> subprocess.Popen[by
         stdout=output,
         stderr=subprocess.STDOUT,
         # Our packed executables look for a Python of their version; this one is tried first.
-        env={**os.environ, "PIPELINE_PYTHON": sys.executable},
+        env={**os.environ, "PIPELINE_PYTHON": sys.executable, MARK: mark},
         # A group of its own: Ctrl+C must not reach it before the trainer has saved, and all that
         # it starts can be killed with it.
         start_new_session=os.name == "posix",
         preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
     )
+
+
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a process that `start` has started has ended; then its group is killed.
+
+    A wrapper script may have started helpers, such as a display, which would stay for ever.
+    """
+    if process.returncode is not None or os.name != "posix":
+        return process.poll() is not None
+    # Looked at and not waited for: until it is reaped, no other group can get its number.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if psutil.Process(process.pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return False
+        kill(process)
+    return process.poll() is not None
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -302,6 +342,7 @@ def listening(
     worker_id: int,
     host: str | None,
     transport: str | None,
+    peers: PeerCheck,
 ) -> AnyServer:
     """Return a server for a player that is started here, or for the Unity Editor."""
     # The system chooses where a port can be passed on; the Editor knows only its own.
@@ -309,7 +350,7 @@ def listening(
     if base_port is not None:
         port = base_port + worker_id
     remedy = EDITOR_PORT_TAKEN if executable is None else None
-    return listen_for(worker_id, port, remedy, host=host, transport=transport)
+    return listen_for(worker_id, port, remedy, host=host, transport=transport, peers=peers)
 
 
 def listen_for(worker_id: int, port: int, remedy: str | None, **options: Any) -> AnyServer:

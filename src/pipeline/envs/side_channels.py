@@ -22,9 +22,13 @@ from pipeline.protocol.specs import brief
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Sequence
+    from collections.abc import Sequence, Sized
 
 _log = logging.getLogger(__name__)
+
+MAX_NAMES = 10_000
+"""Statistics, or properties, of one environment: each becomes a curve, and stays in memory."""
+_MAX_WARNINGS = 10
 
 
 class SideChannel(ABC):
@@ -88,7 +92,7 @@ class SideChannelManager:
             channel = self._channels.get(channel_id)
             if channel is not None:
                 channel.on_message_received(IncomingMessage(payload))
-            elif channel_id not in self._unknown:
+            elif channel_id not in self._unknown and len(self._unknown) < _MAX_WARNINGS:
                 # Unity packages have channels that this side does not know, and send in every step.
                 self._unknown.add(channel_id)
                 _log.warning("Unknown side channel data received. Channel type: %s.", channel_id)
@@ -241,22 +245,39 @@ def aggregation_of(name: str, number: int) -> StatsAggregationMethod:
     return method
 
 
+def check_names(names: Sized, name: str, kind: str) -> None:
+    """Raise UnitySideChannelException if an environment has more names than are kept."""
+    if len(names) > MAX_NAMES:
+        raise UnitySideChannelException(
+            f"the environment has sent more than {MAX_NAMES} {kind} of different names, the last "
+            f"is {brief(name)!r}: use fixed names, without numbers that change"
+        )
+
+
 class StatsSideChannel(SideChannel):
     """Statistics that the environment records."""
 
     def __init__(self) -> None:
         super().__init__(wire.STATS)
         self.stats: dict[str, list[tuple[float, StatsAggregationMethod]]] = {}
+        self._names: set[str] = set()
 
     def on_message_received(self, msg: IncomingMessage) -> None:
         """Keep one value.
 
         Raises:
-            UnitySideChannelException: Its aggregation method is not known.
+            UnitySideChannelException: Its aggregation method is not known, or there are too many
+                names.
         """
         key = msg.read_string()
-        value = msg.read_float32()
-        method = aggregation_of(key, msg.read_int32())
+        self.add(key, msg.read_float32(), msg.read_int32())
+
+    def add(self, key: str, value: float, number: int) -> None:
+        """Keep one value, which is aggregated by the method of a number; errors as above."""
+        method = aggregation_of(key, number)
+        if key not in self._names:
+            self._names.add(key)
+            check_names(self._names, key, "statistics")
         self.stats.setdefault(key, []).append((value, method))
 
     def get_and_reset_stats(self) -> dict[str, list[tuple[float, StatsAggregationMethod]]]:
@@ -276,6 +297,7 @@ class FloatPropertiesChannel(SideChannel):
         """Keep one property."""
         key = msg.read_string()
         self._properties[key] = msg.read_float32()
+        check_names(self._properties, key, "properties")
 
     def set_property(self, key: str, value: float) -> None:
         """Set a property on both ends."""

@@ -31,7 +31,8 @@ from pipeline.protocol.generated.messages import (
     UnityRLOutputProto,
 )
 from pipeline.protocol.layout_cache import Decoder
-from pipeline.protocol.specs import refuse_other_spec
+from pipeline.protocol.peers import PeerCheck
+from pipeline.protocol.specs import check_behaviors, refuse_other_spec
 from pipeline.protocol.steps import no_agents, same_steps
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ _log = logging.getLogger(__name__)
 
 _HANG_UP_S, _HURRY_S = 1.0, 0.2
 _TRIM_EVERY = 256
+_MAX_WARNINGS = 10
 
 
 class UnityEnvironment(StoredStepsEnv):
@@ -131,7 +133,10 @@ class UnityEnvironment(StoredStepsEnv):
         self._failed = False
         executable = None if file_name is None else launch.find_executable(file_name)
         self._is_attached = server is not None
-        self._server = server or launch.listening(executable, base_port, worker_id, host, transport)
+        peers = PeerCheck(is_started_here=executable is not None)
+        self._server = server or launch.listening(
+            executable, base_port, worker_id, host, transport, peers
+        )
         self.port = self._server.port
         name = "the environment" if executable is None else f"{executable.name}, worker {worker_id}"
         self.silence.name = f"{name} on port {self.port}"
@@ -148,7 +153,7 @@ class UnityEnvironment(StoredStepsEnv):
                     log=log,
                     additional_args=additional_args or (),
                 )
-                self._process = launch.EnvironmentProcess(arguments, log=log)
+                self._process = launch.EnvironmentProcess(arguments, log=log, peers=peers)
             if connect:
                 self.connect()
         except BaseException:
@@ -371,7 +376,8 @@ class UnityEnvironment(StoredStepsEnv):
 
     def _learn(self, output: ReceivedOutputProto) -> None:
         """Store announcements; a behavior's specification is complete with its first agent."""
-        for brain in output.rl_initialization_output.brain_parameters:
+        for index, brain in enumerate(output.rl_initialization_output.brain_parameters):
+            check_behaviors(max(index, len(self._announced) + len(self._specs)), brain.brain_name)
             self._announced[brain.brain_name] = announcement = BrainParametersProto()
             announcement.CopyFrom(brain)
         infos = output.rl_output.agentInfos
@@ -392,7 +398,8 @@ class UnityEnvironment(StoredStepsEnv):
         self._learn(output)
         infos = output.rl_output.agentInfos
         for name in infos:
-            if name not in self._specs and name not in self._unannounced:
+            is_new = name not in self._specs and name not in self._unannounced
+            if is_new and len(self._unannounced) < _MAX_WARNINGS:
                 self._unannounced.add(name)
                 _log.warning("Agents of %s are ignored: the behavior is not announced.", name)
         for name, decoder in self._decoders.items():

@@ -24,6 +24,7 @@ LOST_S = 2.0
 _POLL_S = 0.2
 OK, STOP = 200, 400
 NO_GREETING = "a conversation begins with an environment's greeting: status 200, and what it is"
+FOREIGN = "the trainer waits for the call of another process"
 STOPPED = UnityMessageProto(header={"status": STOP}).SerializeToString()
 
 _TIME_OUT = """\

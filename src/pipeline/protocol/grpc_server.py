@@ -7,6 +7,7 @@ Unity's own clients are proven with this runtime, so try it when an environment 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import queue
@@ -15,8 +16,10 @@ import threading
 import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
+from urllib.parse import unquote
 
 from pipeline.protocol.calls import (
+    FOREIGN,
     METHOD,
     NO_GREETING,
     STOPPED,
@@ -25,7 +28,10 @@ from pipeline.protocol.calls import (
     may_own,
     nothing_to_answer,
 )
+from pipeline.protocol.peers import PeerCheck
 from pipeline.protocol.state import MAX_STATE_BYTES
+
+_log = logging.getLogger(__name__)
 
 _N_THREADS = 4
 """One call is answered at a time; a client that reconnects needs the others."""
@@ -52,7 +58,9 @@ class GrpcServer(CalledEnd):
     of the client's end.
     """
 
-    def __init__(self, port: int = 0, *, host: str | None = None) -> None:
+    def __init__(
+        self, port: int = 0, *, host: str | None = None, peers: PeerCheck | None = None
+    ) -> None:
         """Start listening; arguments and errors as of `Server`."""
         # Its fork handlers break the environments that we launch while it runs; they are only for
         # children that go on to use the runtime themselves.
@@ -63,6 +71,7 @@ class GrpcServer(CalledEnd):
         self._pending: Future[bytes] | None = None
         self._latest: Future[bytes] | None = None
         self._owner: str | None = None
+        self._host, self._peers = host, peers or PeerCheck()
         self._next_look = 0.0
         self._lock = threading.Lock()
         self._closed = False
@@ -184,8 +193,18 @@ class GrpcServer(CalledEnd):
             if self._owner is not None and begins_anew(request):
                 self._lost_at = -math.inf
                 return _NOT_OVER
+            if foreign := self._foreign(peer):
+                _log.warning("A call on port %d is refused: %s.", self.port, foreign)
+                return FOREIGN
             self._owner = peer
             return None
+
+    def _foreign(self, peer: str) -> str | None:
+        """Return why a connection, by the address of its end, is not the environment's."""
+        client, _, port = unquote(peer.partition(":")[2]).rpartition(":")
+        client = client.strip("[]")
+        server = self._host or ("::1" if ":" in client else "127.0.0.1")
+        return self._peers.refusal((client, int(port)), (server, self.port))
 
     def _owner_lives(self) -> bool:
         """Return whether the owner's connection is there; looked up twice a second at most."""

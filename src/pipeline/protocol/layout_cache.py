@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.errors import UnitySpecificationException
 from pipeline.protocol import vectorized, wire
 from pipeline.protocol.decoding import decode_steps
 from pipeline.protocol.generated.messages import ReceivedAgentInfosProto
-from pipeline.protocol.specs import FREE_BYTES, brief, refuse_excess, row_bytes
+from pipeline.protocol.specs import FREE_BYTES, MAX_AGENTS, brief, refuse_excess, row_bytes
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 if TYPE_CHECKING:
@@ -82,6 +83,11 @@ class Decoder:
         return vectorized.read_fields(data, self._spec, self._check_memory)
 
     def _check_memory(self, n_agents: int, n_sent: int) -> None:
+        if n_agents > MAX_AGENTS:
+            raise UnitySpecificationException(
+                f"a message has {n_agents} agents of the behavior {brief(self._name)}, at most "
+                f"{MAX_AGENTS} are possible: divide them among several environments"
+            )
         n_bytes = n_agents * self._row_bytes
         if n_bytes > FREE_BYTES:  # it is not, nearly always
             refuse_excess(n_bytes, n_sent, f"a message about the behavior {brief(self._name)}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import SettingsError, UnityCommunicationException
 from pipeline.protocol.calls import (
+    FOREIGN,
     METHOD,
     NO_GREETING,
     STOPPED,
@@ -28,6 +29,7 @@ from pipeline.protocol.calls import (
 from pipeline.protocol.frames import FAILED_PRECONDITION
 from pipeline.protocol.grpc_server import GrpcServer
 from pipeline.protocol.incoming import BACKLOG, IncomingConnection, accepted_from, listen
+from pipeline.protocol.peers import PeerCheck
 from pipeline.protocol.spin_wait import SpinWait
 from pipeline.protocol.token import is_loopback
 
@@ -49,8 +51,9 @@ _MAX_WARNINGS = 10
 class Server(CalledEnd):
     """Listens on loopback for one environment; the thread that waits reads the socket itself.
 
-    The first connection that greets owns the conversation. As long as it lives, all others are
-    closed unread, twice a second; when it breaks, the environment may go on over another one.
+    The first connection that greets, and that `peers` allows, owns the conversation. As long as it
+    lives, all others are closed unread, twice a second; when it breaks, the environment may go on
+    over another one.
 
     While no thread waits, as in a long update of the networks or while other environments start, a
     keeper thread reads twice a second: clients give up if no one greets them, acknowledges their
@@ -63,6 +66,7 @@ class Server(CalledEnd):
         *,
         host: str | None = None,
         token: bytes | None = None,
+        peers: PeerCheck | None = None,
     ) -> None:
         """Start listening.
 
@@ -71,6 +75,8 @@ class Server(CalledEnd):
             host: address to listen on; None means loopback, 127.0.0.1 and ::1.
             token: what environments have to say; unless `host` is loopback, that is listened on
                 too, where none has to.
+            peers: decides which process of this machine may be the environment; None for all of
+                this user and of root.
 
         Raises:
             OSError: The port is taken, or `host` is no address of this machine.
@@ -88,6 +94,7 @@ class Server(CalledEnd):
         self._next_look = 0.0
         self._n_warnings = 0
         self._token = token
+        self._peers = peers or PeerCheck()
         self._all_say_it = host is not None and is_loopback(host)
         self._closed = threading.Event()
         # Reentrant: `close` and `release` hold it when they call `reply`.
@@ -198,12 +205,23 @@ class Server(CalledEnd):
                     if self._has_begun and begins_anew(request):
                         self._lost_at = -math.inf  # it was started again, and waits for `release`
                         return None
-                    self._make_owner(connection)
-                    return connection
+                    if (foreign := self._foreign(connection)) is None:
+                        self._make_owner(connection)
+                        return connection
+                    # Hung up on, or it could make us look for its process again and again.
+                    connection.refuse(stream, FAILED_PRECONDITION, FOREIGN)
+                    connection.messages.clear()
+                    connection.is_open = False
+                    self._warn("A call on port %d is refused: %s.", self.port, foreign)
+                    break
                 connection.messages.popleft()
                 connection.refuse(stream, FAILED_PRECONDITION, NO_GREETING)
                 self._warn("A call is refused: %s", NO_GREETING)
         return None
+
+    def _foreign(self, connection: IncomingConnection) -> str | None:
+        """Return why a connection is not the environment's; the token is proof enough."""
+        return None if connection.is_admitted else self._peers.refusal_at(connection.socket)
 
     def _make_owner(self, connection: IncomingConnection) -> None:
         for other in [candidate for candidate in self._candidates if candidate is not connection]:
@@ -328,6 +346,7 @@ def open_server(
     host: str | None = None,
     transport: str | None = None,
     token: bytes | None = None,
+    peers: PeerCheck | None = None,
 ) -> AnyServer:
     """Listen for one environment; other arguments and errors as of `Server`.
 
@@ -342,10 +361,10 @@ def open_server(
     if name not in _SERVERS:
         raise SettingsError(f"{origin}: '{name}' is no transport; choose from {list(TRANSPORTS)}")
     if token is None:
-        return _SERVERS[name](port, host=host)
+        return _SERVERS[name](port, host=host, peers=peers)
     if name != "sockets":
         raise SettingsError(
             f"{origin}: '{name}' cannot ask for a token, as --listen does; use 'sockets', or bring "
             "players from elsewhere through an ssh tunnel"
         )
-    return Server(port, host=host, token=token)
+    return Server(port, host=host, token=token, peers=peers)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _HEAD = 20
+MAX_FRAMES = 100_000
+"""Frames in one message: each takes more than a microsecond here, and 20 bytes there."""
 
 ENGINE_CONFIGURATION = uuid.UUID("e951342c-4f7e-11ea-b238-784f4387d1f7")
 ENVIRONMENT_PARAMETERS = uuid.UUID("534c891e-810f-11ea-a9d0-822485860400")
@@ -37,11 +39,16 @@ def unpack(data: bytes) -> list[tuple[uuid.UUID, bytes]]:
     """Return the (channel id, payload) pairs that `side_channel` bytes hold, in order.
 
     Raises:
-        UnityEnvironmentException: The bytes end within a frame.
+        UnityEnvironmentException: The bytes end within a frame, or there are too many frames.
     """
-    frames = []
+    frames: list[tuple[uuid.UUID, bytes]] = []
     position = 0
     while position < len(data):
+        if len(frames) == MAX_FRAMES:
+            raise UnityEnvironmentException(
+                f"a side channel message of {len(data)} bytes has more than {MAX_FRAMES} frames, "
+                f"the last of the channel {frames[-1][0]}: send fewer, or less in each step"
+            )
         start = position + _HEAD
         length = -1
         if start <= len(data):

@@ -24,6 +24,10 @@ MAX_NUMBERS = 1 << 24
 """Numbers that an agent may observe at once: two color cameras of 1080 x 1920 pixels fit."""
 MAX_PARTS = 1024
 """Observations of an agent, or branches of its actions."""
+MAX_BEHAVIORS = 1024
+"""Behaviors of one environment: each has networks of its own."""
+MAX_AGENTS = 1 << 17
+"""Agents of a behavior in one message: each may take 50 us to read."""
 MAX_DIMENSIONS = 8
 MAX_ENTITIES = 4096
 """Entities in a list of variable length: attention compares each with each."""
@@ -261,6 +265,15 @@ def refuse_excess(n_bytes: int, sent: int, what: str) -> None:
         raise UnitySpecificationException(
             f"{what} would take {n_bytes / 1e6:,.0f} MB of memory, although only "
             f"{sent:,} bytes were sent; divide it, or make its images, masks and actions smaller"
+        )
+
+
+def check_behaviors(known: int, name: str) -> None:
+    """Raise UnitySpecificationException if a behavior comes after as many as are possible."""
+    if known >= MAX_BEHAVIORS:
+        raise UnitySpecificationException(
+            f"the environment announces more than {MAX_BEHAVIORS} behaviors, the last is "
+            f"{brief(name)!r}: agents that do the same need the same behavior name"
         )
 
 

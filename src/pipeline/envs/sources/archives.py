@@ -31,6 +31,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from pipeline import files
 from pipeline.errors import FetchError
+from pipeline.protocol.specs import brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 20
 _HARMLESS_BYTES = 64 << 20
 """Below this much, no ratio is suspicious."""
-_MAX_READ_BYTES = 8 << 20
+_MAX_READ_BYTES, _REST_BYTES = 8 << 20, 1 << 16
 _OVERHEAD_BYTES = 512 << 20
 """What the headers of a tar may take beside the files."""
 _TAR_MAGIC_AT = 257
@@ -104,7 +105,7 @@ def unpack(archive: Path, folder: Path, *, limits: ArchiveLimits, label: str) ->
     try:
         with entries_of(archive, max_bytes=allowed, label=label) as entries:
             for entry, content in entries:
-                writer.add(entry, content)
+                writer.write(entry, content)
         writer.finish()
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -133,13 +134,18 @@ def entries_of(archive: Path, *, max_bytes: int, label: str) -> Iterator[Entries
             limit = max_bytes + _OVERHEAD_BYTES
             stream = _Limited(_decompressed(file, start), limit, label)
             if stream.peek(_TAR_MAGIC_AT + 5)[_TAR_MAGIC_AT:] != b"ustar":
+                stream.read_rest()  # a damaged archive is told from another file
                 raise FetchError(
                     f"{label}: is no zip, tar, tar.gz, tar.bz2 or tar.xz archive "
                     f"(it starts with {start[:8]!r})."
                 )
             with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r:") as tar:
                 yield _tar_entries(tar)
-        except _BROKEN as error:
+            stream.read_rest()
+        except (*_BROKEN, OSError) as error:
+            # A decompressor's OSError has no number, unlike the system's.
+            if getattr(error, "errno", None) is not None:
+                raise
             raise FetchError(
                 f"{label}: the archive cannot be read: {str(error) or type(error).__name__}."
             ) from error
@@ -209,6 +215,11 @@ class _Limited:
         self._check(self.tell())
         return data
 
+    def read_rest(self) -> None:
+        """Read to the checksum, which comes last."""
+        while self.read(_REST_BYTES):
+            pass
+
     def seek(self, position: int, whence: int = 0) -> int:
         """Move on; a decompressor reads all that lies between."""
         if whence == 0:
@@ -239,6 +250,16 @@ class _Writer:
     n_entries: int = 0
     kinds: dict[PurePosixPath, Literal["file", "folder", "link"]] = field(default_factory=dict)
     links: list[tuple[PurePosixPath, str]] = field(default_factory=list)
+
+    def write(self, entry: tarfile.TarInfo, content: Callable[[], IO[bytes]]) -> None:
+        """Do as `add` does; an error of the system, as of a full disk, names archive and entry."""
+        try:
+            self.add(entry, content)
+        except OSError as error:
+            if error.errno is None:
+                raise
+            name = brief(entry.name)
+            raise self._error(f"the entry {name!r} cannot be unpacked: {error.strerror}") from error
 
     def add(self, entry: tarfile.TarInfo, content: Callable[[], IO[bytes]]) -> None:
         """Write one entry, or remember it when it is a link."""

@@ -64,9 +64,10 @@ def download(url: str, file: Path, *, max_bytes: int) -> None:
     part = file.with_suffix(".part")
     part.parent.mkdir(parents=True, exist_ok=True)
     try:
-        (_copy if parts.scheme == "file" else _download)(url, part, max_bytes)
-        with part.open("rb") as content:
-            os.fsync(content.fileno())
+        with files.naming(part):
+            (_copy if parts.scheme == "file" else _download)(url, part, max_bytes)
+            with part.open("rb") as content:
+                os.fsync(content.fileno())
         part.replace(file)
         _etag(part).unlink(missing_ok=True)
     except BaseException as error:

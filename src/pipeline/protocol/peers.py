@@ -1,0 +1,200 @@
+"""Which process of this machine is at the other end of a connection, and whether it may be there.
+
+A port is open to every process and user of the machine, and the first client that greets owns the
+conversation. So the kernel is asked for the client's socket before its greeting counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from pipeline.protocol.token import is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_log = logging.getLogger(__name__)
+
+Address = tuple[str, int]
+
+MARK = "PIPELINE_ENVIRONMENT"
+"""Variable by which a process shows that it descends from the environment that was started, also
+where its parent has ended."""
+_SOCK_DIAG, _DIAG_BY_FAMILY, _REQUEST, _ERROR, _GONE = 4, 20, 1, 2, 2
+_ANY = 2**32 - 1
+_LEFT = "the client has left already"
+_REMEDY = "If it is your environment, as in a container, start it by yourself and give --attach"
+_OTHER_USER = (
+    "Let it run as the user of the trainer, or bring it with a token: --listen 127.0.0.1 here, and "
+    "`pipeline attach` there"
+)
+
+
+class PeerCheck:
+    """Decides whether a client on this machine may be the environment.
+
+    An environment that was started here calls from its own process, from one that this process has
+    started, or from one that has inherited the variable PIPELINE_ENVIRONMENT. An environment that a
+    person starts calls from a process of the trainer's user, or of root.
+
+    Attributes:
+        mark: the value of the variable; empty where a person starts the environment.
+        pid: the process that was started; None until it is.
+    """
+
+    def __init__(self, *, is_started_here: bool = False) -> None:
+        self.mark = secrets.token_hex(8) if is_started_here else ""
+        self.pid: int | None = None
+
+    def refusal_at(self, accepted: socket.socket) -> str | None:
+        """Return why the client of a connection may not be the environment, or None if it may."""
+        try:
+            client, server = accepted.getpeername()[:2], accepted.getsockname()[:2]
+        except OSError:
+            return _LEFT
+        return self.refusal(client, server)
+
+    def refusal(self, client: Address, server: Address) -> str | None:
+        """Return the same, given the addresses of both ends.
+
+        Clients of other machines are not known here: they have to say a token.
+        """
+        if not is_loopback(client[0]):
+            return None
+        found = _socket_of(client, server)
+        if found is None:
+            return self._refusal_of(_pid_of(client, server))
+        uid, inode = found
+        if inode == 0:
+            return _LEFT
+        if not self.mark:
+            is_ours = uid in (0, os.geteuid())
+            return None if is_ours else f"it comes from {_named(None, uid)}. {_OTHER_USER}"
+        if any(_holds(member, inode, uid) for member in self._family()):
+            return None
+        pid = next((pid for pid in psutil.pids() if _holds(pid, inode)), None)
+        return None if self._is_marked(pid) else self._foreign(_named(pid, uid))
+
+    def _refusal_of(self, pid: int | None) -> str | None:
+        """Return the refusal of a process, on systems where a socket's user is not known."""
+        if pid is None:
+            _log.info("This system does not tell who calls: the first that greets is accepted.")
+            return None
+        try:
+            if not self.mark:
+                user = psutil.Process(pid).username()
+                is_ours = user == psutil.Process().username()
+                return None if is_ours else f"it comes from {_named(pid, user)}. {_OTHER_USER}"
+            is_ours = self._is_marked(pid) or pid in self._family()
+            return None if is_ours else self._foreign(_named(pid, psutil.Process(pid).username()))
+        except psutil.Error:
+            return f"it comes from process {pid}, which cannot be read"
+
+    def _family(self) -> Iterator[int]:
+        """Yield the process that was started, which calls nearly always, and its descendants."""
+        if self.pid is None:
+            return
+        yield self.pid
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(self.pid).children(recursive=True):
+                yield process.pid
+
+    def _is_marked(self, pid: int | None) -> bool:
+        try:
+            return pid is not None and psutil.Process(pid).environ().get(MARK) == self.mark
+        except (psutil.Error, OSError):
+            return False
+
+    def _foreign(self, who: str) -> str:
+        return (
+            f"it comes from {who}, which is not the environment that was started (process "
+            f"{self.pid}) and was not started by it. {_REMEDY}"
+        )
+
+
+def _socket_of(client: Address, server: Address) -> tuple[int, int] | None:
+    """Return user and inode of a client's socket, (0, 0) if it is closed; None if unknown.
+
+    Linux only. The kernel finds one socket at once; its tables in /proc take 4 us for each socket
+    of the machine.
+    """
+    if sys.platform != "linux":
+        return None
+    family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
+    ends = [socket.inet_pton(family, host).ljust(16, b"\0") for host, _ in (client, server)]
+    query = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, _ANY)
+    query += struct.pack(">HH", client[1], server[1]) + b"".join(ends)
+    query += struct.pack("=III", 0, _ANY, _ANY)  # of any interface, without a cookie
+    head = struct.pack("=IHHII", 16 + len(query), _DIAG_BY_FAMILY, _REQUEST, 0, 0)
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
+            kernel.send(head + query)
+            answer = kernel.recv(4096)
+        if struct.unpack_from("=H", answer, 4)[0] == _ERROR:
+            return (0, 0) if struct.unpack_from("=i", answer, 16)[0] == -_GONE else None
+        uid, inode = struct.unpack_from("=II", answer, 16 + 4 + 48 + 12)
+    except (OSError, struct.error):
+        return None  # a sandbox forbids it
+    return uid, inode
+
+
+def _holds(pid: int, inode: int, uid: int | None = None) -> bool:
+    """Return whether a process has a socket open.
+
+    If its files may not be read, return whether it runs as the user `uid`, of the socket.
+    """
+    process, wanted = Path(f"/proc/{pid}"), f"socket:[{inode}]"
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        try:
+            return any(_target(file) == wanted for file in (process / "fd").iterdir())
+        except PermissionError:
+            return uid is not None and process.stat().st_uid == uid
+    return False
+
+
+def _target(file: Path) -> str:
+    try:
+        return str(file.readlink())
+    except FileNotFoundError:  # closed since
+        return ""
+
+
+def _pid_of(client: Address, server: Address) -> int | None:
+    try:
+        pids = [
+            connection.pid
+            for connection in psutil.net_connections("tcp")
+            if (connection.laddr, connection.raddr) == (client, server)
+        ]
+    except (psutil.Error, OSError):
+        return None
+    return pids[0] if pids else None
+
+
+def _named(pid: int | None, user: int | str) -> str:
+    """Return a process as text: number, name and user as far as they can be read."""
+    if isinstance(user, int):
+        import pwd
+
+        try:
+            user = pwd.getpwuid(user).pw_name
+        except KeyError:
+            user = str(user)
+    if pid is None:
+        return f"a process of user {user}"
+    try:
+        name = psutil.Process(pid).name()
+    except psutil.Error:
+        name = "?"
+    # As a literal, for a process may give itself a name with control characters.
+    return f"process {pid} ({name!r}) of user {user}"

@@ -1,0 +1,184 @@
+"""What people reported who fetch environments and policies from a server."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import os
+import struct
+from pathlib import Path
+
+import hub_server
+import made_archives
+import pytest
+
+from pipeline import cli, files
+from pipeline.envs.sources import download, fetch
+from pipeline.errors import FetchError
+
+
+def fetched(web, name: str, archive: bytes) -> Path:
+    return fetch.fetch(web.add(name, archive), sha256=made_archives.digest(archive))
+
+
+GAME = [made_archives.member(name, content) for name, content in made_archives.GAME.items()]
+
+
+def with_wrong_checksum(archive: bytes) -> bytes:
+    """A gzip file whose last bytes, the checksum and the length, do not fit its content."""
+    return archive[:-8] + struct.pack("<I", 12345) + archive[-4:]
+
+
+def with_flipped_bit(archive: bytes) -> bytes:
+    middle = len(archive) // 2
+    return archive[:middle] + bytes([archive[middle] ^ 16]) + archive[middle + 1 :]
+
+
+def stored_gzip(data: bytes) -> bytes:
+    """A gzip file without compression, in which a flipped bit shows in the checksum alone."""
+    out = io.BytesIO()
+    with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=0) as file:
+        file.write(data)
+    return out.getvalue()
+
+
+def flipped_content() -> bytes:
+    archive = stored_gzip(made_archives.tarred(*GAME))
+    return archive.replace(b"levellevel", b"levelLevel", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "archive"),
+    [
+        ("game.tar.gz", flipped_content()),
+        ("game.tar.gz", with_wrong_checksum(made_archives.tarred(*GAME, kind="gz"))),
+        ("game.tar.bz2", with_flipped_bit(made_archives.tarred(*GAME, kind="bz2"))),
+        ("game.tar.xz", with_flipped_bit(made_archives.tarred(*GAME, kind="xz"))),
+        ("game.tar.xz", made_archives.tarred(*GAME, kind="xz")[:-9]),
+        (
+            "game.zip",
+            made_archives.zipped(made_archives.GAME, compressed=False).replace(
+                b"levellevel", b"levelLevel", 1
+            ),
+        ),
+    ],
+    ids=["gz content", "gz checksum", "bz2", "xz", "xz without its end", "zip"],
+)
+def test_damaged_archive_is_refused_by_name(private_cache, web, name, archive):
+    with pytest.raises(FetchError, match=rf"{name}: the archive cannot be read: "):
+        fetched(web, name, archive)
+    assert not any((private_cache / "environments").glob("*.unpacking"))
+
+
+@pytest.mark.parametrize("kind", ["", "gz", "bz2", "xz"])
+def test_whole_archive_is_still_unpacked(private_cache, web, kind):
+    folder = fetched(web, "game.tar", made_archives.tarred(*GAME, kind=kind))
+    assert {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    } == made_archives.GAME
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_entry_with_a_name_of_300_characters_is_refused_by_archive_and_entry(
+    private_cache, web, kind
+):
+    name = "x" * 300
+    archive = (
+        made_archives.zipped({name: b"1"})
+        if kind == "zip"
+        else made_archives.tarred(made_archives.member(name, b"1"))
+    )
+    with pytest.raises(
+        FetchError, match=rf"game.{kind}: the entry 'x{{200}}...' cannot be unpacked: File name too"
+    ):
+        fetched(web, f"game.{kind}", archive)
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+
+def test_full_disk_names_the_file_that_is_downloaded(web, tmp_path, monkeypatch):
+    url = web.add("game.tar", b"x" * 100)
+    monkeypatch.setattr(download, "_receive", full)
+    with pytest.raises(OSError, match=r"File too large: '.*game\.part'"):
+        download.download(url, tmp_path / "game.archive", max_bytes=1000)
+
+
+def test_full_disk_names_the_file_that_is_written(tmp_path):
+    target = tmp_path / "metrics.json"
+    with pytest.raises(OSError, match=rf"File too large: '{target}'"), files.whole(target):
+        full()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub with a policy, and a folder to be in."""
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    monkeypatch.chdir(tmp_path)
+    with hub_server.hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        server.repos["me/echo"] = {"README.md": b"# Echo", "Echo.onnx": b"1", "more/a.txt": b"2"}
+        yield server
+
+
+def test_pull_starts_anew_after_a_download_that_failed_half_way(hub, tmp_path, capsys):
+    hub.errors["Echo.onnx"] = 503
+    assert cli.main(["pull", "me/echo"]) == 2
+    error = capsys.readouterr().err
+    assert "me/echo: " in error
+    assert "the Hub answered 503: repeat the command later" in error
+    assert "log in" not in error
+    assert list(tmp_path.iterdir()) == []
+    hub.errors.clear()
+    assert cli.main(["pull", "me/echo"]) == 0
+    assert {
+        path.relative_to(tmp_path).as_posix(): path.read_bytes()
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    } == {"echo/README.md": b"# Echo", "echo/Echo.onnx": b"1", "echo/more/a.txt": b"2"}
+    assert cli.main(["pull", "me/echo"]) == 2
+    assert "is there already and not empty" in capsys.readouterr().err
+
+
+def test_pull_into_the_empty_folder_that_one_is_in(hub, tmp_path):
+    assert cli.main(["pull", "me/echo", "-o", "."]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["Echo.onnx", "README.md", "more"]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_advice_to_log_in_where_the_hub_refuses(hub, capsys, status):
+    hub.errors["/api/models/me/echo"] = status
+    assert cli.main(["pull", "me/echo"]) == 2
+    assert "; log in with `hf auth login` or HF_TOKEN" in capsys.readouterr().err
+
+
+def test_no_advice_to_log_in_where_the_hub_is_not_reached(hub, capsys, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    assert cli.main(["pull", "me/echo"]) == 2
+    error = capsys.readouterr().err
+    assert "look at the connection, the name and HF_ENDPOINT" in error
+    assert "log in" not in error
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+@pytest.mark.parametrize("part", ["/objects/", "/commit/"])
+def test_push_that_failed_half_way_is_repeated(hub, tmp_path, capsys, part):
+    folder = tmp_path / "card"
+    folder.mkdir()
+    (folder / "README.md").write_text("---\ntags: [onnx]\n---\n# Echo\n")
+    (folder / "Echo.onnx").write_bytes(b"policy")
+    hub.errors[part] = 500
+    assert cli.main(["push", "card", "--repo-id", "me/new"]) == 2
+    assert "the Hub answered 500: repeat the command later" in capsys.readouterr().err
+    assert list(hub.repos["me/new"]) == [".gitattributes"]
+    hub.errors.clear()
+    assert cli.main(["push", "card", "--repo-id", "me/new"]) == 0
+    assert hub.repos["me/new"]["Echo.onnx"] == b"policy"
