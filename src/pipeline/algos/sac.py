@@ -308,7 +308,7 @@ class SAC(Algorithm):
         """
         if allowed is None:
             return self.target_entropy
-        parts = torch.split(allowed, self.spec.action_spec.discrete_branches, dim=1)
+        parts = torch.split(allowed, list(self.spec.action_spec.discrete_branches), dim=1)
         # As shares, whose logarithm is exactly 0 where everything is allowed. A row that forbids
         # everything counts as one choice, or its logarithm would be infinite.
         shares = [part.sum(1).clamp_min(1) / part.shape[1] for part in parts]

@@ -46,6 +46,8 @@ def add_options(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """Upload, and return the address."""
+    from pipeline.export.layout import load
+
     source = arguments.run or arguments.local_dir
     if source is None:
         raise SettingsError("name the run to push: `pipeline push RUN --repo-id NAME/POLICY`")
@@ -57,9 +59,12 @@ def run(arguments: argparse.Namespace) -> str:
     with contextlib.ExitStack() as stack:
         folder = Path(source)
         # any other folder, such as a checkout, may hold private files
-        if (folder / card.CARD).is_file() and any(folder.glob("*.onnx")):
+        policies = list(folder.glob("*.onnx"))
+        if (folder / card.CARD).is_file() and policies:
             if arguments.license:
                 raise SettingsError(f"{folder}: has its card; --license is for `pipeline card`")
+            for policy in policies:
+                load(policy)  # refuses a broken file
         else:
             run = card.find(source)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "card"

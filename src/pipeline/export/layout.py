@@ -32,6 +32,10 @@ _STORED = {
     9: (1, "int32_data"),  # bool
     11: (8, "double_data"),  # float64
 }
+_FLOATS = (1, 11)
+# Parts (nodes, attributes, tensors, axes) that a file may have, and nodes that no output needs. The
+# shipped models have at most 400 parts, and ONNX Runtime takes seconds for thousands of such nodes.
+_MOST_PARTS, _MOST_UNNEEDED = 100_000, 1_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,8 +118,13 @@ def data_flaw(model: onnx.ModelProto) -> str | None:
     """
     import onnx
 
+    n_unneeded = _n_unneeded(model)
+    if n_unneeded > _MOST_UNNEEDED:
+        return f"no output needs {n_unneeded} of its {len(model.graph.node)} nodes"
     # Before any tensor is turned into an array: its declared sizes may ask for all memory.
-    for part in _parts(model):
+    for n_before, part in enumerate(_parts(model)):
+        if n_before == _MOST_PARTS:
+            return f"it has more than {_MOST_PARTS} parts, which no policy needs"
         if not all(isinstance(text, str) and text.isprintable() for text in _names(part)):
             return "a name in it is no printable text"
         if not isinstance(part, onnx.TensorProto):
@@ -125,7 +134,23 @@ def data_flaw(model: onnx.ModelProto) -> str | None:
             return f"the weights {part.name!r} lie outside of the file"
         if min(part.dims, default=0) < 0 or prod(part.dims) != _n_values(part):
             return f"the tensor {part.name!r} has other data than its type and sizes say"
+        if part.data_type in _FLOATS and not np.isfinite(onnx.numpy_helper.to_array(part)).all():
+            return f"the tensor {part.name!r} holds numbers that are not finite"
     return None
+
+
+def _n_unneeded(model: onnx.ModelProto) -> int:
+    """How many nodes compute nothing that an output depends on."""
+    nodes = model.graph.node
+    producers = {name: index for index, node in enumerate(nodes) for name in node.output}
+    waiting = [value.name for value in model.graph.output]
+    needed: set[int] = set()
+    while waiting:
+        index = producers.get(waiting.pop())
+        if index is not None and index not in needed:
+            needed.add(index)
+            waiting.extend(nodes[index].input)
+    return len(nodes) - len(needed)
 
 
 def _parts(message: Message) -> Iterator[Message]:

@@ -90,6 +90,8 @@ def build_model(policy: Policy) -> onnx.ModelProto:
     graph.constant_output("memory_size", [policy.memory_size])
     policy.actor.heads.to_onnx(graph, hidden)
     if policy.memory_size:
+        # After the masks, which the heads declare: the order of ML-Agents' exports.
+        graph.input(RECURRENT_IN, (1, policy.memory_size))
         graph.output(RECURRENT_OUT, np.float32, (1, policy.memory_size))
     return graph.model("policy")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from math import prod
+from math import isfinite, isinf, prod
 from typing import TYPE_CHECKING
 
 from pipeline.export.contract import OLDEST_VERSION, check_model, error
@@ -218,6 +218,11 @@ def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
         if node.op_type == "RandomNormalLike" and "scale" in attrs and not attrs["scale"].f > 0.0:
             # ONNX Runtime ends the whole process over such a node.
             yield error("publish-operators", f"random numbers of a spread of {attrs['scale'].f}")
+        for attr in node.attribute:
+            flaws = [n for n in (attr.f, *attr.floats) if not isfinite(n)]
+            # A bound of Clip may be infinite: there is none.
+            if flaws and not (node.op_type == "Clip" and isinf(flaws[0])):
+                yield error("publish-operators", f"{node.op_type} with {attr.name} {flaws[0]}")
         if node.op_type == "Multinomial" and "sample_size" in attrs and attrs["sample_size"].i != 1:
             yield error("publish-operators", f"{attrs['sample_size'].i} choices at once, not 1")
     used = {name for node in model.graph.node for name in node.input}

@@ -90,7 +90,8 @@ class Memory(nn.Module):
     def to_onnx(self, graph: OnnxGraph, x: str) -> str:
         """`step` in ONNX: memory comes in as `recurrent_in` and leaves as `recurrent_out`.
 
-        A sequence has one step there; ONNX wants the sequence as the first axis.
+        The caller declares both. A sequence has one step there; ONNX wants the sequence as the
+        first axis.
         """
         H = self.output_size
         from_input, from_hidden, *biases = (_for_onnx(weights) for weights in self._weights)
@@ -100,8 +101,7 @@ class Memory(nn.Module):
             graph.weight(from_hidden[None], "memory.recurrent"),
             graph.weight(torch.cat(biases)[None], "memory.bias"),
         ]
-        memory = graph.input("recurrent_in", (1, self.memory_size))
-        memory = graph.node("Transpose", [memory], perm=[1, 0, 2])
+        memory = graph.node("Transpose", ["recurrent_in"], perm=[1, 0, 2])
         hidden = graph.node("Slice", [memory], axes=[2], starts=[0], ends=[H])
         cell = graph.node("Slice", [memory], axes=[2], starts=[H], ends=[2 * H])
         x = graph.node("Unsqueeze", [x], axes=[0])

@@ -8,6 +8,7 @@ import hub_server
 import pytest
 import yaml
 from interpreter import python
+from onnx import TensorProto, helper
 
 from pipeline import cli
 from pipeline.settings.yaml_file import dump_yaml
@@ -29,7 +30,9 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     path = tmp_path / "card"
     path.mkdir()
     (path / "README.md").write_text("---\ntags: [onnx]\n---\n# Echo\n")
-    (path / POLICY).write_bytes(bytes(range(256)))
+    action = helper.make_tensor_value_info("action" * 20, TensorProto.FLOAT, [1])
+    model = helper.make_model(helper.make_graph([], "policy", [], [action]))
+    (path / POLICY).write_bytes(model.SerializeToString())
     return path
 
 

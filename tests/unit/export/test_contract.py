@@ -491,8 +491,9 @@ def test_what_an_export_must_keep_is_checked_in_any_file(rule, damage, tmp_path)
 def test_constants_are_finite_numbers(name, value):
     candidate, _ = published()
     constant(name, value)(candidate)
+    assert {finding.rule for finding in model_findings(candidate)} == {"publish-data"}
     with pytest.raises(ExportError, match=f"{name} of the model holds no finite numbers"):
-        model_findings(candidate)
+        check_model(candidate)
 
 
 def test_what_earlier_packages_left_out_is_only_noted(tmp_path):

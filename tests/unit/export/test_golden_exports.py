@@ -38,8 +38,8 @@ KINDS = {
     "SAC continuous": (TWO, CONTINUOUS, True, {}, "d8b2dc24d4a0e24d"),
     "SAC discrete": (TWO, DISCRETE, True, {"normalize": True}, "3da7faa7700ef5cf"),
     "SAC hybrid": (TWO, HYBRID, True, {"normalize": True}, "df2f8701583bd974"),
-    "memory": (TWO, HYBRID, False, MEMORY | {"normalize": True}, "7f26bcf082aa1ae1"),
-    "SAC with memory": (TWO, HYBRID, True, MEMORY, "9408e201e1f40961"),
+    "memory": (TWO, HYBRID, False, MEMORY | {"normalize": True}, "be569598aff31b29"),
+    "SAC with memory": (TWO, HYBRID, True, MEMORY, "98fc9cbf5f6209fd"),
     "goal layer": ([VECTOR(6), GOAL], HYBRID, False, {"normalize": True}, "b9fcfc7ee6d3cb6b"),
     "nothing but a goal layer": ([GOAL], CONTINUOUS, False, {"num_layers": 1}, "8ad312e15a98ec07"),
     "goal as input": (
@@ -99,8 +99,8 @@ KINDS = {
         {"vis_encode_type": "fully_connected"},
         "a7354245df24ad55",
     ),
-    "everything": (ALL, HYBRID, False, MEMORY | {"normalize": True}, "be7182c9bba4e75d"),
-    "everything squashed": (ALL, HYBRID, True, MEMORY | {"normalize": True}, "c5ef078c3ca6cd21"),
+    "everything": (ALL, HYBRID, False, MEMORY | {"normalize": True}, "4a8b8245e3c24d8d"),
+    "everything squashed": (ALL, HYBRID, True, MEMORY | {"normalize": True}, "25f8482288e067c1"),
 }
 
 
