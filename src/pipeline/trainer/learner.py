@@ -27,7 +27,7 @@ from pipeline.trainer.statistics import Statistics
 from pipeline.trainer.supported import algorithm_for
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
