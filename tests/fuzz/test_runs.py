@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
@@ -10,7 +11,7 @@ import tempfile
 import zipfile
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,9 +23,14 @@ from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import Interrupted
 from pipeline.settings import load_run_settings
 from pipeline.stages.export import publish
+from pipeline.tracking.curve_csv import CsvSink
+from pipeline.trainer.checkpoints.file import digest
 
 from .frame import fuzz
 from .mutations import mutated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _SMALL: dict[str, Any] = {
     "network_settings": {"hidden_units": 4, "num_layers": 1, "normalize": True},
@@ -73,12 +79,35 @@ def _run(kind: int) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             env = InProcessEnvironment(_StopsAt(n_agents=2))
-            pipeline.train(env, _settings(kind), seed=1, run_dir=folder, exporter=publish)
+            curve = CsvSink(Path(folder) / "progress.csv")
+            options = {"exporter": publish, "sinks": [curve]}
+            pipeline.train(env, _settings(kind), seed=1, run_dir=folder, **options)
         except Interrupted:
             files = [path for path in Path(folder).rglob("*") if path.is_file()]
             return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(files)}
     raise AssertionError("the run was not interrupted")
 
+
+def _endless() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+_ODD_TENSORS: tuple[Callable[[], torch.Tensor], ...] = (
+    lambda: torch.zeros(2, dtype=torch.bfloat16),
+    lambda: torch.zeros(2, dtype=torch.float8_e4m3fn),
+    lambda: torch.zeros(2, dtype=torch.complex64).conj(),
+    lambda: torch.zeros(2, device="meta"),
+    lambda: torch.eye(2).to_sparse(),
+    lambda: torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8),
+    lambda: torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]),
+    lambda: torch.zeros(1).expand(10**9),
+    lambda: torch.zeros(1).expand(10**12),
+    lambda: torch.zeros(0, 1 << 62),
+    lambda: torch.zeros(1, requires_grad=True),
+)
+"""Tensors that torch writes and reads, and that no checkpoint of ours holds."""
 
 _VALUES = st.one_of(
     st.sampled_from((None, True, -1, 0, 1, 2**31, 2**63, 10**400, 0.5, 1e308, float("nan"))),
@@ -88,7 +117,7 @@ _VALUES = st.one_of(
 
 
 def _spoil_tensor(draw: Any, value: torch.Tensor) -> Any:
-    kind = draw(st.integers(0, 4))
+    kind = draw(st.integers(0, 5))
     if kind == 0 and value.is_floating_point() and value.numel():
         out = value.clone()
         out.view(-1)[0] = draw(st.sampled_from((float("nan"), float("inf"), 3e38, -1.0)))
@@ -99,6 +128,8 @@ def _spoil_tensor(draw: Any, value: torch.Tensor) -> Any:
         return value.to(draw(st.sampled_from((torch.float64, torch.int64, torch.bool))))
     if kind == 3:
         return torch.cat((value, value)) if value.ndim else value.repeat(2)
+    if kind == 4:
+        return draw(st.sampled_from(_ODD_TENSORS))()
     return draw(_VALUES)
 
 
@@ -107,7 +138,7 @@ def _spoil(draw: Any, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return _spoil_tensor(draw, value)
     if not isinstance(value, dict | list | tuple) or not value or draw(st.integers(0, 14)) == 0:
-        return draw(_VALUES)
+        return draw(_VALUES | st.builds(_endless))
     pairs = dict(value) if isinstance(value, dict) else dict(enumerate(value))
     key = draw(st.sampled_from(sorted(pairs, key=str)))
     if draw(st.integers(0, 9)) == 0:
@@ -117,10 +148,28 @@ def _spoil(draw: Any, value: Any) -> Any:
     return pairs if isinstance(value, dict) else type(value)(pairs.values())
 
 
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
+
+
+def _is_stored(tensor: torch.Tensor) -> bool:
+    """Return whether the tensor's storage has each of its elements, so that it has a digest."""
+    return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+
+
 def _spoiled_checkpoint(draw: Any, data: bytes) -> bytes:
     state = torch.load(io.BytesIO(data), weights_only=True)
     for _ in range(draw(st.integers(0, 2))):
         state = _spoil(draw, state)
+    if isinstance(state, dict) and draw(st.integers(0, 3)):  # the digest is right again
+        values = {key: item for key, item in state.items() if key not in ("format", "digest")}
+        with contextlib.suppress(Exception):
+            if all(map(_is_stored, _tensors(values))):
+                state["digest"] = digest(values)
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()
@@ -164,7 +213,7 @@ def _runs(draw: Any) -> tuple[int, dict[str, bytes]]:
     """A run of some kind, with changes to one of its files."""
     kind = draw(st.integers(0, len(_KINDS) - 1))
     files = dict(_run(kind))
-    suffix = draw(st.sampled_from((*(".pt",) * 5, ".npz", ".json")))
+    suffix = draw(st.sampled_from((*(".pt",) * 5, ".npz", ".json", ".csv")))
     chosen = draw(
         st.sampled_from([n for n in files if n.endswith(suffix)] or ["Toy/checkpoint.pt"])
     )
@@ -174,7 +223,7 @@ def _runs(draw: Any) -> tuple[int, dict[str, bytes]]:
         data = _spoiled_checkpoint(draw, data)
     elif change <= 3 and chosen.endswith(".npz"):
         data = _spoiled_arrays(draw, data)
-    elif change == 4 and not chosen.endswith(".json"):
+    elif change == 4 and chosen.endswith((".pt", ".npz")):
         data = _spoiled_parts(draw, data)
     else:
         data = draw(mutated(st.just(data)))
@@ -196,7 +245,8 @@ def _written(example: tuple[int, dict[str, bytes]], folder: Path) -> Path:
 def _train(kind: int, run_dir: Path, **options: Any) -> None:
     with np.errstate(all="ignore"):
         env = InProcessEnvironment(Both(n_agents=2))
-        pipeline.train(env, _settings(kind), seed=1, run_dir=run_dir, exporter=publish, **options)
+        options |= {"exporter": publish, "sinks": [CsvSink(run_dir / "progress.csv")]}
+        pipeline.train(env, _settings(kind), seed=1, run_dir=run_dir, **options)
 
 
 @fuzz(_runs(), examples=25, size=_size)
