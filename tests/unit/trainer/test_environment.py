@@ -75,6 +75,7 @@ class Wire(Foreign):
     """An environment that packs messages as `UnityEnvironment` does, and lets a session hear."""
 
     def __init__(self, simulator):
+        super().__init__()
         self.channel = EnvironmentParametersChannel()
         self.session = client.Session(simulator)
 
