@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,7 +48,7 @@ FILE = {
         "grid": {
             "experiment": "base",
             "method": "grid",
-            "parameters": {RATE: [0.1, 0.2]},
+            "parameters": {STEPS: [900], RATE: [0.1, 0.2]},
             "seeds": [5],
             "best": {"seeds": [7]},
         },
@@ -94,8 +95,10 @@ def test_each_stage_of_each_run_has_an_entry_with_what_it_depends_on(
     assert pretrained == learning
     assert tables["train_pretrained"] == {"cloned-3": learning | {"learners": 2}}
     trained = {
-        "grid-001-5": run("grid/001", 5, values={RATE: 0.1}, threads=3),
-        "grid-002-5": run("grid/002", 5, values={RATE: 0.2}, plugins={"b": "2"}, threads=3),
+        "grid-001-5": run("grid/001", 5, values={STEPS: 900, RATE: 0.1}, threads=3),
+        "grid-002-5": run(
+            "grid/002", 5, values={STEPS: 900, RATE: 0.2}, plugins={"b": "2"}, threads=3
+        ),
         "search-001-6": tables["train_from_scratch"]["search-001-6"],
         **{f"base-{seed}": run("base", seed, threads=3) for seed in (1, 2)},
     }
@@ -118,7 +121,8 @@ def test_each_stage_of_each_run_has_an_entry_with_what_it_depends_on(
     assert tables["evaluate_video"] == filmed
     assert tables["export"] == plain | filmed
     grid = {"experiment": "base", "metric": "mean_return", "goal": "maximize", "seeds": [5]}
-    assert tables["sweeps"]["grid"] == grid | {"trials": {"001": {RATE: 0.1}, "002": {RATE: 0.2}}}
+    trials = {"001": {STEPS: 900, RATE: 0.1}, "002": {STEPS: 900, RATE: 0.2}}
+    assert tables["sweeps"]["grid"] == grid | {"trials": trials}
     search = tables["sweeps"]["search"]
     assert [search[key] for key in ("metric", "goal", "seeds")] == ["min_return", "minimize", [6]]
     for number, (told, before) in enumerate(
@@ -131,9 +135,12 @@ def test_each_stage_of_each_run_has_an_entry_with_what_it_depends_on(
 
 
 def test_settings_of_a_run_are_the_same_whichever_others_were_read_before(params: Params) -> None:
-    steps = {"cloned": 700, "base": 800, "grid/001": 800, "grid/002": 800}
-    rates = {"cloned": 3e-4, "base": 3e-4, "grid/001": 0.1, "grid/002": 0.2}
-    for order in itertools.permutations(steps):
+    steps = {"cloned": 700, "base": 800, "grid/001": 900, "grid/002": 900, "grid_best": 800}
+    rates = {"cloned": 3e-4, "base": 3e-4, "grid/001": 0.1, "grid/002": 0.2, "grid_best": 0.6}
+    chosen = params.path.parent / "results/sweep/grid/best.json"
+    chosen.parent.mkdir(parents=True)
+    chosen.write_text(json.dumps({"values": {RATE: 0.6}}))
+    for order in itertools.permutations(steps, 3):
         for name in order:
             ball = params.run_settings(name).behaviors["Ball"]
             assert ball.max_steps == steps[name]
