@@ -142,7 +142,7 @@ class Play:
 
 
 def varied(play: Play) -> None:
-    """Members pause, join, end one by one or are cut short beside each other."""
+    """Members pause, join, end one by one, or one is cut short as another ends."""
     play.message([0, 1, 2, 3])
     play.message([0, 1, 2, 3, 4])
     play.message([1, 2, 4, 3], {0: False})  # ended, mates go on
@@ -150,7 +150,7 @@ def varied(play: Play) -> None:
     play.message([0, 2, 3], {1: True, 4: False})  # one begins as one is cut short
     play.message([0, 3], {2: False})
     play.message([0, 2], {3: True})
-    play.message([4, 3], {0: True, 2: False})  # cut short beside a mate that has ended
+    play.message([4, 3], {0: True, 2: False})  # cut short as a mate ends
     play.message([2, 3, 4])
     play.message([2], {3: False, 4: True})
 

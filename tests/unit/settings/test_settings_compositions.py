@@ -1,4 +1,4 @@
-"""What one experiment, stage, trial or behavior is given is its own, whatever stands beside it."""
+"""What one experiment, stage, trial or behavior is given does not depend on any other."""
 
 from __future__ import annotations
 
@@ -18,53 +18,47 @@ from pipeline.settings.schema import HYPERPARAMETERS, RunSettings
 from pipeline.settings.sweeps import Axis, Interval
 
 RATE, STEPS = "behaviors.Ball.hyperparameters.learning_rate", "behaviors.Ball.max_steps"
-FILE = {
-    "environments": {"ball": {"source": "builtin", "name": "balance_ball"}},
-    "demonstrations": {"expert": {"environment": "ball", "episodes": 5, "seed": 1}},
-    "experiments": {
-        "cloned": {
-            "environment": "ball",
-            "trainer": "t.yaml",
-            "overrides": {STEPS: 700},
-            "demonstrations": "expert",
-            "pretrain": {"epochs": 1, "batch_size": 2, "learning_rate": 0.1},
-            "seeds": [3],
-            "stages": ["pretrain", "train", "export", "evaluate"],
-            "evaluation": {"episodes": 2, "seed": 9, "video": True},
-            "learners": 2,
-            "resources": {"threads": 4},
-        },
-        "base": {
-            "environment": "ball",
-            "trainer": "u.yaml",
-            "overrides": {"behaviors": {"Ball": {"max_steps": 800}}},
-            "seeds": [1, 2],
-            "stages": ["train", "export", "evaluate"],
-            "evaluation": {"episodes": 2, "seed": 9, "video": True},
-            "resources": {"threads": 3},
-        },
-    },
-    "sweeps": {
-        "grid": {
-            "experiment": "base",
-            "method": "grid",
-            "parameters": {STEPS: [900], RATE: [0.1, 0.2]},
-            "seeds": [5],
-            "best": {"seeds": [7]},
-        },
-        "search": {
-            "experiment": "base",
-            "method": "optuna",
-            "parameters": {RATE: {"min": 0.1, "max": 0.9}, STEPS: [500, 600]},
-            "runs": 3,
-            "seed": 4,
-            "startup": 1,
-            "seeds": [6],
-            "metric": "min_return",
-            "goal": "minimize",
-        },
-    },
-}
+FILE = yaml.safe_load(f"""
+environments: {{ball: {{source: builtin, name: balance_ball}}}}
+demonstrations: {{expert: {{environment: ball, episodes: 5, seed: 1}}}}
+experiments:
+  cloned:
+    environment: ball
+    trainer: t.yaml
+    overrides: {{{STEPS}: 700}}
+    demonstrations: expert
+    pretrain: {{epochs: 1, batch_size: 2, learning_rate: 0.1}}
+    seeds: [3]
+    stages: [pretrain, train, export, evaluate]
+    evaluation: {{episodes: 2, seed: 9, video: true}}
+    learners: 2
+    resources: {{threads: 4}}
+  base:
+    environment: ball
+    trainer: u.yaml
+    overrides: {{behaviors: {{Ball: {{max_steps: 800}}}}}}
+    seeds: [1, 2]
+    stages: [train, export, evaluate]
+    evaluation: {{episodes: 2, seed: 9, video: true}}
+    resources: {{threads: 3}}
+sweeps:
+  grid:
+    experiment: base
+    method: grid
+    parameters: {{{STEPS}: [900], {RATE}: [0.1, 0.2]}}
+    seeds: [5]
+    best: {{seeds: [7]}}
+  search:
+    experiment: base
+    method: optuna
+    parameters: {{{RATE}: {{min: 0.1, max: 0.9}}, {STEPS}: [500, 600]}}
+    runs: 3
+    seed: 4
+    startup: 1
+    seeds: [6]
+    metric: min_return
+    goal: minimize
+""")
 
 
 @pytest.fixture
@@ -179,28 +173,25 @@ def test_packages_of_a_run_are_those_of_its_overrides(
     }
 
 
-BEHAVIORS = {
-    "Sac": {"trainer_type": "sac", "hyperparameters": {"tau": 0.5}},
-    "Memory": {
-        "network_settings": {"memory": {"memory_size": 8}, "conditioning_type": "hyper"},
-        "hyperparameters": {"batch_size": 99},
-    },
-    "Signals": {
-        "reward_signals": {
-            "extrinsic": None,
-            "curiosity": {"network_settings": {"conditioning_type": "hyper", "num_layers": 1}},
-            "rnd": {"encoding_size": 17},
-        }
-    },
-    "Plain": {"max_steps": 4},
-}
-DEFAULTS = {
-    "trainer_type": "ppo",
-    "hyperparameters": {"learning_rate": 0.01, "beta": 0.5, "batch_size": 77},
-    "network_settings": {"hidden_units": 24},
-    "reward_signals": {"extrinsic": {"gamma": 0.7}, "curiosity": {"strength": 0.3}},
-    "max_steps": 9,
-}
+BEHAVIORS = yaml.safe_load("""
+Sac: {trainer_type: sac, hyperparameters: {tau: 0.5}}
+Memory:
+  network_settings: {memory: {memory_size: 8}, conditioning_type: hyper}
+  hyperparameters: {batch_size: 99}
+Signals:
+  reward_signals:
+    extrinsic: null
+    curiosity: {network_settings: {conditioning_type: hyper, num_layers: 1}}
+    rnd: {encoding_size: 17}
+Plain: {max_steps: 4}
+""")
+DEFAULTS = yaml.safe_load("""
+trainer_type: ppo
+hyperparameters: {learning_rate: 0.01, beta: 0.5, batch_size: 77}
+network_settings: {hidden_units: 24}
+reward_signals: {extrinsic: {gamma: 0.7}, curiosity: {strength: 0.3}}
+max_steps: 9
+""")
 
 
 def test_a_behavior_is_over_the_defaults_alike_whatever_other_behaviors_change() -> None:
