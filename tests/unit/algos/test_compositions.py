@@ -142,7 +142,7 @@ class Play:
 
 
 def varied(play: Play) -> None:
-    """Members pause, join, end one by one or are cut short beside each other."""
+    """Members pause, join, end one by one, or one is cut short as another ends."""
     play.message([0, 1, 2, 3])
     play.message([0, 1, 2, 3, 4])
     play.message([1, 2, 4, 3], {0: False})  # ended, mates go on
@@ -150,7 +150,7 @@ def varied(play: Play) -> None:
     play.message([0, 2, 3], {1: True, 4: False})  # one begins as one is cut short
     play.message([0, 3], {2: False})
     play.message([0, 2], {3: True})
-    play.message([4, 3], {0: True, 2: False})  # cut short beside a mate that has ended
+    play.message([4, 3], {0: True, 2: False})  # cut short as a mate ends
     play.message([2, 3, 4])
     play.message([2], {3: False, 4: True})
 
@@ -352,11 +352,15 @@ def test_rows_of_the_policy_as_it_is_have_the_log_probabilities_of_acting(traine
         assert (rows.sequences.memory.abs().sum(1) > 0).sum() > 3
 
 
+@pytest.mark.parametrize("signals", [{"extrinsic": {}}, SIGNALS])
 @pytest.mark.parametrize("kind", ["continuous", "hybrid"])
-def test_sac_s_losses_are_those_of_its_networks_after_they_have_moved_apart(kind):
-    algorithm = test_sac.made(kind, tau=0.01, init_entcoef=0.3, learning_rate=0.01)
+def test_sac_s_losses_are_those_of_its_networks_after_they_have_moved_apart(kind, signals):
+    settings = test_sac.trainer_settings(tau=0.01, init_entcoef=0.3, learning_rate=0.01)
+    read = learner("ppo", signals=signals).settings.reward_signals
+    settings = replace(settings, reward_signals=read)
+    algorithm = test_sac.SAC(test_sac.SPECS[kind], settings, seed=1, device=CPU)
     new = test_sac.experience(kind)
-    new.terminated[::2] = True
+    new.terminated[::2] = len(signals) == 1
     new.fields["reward"] *= 5
     algorithm.update(new, step=20)
     (batch,) = algorithm.sampler.minibatches(1)
@@ -364,3 +368,16 @@ def test_sac_s_losses_are_those_of_its_networks_after_they_have_moved_apart(kind
     expected = torch.stack([losses[name] for name in ("policy", "value", "first", "second")])
     reported = algorithm._learn(batch)
     torch.testing.assert_close(reported[:4], expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("memory", [None, MEMORY])
+@pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
+def test_each_agent_chooses_what_its_own_mask_leaves_it(trainer, memory):
+    algorithm = learner(trainer, memory=memory).algorithm
+    left = np.stack([np.arange(6) % 3, np.arange(6) // 3], axis=1)
+    masks = [np.arange(size) != left[:, i : i + 1] for i, size in enumerate((3, 2))]
+    obs = [np.ones((6, n), np.float32) for n in SIZES]
+    remembered = np.zeros((6, algorithm.memory_size), np.float32) if memory else None
+    decision = algorithm.act(obs, masks, remembered)
+    np.testing.assert_array_equal(decision.action.discrete, left)
+    np.testing.assert_array_equal(decision.rows["allowed"], ~np.concatenate(masks, axis=1))

@@ -164,7 +164,8 @@ def test_groups_that_end_in_one_message_end_with_their_own_rewards_members_and_m
     # 5 and 6 are asked in this message for the first time; 3 comes back at once, 4 goes on
     ended = {3: (2, 1, 20), 0: (1, 2, 30), 2: (1, 4, 40), 1: (2, 8, 60)}
     deciding = {4: (1, 16, 60), 3: (2, 0, 0), 5: (1, 0, 0), 6: (2, 0, 0)}
-    groups.on_message(message(ended, cut={0, 3}), message(deciding), 9)
+    unasked = {7: (1, 500, 600)}  # ends without a decision
+    groups.on_message(message(ended | unasked, cut={0, 3}), message(deciding), 9)
     s = groups.by_slot
     sums = {1: 2 + 4 + 16, 2: 1 + 8}
     for slot, (group, own, shared) in ended.items():
@@ -174,6 +175,7 @@ def test_groups_that_end_in_one_message_end_with_their_own_rewards_members_and_m
                     2: {3: (False, 103.0), 1: (True, 101.0)}}[group]  # fmt: skip
         assert members_of(groups, s["end_moment"][slot]) == followed
     assert s["gained"][4] == sums[1] + 60
+    assert s["acted"][[0, 1, 2, 3, 7]].tolist() == [True] * 4 + [False]
     assert groups.finished == [(20 + 60) / 2], "the first group goes on"
     assert {slot: set(members_of(groups, s["moment"][slot])) for slot in deciding} == {
         4: {4, 5}, 5: {4, 5}, 3: {3, 6}, 6: {3, 6},

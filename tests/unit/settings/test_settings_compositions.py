@@ -1,8 +1,9 @@
-"""What one experiment, stage, trial or behavior is given is its own, whatever stands beside it."""
+"""What one experiment, stage, trial or behavior is given does not depend on any other."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,53 +18,47 @@ from pipeline.settings.schema import HYPERPARAMETERS, RunSettings
 from pipeline.settings.sweeps import Axis, Interval
 
 RATE, STEPS = "behaviors.Ball.hyperparameters.learning_rate", "behaviors.Ball.max_steps"
-FILE = {
-    "environments": {"ball": {"source": "builtin", "name": "balance_ball"}},
-    "demonstrations": {"expert": {"environment": "ball", "episodes": 5, "seed": 1}},
-    "experiments": {
-        "cloned": {
-            "environment": "ball",
-            "trainer": "t.yaml",
-            "overrides": {STEPS: 700},
-            "demonstrations": "expert",
-            "pretrain": {"epochs": 1, "batch_size": 2, "learning_rate": 0.1},
-            "seeds": [3],
-            "stages": ["pretrain", "train", "export", "evaluate"],
-            "evaluation": {"episodes": 2, "seed": 9, "video": True},
-            "learners": 2,
-            "resources": {"threads": 4},
-        },
-        "base": {
-            "environment": "ball",
-            "trainer": "u.yaml",
-            "overrides": {"behaviors": {"Ball": {"max_steps": 800}}},
-            "seeds": [1, 2],
-            "stages": ["train", "export", "evaluate"],
-            "evaluation": {"episodes": 2, "seed": 9, "video": True},
-            "resources": {"threads": 3},
-        },
-    },
-    "sweeps": {
-        "grid": {
-            "experiment": "base",
-            "method": "grid",
-            "parameters": {RATE: [0.1, 0.2]},
-            "seeds": [5],
-            "best": {"seeds": [7]},
-        },
-        "search": {
-            "experiment": "base",
-            "method": "optuna",
-            "parameters": {RATE: {"min": 0.1, "max": 0.9}, STEPS: [500, 600]},
-            "runs": 3,
-            "seed": 4,
-            "startup": 1,
-            "seeds": [6],
-            "metric": "min_return",
-            "goal": "minimize",
-        },
-    },
-}
+FILE = yaml.safe_load(f"""
+environments: {{ball: {{source: builtin, name: balance_ball}}}}
+demonstrations: {{expert: {{environment: ball, episodes: 5, seed: 1}}}}
+experiments:
+  cloned:
+    environment: ball
+    trainer: t.yaml
+    overrides: {{{STEPS}: 700}}
+    demonstrations: expert
+    pretrain: {{epochs: 1, batch_size: 2, learning_rate: 0.1}}
+    seeds: [3]
+    stages: [pretrain, train, export, evaluate]
+    evaluation: {{episodes: 2, seed: 9, video: true}}
+    learners: 2
+    resources: {{threads: 4}}
+  base:
+    environment: ball
+    trainer: u.yaml
+    overrides: {{behaviors: {{Ball: {{max_steps: 800}}}}}}
+    seeds: [1, 2]
+    stages: [train, export, evaluate]
+    evaluation: {{episodes: 2, seed: 9, video: true}}
+    resources: {{threads: 3}}
+sweeps:
+  grid:
+    experiment: base
+    method: grid
+    parameters: {{{STEPS}: [900], {RATE}: [0.1, 0.2]}}
+    seeds: [5]
+    best: {{seeds: [7]}}
+  search:
+    experiment: base
+    method: optuna
+    parameters: {{{RATE}: {{min: 0.1, max: 0.9}}, {STEPS}: [500, 600]}}
+    runs: 3
+    seed: 4
+    startup: 1
+    seeds: [6]
+    metric: min_return
+    goal: minimize
+""")
 
 
 @pytest.fixture
@@ -94,8 +89,10 @@ def test_each_stage_of_each_run_has_an_entry_with_what_it_depends_on(
     assert pretrained == learning
     assert tables["train_pretrained"] == {"cloned-3": learning | {"learners": 2}}
     trained = {
-        "grid-001-5": run("grid/001", 5, values={RATE: 0.1}, threads=3),
-        "grid-002-5": run("grid/002", 5, values={RATE: 0.2}, plugins={"b": "2"}, threads=3),
+        "grid-001-5": run("grid/001", 5, values={STEPS: 900, RATE: 0.1}, threads=3),
+        "grid-002-5": run(
+            "grid/002", 5, values={STEPS: 900, RATE: 0.2}, plugins={"b": "2"}, threads=3
+        ),
         "search-001-6": tables["train_from_scratch"]["search-001-6"],
         **{f"base-{seed}": run("base", seed, threads=3) for seed in (1, 2)},
     }
@@ -118,7 +115,8 @@ def test_each_stage_of_each_run_has_an_entry_with_what_it_depends_on(
     assert tables["evaluate_video"] == filmed
     assert tables["export"] == plain | filmed
     grid = {"experiment": "base", "metric": "mean_return", "goal": "maximize", "seeds": [5]}
-    assert tables["sweeps"]["grid"] == grid | {"trials": {"001": {RATE: 0.1}, "002": {RATE: 0.2}}}
+    trials = {"001": {STEPS: 900, RATE: 0.1}, "002": {STEPS: 900, RATE: 0.2}}
+    assert tables["sweeps"]["grid"] == grid | {"trials": trials}
     search = tables["sweeps"]["search"]
     assert [search[key] for key in ("metric", "goal", "seeds")] == ["min_return", "minimize", [6]]
     for number, (told, before) in enumerate(
@@ -131,9 +129,12 @@ def test_each_stage_of_each_run_has_an_entry_with_what_it_depends_on(
 
 
 def test_settings_of_a_run_are_the_same_whichever_others_were_read_before(params: Params) -> None:
-    steps = {"cloned": 700, "base": 800, "grid/001": 800, "grid/002": 800}
-    rates = {"cloned": 3e-4, "base": 3e-4, "grid/001": 0.1, "grid/002": 0.2}
-    for order in itertools.permutations(steps):
+    steps = {"cloned": 700, "base": 800, "grid/001": 900, "grid/002": 900, "grid_best": 800}
+    rates = {"cloned": 3e-4, "base": 3e-4, "grid/001": 0.1, "grid/002": 0.2, "grid_best": 0.6}
+    chosen = params.path.parent / "results/sweep/grid/best.json"
+    chosen.parent.mkdir(parents=True)
+    chosen.write_text(json.dumps({"values": {RATE: 0.6}}))
+    for order in itertools.permutations(steps, 3):
         for name in order:
             ball = params.run_settings(name).behaviors["Ball"]
             assert ball.max_steps == steps[name]
@@ -172,28 +173,25 @@ def test_packages_of_a_run_are_those_of_its_overrides(
     }
 
 
-BEHAVIORS = {
-    "Sac": {"trainer_type": "sac", "hyperparameters": {"tau": 0.5}},
-    "Memory": {
-        "network_settings": {"memory": {"memory_size": 8}, "conditioning_type": "hyper"},
-        "hyperparameters": {"batch_size": 99},
-    },
-    "Signals": {
-        "reward_signals": {
-            "extrinsic": None,
-            "curiosity": {"network_settings": {"conditioning_type": "hyper", "num_layers": 1}},
-            "rnd": {"encoding_size": 17},
-        }
-    },
-    "Plain": {"max_steps": 4},
-}
-DEFAULTS = {
-    "trainer_type": "ppo",
-    "hyperparameters": {"learning_rate": 0.01, "beta": 0.5, "batch_size": 77},
-    "network_settings": {"hidden_units": 24},
-    "reward_signals": {"extrinsic": {"gamma": 0.7}, "curiosity": {"strength": 0.3}},
-    "max_steps": 9,
-}
+BEHAVIORS = yaml.safe_load("""
+Sac: {trainer_type: sac, hyperparameters: {tau: 0.5}}
+Memory:
+  network_settings: {memory: {memory_size: 8}, conditioning_type: hyper}
+  hyperparameters: {batch_size: 99}
+Signals:
+  reward_signals:
+    extrinsic: null
+    curiosity: {network_settings: {conditioning_type: hyper, num_layers: 1}}
+    rnd: {encoding_size: 17}
+Plain: {max_steps: 4}
+""")
+DEFAULTS = yaml.safe_load("""
+trainer_type: ppo
+hyperparameters: {learning_rate: 0.01, beta: 0.5, batch_size: 77}
+network_settings: {hidden_units: 24}
+reward_signals: {extrinsic: {gamma: 0.7}, curiosity: {strength: 0.3}}
+max_steps: 9
+""")
 
 
 def test_a_behavior_is_over_the_defaults_alike_whatever_other_behaviors_change() -> None:

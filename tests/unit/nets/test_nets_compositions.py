@@ -1,0 +1,93 @@
+"""Networks side by side, and many agents at once: each as it is by itself."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from pipeline.nets.actor_critic import Actor, ActorAndCritic, Critic
+from pipeline.nets.encoder import Normalizers
+from pipeline.nets.layers import RunningNormalizer
+from pipeline.nets.memory import SequenceState
+from pipeline.nets.optimizer import FlatAdam
+from pipeline.nets.q_networks import TwinQNetworks, taken_value
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings.schema import MemorySettings, NetworkSettings
+
+VECTORS = [ObservationSpec.vector(3), ObservationSpec.vector(3), ObservationSpec.vector(2)]
+SEEN = {"vectors": VECTORS, "an image": [*VECTORS, ObservationSpec.visual(1, 20, 20)]}
+LENGTHS = torch.tensor([3, 1, 2])
+kinds = pytest.mark.parametrize("remembers", [False, True])
+
+
+def network(*, remembers: bool) -> NetworkSettings:
+    memory = MemorySettings(sequence_length=3, memory_size=4) if remembers else None
+    return NetworkSettings(hidden_units=8, num_layers=2, memory=memory)
+
+
+def drawn(specs, n=6):
+    return [torch.randn(n, *spec.shape) for spec in specs]
+
+
+@kinds
+@pytest.mark.parametrize("seen", SEEN)
+def test_actor_and_critic_in_pairs_are_each_as_alone_with_a_memory_of_its_own(seen, remembers):
+    torch.manual_seed(0)
+    spec, settings = BehaviorSpec(SEEN[seen], ActionSpec(2, ())), network(remembers=remembers)
+    actor, critic = Actor(spec, settings), Critic(spec, settings, ["a", "b"])
+    both, obs = ActorAndCritic(actor, critic), drawn(SEEN[seen])
+    states = [SequenceState(memory=torch.randn(3, 4), lengths=LENGTHS) for _ in range(2)]
+    states = states if remembers else [None, None]
+    expected = actor(obs, states[0]), critic(obs, obs[0], states[1])
+    parameters = [*actor.parameters(), *critic.parameters()]
+    both.share_weights(FlatAdam(parameters, learning_rate=1e-3, pairs=both.pairs).paired)
+    for actual, alone in zip(both(obs, *states), expected, strict=True):
+        torch.testing.assert_close(actual, alone)
+    if remembers:
+        memories = torch.randn(6, 4)
+        hidden, later = actor.step(obs, memories)
+        critic_later = critic.step(obs, memories)
+        for i in range(6):
+            row, memory = [values[i : i + 1] for values in obs], memories[i : i + 1]
+            torch.testing.assert_close(
+                (hidden[i : i + 1], later[i : i + 1]), actor.step(row, memory)
+            )
+            torch.testing.assert_close(critic_later[i : i + 1], critic.step(row, memory))
+
+
+@kinds
+@pytest.mark.parametrize("seen", SEEN)
+def test_twins_in_pairs_value_each_action_as_each_of_them_alone(seen, remembers):
+    torch.manual_seed(0)
+    spec, settings = BehaviorSpec(SEEN[seen], ActionSpec(2, (3,))), network(remembers=remembers)
+    twins = TwinQNetworks(spec, settings, 2)
+    alone = copy.deepcopy(twins)
+    twins.share_weights(FlatAdam(twins.parameters(), learning_rate=1e-3, pairs=twins.pairs).paired)
+    obs, (taken, fresh) = drawn(SEEN[seen]), torch.randn(2, 6, 2)
+    sequences = SequenceState(memory=torch.randn(3, 9), lengths=LENGTHS) if remembers else None
+    values, fresh_values = twins(obs, taken=taken, fresh=fresh, sequences=sequences)
+    for i, twin in enumerate((alone.first, alone.second)):
+        encoded = twin.body.features(obs)
+        torch.testing.assert_close(values[i], twin(encoded, taken, sequences))
+        torch.testing.assert_close(fresh_values[i], twin(encoded, fresh, sequences))
+
+
+def test_each_vector_is_normalised_by_its_own_statistics_and_each_choice_valued_in_its_branch():
+    torch.manual_seed(0)
+    normalizers = Normalizers(SEEN["an image"], enabled=True)
+    rows = [values * (i + 1) + 10 * i for i, values in enumerate(drawn(SEEN["an image"], 50))]
+    normalizers.update(rows)
+    for i, (given, made) in enumerate(zip(rows, normalizers(rows), strict=True)):
+        if i == 3:
+            assert made is given
+            continue
+        alone = RunningNormalizer(given.shape[1])
+        alone.update(given)
+        assert torch.equal(made, alone(given))
+    values, choices = torch.randn(4, 2, 5), torch.tensor([[0, 1], [2, 0], [1, 1], [2, 1]])
+    taken = taken_value(values, choices, (3, 2))
+    for row, (first, second) in enumerate(choices.tolist()):
+        expected = (values[row, :, first] + values[row, :, 3 + second]) / 2
+        torch.testing.assert_close(taken[row], expected)
