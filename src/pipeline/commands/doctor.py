@@ -138,6 +138,7 @@ def _version(package: str) -> str:
 
 def _project(root: Path) -> str:
     from pipeline.settings.plan import check_files, check_plan, check_settings
+    from pipeline.stages.check import refuse_linked_results
 
     params = _params(root)
     if params is None:
@@ -145,6 +146,7 @@ def _project(root: Path) -> str:
     check_settings(params)
     check_files(params)
     if (root / "dvc.yaml").is_file():
+        refuse_linked_results(root)
         check_plan(params, root / "workflow/runs.yaml")
     return f"{len(params.experiments)} experiments, planned"
 
