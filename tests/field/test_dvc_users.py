@@ -8,10 +8,12 @@ import pytest
 from refusals import refusal
 from ruamel.yaml import YAML
 
-from pipeline.errors import SettingsError
+from pipeline.commands import doctor
+from pipeline.errors import SettingsError, StageError
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_settings, plan, write_plan
 from pipeline.settings.yaml_file import unusable_for_dvc
+from pipeline.stages.check import check, refuse_linked_results
 
 TRAINER = "behaviors:\n  Ball:\n    max_steps: 100\n  '7': {}\n"
 PARAMS = """\
@@ -126,6 +128,52 @@ def test_every_text_is_taken_for_what_dvc_takes_it_for(project: Path):
         seen = [kind for _, _, kind in unusable_for_dvc(project, ["experiments"])]
         expected = [] if isinstance(name, str) else [read[type(name).__name__]]
         assert seen == expected, text
+
+
+LINKED = (
+    "data/demos",
+    "results",
+    "results/train",
+    "results/train/base",
+    "results/train/base/seed1",
+)
+
+
+@pytest.mark.parametrize("place", LINKED)
+def test_results_behind_a_link_to_another_disk_are_refused_before_training(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, place: str
+):
+    """DVC trained to the end, refused what was trained, and trained again at each repro."""
+    root, disk = project.parent, tmp_path_factory.mktemp("disk")
+    (root / place).parent.mkdir(parents=True, exist_ok=True)
+    (root / place).symlink_to(disk, target_is_directory=True)
+    described(project, "  few: [base]\n", "  few: [base]\n")
+    write_plan(load_params(project), root / "workflow/runs.yaml")
+    said = f"{place}: is a link to {disk}, outside of the project, where DVC takes no results. Move"
+    assert refusal(StageError, check, root).startswith(said)
+    (root / "dvc.yaml").touch()
+    assert refusal(StageError, doctor.CHECKS["project"], root).startswith(said)
+
+
+@pytest.mark.parametrize("place", ["results/train", "build", "results/.work", ".dvc/cache"])
+def test_links_that_dvc_follows_stay_allowed(project: Path, tmp_path_factory, place: str):
+    """Inside the project, and of folders that hold no results."""
+    inside = place == "results/train"
+    disk = project.parent / "big" if inside else tmp_path_factory.mktemp("disk")
+    disk.mkdir(exist_ok=True)
+    (project.parent / place).parent.mkdir(parents=True, exist_ok=True)
+    (project.parent / place).symlink_to(disk, target_is_directory=True)
+    refuse_linked_results(project.parent)
+
+
+def test_a_project_that_is_reached_through_a_link_is_checked_like_others(
+    project: Path, tmp_path_factory
+):
+    """The way that the refusal names."""
+    (project.parent / "results/train").mkdir(parents=True)
+    place = tmp_path_factory.mktemp("here") / "project"
+    place.symlink_to(project.parent, target_is_directory=True)
+    refuse_linked_results(place)
 
 
 def test_the_table_of_runs_quotes_names_of_every_kind(project: Path):

@@ -62,6 +62,23 @@ def test_recordings_of_two_behaviors_are_still_not_merged(tmp_path: Path):
         merge_demos(files, tmp_path / "c.demo")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "behaviors:\n" + "".join(f"  B{i}: {{max_steps: 1}}\n" for i in range(20_000)),
+        "environment_parameters:\n" + "".join(f"  p{i}: {i}\n" for i in range(40_000)),
+        f"env_settings: {{env_args: [{', '.join(map(str, range(60_000)))}]}}\n",
+    ],
+    ids=["behaviors", "parameters", "arguments"],
+)
+def test_a_file_with_tens_of_thousands_of_entries_is_refused_by_the_limit(tmp_path, text):
+    """It took `config check` more than ten seconds; reading stops at the limit."""
+    path = tmp_path / "trainer.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match="the file describes more than 50000 values"):
+        load_run_settings(path)
+
+
 OBJECT = "!!python/object/apply:mlagents.trainers.settings.DefaultTrainerDict"
 CLASS = "!!python/name:mlagents.trainers.settings.TrainerSettings ''"
 WRITTEN = f"""\

@@ -125,8 +125,31 @@ def _no_scm(root: Path) -> bool:
 
 
 def _packages(_: Path) -> str:
-    names = ("numpy", "onnx", "onnxruntime", "mlflow", "mujoco", "gymnasium", "pettingzoo")
-    return ", ".join(f"{name} {_version(name)}" for name in names)
+    names = ("numpy", "onnx", "onnxruntime", "mlflow", "mujoco-core", "gymnasium", "pettingzoo")
+    text = ", ".join(f"{name} {_version(name)}" for name in names)
+    _check_mujoco()
+    return text
+
+
+def _check_mujoco() -> None:
+    """Refuse packages of several versions of MuJoCo, which write the same folder."""
+    versions = {}
+    for name in ("mujoco", "mujoco-core", "mujoco-mjx", "mujoco-studio", "mujoco-usd"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    try:
+        import mujoco
+
+        loaded = mujoco.mj_versionString()
+    except (ImportError, OSError, AttributeError) as error:
+        loaded = f"none that can be imported: {one_line(error)}"
+    is_mixed = len({version.partition(".")[0] for version in versions.values()}) > 1
+    if is_mixed or loaded != versions["mujoco-core"]:
+        listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+        raise Problem(
+            f"{listed} are installed over each other (the library is {loaded}): "
+            f"pip uninstall -y {' '.join(versions)}; pip install 'mujoco-core[rendering]'"
+        )
 
 
 def _version(package: str) -> str:
@@ -138,6 +161,7 @@ def _version(package: str) -> str:
 
 def _project(root: Path) -> str:
     from pipeline.settings.plan import check_files, check_plan, check_settings
+    from pipeline.stages.check import refuse_linked_results
 
     params = _params(root)
     if params is None:
@@ -145,6 +169,7 @@ def _project(root: Path) -> str:
     check_settings(params)
     check_files(params)
     if (root / "dvc.yaml").is_file():
+        refuse_linked_results(root)
         check_plan(params, root / "workflow/runs.yaml")
     return f"{len(params.experiments)} experiments, planned"
 

@@ -134,6 +134,15 @@ class Params:
             overrides["env_settings.env_path"] = env_path
         return self._trainer_file(name, overrides)
 
+    def trial_settings(self, sweep: str, values: dict[str, Any]) -> RunSettings:
+        """Return the trainer configuration of a trial with these values."""
+        base = self.experiments[self.sweeps[sweep].experiment]
+        return load_run_settings(
+            self.path.parent / base.trainer,
+            overrides=self._laid_over(base, values, f"sweeps.{sweep}"),
+            overrides_from=f"{self.path}: sweeps.{sweep}.parameters",
+        )
+
     def _trainer_file(self, name: str, overrides: dict[str, Any]) -> RunSettings:
         experiment = self.experiment(name)
         section = "experiments" if experiment.base is None else "sweeps"

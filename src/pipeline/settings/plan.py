@@ -219,10 +219,12 @@ def check_settings(params: Params) -> None:
         if experiment.chosen is None:  # the best of a sweep is yet to be found
             _check_demonstrations(params, name, params.run_settings(name))
     for name, sweep in params.sweeps.items():
+        # A trial that is proposed after hours must not be the first with a value.
+        for values in sweep.samples() if sweep.proposed() else ():
+            params.trial_settings(name, values)
         for number in sweep.trials():
-            if number in sweep.proposed():
-                continue  # its values are those of other trials, or lie between them
-            params.run_settings(f"{name}/{number}")
+            if number not in sweep.proposed():
+                params.run_settings(f"{name}/{number}")
 
 
 def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> None:

@@ -8,7 +8,7 @@ leaves the values of the others as they were. What Optuna proposes depends on ea
 import itertools
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,7 @@ MOST_TRIALS = 999
 
 Metric = Literal["mean_return", "median_return", "min_return", "max_return", "mean_length"]
 _DIGITS = 6
+_MOST_COMBINATIONS = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +94,14 @@ class Axis:
         if self.interval is not None:
             return self.interval.draw(source)
         return source.choice(self.values)
+
+    def samples(self) -> tuple[Any, ...]:
+        """Return all values of a list; of an interval both ends and one value between them."""
+        if self.interval is None:
+            return self.values
+        low, high = self.interval.min, self.interval.max
+        # Not the middle, which is a whole number too often to show that others are not.
+        return tuple(map(self.interval.rounded, (low, high, low + 0.618 * (high - low))))
 
     def distribution(self) -> Any:
         """Return Optuna's distribution: of numbers of an interval, or of indices of the values."""
@@ -204,6 +213,21 @@ class SweepParams:
         lag = self.parallel or 1
         later = range(lag + 1, (self.runs or 0) + 1)
         return {_numbered(number): _numbered(number - lag) for number in later}
+
+    def samples(self) -> Iterator[dict[str, Any]]:
+        """Yield configurations that may be proposed, in which each sample of each key occurs.
+
+        They are all combinations if there are few, else the others have their first sample.
+        """
+        samples = {key: axis.samples() for key, axis in self.parameters.items()}
+        if math.prod(map(len, samples.values())) <= _MOST_COMBINATIONS:
+            for values in itertools.product(*samples.values()):
+                yield dict(zip(samples, values, strict=True))
+            return
+        first = {key: values[0] for key, values in samples.items()}
+        for key, values in samples.items():
+            for value in values:
+                yield first | {key: value}
 
     def search(self) -> dict[str, Any]:
         """Return the settings that a proposal depends on, without the number of trials."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _PROJECT = " `pipeline init DIR` writes a project with one."
 _REMEDIES = {"Config file": _PROJECT, "Parameter file": _PROJECT}
 """Hints how to make a missing file, by its name in errors."""
-_MOST_VALUES = 200_000
+_MOST_VALUES = 50_000
 """Aliases can make a short file describe more values than memory holds; no real one does."""
 _MOST_CHARACTERS = 4_000_000
 """A longer file would be read for many seconds before anything could be said about it."""

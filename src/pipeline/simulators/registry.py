@@ -77,7 +77,7 @@ _SUMMARIES = {
     "tag": "two hunters chase a faster runner (asymmetric self-play, two behaviors)",
 }
 """Of the built-in games; `grid_world` is the class `GridWorld` of the module `games.grid_world`."""
-_DISTRIBUTIONS = {"balance_ball": ("mujoco",)}
+_DISTRIBUTIONS = {"balance_ball": ("mujoco-core",)}
 
 SIMULATORS: Group[Any] = Group(
     "pipeline.simulators",

@@ -8,10 +8,12 @@ file alone, which is the same as before unless one of these has changed.
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, StageError
 from pipeline.settings.environments import BridgeSource, BuiltinSource
 from pipeline.settings.nodes import fail_at, find
 from pipeline.settings.params import load_params
@@ -21,9 +23,12 @@ from pipeline.stages.shared import project, sources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from pipeline.settings.params import Params
+
+_WITH_RESULTS = (
+    *("demos", "pretrain", "train", "propose", "sweep", "export", "evaluate", "report"),
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,6 +44,7 @@ def check(root: Path) -> None:
     """
     params = load_params(root / "params.yaml")
     check_params(params)
+    refuse_linked_results(root)
     check_plan(params, root / RUNS_FILE)
     code = project.code_of(root)
     for stage in sources.stages(code):
@@ -50,6 +56,29 @@ def check_params(params: Params) -> None:
     check_settings(params)
     check_files(params)
     check_ids(params)
+
+
+def refuse_linked_results(root: Path) -> None:
+    """Refuse links that lead out of the project, of folders that DVC writes results into.
+
+    DVC runs such a stage to its end before it refuses what the stage has made. Snakemake takes it.
+
+    Raises:
+        StageError: There is such a link.
+    """
+    folders = [root / "data", root / "data/demos", root / "results"]
+    for stage in _WITH_RESULTS:
+        for folder, inside, _ in os.walk(root / "results" / stage):
+            folders += [Path(folder), *(Path(folder, name) for name in inside)]
+    for folder in folders:
+        if folder.is_symlink() and not folder.resolve().is_relative_to(root.resolve()):
+            place = folder.relative_to(root)
+            raise StageError(
+                f"{place}: is a link to {folder.resolve()}, outside of the project, where DVC "
+                f"takes no results. Move its files back to {place}; if they need another disk, "
+                "move the whole project there (a link to it may stay here), or only DVC's copies: "
+                "`dvc cache dir FOLDER` and `dvc config cache.type symlink`."
+            )
 
 
 def check_ids(params: Params) -> None:

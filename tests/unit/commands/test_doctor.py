@@ -4,6 +4,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import types
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,40 @@ def test_of_a_python_that_is_too_old_a_full_disk_and_a_missing_package(told, mon
     assert "3.9.1: needs 3.11 to 3.13" in lines["Python"]
     assert "1.0 GB free, and runs need 2 GB" in lines["disk"]
     assert lines["packages"].startswith("TO DO")
+
+
+@pytest.mark.parametrize(
+    ("versions", "loaded", "is_mixed"),
+    [
+        ({"mujoco-core": "4.0.1"}, "4.0.1", False),
+        ({"mujoco": "4.0.0", "mujoco-core": "4.0.1", "mujoco-studio": "4.0.0"}, "4.0.1", False),
+        ({"mujoco": "3.17.0", "mujoco-core": "4.0.1"}, "4.0.1", True),
+        ({"mujoco-core": "4.0.1", "mujoco-mjx": "3.9.0"}, "4.0.1", True),
+        # the files of one version over the list of another
+        ({"mujoco-core": "4.0.1"}, "3.17.0", True),
+        # pip has removed the old version after it had written the new one
+        ({"mujoco": "4.0.1", "mujoco-core": "4.0.1"}, None, True),
+    ],
+)
+def test_of_versions_of_mujoco_over_each_other(versions, loaded, is_mixed, told, monkeypatch):
+    """MuJoCo 4 came in parts, which an upgrade by pip leaves incomplete."""
+
+    def version(name: str) -> str:
+        if name.startswith("mujoco") and name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions.get(name, "1.0")
+
+    library = types.SimpleNamespace(mj_versionString=lambda: loaded)
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setitem(sys.modules, "mujoco", library if loaded else None)
+    _, lines = told()
+    if not is_mixed:
+        assert lines["packages"].startswith("OK")
+        return
+    assert lines["packages"].startswith("TO DO")
+    for text in (*versions, *versions.values(), "installed over each other"):
+        assert text in lines["packages"]
+    assert f"pip uninstall -y {' '.join(versions)}; pip install" in lines["packages"]
 
 
 def test_of_a_server_that_is_not_there(told, monkeypatch):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -85,6 +87,28 @@ def test_a_new_result_replaces_the_old_folder_whole(root: Path):
     finish(root)
     assert [p.name for p in (root / "results/a/curves").iterdir()] == ["a.png"]
     assert sorted(p.name for p in (root / "results/a").iterdir()) == ["curves", "model.bin"]
+
+
+def test_results_may_lie_on_another_disk(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """As behind a link, which Snakemake follows."""
+    replace, rename = Path.replace, os.rename
+
+    def refusing(move):
+        def refused(source, target):
+            if ("results/.work" in str(source)) != ("results/.work" in str(target)):
+                raise OSError(errno.EXDEV, "Invalid cross-device link")
+            return move(source, target)
+
+        return refused
+
+    monkeypatch.setattr(Path, "replace", refusing(replace))
+    monkeypatch.setattr(os, "rename", refusing(rename))
+    for _ in range(2):  # the second replaces a file and a folder
+        finish(root)
+        assert (root / "results/a/model.bin").read_text() == "weights"
+        assert sorted(path.name for path in (root / "results/a").rglob("*")) == [
+            *("a.png", "curves", "model.bin"),
+        ]
 
 
 def test_what_a_killed_attempt_has_not_put_away_is_gone_after_the_next(

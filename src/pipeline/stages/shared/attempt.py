@@ -21,6 +21,7 @@ forces the engine to run again does all its work again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -293,11 +294,25 @@ def _publish(current: Attempt) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             # A rename cannot replace a folder that has files, so the old one is moved aside first.
-            target.rename(old)
-            temporary.rename(target)
+            shutil.move(target, old)
+            _move(temporary, target)
             shutil.rmtree(old)
         else:
-            temporary.replace(target)
+            _move(temporary, target)
+
+
+def _move(made: Path, target: Path) -> None:
+    """Give a new file or folder its place, whole or not at all."""
+    try:
+        made.replace(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        # The place is a link to another disk, so the copy there is renamed.
+        near = target.with_name(f".{target.name}.new")
+        shutil.rmtree(near, ignore_errors=True)  # of a kill
+        shutil.move(made, near)
+        near.replace(target)
 
 
 def _mark(current: Attempt, *, finished: bool) -> None:

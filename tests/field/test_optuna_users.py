@@ -1,0 +1,116 @@
+"""What users of Optuna reported: values that no trial can use, found after hours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from refusals import refusal
+
+from pipeline.errors import SettingsError
+from pipeline.settings.params import Params, load_params
+from pipeline.settings.plan import check_settings
+
+TRAINER = """\
+behaviors:
+  Ball:
+    trainer_type: ppo
+    max_steps: 100
+    hyperparameters: {batch_size: 64, buffer_size: 640}
+"""
+PARAMS = """\
+environments:
+  ball: {{source: builtin, name: balance_ball}}
+experiments:
+  base:
+    environment: ball
+    trainer: trainer.yaml
+    overrides: {{}}
+    seeds: [1]
+    stages: [train, export, evaluate]
+    evaluation: {{episodes: 1, seed: 1}}
+sweeps:
+  search:
+    experiment: base
+    method: {method}
+    {more}
+    parameters:
+      behaviors.Ball.{key}: {values}
+      behaviors.Ball.{other}
+    seeds: [2]
+"""
+
+
+def searched(
+    tmp_path: Path, key: str, values: str, *, method="optuna", other="max_steps: [50, 60]"
+) -> Params:
+    (tmp_path / "trainer.yaml").write_text(TRAINER)
+    more = {"optuna": "runs: 4\n    seed: 0", "random": "runs: 30\n    seed: 0", "grid": ""}[method]
+    text = PARAMS.format(key=key, values=values, method=method, more=more, other=other)
+    (tmp_path / "params.yaml").write_text(text)
+    return load_params(tmp_path / "params.yaml")
+
+
+UNUSABLE = {
+    "a value of a list": ("network_settings.normalize", "[true, maybe]", "got 'maybe'"),
+    "a misspelt value": ("network_settings.vis_encode_type", "[simple, natur]", "'natur' is not"),
+    "a range from below": ("hyperparameters.beta", "{min: -0.001, max: 0.01}", "got -0.001"),
+    "a range to above": ("hyperparameters.lambd", "{min: 0.9, max: 1.2}", "at most 1, got 1.2"),
+    "fractions of whole numbers": (
+        "network_settings.hidden_units",
+        "{min: 32, max: 256}",
+        "whole number, got 170.432",
+    ),
+    "a key that is not there": ("hyperparameters.batch", "[1, 2]", "unknown key 'batch'"),
+}
+
+
+@pytest.mark.parametrize("wrong", UNUSABLE.values(), ids=UNUSABLE)
+def test_a_value_that_no_trial_can_use_is_refused_before_the_first(tmp_path: Path, wrong):
+    key, values, said = wrong
+    params = searched(tmp_path, key, values)
+    message = refusal(SettingsError, check_settings, params)
+    assert message.startswith(f"{params.path}: sweeps.search"), message
+    assert key.rpartition(".")[2] in message
+    assert said in message
+
+
+@pytest.mark.parametrize("method", ["grid", "random"])
+def test_grids_and_drawn_values_are_tried_too(tmp_path: Path, method: str):
+    params = searched(tmp_path, "network_settings.normalize", "[true, maybe]", method=method)
+    assert "got 'maybe'" in refusal(SettingsError, check_settings, params)
+
+
+def test_two_values_that_contradict_each_other_are_refused(tmp_path: Path):
+    """Each is allowed with another value of the other key."""
+
+    def search(lengths: str, sizes: str) -> Params:
+        other = f"hyperparameters.batch_size: {sizes}"
+        return searched(tmp_path, "network_settings.memory.sequence_length", lengths, other=other)
+
+    check_settings(search("[16, 32]", "[32, 512]"))
+    check_settings(search("[16, 256]", "[256, 512]"))
+    message = refusal(SettingsError, check_settings, search("[16, 256]", "[32, 512]"))
+    assert "batch_size when using memory, got 256 with batch_size 32" in message
+
+
+def test_a_search_whose_values_are_all_allowed_is_taken(tmp_path: Path):
+    for key, values in (
+        ("hyperparameters.learning_rate", "{min: 1e-5, max: 1e-2, scale: log}"),
+        ("network_settings.hidden_units", "{min: 32, max: 256, integer: true}"),
+        ("network_settings.normalize", "[true, false]"),
+        ("network_settings", "[{hidden_units: 4}, {num_layers: 3}]"),
+    ):
+        check_settings(searched(tmp_path, key, values))
+
+
+def test_each_value_of_a_large_search_is_tried_once(tmp_path: Path):
+    """All combinations would be ten thousand."""
+    many = str([float(f"{k}e-4") for k in range(1, 101)])
+    params = searched(
+        tmp_path, "hyperparameters.learning_rate", many, other=f"hyperparameters.beta: {many}"
+    )
+    samples = list(params.sweeps["search"].samples())
+    assert len(samples) == 200
+    for key in params.sweeps["search"].parameters:
+        assert {sample[key] for sample in samples} == {float(f"{k}e-4") for k in range(1, 101)}
