@@ -178,10 +178,11 @@ def changed(state, place, value):
 @pytest.mark.parametrize("value", [None, 3, "x", [], {}, [None], {"x": "x"}, torch.ones(2)])
 @pytest.mark.parametrize(
     "place",
-    (
-        "run run.steps run.lessons run.next_checkpoint run.added learner learner.step best "
-        "learner.algorithm learner.recorded learner.statistics experience.slots experience.closed"
-    ).split(),
+    [
+        *("run", "run.steps", "run.lessons", "run.next_checkpoint", "run.added", "best"),
+        *("learner", "learner.step", "learner.algorithm", "learner.recorded"),
+        *("learner.statistics", "experience.slots", "experience.closed"),
+    ],
 )
 def test_checkpoint_with_plain_values_of_other_types(place, value, stopped, tmp_path):
     """It is refused in one line, or what is missing is done without."""

@@ -117,7 +117,9 @@ def scores_of(
 
 def score_of(path: Path, sweep: SweepParams) -> float:
     """Return the sweep's metric in the `metrics.json` of an evaluation."""
-    metrics: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
+    metrics: dict[str, dict[str, float]] = read_map(path)
+    if not metrics or not all(isinstance(values, dict) for values in metrics.values()):
+        raise StageError(f"{path}: cannot be read as an evaluation; evaluate the policy again")
     behavior = sweep.behavior
     if behavior is None and len(metrics) > 1:
         raise StageError(
