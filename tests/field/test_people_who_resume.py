@@ -5,14 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from steps import decision_steps, take_turn, terminal_steps
+from toys import Corridor
 
+import pipeline
 from pipeline.data.slots import STALE_AFTER_MESSAGES
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.errors import CheckpointError
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 from pipeline.stages.reporting.results import read_curves
@@ -21,6 +26,7 @@ from pipeline.tracking.base import Update
 from pipeline.tracking.curve_csv import CsvSink, read_points
 from pipeline.tracking.sinks.jsonl import JsonLinesSink
 from pipeline.tracking.updates_csv import HEADER, UpdatesCsvSink
+from pipeline.trainer import api
 from pipeline.trainer.checkpoints.status import StatusFile
 from pipeline.trainer.learner import Learner
 
@@ -230,3 +236,86 @@ def test_updates_and_metrics_of_a_run_were_edited(tmp_path, caplog):
     assert [json.loads(line)["x"] for line in path.read_text().splitlines()] == [2.0, 3.0]
     assert path.with_name("metrics.jsonl.1").exists()
     assert len(caplog.records) == 2
+
+
+BEHAVIOR = {
+    "trainer_type": "ppo",
+    "hyperparameters": {"batch_size": 32, "buffer_size": 64, "num_epoch": 1},
+    "network_settings": {"hidden_units": 8, "num_layers": 1},
+    "reward_signals": {"extrinsic": {"gamma": 0.9, "strength": 1.0}},
+    "max_steps": 100,
+    "time_horizon": 8,
+}
+SAC = {"trainer_type": "sac", "hyperparameters": {"batch_size": 32, "buffer_init_steps": 50}}
+CURIOSITY = {**BEHAVIOR["reward_signals"], "curiosity": {"gamma": 0.9, "strength": 0.1}}
+
+
+def settings_of(changes):
+    return {"behaviors": {"Toy": BEHAVIOR | changes}}
+
+
+def train(folder, changes, **options):
+    toy = InProcessEnvironment(Corridor(n_agents=4))
+    return pipeline.train(toy, settings_of(changes), seed=1, run_dir=folder, **options)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    train(folder, {})
+    return folder
+
+
+OTHER_NETWORKS = {
+    "network_settings.hidden_units: 8 before, 4 now": {
+        "network_settings": {"hidden_units": 4, "num_layers": 1}
+    },
+    "network_settings.num_layers: 1 before, 2 now": {
+        "network_settings": {"hidden_units": 8, "num_layers": 2}
+    },
+    "network_settings.memory: none before, set now": {
+        "network_settings": {"hidden_units": 8, "num_layers": 1} | MEMORY
+    },
+    "network_settings.normalize: False before, True now": {
+        "network_settings": {"hidden_units": 8, "num_layers": 1, "normalize": True}
+    },
+    "trainer_type: ppo before, sac now": SAC,
+    "trainer_type: ppo before, poca now": {"trainer_type": "poca"},
+    "reward_signals.curiosity: none before, set now": {"reward_signals": CURIOSITY},
+}
+
+
+@pytest.mark.parametrize("said", OTHER_NETWORKS)
+def test_a_run_is_resumed_with_another_network(said, finished, monkeypatch):
+    """It is refused before an environment is opened, and the files of the run stay."""
+    monkeypatch.setattr(api, "open_workers", lambda *_: pytest.fail("it was started"))
+    content = (finished / "Toy" / "checkpoint.pt").read_bytes()
+    with pytest.raises(CheckpointError, match=r"^[^\n]*checkpoint\.pt: --resume[^\n]*$") as caught:
+        train(finished, OTHER_NETWORKS[said], resume=True)
+    assert f"({said}" in str(caught.value)
+    assert (finished / "Toy" / "checkpoint.pt").read_bytes() == content
+
+
+def test_a_run_is_resumed_with_other_settings_that_make_the_same_network(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    changes = {"max_steps": 200, "hyperparameters": {"batch_size": 16, "buffer_size": 64}}
+    result = train(tmp_path / "run", changes, resume=True)
+    assert result.behaviors["Toy"].steps >= 200
+
+
+def test_a_run_begins_with_a_file_that_is_no_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(api, "open_workers", lambda *_: pytest.fail("it was started"))
+    path = tmp_path / "old.pt"
+    path.write_text("<html>")
+    with pytest.raises(CheckpointError, match=r"^[^\n]*old\.pt: this is not a checkpoint"):
+        train(tmp_path / "run", {}, init_from={"Toy": path})
+
+
+def test_a_run_is_resumed_in_an_environment_with_other_actions(finished, tmp_path):
+    class Wider(Corridor):
+        spec = BehaviorSpec(Corridor.spec.observation_specs, ActionSpec(0, (5,)))
+
+    shutil.copytree(finished, tmp_path / "run")
+    toy = InProcessEnvironment(Wider(n_agents=4))
+    with pytest.raises(CheckpointError, match=r"branches of \[3\], and Toy has [^\n]*of \[5\]"):
+        pipeline.train(toy, settings_of({}), seed=1, run_dir=tmp_path / "run", resume=True)

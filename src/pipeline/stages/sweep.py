@@ -14,7 +14,7 @@ from pipeline import files
 from pipeline.errors import StageError
 from pipeline.settings.sweeps import best_file, proposal_file
 from pipeline.stages.shared import project
-from pipeline.stages.shared.attempt import Job, attempt_at
+from pipeline.stages.shared.attempt import Job, attempt_at, read_map
 from pipeline.stages.shared.project import named, planned
 
 if TYPE_CHECKING:
@@ -117,9 +117,7 @@ def scores_of(
 
 def score_of(path: Path, sweep: SweepParams) -> float:
     """Return the sweep's metric in the `metrics.json` of an evaluation."""
-    metrics: dict[str, dict[str, float]] = read_map(path)
-    if not metrics or not all(isinstance(values, dict) for values in metrics.values()):
-        raise StageError(f"{path}: cannot be read as an evaluation; evaluate the policy again")
+    metrics = read_map(path)
     behavior = sweep.behavior
     if behavior is None and len(metrics) > 1:
         raise StageError(
@@ -131,7 +129,13 @@ def score_of(path: Path, sweep: SweepParams) -> float:
             f"{path}: has no behavior {behavior!r}; set the sweep's key 'behavior' to one of "
             f"{', '.join(metrics)}"
         )
-    return float(metrics[behavior or next(iter(metrics))][sweep.metric])
+    try:
+        return float(metrics[behavior or next(iter(metrics))][sweep.metric])
+    except (StopIteration, KeyError, TypeError, ValueError) as error:
+        raise StageError(
+            f"{path}: cannot be read as an evaluation that has {sweep.metric} ({error!r}); "
+            "evaluate the policy again"
+        ) from error
 
 
 def rank(trials: Sequence[Trial], *, goal: str) -> list[Trial]:
