@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import hashlib
+import itertools
 import json
+import logging
 import os
 import re
 import secrets
@@ -18,6 +21,8 @@ from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+_log = logging.getLogger(__name__)
 
 LONGEST_NAME = 200
 """Most bytes of a name: systems allow 255, and suffixes are added to it."""
@@ -221,6 +226,31 @@ def refuse_shared_folder(folder: Path | str, name: str, others: Iterable[str]) -
                 f"behaviors {other!r} and {name!r}: on this disk both have the folder {target}, "
                 "because it does not tell upper case from lower; rename one in the environment"
             )
+
+
+def free_name(path: Path) -> Path:
+    """Return the first of `<name>.1`, `<name>.2`, ... that does not exist."""
+    names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
+
+
+def keep_aside(path: Path, reason: str) -> None:
+    """Give a file that the run writes another name, because not all of it can be read."""
+    kept = free_name(path)
+    path.rename(kept)
+    _log.warning(
+        "%s: %s. The file is kept as %s; a new file has what could be read.", path, reason, kept
+    )
+
+
+def decoded(data: bytes) -> str:
+    """Return the text of a file that another program may have saved, in whatever encoding."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16", errors="replace")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("cp1252", errors="replace")  # of spreadsheets on Windows
 
 
 def write_whole(path: Path | str, content: bytes | str) -> None:

@@ -6,7 +6,6 @@ A run that never starts leaves its folder as it was.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import secrets
 import shutil
@@ -294,7 +293,7 @@ def run_folder(
                 f"--resume flag. ({folder})"
             )
         # moved, never deleted: hours of training may lie there
-        aside = _free_name(folder) if used and force and not resume else None
+        aside = files.free_name(folder) if used and force and not resume else None
         if aside is not None:
             folder.rename(aside)
         run = RunFolder(folder, replaced=aside)
@@ -308,8 +307,3 @@ def run_folder(
                     aside.rename(folder)
                 elif existed:  # empty
                     folder.mkdir()
-
-
-def _free_name(folder: Path) -> Path:
-    names = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
-    return next(path for path in names if not path.exists())

@@ -140,7 +140,13 @@ def score_of(path: Path, sweep: SweepParams) -> float:
             f"{path}: has no behavior {behavior!r}; set the sweep's key 'behavior' to one of "
             f"{', '.join(metrics)}"
         )
-    return metrics[behavior or next(iter(metrics))][sweep.metric]
+    try:
+        return metrics[behavior or next(iter(metrics))][sweep.metric]
+    except (StopIteration, KeyError) as error:
+        raise StageError(
+            f"{path}: cannot be read as an evaluation that has {sweep.metric} ({error!r}); "
+            "evaluate the policy again"
+        ) from error
 
 
 def rank(trials: Sequence[Trial], *, goal: str) -> list[Trial]:

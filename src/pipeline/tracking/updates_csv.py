@@ -84,7 +84,11 @@ class UpdatesCsvSink(Sink):
         """Open the behavior's file, and write its header when it is new."""
         path = files.named(self._folder, behavior, ".csv")
         path.parent.mkdir(parents=True, exist_ok=True)
+        header = ",".join(HEADER) + "\n"
         resumed = path.exists()
+        if resumed and not (path.is_file() and path.read_bytes().startswith(header.encode())):
+            files.keep_aside(path, "it does not begin with the header of this file")
+            resumed = False
         file = path.open("a", encoding="utf-8", newline="")
         last = _Last(file=file, at=self._start)
         if not resumed:

@@ -20,7 +20,8 @@ from pipeline.algos.process_group import SINGLE_PROCESS, launched
 from pipeline.errors import SettingsError
 from pipeline.settings import RunSettings, load_run_settings
 from pipeline.tracking.base import Tracker
-from pipeline.trainer.checkpoints.restore import first_weights
+from pipeline.trainer.checkpoints.file import load_checkpoint
+from pipeline.trainer.checkpoints.restore import first_weights, refuse_other_networks
 from pipeline.trainer.checkpoints.resume_points import RESUME_INTERVAL_S
 from pipeline.trainer.distributed.sync import refuse_alone_only
 from pipeline.trainer.distributed.workers import (
@@ -147,6 +148,11 @@ def train(
         run = unthreaded(run) if learners > 1 else run
         if init_from is None:
             init_from = first_weights(run)
+        # Before an environment is started, which may take minutes.
+        for file in init_from.values():
+            load_checkpoint(file)
+        if resume:
+            refuse_other_networks(run_dir, run)
         measured = device is None and learners == 1
         chosen = None if measured else usable_device(device)
         job = JobSpec(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from pipeline.errors import StageError
 from pipeline.evaluation.comparison import Curve, Outcome
 from pipeline.stages.shared import policies
 from pipeline.stages.shared.attempt import read_map
+from pipeline.tracking.curve_csv import read_rows
 from pipeline.tracking.run_metadata import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -119,21 +119,27 @@ def read_curves(path: Path) -> dict[str, Curve]:
     """
     points: dict[str, tuple[list[float], list[float]]] = {}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                # Empty where no episode ended in the summary period; 0 would be a return.
-                if not row["reward"]:
-                    continue
-                steps, returns = points.setdefault(row["behavior"].partition("?")[0], ([], []))
-                step = float(row["step"])
-                if not steps or step > steps[-1]:  # the first of two teams counts for both
-                    steps.append(step)
-                    returns.append(float(row["reward"]))
+        path.stat()
+        _, rows, is_whole = read_rows(path)
+        for row in rows:
+            # Empty where no episode ended in the summary period; 0 would be a return.
+            if not row["reward"]:
+                continue
+            steps, returns = points.setdefault(row["behavior"].partition("?")[0], ([], []))
+            step = float(row["step"])
+            if not steps or step > steps[-1]:  # the first of two teams counts for both
+                steps.append(step)
+                returns.append(float(row["reward"]))
     except (OSError, KeyError, TypeError, ValueError) as problem:
         raise StageError(
             f"{path}: cannot be read as a learning curve ({problem!r}); train again, or leave the "
             "run out"
         ) from problem
+    if not (rows or is_whole):
+        raise StageError(
+            f"{path}: cannot be read as a learning curve (no line has the columns behavior and "
+            "step); train again, or leave the run out"
+        )
     return {
         behavior: Curve(steps=np.array(steps), returns=np.array(returns))
         for behavior, (steps, returns) in points.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.tracking import names
@@ -42,15 +42,29 @@ class JsonLinesSink(Sink):
         """Keep only complete lines of other behaviors or of earlier steps."""
         # Lines of this run's other behaviors stay even where a run begins anew.
         earlier = self._behaviors or self._keep_earlier
-        text = self._path.read_text("utf-8") if earlier and self._path.exists() else ""
-        complete = text[: text.rfind("\n") + 1].splitlines(keepends=True)  # a kill may cut the last
-        parsed = [(line, json.loads(line)) for line in complete]
+        data = self._path.read_bytes() if earlier and self._path.exists() else b""
+        text = files.decoded(data)
+        # The last may be cut by a kill. `splitlines` would also split texts at other characters.
+        complete = [line for line in text.split("\n")[:-1] if line.strip()]
+        parsed = [(line, summary) for line in complete if (summary := _summary(line))]
+        if len(parsed) < len(complete):
+            files.keep_aside(self._path, "not every line is a summary")
         lines = [
-            line
+            f"{line}\n"
             for line, summary in parsed
             if summary["behavior"] != behavior or summary["step"] < step
         ]
         files.write_whole(self._path, "".join(lines))
+
+
+def _summary(line: str) -> dict[str, Any]:
+    """Return the summary in a line; empty if it is none."""
+    try:
+        summary = json.loads(line)
+        is_known = isinstance(summary["step"], int) and "behavior" in summary
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}
+    return summary if is_known else {}
 
 
 for_run = JsonLinesSink

@@ -16,6 +16,8 @@ from pipeline.protocol.specs import other_names, other_order, spec_from_mapping
 from pipeline.settings import load_run_settings
 from pipeline.trainer.checkpoints.file import (
     MISFITS,
+    RESUME_FILE,
+    description,
     file_of,
     from_saved,
     load_checkpoint,
@@ -25,11 +27,12 @@ from pipeline.trainer.checkpoints.file import (
 )
 from pipeline.trainer.checkpoints.manager import CheckpointManager
 from pipeline.trainer.checkpoints.replay_files import load_replay
-from pipeline.trainer.supported import algorithm_of
+from pipeline.trainer.supported import algorithm_for, algorithm_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from pipeline.algos.algorithm import Algorithm
     from pipeline.algos.policy import Policy
     from pipeline.arrays import FloatArray
     from pipeline.envs.workers import WorkerSet
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
+
+_MAKE_NETWORKS = ("trainer_type", "network_settings", "reward_signals", "behavioral_cloning")
 
 
 def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bool) -> None:
@@ -54,6 +59,63 @@ def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bo
     except MISFITS as error:
         raise _misfit(path, learner.name, error) from error
     load_replay(path.parent, state, learner)
+
+
+def refuse_other_networks(run_dir: Path, settings: RunSettings) -> None:
+    """Refuse to resume a run with settings that make other networks than it has.
+
+    Raises:
+        CheckpointError: A behavior's state does not fit, or its file cannot be read.
+        SettingsError: A setting cannot be used.
+    """
+    for name, state in CheckpointManager(run_dir, settings).saved().items():
+        if name not in settings.behaviors and settings.default_settings is None:
+            continue  # the environment may not show it
+        trainer = settings.for_behavior(name)
+        kind = algorithm_for(name, trainer)
+        weights = state["learner"]["algorithm"]
+        try:
+            spec = spec_from_mapping(state["spec"])
+            _refuse_other_policy(kind, spec, trainer, weights["policy"])
+            with torch.random.fork_rng(devices=[]):
+                algorithm = kind(spec, trainer, seed=0, device=torch.device("cpu"))
+            algorithm.load_state_dict(weights)
+        except MISFITS as error:
+            now = description(name, spec, settings)["settings"]
+            others = _other_settings(state["settings"], now)
+            raise CheckpointError(
+                f"{files.named(run_dir, name) / RESUME_FILE}: --resume continues the networks of "
+                f"the run, and these settings make others ({others or reason_of(error)}); restore "
+                "the settings, or begin a new run, which --initialize-from gives what fits"
+            ) from error
+
+
+def _refuse_other_policy(
+    kind: type[Algorithm], spec: BehaviorSpec, settings: TrainerSettings, weights: Any
+) -> None:
+    """Raise one of `MISFITS` if weights do not fit; a file may ask for a network of any size."""
+    with torch.device("meta"):  # which takes no memory
+        policy = kind.policy_for(spec, settings.network_settings)
+        policy.load_state_dict(weights, assign=True)
+
+
+def _other_settings(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
+    """Return which settings that networks depend on differ, with both values."""
+    parts = []
+    for key in [*now, *(key for key in before if key not in now)]:
+        old, new = before.get(key), now.get(key)
+        if old == new or not (prefix or key in _MAKE_NETWORKS):
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            parts.append(_other_settings(old, new, f"{prefix}{key}."))
+        else:
+            old, new = (_in_words(value) for value in (old, new))
+            parts.append(f"{prefix}{key}: {old} before, {new} now")
+    return ", ".join(part for part in parts if part)
+
+
+def _in_words(value: Any) -> str:
+    return "none" if value is None else "set" if isinstance(value, dict) else str(value)[:80]
 
 
 def begin_with(learner: Learner, path: Path, *, device: str, whole: bool = False) -> None:
@@ -97,6 +159,15 @@ def _compare_sensors(
         [tuple(obs.shape) for obs in behavior_spec.observation_specs]
         for behavior_spec in (spec, learner.spec)
     )
+    actions, env_actions = (
+        f"{x.continuous_size} continuous actions and branches of {list(x.discrete_branches)}"
+        for x in (spec.action_spec, learner.spec.action_spec)
+    )
+    if refuse and actions != env_actions:
+        raise CheckpointError(
+            f"{path}: it was trained with {actions}, and {learner.name} has {env_actions}; begin a "
+            "new run, or restore the environment that it was trained in"
+        )
     names = other_names(spec, learner.spec)
     is_other = saved_shapes != env_shapes or (names is not None and other_order(*names))
     if not is_other and names is None:
@@ -192,11 +263,9 @@ def load_policy(path: Path) -> SavedPolicy:
         spec = spec_from_mapping(state["spec"])
         run = load_run_settings(None, overrides={"behaviors": {name: state["settings"]}})
         settings = run.for_behavior(name)
-        weights = state["learner"]["algorithm"]["policy"]
-        make_policy = algorithm_of(settings).policy_for
-        with torch.device("meta"):  # without memory: a file may ask for a network of any size
-            make_policy(spec, settings.network_settings).load_state_dict(weights, assign=True)
-        policy = make_policy(spec, settings.network_settings)
+        weights, kind = state["learner"]["algorithm"]["policy"], algorithm_of(settings)
+        _refuse_other_policy(kind, spec, settings, weights)
+        policy = kind.policy_for(spec, settings.network_settings)
         policy.load_state_dict(weights)
         step = int(state["learner"]["step"])
         recorded = state["learner"]["recorded"]

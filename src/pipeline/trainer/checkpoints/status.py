@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import logging
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ from pipeline.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-_log = logging.getLogger(__name__)
 
 # The number of this form in ML-Agents 1.1.0.
 STATUS_FORMAT = "0.3.0"
@@ -33,15 +32,17 @@ class StatusFile:
         self.path = run_dir / "run_logs" / "training_status.json"
 
     def read(self) -> dict[str, Any]:
-        """What the file says; an empty map where there is none or it is damaged."""
-        try:
-            status = json.loads(self.path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            _log.warning("%s cannot be read (%s) and is written anew.", self.path, error)
-            return {}
-        return status if isinstance(status, dict) else {}
+        """Return what the file says, as far as it can be read; the rest of it is kept aside."""
+        status: Any = None
+        with contextlib.suppress(OSError, ValueError, RecursionError):  # nested without end
+            text = files.decoded(self.path.read_bytes())
+            status = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+        is_map = isinstance(status, dict)
+        entries = status if is_map else {}
+        readable = {name: entry for name, entry in entries.items() if _is_entry(name, entry)}
+        if (not is_map or len(readable) < len(entries)) and self.path.exists():
+            files.keep_aside(self.path, "not all of it is a list of checkpoints and lessons")
+        return readable
 
     def add(
         self, behavior: str, checkpoint: Path, *, step: int, reward: float | None, **more: Any
@@ -87,3 +88,18 @@ class StatusFile:
             "torch_version": str(torch.__version__),
         }
         files.write_json(self.path, status)
+
+
+def _is_entry(name: str, entry: Any) -> bool:
+    """Return whether this is what the file says of a behavior or a lesson, or about itself."""
+    checkpoints = entry.get("checkpoints", []) if isinstance(entry, dict) else None
+    return isinstance(checkpoints, list) and (
+        name == "metadata"
+        or all(isinstance(c, dict) and type(c.get("steps")) is int for c in checkpoints)
+    )
+
+
+def _finite(text: str) -> float | None:
+    """Return a number that JSON can have, None for a larger one."""
+    number = float(text)
+    return number if math.isfinite(number) else None
