@@ -110,6 +110,8 @@ def test_observations_near_zero_are_normalised_to_the_same_bits_as_before(size):
 def test_a_normaliser_without_rows_so_far_waits_for_the_first():
     normalizer = RunningNormalizer(1)
     normalizer.update(torch.zeros(0, 1))
+    # As before: checkpoints of either age load.
+    assert set(normalizer.state_dict()) == {"count", "mean", "squared"}
     restored = RunningNormalizer(1)
     restored.load_state_dict(normalizer.state_dict())
     restored.update(torch.full((9, 1), FAR))
