@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import pickle
+import re
+import resource
 import socket
 import subprocess
 import sys
+import time
 import uuid
+import zipfile
 from contextlib import closing
 from pathlib import Path
 from typing import ClassVar
 
 import psutil
 import pytest
+import torch
 from fake_player import START
 from http2_peer import RawClient, call, message
+from stops_after import StopsAfter
+from toys import Chase
 
+import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.launch import EnvironmentProcess
 from pipeline.envs.side_channels import (
@@ -25,6 +36,8 @@ from pipeline.envs.side_channels import (
 )
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import (
+    CheckpointError,
+    Interrupted,
     UnityEnvironmentException,
     UnitySideChannelException,
     UnitySpecificationException,
@@ -35,6 +48,9 @@ from pipeline.protocol.generated import messages as m
 from pipeline.protocol.layout_cache import Decoder
 from pipeline.protocol.peers import PeerCheck
 from pipeline.protocol.specs import MAX_AGENTS, ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings import load_run_settings
+from pipeline.trainer.checkpoints.file import digest, load_checkpoint
+from pipeline.trainer.checkpoints.restore import load_policy, resumes_exactly
 
 NOBODY = 65534
 CLIENT = "import socket, sys; s = socket.create_connection(sys.argv[1:]); sys.stdin.read()"
@@ -319,29 +335,7 @@ def test_agents_of_many_unannounced_behaviors_are_not_a_warning_each(caplog):
         message.unity_output.rl_output.agentInfos[f"level {number}"].value.add(id=number)
     with connected(Player(message)):
         assert len([r for r in caplog.records if "not announced" in r.message]) == 10
-"""People who hand over files and messages that were made to do harm, or are of other programs."""
 
-from __future__ import annotations
-
-import contextlib
-import io
-import pickle
-import re
-import resource
-import time
-import zipfile
-
-import pytest
-import torch
-from stops_after import StopsAfter
-from toys import Chase
-
-import pipeline
-from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.errors import CheckpointError, Interrupted
-from pipeline.settings import load_run_settings
-from pipeline.trainer.checkpoints.file import digest, load_checkpoint
-from pipeline.trainer.checkpoints.restore import load_policy, resumes_exactly
 
 SETTINGS = {
     "trainer_type": "ppo",
