@@ -293,8 +293,10 @@ class Lessons:
         self.curriculum.load_state_dict(saved["curriculum"])
         if exact:
             pending = saved["pending"]
+            known = self.curriculum.numbers  # the configuration may have lost a parameter
             self._pending = Change(
-                parameters=tuple(pending["parameters"]), must_reset=pending["must_reset"]
+                parameters=tuple(name for name in pending["parameters"] if name in known),
+                must_reset=bool(pending["must_reset"]),
             )
 
     def metrics(self) -> dict[str, float]:

@@ -159,7 +159,7 @@ class SnapshotPool:
         """
         self.snapshots = list(state["snapshots"])
         self.ratings = [float(rating) for rating in state["ratings"]]
-        self._next = int(state["next"])
+        self._next = int(state["next"]) % (len(self.ratings) - 1)
         for team, opponent_state in state["opponents"].items():
             self._player(team).load_state_dict(opponent_state)
         self.opponents = {team: self._players[team] for team in state["playing"]}
