@@ -174,9 +174,9 @@ class WorkerSet:
     def _is_stopping(self) -> bool:
         """Return whether a signal asks to stop, or does so in a moment."""
         deadline = time.monotonic() + _GRACE_S * self.is_split
-        while not self.should_stop() and time.monotonic() < deadline:
+        while not (is_stopping := self.should_stop()) and time.monotonic() < deadline:
             time.sleep(0.01)
-        return self.should_stop()
+        return is_stopping
 
     def _restart(
         self, worker: int, error: UnityException, relaunch: Callable[[int, int], BaseEnv]

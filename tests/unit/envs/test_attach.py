@@ -153,7 +153,8 @@ def test_a_player_that_does_not_come_back_in_time_ends_the_run(ports):
 
 
 @pytest.mark.usefixtures("one_leaves")
-def test_who_is_told_to_stop_does_not_wait_for_a_player_any_longer(ports):
+def test_who_is_told_to_stop_does_not_wait_for_a_player_any_longer(ports, monkeypatch):
+    monkeypatch.setattr("pipeline.envs.workers._GRACE_S", 0.0)
     workers = attached(ports, timeout_wait=1000, restarts=EnvironmentSettings())
     answers = iter([False])  # when the player is lost, but not any more when it is waited for
     workers.should_stop = lambda: next(answers, True)
