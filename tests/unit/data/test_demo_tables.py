@@ -57,6 +57,25 @@ def test_a_demonstration_comes_back_from_a_table_to_the_byte(tmp_path, suffix, m
     assert (tmp_path / "b.demo").read_bytes() == path.read_bytes()
 
 
+def test_columns_of_equal_shapes_go_to_their_own_fields(tmp_path):
+    spec = BehaviorSpec([ObservationSpec.vector(2)] * 2, ActionSpec(2, (4, 4)))
+    table = {
+        "obs0": [[1, 2], [3, 4]],
+        "obs1": [[5, 6], [7, 8]],
+        "continuous": [[0.5, -0.5], [1, -1]],
+        "discrete": [[1, 2], [3, 0]],
+        "terminated": [0, 1],
+    }
+    np.savez(tmp_path / "a.npz", **{name: np.array(values) for name, values in table.items()})
+    read = read_table(tmp_path / "a.npz")
+    import_table(read, "B", spec, tmp_path / "b.demo", action_scale=[1, 2])
+    demo = read_demo(tmp_path / "b.demo")
+    for i, values in enumerate(demo.obs):
+        assert values[:2].tolist() == table[f"obs{i}"]
+    assert demo.continuous[:2].tolist() == [[0.5, -0.25], [1, -0.5]]
+    assert demo.discrete[:2].tolist() == table["discrete"]
+
+
 def test_a_branch_without_a_mask_forbids_nothing(tmp_path):
     path = recorded(tmp_path / "a.demo", done=(*[0] * 11, 1), interrupted=())
     fields, _ = table_of(read_demo(path))
