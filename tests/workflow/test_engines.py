@@ -124,7 +124,8 @@ def test_a_seed_more_and_a_wider_network_are_refused_until_they_are_planned(toy)
     replace(root / "config/ppo/FoodCollector.yaml", "hidden_units: 256", "hidden_units: 64")
     with pytest.raises(StageError, match="pipeline plan"):
         sync(root, engine)
-    replace(root / "params.yaml", "      - 2\n", "      - 2\n      - 3\n")
+    grid_world = "          summary_freq: 5000\n    seeds:\n"
+    replace(root / "params.yaml", grid_world, f"{grid_world}      - 3\n")
     if engine == "snakemake":
         completed = run(root, "snakemake", "--cores", "1", check=False)
         assert completed.returncode != 0

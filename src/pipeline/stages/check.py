@@ -68,14 +68,14 @@ def refuse_linked_results(root: Path) -> None:
     """
     folders = [root / "data", root / "data/demos", root / "results"]
     for stage in _WITH_RESULTS:
-        for folder, inside, _ in os.walk(root / "results" / stage):
-            folders += [Path(folder), *(Path(folder, name) for name in inside)]
+        for place, inside, _ in os.walk(root / "results" / stage):
+            folders += [Path(place), *(Path(place, name) for name in inside)]
     for folder in folders:
         if folder.is_symlink() and not folder.resolve().is_relative_to(root.resolve()):
-            place = folder.relative_to(root)
+            linked = folder.relative_to(root)
             raise StageError(
-                f"{place}: is a link to {folder.resolve()}, outside of the project, where DVC "
-                f"takes no results. Move its files back to {place}; if they need another disk, "
+                f"{linked}: is a link to {folder.resolve()}, outside of the project, where DVC "
+                f"takes no results. Move its files back to {linked}; if they need another disk, "
                 "move the whole project there (a link to it may stay here), or only DVC's copies: "
                 "`dvc cache dir FOLDER` and `dvc config cache.type symlink`."
             )
