@@ -91,3 +91,17 @@ def test_each_vector_is_normalised_by_its_own_statistics_and_each_choice_valued_
     for row, (first, second) in enumerate(choices.tolist()):
         expected = (values[row, :, first] + values[row, :, 3 + second]) / 2
         torch.testing.assert_close(taken[row], expected)
+
+
+def test_a_gradient_is_shortened_after_the_mean_over_processes():
+    """The norms are 6 here and 0 in the other process: the mean of 3 exceeds the limit of 1."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = FlatAdam([weight], learning_rate=1e-3)
+    optimizer.average = lambda gradient: gradient.div_(2)
+    (6.0 * weight).sum().backward()
+    optimizer.step(max_norm=1.0)
+    torch.testing.assert_close(optimizer.gradient.norm(), torch.tensor(1.0))
+    optimizer.zero_gradients()
+    (1.0 * weight).sum().backward()
+    optimizer.step(max_norm=1.0)
+    torch.testing.assert_close(optimizer.gradient.norm(), torch.tensor(0.5))
