@@ -414,7 +414,6 @@ import os
 import torch
 from torch.distributed import TCPStore
 from pipeline.errors import LearnerLostError
-from pipeline.trainer.checkpoints.file import save_checkpoint
 from pipeline.trainer.distributed.group import DistributedGroup
 
 class Others:
@@ -444,7 +443,6 @@ from datetime import timedelta
 import os, signal, threading, time
 import torch
 from torch.distributed import TCPStore
-from pipeline.trainer.checkpoints.file import save_checkpoint
 from pipeline.trainer.distributed import workers
 
 def interrupt(words):
