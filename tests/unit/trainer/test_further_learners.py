@@ -23,6 +23,7 @@ from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.errors import Interrupted, LearnerLostError, PipelineError, SettingsError
 from pipeline.settings import load_run_settings
 from pipeline.trainer import api
+from pipeline.trainer.checkpoints.file import save_checkpoint
 from pipeline.trainer.distributed import group as group_module
 from pipeline.trainer.distributed import workers
 from pipeline.trainer.distributed.group import DistributedGroup
@@ -209,6 +210,7 @@ def run(monkeypatch, tmp_path):
 
 
 def test_a_run_opens_its_environments_as_it_was_asked(run, tmp_path):
+    save_checkpoint(tmp_path / "a.pt", {"learner": {}})
     options = {
         "seed": 4,
         "run_dir": tmp_path,
