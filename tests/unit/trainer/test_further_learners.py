@@ -210,7 +210,7 @@ def run(monkeypatch, tmp_path):
 
 
 def test_a_run_opens_its_environments_as_it_was_asked(run, tmp_path):
-    save_checkpoint(tmp_path / "a.pt", {"behavior": "A"})
+    save_checkpoint(tmp_path / "a.pt", {"learner": {}})
     options = {
         "seed": 4,
         "run_dir": tmp_path,

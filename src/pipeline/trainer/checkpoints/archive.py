@@ -165,9 +165,6 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
 def refusal_of_entries(state: dict[Any, Any]) -> str | None:
     """Return which entry of a checkpoint's values is of another kind than ours are, or None."""
     given = {key: v for key, v in state.items() if not (key in _MAY_BE_NONE and v is None)}
-    learner = state.get("learner", ("step", "algorithm"))
-    if not isinstance(learner, dict | tuple) or not {"step", "algorithm"}.issubset(learner):
-        return "its learner has no step or no algorithm"
     place = _other_entry(given, _SHAPE, "") or next(
         (f".{name}" for name in _WITHOUT_TENSORS if _has_tensor(state.get(name))), None
     )

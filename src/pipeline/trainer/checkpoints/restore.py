@@ -73,19 +73,20 @@ def refuse_other_networks(run_dir: Path, settings: RunSettings) -> None:
             continue  # the environment may not show it
         trainer = settings.for_behavior(name)
         kind = algorithm_for(name, trainer)
-        weights = state["learner"]["algorithm"]
+        with usable(run_dir):
+            spec, settings_before = spec_from_mapping(state["spec"]), dict(state["settings"])
+            weights, _ = state["learner"]["algorithm"], int(state["learner"]["step"])
         try:
-            spec = spec_from_mapping(state["spec"])
             _refuse_other_policy(kind, spec, trainer, weights["policy"])
             with torch.random.fork_rng(devices=[]):
                 algorithm = kind(spec, trainer, seed=0, device=torch.device("cpu"))
             algorithm.load_state_dict(weights)
         except MISFITS as error:
             now = description(name, spec, settings)["settings"]
-            others = _other_settings(state["settings"], now)
+            others = _other_settings(settings_before, now)
             raise CheckpointError(
                 f"{files.named(run_dir, name) / RESUME_FILE}: --resume continues the networks of "
-                f"the run, and these settings make others ({others or reason_of(error)}); restore "
+                f"{name}, and these settings make others ({others or reason_of(error)}); restore "
                 "the settings, or begin a new run, which --initialize-from gives what fits"
             ) from error
 
@@ -217,7 +218,9 @@ def resumes_exactly(run_dir: Path, settings: RunSettings, *, n_learners: int = 1
     if any(run != runs[0] or run.get("interrupted") for run in runs):
         return False
     ends = {name: settings.for_behavior(name).max_steps for name in states}
-    if states and all(state["learner"]["step"] >= ends[name] for name, state in states.items()):
+    with usable(run_dir):
+        is_over = all(state["learner"]["step"] >= ends[name] for name, state in states.items())
+    if states and is_over:
         return True  # it is complete, and has no use for environments
     return all(
         state.get("environments") is not None
