@@ -16,9 +16,12 @@ import torch
 from steps import decision_steps, take_turn, terminal_steps
 from test_signals import CPU, demo
 
+from pipeline.algos.process_group import SINGLE_PROCESS
+from pipeline.algos.schedules import Schedule
 from pipeline.nets.group_critic import GroupLayout
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
+from pipeline.settings.schema import PPOSettings
 from pipeline.trainer.learner import Learner
 
 SIZES = (2, 3)
@@ -155,6 +158,14 @@ def varied(play: Play) -> None:
     play.message([2], {3: False, 4: True})
 
 
+def assert_minibatches_have_whole_moments(rows, groups) -> None:
+    for seed in range(5):
+        stream = np.random.default_rng(seed)
+        for batch in groups.minibatches(rows, stream, 7, SINGLE_PROCESS):
+            picked = np.isin(groups.moment, groups.moment[batch.index])
+            assert sorted(batch.index.tolist()) == np.flatnonzero(picked).tolist(), "whole moments"
+
+
 @pytest.mark.parametrize("memory", [None, MEMORY])
 def test_targets_of_groups_are_those_of_their_members_one_row_at_a_time(memory):
     team_learner = learner("poca", memory=memory)
@@ -162,7 +173,7 @@ def test_targets_of_groups_are_those_of_their_members_one_row_at_a_time(memory):
     algorithm = team_learner.algorithm
     varied(play)
     rollout = play.rollout()
-    rows, _ = algorithm._rows(rollout)
+    rows, groups = algorithm._rows(rollout)
     assert float(algorithm.critic.largest) == 3.0
     critic, normalizers = algorithm.critic, algorithm.policy.normalizers
 
@@ -201,7 +212,9 @@ def test_targets_of_groups_are_those_of_their_members_one_row_at_a_time(memory):
             np.testing.assert_allclose(rows.baseline[row], estimate(members, agent), atol=1e-5)
             np.testing.assert_allclose(rows.returns[row], later, atol=1e-4)
     assert n_beyond == 2, "a mate ended where an agent's own task went on"
-    if memory:
+    if not memory:
+        assert_minibatches_have_whole_moments(rows, groups)
+    else:
         lengths = rows.sequences.lengths.numpy()
         firsts = np.cumsum(lengths) - lengths
         for first, stored in zip(firsts.tolist(), rows.sequences.memory, strict=True):
@@ -218,7 +231,7 @@ def imitating(folder) -> dict:
     ]
     gail = {"demo_path": demos, "use_vail": True, "use_actions": True, "network_settings": NETWORK}
     return {
-        "signals": SIGNALS | {"curiosity": {"network_settings": NETWORK}, "gail": gail},
+        "signals": {"curiosity": {"network_settings": NETWORK}, **SIGNALS, "gail": gail},
         "behavioral_cloning": {"demo_path": demos, "batch_size": 40, "num_epoch": 1},
     }
 
@@ -240,6 +253,9 @@ def acted_and_learned(algorithm, rollout, step: int) -> list:
     algorithm.observe(obs)
     stats = algorithm.update(rollout, step=step)
     assert {"Losses/GAIL Loss", "Losses/Pretraining Loss"} <= set(stats)
+    if algorithm.intrinsic is not None:
+        charted = {f"Policy/{name} Reward" for name in ("Curiosity", "Extrinsic", "Rnd", "Gail")}
+        assert charted - set(stats) == {"Policy/Extrinsic Reward"}, "counted as episodes end"
     return [action.continuous.tolist(), action.discrete.tolist(), stats]
 
 
@@ -249,6 +265,7 @@ def test_chance_is_of_streams_that_the_seed_names_and_the_state_has(trainer, mem
     options = {"memory": memory, **imitating(tmp_path)}
     if trainer == "sac":
         options["hyperparameters"] = {"steps_per_update": 8, "buffer_size": 100}
+        options["hyperparameters"]["reward_signal_steps_per_update"] = 20
     play = Play(learner(trainer, seed=3, **options))
     varied(play)
     rollout = play.rollout()
@@ -295,7 +312,10 @@ def test_rows_of_a_replay_are_rewarded_as_they_came_and_learned_from_normalised(
         expected = [0.7 * raw.fields["reward"][row], 3.0 * rewarded(rnd, seen)]
         assert rewards == pytest.approx(expected, rel=1e-4)
     raw = algorithm.replay.sample(stream, 8)
-    (batch,) = algorithm.sampler.transitions(1)
+    learned: list = []
+    algorithm.signals.update = lambda rows: (learned.append(rows), {})[1]
+    algorithm._update_signals(step=2)
+    (batch,) = learned
     for name, sampled in (("obs", raw.obs), ("next_obs", raw.next_obs)):
         for i, values in enumerate(sampled):
             assert batch.columns[f"{name}_{i}"].numpy().tolist() == values.tolist()
@@ -381,3 +401,11 @@ def test_each_agent_chooses_what_its_own_mask_leaves_it(trainer, memory):
     decision = algorithm.act(obs, masks, remembered)
     np.testing.assert_array_equal(decision.action.discrete, left)
     np.testing.assert_array_equal(decision.rows["allowed"], ~np.concatenate(masks, axis=1))
+
+
+@pytest.mark.parametrize("falls", ["learning_rate", "epsilon", "beta"])
+def test_each_quantity_follows_its_own_schedule(falls):
+    start = {"learning_rate": 0.5, "epsilon": 0.3, "beta": 0.2}
+    kinds = {f"{name}_schedule": "linear" if name == falls else "constant" for name in start}
+    now = Schedule.at(5, PPOSettings(**start, **kinds), 10)
+    assert {name for name in start if getattr(now, name) != start[name]} == {falls}
