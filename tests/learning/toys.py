@@ -320,7 +320,7 @@ class Crowd:
         for agent in ended:
             life = alive.pop(agent)
             life.outcome(reward[agent])
-            expected.ended(life)
+            expected.ended(life, reward[agent])
         for agent in [agent for agent in alive if self.rng.random() < 0.005]:
             expected.left.append(alive.pop(agent))
         n_alive = self.n_agents if name.startswith("Mood") or self.n_steps % 40 < 30 else 0
@@ -374,9 +374,10 @@ class Expected:
         self.lives: list[Life] = []
         self.left: list[Life] = []
 
-    def ended(self, life):
-        if life.n:
-            self.lives.append(life)
+    def ended(self, life, reward):
+        if not life.n:  # without a decision the last reward is the return
+            life.total = reward
+        self.lives.append(life)
 
     def n_steps(self, horizon, alive):
         cut = [*self.left, *alive]

@@ -161,7 +161,9 @@ def test_a_second_kill_between_two_files_leaves_a_common_moment_too(tmp_path, qu
 
     def moment(number):
         run = {"steps": {"A": number, "B": number}}
-        return {name: {"behavior": name, "run": run, "learner": {}} for name in ("A", "B")}
+        return {
+            name: {"behavior": name, "run": run, "learner": {"step": number}} for name in ("A", "B")
+        }
 
     def saved():
         manager = CheckpointManager(tmp_path, settings)
@@ -435,7 +437,11 @@ def test_each_process_goes_on_from_its_own_part_and_replays_are_deleted_in_each_
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / file).touch()
     states = {
-        name: {"behavior": name, "replay": [[f"replay-{kept}-1.npz", "digest", 1]]}
+        name: {
+            "behavior": name,
+            "learner": {"step": 8},
+            "replay": [[f"replay-{kept}-1.npz", "digest", 1]],
+        }
         for name, kept in (("A", 1), ("B", 2))
     }
     CheckpointManager(tmp_path, quick("A", "B")).write(states, workers=None)
