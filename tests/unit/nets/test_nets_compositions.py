@@ -65,13 +65,21 @@ def test_twins_in_pairs_value_each_action_as_each_of_them_alone(seen, remembers)
     twins = TwinQNetworks(spec, settings, 2)
     alone = copy.deepcopy(twins)
     twins.share_weights(FlatAdam(twins.parameters(), learning_rate=1e-3, pairs=twins.pairs).paired)
-    obs, (taken, fresh) = drawn(SEEN[seen]), torch.randn(2, 6, 2)
+    obs, taken, fresh = drawn(SEEN[seen]), torch.randn(6, 2), torch.randn(6, 2, requires_grad=True)
     sequences = SequenceState(memory=torch.randn(3, 9), lengths=LENGTHS) if remembers else None
     values, fresh_values = twins(obs, taken=taken, fresh=fresh, sequences=sequences)
     for i, twin in enumerate((alone.first, alone.second)):
         encoded = twin.body.features(obs)
         torch.testing.assert_close(values[i], twin(encoded, taken, sequences))
         torch.testing.assert_close(fresh_values[i], twin(encoded, fresh, sequences))
+    # the policy learns from the first twin, which does not learn from it
+    expected = torch.autograd.grad(
+        alone.first(alone.first.body.features(obs), fresh, sequences).sum(), fresh
+    )
+    fresh_values[0].sum().backward()
+    torch.testing.assert_close(fresh.grad, expected[0])
+    assert all(parameter.grad is None for parameter in twins.parameters())
+    assert not fresh_values[1].requires_grad
 
 
 def test_each_vector_is_normalised_by_its_own_statistics_and_each_choice_valued_in_its_branch():
