@@ -46,8 +46,8 @@ def test_a_run_is_not_resumed_with_networks_of_another_size(place, trained):
     learned = (place.folder / "results/run/Echo/checkpoint.pt").read_bytes()
     written = (place.folder / "results/run/configuration.yaml").read_bytes()
     error = place.learn(env, "--resume", config=config).error
-    assert "results/run/Echo/checkpoint.pt: this checkpoint does not fit the behavior Echo" in error
-    assert "size mismatch for" in error
+    assert "results/run/Echo/checkpoint.pt: --resume continues the networks of Echo" in error
+    assert "network_settings.hidden_units: 16 before, 24 now" in error
     assert (place.folder / "results/run/Echo/checkpoint.pt").read_bytes() == learned
     assert (place.folder / "results/run/configuration.yaml").read_bytes() == written
 

@@ -18,8 +18,8 @@ from pipeline.settings.params import load_params
 from pipeline.settings.sweeps import SweepParams
 from pipeline.stages import report
 from pipeline.stages.reporting.results import outcomes
-from pipeline.stages.shared.policies import DIGEST
 from pipeline.stages.sweep import score_of, scores_of
+from pipeline.tracking.run_metadata import POLICY_DIGEST as DIGEST
 from pipeline.tracking.run_metadata import dvc_digest
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import hub_server
 import made_archives
 import pytest
+from onnx import TensorProto, helper
 
 from pipeline import cli, files
 from pipeline.envs.sources import download, fetch
@@ -174,11 +175,14 @@ def test_push_that_failed_half_way_is_repeated(hub, tmp_path, capsys, part):
     folder = tmp_path / "card"
     folder.mkdir()
     (folder / "README.md").write_text("---\ntags: [onnx]\n---\n# Echo\n")
-    (folder / "Echo.onnx").write_bytes(b"policy")
+    action = helper.make_tensor_value_info("action", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([], "policy", [], [action])
+    model = helper.make_model(graph).SerializeToString()
+    (folder / "Echo.onnx").write_bytes(model)
     hub.errors[part] = 500
     assert cli.main(["push", "card", "--repo-id", "me/new"]) == 2
     assert "the Hub answered 500: repeat the command later" in capsys.readouterr().err
     assert list(hub.repos["me/new"]) == [".gitattributes"]
     hub.errors.clear()
     assert cli.main(["push", "card", "--repo-id", "me/new"]) == 0
-    assert hub.repos["me/new"]["Echo.onnx"] == b"policy"
+    assert hub.repos["me/new"]["Echo.onnx"] == model

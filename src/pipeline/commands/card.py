@@ -12,8 +12,7 @@ from pipeline.commands.init import source_of
 from pipeline.errors import SettingsError
 from pipeline.settings.params import load_params
 from pipeline.settings.yaml_file import dump_yaml
-from pipeline.stages.reporting.results import read_evaluation
-from pipeline.stages.shared.policies import is_outdated
+from pipeline.stages.reporting.results import is_outdated, read_evaluation
 
 if TYPE_CHECKING:
     import argparse

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.errors import StageError
-from pipeline.stages.shared import executable, policies, run_context
+from pipeline.stages.shared import executable, run_context
 from pipeline.stages.shared.attempt import Attempt, Job, attempt_at, read_map
 from pipeline.tracking import run_metadata
 
@@ -86,7 +86,10 @@ def _with_policy(
     exported = read_map(run.root / run.folder("export") / "export.json")
     return {
         # Exports of earlier versions do not have it.
-        name: {**values, policies.DIGEST: exported.get(name, {}).get(policies.DIGEST)}
+        name: {
+            **values,
+            run_metadata.POLICY_DIGEST: exported.get(name, {}).get(run_metadata.POLICY_DIGEST),
+        }
         for name, values in metrics.items()
     }
 

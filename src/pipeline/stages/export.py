@@ -49,7 +49,7 @@ def export(run: run_context.Run) -> None:
             *policies.history(run.root / job.inputs[0]),
             provenance.of_stage(run, attempt, job.params),
         ]
-        made_from = {policies.DIGEST: run_metadata.dvc_digest(run.root / job.inputs[0])}
+        made_from = {run_metadata.POLICY_DIGEST: run_metadata.dvc_digest(run.root / job.inputs[0])}
         reports = {
             name: publish(path, folder, history=history) | made_from
             for name, path in checkpoints.items()

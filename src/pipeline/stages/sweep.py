@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.errors import StageError
 from pipeline.settings.sweeps import best_file, proposal_file
-from pipeline.stages.reporting.results import read_evaluation
-from pipeline.stages.shared import policies, project
+from pipeline.stages.reporting.results import is_outdated, read_evaluation
+from pipeline.stages.shared import project
 from pipeline.stages.shared.attempt import Job, attempt_at
 from pipeline.stages.shared.project import named, planned
 
@@ -117,7 +117,7 @@ def scores_of(
     scores = {}
     for seed in seeds:
         path = root / metrics_file(experiment, seed)
-        if policies.is_outdated(path, root / f"results/train/{experiment}/seed{seed}/policy.pt"):
+        if is_outdated(path, root / f"results/train/{experiment}/seed{seed}/policy.pt"):
             raise StageError(
                 f"{path}: is of an earlier policy, since {experiment} was trained again with seed "
                 f"{seed}; evaluate it again"

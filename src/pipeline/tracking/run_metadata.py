@@ -25,6 +25,8 @@ EXACT = "train.exact"
 """Tag: `yes`, or at which steps the training was interrupted and not resumed exactly."""
 INTERRUPTED = "interrupted_at_step"
 """Key in a training's numbers: the step of its last interruption without an exact resume."""
+POLICY_DIGEST = "policy_md5"
+"""Key in export.json, and in the metrics.json of `evaluate`: DVC's digest of the policy.pt."""
 VARIANT, BASELINE, WORKSPACE = "pipeline.variant", "pipeline.baseline", "workspace"
 """Tags with the name of DVC's experiment, or `workspace`, and with the commit it starts from."""
 

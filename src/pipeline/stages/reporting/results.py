@@ -10,10 +10,9 @@ import numpy as np
 
 from pipeline.errors import StageError
 from pipeline.evaluation.comparison import Curve, Outcome
-from pipeline.stages.shared import policies
 from pipeline.stages.shared.attempt import read_map
 from pipeline.tracking.curve_csv import read_rows
-from pipeline.tracking.run_metadata import INTERRUPTED
+from pipeline.tracking.run_metadata import INTERRUPTED, POLICY_DIGEST, dvc_digest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -58,7 +57,7 @@ def trials_of(
     was_trained, was_evaluated = "train" in stages, "evaluate" in stages
     measured = read_evaluation(metrics) if was_evaluated and metrics.is_file() else {}
     policy = progress.with_name("policy.pt")
-    outdated = was_trained and was_evaluated and policies.is_outdated(metrics, policy)
+    outdated = was_trained and was_evaluated and is_outdated(metrics, policy)
     returns = {name: numbers["mean_return"] for name, numbers in measured.items() if not outdated}
     curves = read_curves(progress) if was_trained and progress.is_file() else {}
     trained = read_map(progress.with_name("metrics.json")) if was_trained else {}
@@ -82,6 +81,20 @@ def trials_of(
     ]
 
 
+def is_outdated(record: Path, policy: Path) -> bool:
+    """Return whether `policy`, a policy.pt, is another one than an evaluation or export is of.
+
+    `record` is the metrics.json of `evaluate` or the export.json. Without the policy, as in a clone
+    that has not pulled it, nothing is known.
+    """
+    noted = {
+        values.get(POLICY_DIGEST)
+        for values in read_map(record).values()
+        if isinstance(values, dict)
+    }
+    return policy.is_file() and not noted <= {None, dvc_digest(policy)}
+
+
 def read_evaluation(path: Path) -> dict[str, dict[str, float]]:
     """Return the numbers of each behavior in a metrics.json of `evaluate`.
 
@@ -102,7 +115,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     numbers = {
         name: float(value)
         for name, value in values.items()
-        if name != policies.DIGEST and value is not None
+        if name != POLICY_DIGEST and value is not None
     }
     # `mean_return` is required; NaN takes the place of an absent one.
     for name, value in ({"mean_return": math.nan} | numbers).items():

@@ -7,15 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.errors import CheckpointError, SettingsError
-from pipeline.stages.shared.attempt import read_map
-from pipeline.tracking.run_metadata import dvc_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-DIGEST = "policy_md5"
-"""Key in export.json, and in the metrics.json of `evaluate`: DVC's digest of the policy.pt."""
 
 
 def join(
@@ -39,16 +34,6 @@ def history(path: Path) -> list[dict[str, Any]]:
 
     records: list[dict[str, Any]] = json.loads(load_checkpoint(path).get("history", "[]"))
     return records
-
-
-def is_outdated(record: Path, policy: Path) -> bool:
-    """Return whether `policy`, a policy.pt, is another one than an evaluation or export is of.
-
-    `record` is the metrics.json of `evaluate` or the export.json. Without the policy, as in a clone
-    that has not pulled it, nothing is known.
-    """
-    noted = {values.get(DIGEST) for values in read_map(record).values() if isinstance(values, dict)}
-    return policy.is_file() and not noted <= {None, dvc_digest(policy)}
 
 
 def split(path: Path, folder: Path) -> dict[str, Path]:
