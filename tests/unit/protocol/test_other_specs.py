@@ -54,6 +54,14 @@ def test_agent_with_observations_in_another_order_is_refused_by_id_and_both_orde
         decode_steps(infos[1:], TWO, "b")
 
 
+def test_two_swapped_observations_before_one_in_its_place_are_refused():
+    spec = TWO._replace(
+        observation_specs=[*TWO.observation_specs, ObservationSpec.vector(2, "ear")]
+    )
+    with pytest.raises(ObservationError, match=r"in the order \['nose', 'eyes', 'ear'\]"):
+        decode_steps([agent_with(9, "nose", "eyes", "ear")], spec, "b")
+
+
 def test_images_in_another_order_are_refused_as_well():
     spec = BehaviorSpec(
         [ObservationSpec.visual(1, 2, 2, name) for name in ("left", "right")], ActionSpec(1, ())
