@@ -153,10 +153,10 @@ def _holds(pid: int, inode: int, uid: int | None = None) -> bool:
 
     If its files may not be read, return whether it runs as the user `uid`, of the socket.
     """
-    process, wanted = Path(f"/proc/{pid}"), f"socket:[{inode}]"
+    process, link = Path(f"/proc/{pid}"), f"socket:[{inode}]"
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
         try:
-            return any(_target(file) == wanted for file in (process / "fd").iterdir())
+            return any(_target(file) == link for file in (process / "fd").iterdir())
         except PermissionError:
             return uid is not None and process.stat().st_uid == uid
     return False

@@ -164,9 +164,9 @@ class GroupTracker:
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
         """Count the episodes that ended before a decision: games may be over before a turn."""
-        own = terminal.reward[idle]
-        total = own + terminal.group_reward[idle]
-        statistics.add_episodes(total.tolist(), [0] * len(total), own=own.tolist())
+        reward = terminal.reward[idle]
+        total = reward + terminal.group_reward[idle]
+        statistics.add_episodes(total.tolist(), [0] * len(total), own=reward.tolist())
 
     def completed(self, rollout: Rollout) -> Rollout:
         """Return the rollout, with the moments that its rows name."""

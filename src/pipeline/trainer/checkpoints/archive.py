@@ -189,10 +189,6 @@ def _other_entry(value: Any, shape: Any, place: str) -> str | None:
     return next((other for other in others if other is not None), None)
 
 
-def _is_huge(value: Any) -> bool:
-    return isinstance(value, int) and abs(value) > _LARGEST
-
-
 def _has_tensor(value: Any) -> bool:
     if isinstance(value, dict | list | tuple):
         return any(map(_has_tensor, value.values() if isinstance(value, dict) else value))
