@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import onnx
 import pytest
 import yaml
 from fake_player import SCRIPT
@@ -24,6 +25,8 @@ from pipeline import files
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.protocol import side_channels as wire
 from pipeline.protocol.generated.messages import UnityRLInitializationInputProto
+from pipeline.stages.shared import provenance
+from pipeline.stages.shared.attempt import digest_of
 from pipeline.trainer import result
 from pipeline.trainer.stopping import StopRequest
 
@@ -206,11 +209,16 @@ def test_a_run_begins_with_the_weights_of_another_and_records_what_was_asked(
     assert written["behaviors"]["Echo"]["init_path"] is None
 
 
-def test_a_run_may_be_replaced_by_one_that_begins_with_its_weights(learn, fake, caplog):
+def test_a_run_may_be_replaced_by_one_that_begins_with_its_weights(learn, fake, caplog, tmp_path):
     assert learn("--env", fake()) == 0
     with caplog.at_level(logging.INFO):
         assert learn("--env", fake(), "--force", "--initialize-from", "ppo") == 0
     assert "Echo begins with the weights of results/ppo.1/Echo/checkpoint.pt" in caplog.text
+    weights = digest_of(tmp_path / "results/ppo.1/Echo/checkpoint.pt")
+    model = onnx.load(tmp_path / "results/ppo/Echo.onnx")
+    (text,) = [entry.value for entry in model.metadata_props if entry.key == provenance.KEY]
+    record = json.loads(text)["stages"][-1]
+    assert record["inputs"]["first weights of Echo"]["sha256"] == weights
 
 
 def test_a_run_to_begin_with_that_is_not_there_leaves_nothing(learn, fake, capsys, tmp_path):

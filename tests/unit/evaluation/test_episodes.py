@@ -246,14 +246,20 @@ def test_an_agent_that_ends_before_its_first_decision_has_an_episode_of_length_0
     ]
 
 
-def test_two_ends_of_an_agent_in_one_message_are_those_of_one_episode():
+def test_of_two_ends_of_an_agent_in_one_message_the_first_counts():
     class Twice(Doomed):
         def steps(self):
             asking, ended = Script.steps(self)
-            return asking, terminal_steps(
-                [np.zeros((2 * len(ended), 1))], [*ended.agent_id] * 2, reward=1.0
+            n = len(ended)
+            both = terminal_steps(
+                [np.zeros((2 * n, 1))],
+                [*ended.agent_id] * 2,
+                reward=[1.0] * n + [7.0] * n,
+                interrupted=[False] * n + [True] * n,
             )
+            return asking, both
 
     episodes = play(ScriptedEnv(B=Twice([[2], [5]])), 4)
     assert sorted(e.length for e in episodes) == [2, 2, 2, 5]
     assert all(e.episode_return == e.length for e in episodes)
+    assert not any(e.interrupted for e in episodes)

@@ -1,11 +1,14 @@
 """The environment's end of the state side channel."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
-from test_client import command, play
+from test_client import command, parameter, play
 
 from pipeline.protocol import side_channels, state
 from pipeline.protocol.generated.messages import RESET
+from pipeline.protocol.parameters import UNIFORM, Sampler
 from pipeline.protocol.state import Kind
 from pipeline.simulators import client, executable, registry
 
@@ -67,6 +70,28 @@ def test_a_built_in_simulator_goes_on_from_its_state(name):
     assert of_agents(resumed.step(replayed_rng)) == of_agents(first)
     for _ in range(30):
         assert of_agents(resumed.step(replayed_rng)) == of_agents(player.step(rng))
+
+
+def test_a_restored_simulator_of_numbers_gets_the_draws_that_the_first_one_gets():
+    """The message that restores draws nothing: the samplers go on from where they were."""
+
+    def wind(*messages):
+        simulator, received = registry.make("grid_world", n_agents=1, seed=3), []
+        numbers = SimpleNamespace(
+            behavior_specs=simulator.behavior_specs,
+            reset=simulator.reset,
+            step=simulator.step,
+            get_state=simulator.state_dict,
+            set_state=simulator.load_state_dict,
+            set_parameter=lambda name, value: received.append((name, value)),
+        )
+        return play(numbers, *messages), received
+
+    sampler = parameter("wind", Sampler(kind=UNIFORM, values=(2.0, 4.0), seed=1))
+    sent, drawn = wind(command(RESET, sampler), command(0, frame(Kind.STATE)), command(), command())
+    ((_, saved),) = answers(sent[2])
+    commands = [command()] * 3
+    assert wind(command(RESET, frame(Kind.RESTORE, saved)), *commands)[1] == drawn[1:]
 
 
 def test_a_state_of_another_simulator_is_not_taken_up():
