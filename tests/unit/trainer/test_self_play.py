@@ -361,6 +361,17 @@ def test_games_that_are_cut_short_or_of_the_opponent_are_not_rated():
     assert player.past.ratings != before
 
 
+def test_a_group_that_plays_again_in_the_message_of_its_end_is_rated():
+    """Unity's next agents have other ids, and often the same group."""
+    self_play, player = joined(play_against_latest_model_ratio=0.0)
+    asking = decision_steps([], [1, 2], group_id=[7, 7])
+    self_play.on_step("A?team=0", player, [(asking, terminal_steps([], []))])
+    ended = terminal_steps([], [1, 2], group_id=[7, 7], group_reward=1.0)
+    again = decision_steps([], [3, 4], group_id=[7, 7])
+    self_play.on_step("A?team=0", player, [(again, ended)])
+    assert player.past.rating > 1200.0
+
+
 def test_a_game_against_the_latest_policy_of_the_same_behavior_leaves_its_rating():
     self_play, player = joined(play_against_latest_model_ratio=1.0)
     end_games(self_play, "A?team=0", player, 1.0)
