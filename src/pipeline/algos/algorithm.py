@@ -14,7 +14,7 @@ import torch
 
 from pipeline import seeding
 from pipeline.algos.finite_checks import first_non_finite
-from pipeline.algos.policy import Policy, generator_for, rollout_fields
+from pipeline.algos.policy import Policy, generator_for, restore_generator, rollout_fields
 from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import tensors
@@ -275,7 +275,7 @@ class Algorithm(ABC):
         for name, network in self.own_networks.items():
             network.load_state_dict(state[name])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.action_stream.set_state(state["action_stream"])
+        restore_generator(self.action_stream, state["action_stream"])
         self.minibatch_stream.bit_generator.state = state["minibatch_stream"]
         if self.bc is not None and state["cloning"] is not None:
             self.bc.load_state_dict(state["cloning"])

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.algos.policy import generator_for, seeded_weights
+from pipeline.algos.policy import generator_for, restore_generator, seeded_weights
 from pipeline.algos.reward_signals import RewardSignal
 from pipeline.algos.rows import Rows, observations, tensors
 from pipeline.data.demonstrations import load_expert_rows
@@ -231,4 +231,4 @@ class GAIL(RewardSignal):
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.beta = state["beta"].to(self.beta.device)
-        self.generator.set_state(state["generator"])
+        restore_generator(self.generator, state["generator"])

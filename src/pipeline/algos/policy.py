@@ -23,9 +23,15 @@ from pipeline.protocol.specs import ActionTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from torch import Tensor
+
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
     from pipeline.protocol.specs import ActionSpec, BehaviorSpec
     from pipeline.settings.schema import NetworkSettings
+
+
+_STATE_BYTES = {16, 5056}
+"""Sizes of a CUDA generator's state and of a CPU generator's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,3 +170,24 @@ def seeded_weights(seed: int, *names: str) -> Iterator[None]:
 def generator_for(seed: int, device: torch.device, *names: str) -> torch.Generator:
     """A torch generator for the stream called `names`."""
     return torch.Generator(device=device).manual_seed(seeding.derive(seed, *names))
+
+
+def restore_generator(generator: torch.Generator, state: Tensor) -> None:
+    """Let a stream go on from its saved state.
+
+    A GPU's generator cannot take the state of a CPU's, nor a CPU's that of a GPU. There the stream
+    begins at a seed that the state decides.
+
+    Args:
+        generator: of the stream.
+        state: [bytes] uint8, on any device, from a generator's `get_state`.
+
+    Raises:
+        RuntimeError: It is no generator's state.
+    """
+    state = state.cpu()
+    n_bytes = {len(state), len(generator.get_state())}
+    if n_bytes != _STATE_BYTES:
+        generator.set_state(state)
+    else:
+        generator.manual_seed(seeding.derive(0, state.numpy().tobytes().hex()))

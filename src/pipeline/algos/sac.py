@@ -21,7 +21,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
-from pipeline.algos.policy import Policy, generator_for, seeded_weights
+from pipeline.algos.policy import Policy, generator_for, restore_generator, seeded_weights
 from pipeline.algos.replay_sampler import ReplaySampler
 from pipeline.algos.reward_signals import mean_losses
 from pipeline.algos.rows import Rows
@@ -364,7 +364,7 @@ class SAC(Algorithm):
         """Restore what `state_dict` gave."""
         super().load_state_dict(state)
         self.log_alpha.data.copy_(state["log_alpha"])
-        self.noise_stream.set_state(state["noise_stream"])
+        restore_generator(self.noise_stream, state["noise_stream"])
         self.n_updates = int(state["n_updates"])
         self.n_signal_updates = int(state["n_signal_updates"])
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import seeding
-from pipeline.algos.policy import generator_for
+from pipeline.algos.policy import generator_for, restore_generator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -68,7 +68,7 @@ class Opponent:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.play(state["weights"], int(state["drawn"]))
-        self._stream.set_state(state["stream"].cpu())
+        restore_generator(self._stream, state["stream"])
 
 
 class SnapshotPool:

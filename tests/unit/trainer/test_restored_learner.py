@@ -125,6 +125,31 @@ def test_a_learner_that_takes_up_another_goes_on_as_that_one(make_learner, train
 
 
 @pytest.mark.parametrize("trainer", NUMBERS)
+def test_a_run_of_a_gpu_goes_on_here_with_random_numbers_that_its_state_decides(
+    make_learner, trainer
+):
+    """Its generators' states are 16 bytes long, which no CPU's generator takes."""
+    original = learner_of(make_learner, trainer)
+    play(original, messages(23, seed=3, grouped=True))
+
+    def elsewhere(first_byte):
+        state = copy.deepcopy(original.state_dict())
+        streams = [name for name in ("action_stream", "noise_stream") if name in state["algorithm"]]
+        for name in streams:
+            state["algorithm"][name] = torch.arange(first_byte, first_byte + 16, dtype=torch.uint8)
+        restored = learner_of(make_learner, trainer)
+        restored.load_state_dict(state)
+        return [getattr(restored.algorithm, name).get_state().tolist() for name in streams]
+
+    assert elsewhere(0) == elsewhere(0)
+    assert all(first != other for first, other in zip(elsewhere(0), elsewhere(1), strict=True))
+    with pytest.raises(RuntimeError):
+        original.algorithm.load_state_dict(
+            original.algorithm.state_dict() | {"action_stream": torch.zeros(17, dtype=torch.uint8)}
+        )
+
+
+@pytest.mark.parametrize("trainer", NUMBERS)
 def test_one_of_several_processes_goes_on_from_its_own_part_and_the_networks_of_the_first(
     make_learner, quick, tmp_path, trainer
 ):

@@ -54,6 +54,14 @@ def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bo
     _compare_sensors(path, learner, state, refuse=True)
     try:
         learner.load_state_dict(state["learner"])
+        stream = learner.algorithm.action_stream
+        if len(state["learner"]["algorithm"]["action_stream"]) != len(stream.get_state()):
+            _log.warning(
+                "%s was trained on another kind of device than %s: its random numbers begin anew, "
+                "so the run does not go on exactly.",
+                learner.name,
+                stream.device,
+            )
         if state.get("experience") is not None:
             learner.load_experience(from_saved(state["experience"]), with_open=exact)
     except MISFITS as error:
