@@ -61,6 +61,19 @@ def test_normaliser_equals_mean_and_deviation_with_one_imagined_row(sizes):
     )
 
 
+def test_a_normaliser_that_has_been_used_scales_by_the_statistics_that_it_loads():
+    used, other = RunningNormalizer(2), RunningNormalizer(2)
+    x = torch.tensor([[1.0, -2.0]])
+    used(x)
+    other.update(torch.tensor([[3.0, 1.0], [5.0, -1.0]]))
+    used.load_state_dict(other.state_dict())
+    assert torch.equal(used(x), other(x))
+    # An opponent takes another snapshot after it has acted.
+    other.update(torch.tensor([[9.0, 9.0]]))
+    used.load_state_dict(other.state_dict())
+    assert torch.equal(used(x), other(x))
+
+
 def test_gaussian_log_prob_and_entropy_equal_torch_distributions():
     mu, log_sigma = torch.randn(5, 2), torch.tensor([[0.3, -0.7]])
     action = torch.randn(5, 2)
