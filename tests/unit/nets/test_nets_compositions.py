@@ -82,6 +82,16 @@ def test_twins_in_pairs_value_each_action_as_each_of_them_alone(seen, remembers)
     assert not fresh_values[1].requires_grad
 
 
+def test_twins_begin_with_weights_of_their_own():
+    twins = TwinQNetworks(
+        BehaviorSpec(SEEN["vectors"], ActionSpec(2, (3,))), network(remembers=False), 2
+    )
+    for (name, first), second in zip(
+        twins.first.named_parameters(), twins.second.parameters(), strict=True
+    ):
+        assert torch.equal(first, second) == ("bias" in name)
+
+
 def test_each_vector_is_normalised_by_its_own_statistics_and_each_choice_valued_in_its_branch():
     torch.manual_seed(0)
     normalizers = Normalizers(SEEN["an image"], enabled=True)

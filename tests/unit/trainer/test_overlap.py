@@ -181,6 +181,20 @@ def test_first_update_is_done_within_a_step_if_nobody_knows_how_long_a_rollout_t
     assert overlap.advance() == {"n": 10.0, "step": 3.0}
 
 
+@pytest.mark.parametrize("per_row", [None, 3.0])
+def test_an_update_under_way_learns_from_the_rows_that_it_began_with(per_row):
+    """The next rollout is written over the memory of this one."""
+    rows = Rows([np.array([7.0])])
+    overlap = Overlap(Parts(3), steps_per_row=per_row)
+    overlap.algorithm.wait = lambda: rows[0].fill(0.0)
+    for _ in range(3):
+        overlap.advance()
+    overlap.begin(rows, step=3)
+    while not overlap.advance():
+        pass
+    assert [float(row[0]) for row, _ in overlap.algorithm.done] == [7.0] * 3
+
+
 def test_observations_wait_for_the_last_part_and_keep_their_order():
     overlap = begun(3, n_steps=3)
     overlap.observe("a")
