@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
+import warnings
 import zipfile
 from functools import cache
 from pathlib import Path
@@ -94,13 +95,17 @@ def _endless() -> list[Any]:
     return value
 
 
+with warnings.catch_warnings():  # torch warns of them once, so the second example would differ
+    warnings.simplefilter("ignore")
+    _QUANTIZED = torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8)
+
 _ODD_TENSORS: tuple[Callable[[], torch.Tensor], ...] = (
     lambda: torch.zeros(2, dtype=torch.bfloat16),
     lambda: torch.zeros(2, dtype=torch.float8_e4m3fn),
     lambda: torch.zeros(2, dtype=torch.complex64).conj(),
     lambda: torch.zeros(2, device="meta"),
     lambda: torch.eye(2).to_sparse(),
-    lambda: torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8),
+    lambda: _QUANTIZED,
     lambda: torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]),
     lambda: torch.zeros(1).expand(10**9),
     lambda: torch.zeros(1).expand(10**12),
