@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ import pytest
 from pipeline.cli import main
 from pipeline.commands import card
 from pipeline.errors import SettingsError, StageError
+from pipeline.evaluation import tables
 from pipeline.evaluation.comparison import compare
 from pipeline.settings.params import load_params
 from pipeline.settings.sweeps import SweepParams
 from pipeline.stages import report
-from pipeline.stages.reporting.results import outcomes
+from pipeline.stages.reporting.results import outcomes, trials_of
 from pipeline.stages.sweep import score_of, scores_of
 from pipeline.tracking.run_metadata import POLICY_DIGEST as DIGEST
 from pipeline.tracking.run_metadata import dvc_digest
@@ -156,6 +158,98 @@ def test_a_sweep_does_not_rank_an_evaluation_of_an_earlier_policy(project):
     trained(project, "a", 2, b"other", end=1.0)
     with pytest.raises(StageError, match=r"seed2/metrics.json: is of an earlier policy"):
         scores_of(project, "a", (1, 2), sweep("a"))
+
+
+def evaluated_runs(
+    root: Path, experiment: str, scores: Sequence[float], steps: int, last: int = 2000
+) -> None:
+    """Runs of the stages, each trained for `steps`; the last episode ended in step `last`."""
+    for seed, score in enumerate(scores, start=1):
+        policy = trained(root, experiment, seed, b"policy", end=score)
+        rows = f"behavior,step,reward\nWalker,1000,0.0\nWalker,{last},{score}\n"
+        policy.with_name("progress.csv").write_text(rows)
+        policy.with_name("metrics.json").write_text(json.dumps({"Walker": {"steps": steps + seed}}))
+        exported(root, experiment, seed)
+        evaluated(root, experiment, seed, score)
+
+
+PPO, SAC = (2.0, 6.0, 4.5), (8.0, 13.9, 9.5)
+
+
+def test_three_seeds_with_another_budget_are_no_certainty(tmp_path, capsys):
+    """PPO with 12,000 steps and SAC with 8,000: all that is said of which is better."""
+    evaluated_runs(tmp_path, "a", PPO, steps=12_000)
+    evaluated_runs(tmp_path, "b", SAC, steps=8_000)
+    text = compared(tmp_path, capsys)
+    lines = text.splitlines()
+    assert lines[1] == (
+        "b (10.47) is not shown to do better than a (4.167): between equal experiments, chance "
+        "makes a difference as clear as this in 10 % of cases; more seeds would tell. Their "
+        "trained steps differ, so this is no comparison of equal budgets."
+    )
+    row = next(line for line in lines if line.startswith("b   "))
+    assert re.split("  +", row)[6] == "8,003"
+    pair = next(line for line in lines if re.match("b +a ", line))
+    assert re.split("  +", pair) == ["b", "a", "1.00", "no overlap", "10 %"]
+    assert "a difference of means below 7.974 would not be seen; here it is 6.3 (t-test" in text
+    assert "Trained steps differ: a 12,003, b 8,003. Train all equally long" in text
+    found = json.loads(compared(tmp_path, capsys, "--json"))
+    assert [row["trained_steps"] for row in found["experiments"]] == [12_002, 8_002]
+    (pair,) = found["improvements"]
+    assert (pair["probability"], pair["low"], pair["high"]) == (1.0, None, None)
+    assert pair["chance"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("n_seeds", [3, 4])
+def test_below_five_seeds_a_probability_has_no_interval(n_seeds, tmp_path, capsys):
+    evaluated_runs(tmp_path, "a", range(n_seeds), steps=8_000)
+    evaluated_runs(tmp_path, "b", [*range(1, n_seeds + 1)], steps=8_000)
+    found = json.loads(compared(tmp_path, capsys, "--json"))
+    assert [pair["low"] for pair in found["improvements"]] == [None]
+    assert all(row["iqm_low"] is not None for row in found["experiments"])
+    assert "too few seeds" in compared(tmp_path, capsys)
+
+
+def test_five_seeds_of_equal_budgets_are_conclusive_where_they_do_not_overlap(tmp_path, capsys):
+    evaluated_runs(tmp_path, "a", range(5), steps=8_000, last=5_000)
+    evaluated_runs(tmp_path, "b", range(10, 15), steps=8_000, last=8_000)
+    lines = compared(tmp_path, capsys).splitlines()
+    # The curves end at other steps, since few episodes end; the training was equally long.
+    assert not [line for line in lines if "rained steps differ" in line]
+    assert lines[1] == (
+        "b (12) does better than a (2): between equal experiments, chance makes a difference as "
+        "clear as this in 0.79 % of cases."
+    )
+
+
+def test_the_best_of_three_is_compared_with_each_of_the_others(tmp_path):
+    evaluated_runs(tmp_path, "a", range(5), steps=8_000)
+    evaluated_runs(tmp_path, "b", range(10, 15), steps=8_000)
+    evaluated_runs(tmp_path, "c", [9.5, 10.5, 11.5, 12.5, 13.5], steps=8_000)
+    (task,) = compare(
+        found
+        for name in "abc"
+        for seed in range(1, 6)
+        for found in trials_of(tmp_path / "results", name, seed, environment="walk")
+    )
+    shown, not_shown = tables.conclusion(task).split(". ")
+    assert shown.startswith("b (12) does better than a (2): ")
+    assert not_shown.startswith("b (12) is not shown to do better than c (11.5): ")
+    (note,) = [note for note in tables.notes(task) if "t-test" in note]
+    assert "here it is 0.5 to 10 (" in note
+
+
+def test_runs_of_learn_of_another_length_are_told_apart(tmp_path, capsys):
+    for name, steps, rate in (("long", 12_000, 1e-3), ("short", 8_000, 1e-4)):
+        run = tmp_path / name
+        (run / "run_logs").mkdir(parents=True)
+        (run / "progress.csv").write_text("behavior,step,reward\nWalker,5000,1\n")
+        checkpoint = {"final_checkpoint": {"steps": steps}}
+        (run / "run_logs/training_status.json").write_text(json.dumps({"Walker": checkpoint}))
+        hyper = f"{{trainer_type: ppo, hyperparameters: {{learning_rate: {rate}}}}}"
+        (run / "configuration.yaml").write_text(f"behaviors: {{Walker: {hyper}}}\n")
+    assert main(["compare", str(tmp_path / "long"), str(tmp_path / "short")]) == 0
+    assert "Trained steps differ: long 12,000, short 8,000." in capsys.readouterr().out
 
 
 PARAMS = """\

@@ -28,17 +28,23 @@ TERMS = {
     "IQM": "interquartile mean of the seeds' scores: a quarter is dropped at each end",
     "95 % interval": "of the IQM, or of the probability: a bootstrap over seeds (Agarwal et al. "
     "2021, arXiv 2108.13264). Another set of as many seeds would give another IQM; values outside "
-    "the interval would be a surprise. It needs at least three seeds, better five",
+    "the interval would be a surprise. The IQM's needs at least three seeds, better five; the "
+    "probability's needs five, and scores that overlap",
     tables.TOLERANCE: "the range that holds the score of one more seed with a probability of 90 %, "
     "of normal scores, or of any from 19 seeds on (Wilks 1941; Hahn and Meeker 1991). It does not "
     "shrink with more seeds as the interval of the IQM does, and needs at least five. Where it "
     "reaches beyond what a score can be, the scores are not normal",
+    "Trained steps": "environment steps of training, of the seed that was trained longest; a range "
+    "where seeds differ",
     "Steps to target": "median over seeds of the environment steps at which training first reached "
     "the target",
     "Mean height": "area under the learning curve divided by its width, over the steps that all "
     "curves share: higher is sooner and better",
     "Probability": "that a run of the one experiment does better than a run of the other, ties "
     "counting half",
+    "By chance": "in how many cases seeds of two equal experiments would be apart as clearly: the "
+    "exact two-sided test of Mann and Whitney (1947). A difference counts as shown at 5 % or less, "
+    "divided by the number of experiments that the best one is compared with",
 }
 CLOSING = (
     "Wall-clock is not in this file, which is the same for the same results: "

@@ -72,6 +72,7 @@ def trials_of(
             evaluated=returns.get(behavior),
             curve=curves.get(behavior),
             # A resumed attempt only knows the time since it was resumed.
+            steps=trained.get(behavior, {}).get("steps"),
             seconds=None if facts.get("resumed", True) else facts.get("duration_s"),
             exact=INTERRUPTED not in trained.get(behavior, {}),
             outdated=outdated,
