@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -9,17 +10,26 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import field_environments
+import numpy as np
 import pytest
+from guessers import MARGIN, guesser
+from test_unity_users import Player, connected
 
 from pipeline.cli import main
 from pipeline.commands import card
+from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError, StageError
 from pipeline.evaluation import tables
 from pipeline.evaluation.comparison import compare
-from pipeline.settings.params import load_params
+from pipeline.protocol.generated import messages as m
+from pipeline.settings.params import Params, load_params
 from pipeline.settings.sweeps import SweepParams
-from pipeline.stages import report
+from pipeline.simulators.bridges.module_bridge import around
+from pipeline.stages import evaluate, report
 from pipeline.stages.reporting.results import outcomes, trials_of
+from pipeline.stages.shared import run_context
+from pipeline.stages.shared.executable import Build
 from pipeline.stages.sweep import score_of, scores_of
 from pipeline.tracking.run_metadata import POLICY_DIGEST as DIGEST
 from pipeline.tracking.run_metadata import dvc_digest
@@ -250,6 +260,143 @@ def test_runs_of_learn_of_another_length_are_told_apart(tmp_path, capsys):
         (run / "configuration.yaml").write_text(f"behaviors: {{Walker: {hyper}}}\n")
     assert main(["compare", str(tmp_path / "long"), str(tmp_path / "short")]) == 0
     assert "Trained steps differ: long 12,000, short 8,000." in capsys.readouterr().out
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder in which environments of `field_environments` are played in this process."""
+
+    def opened(build: Path, *, seed: int, **_: object) -> contextlib.closing[InProcessEnvironment]:
+        made = getattr(field_environments, build.name)()
+        return contextlib.closing(InProcessEnvironment(around([made], seed=seed)))
+
+    monkeypatch.setattr("pipeline.envs.unity.UnityEnvironment", opened)
+    monkeypatch.setattr("pipeline.stages.shared.named_env.executable_of", Path)
+    monkeypatch.setattr(
+        "pipeline.stages.shared.executable.load",
+        lambda _: Build(file=Path("Guess"), args=(), simulator=None),
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def judged(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, float], str]:
+    """The mean return of each behavior that `pipeline evaluate` prints, and the last line."""
+    assert main(["evaluate", *words]) == 0
+    *rows, last = capsys.readouterr().out.splitlines()
+    return {
+        row.partition(":")[0]: float(re.search(r"mean return (\S+)", row)[1]) for row in rows
+    }, last
+
+
+DRAWN = pytest.approx(10 / (1 + np.exp(-MARGIN)), abs=0.4)
+"""Mean return of `Guess` where the right choice is drawn with its probability; 10 for the best."""
+
+
+def test_what_evaluate_says_depends_on_how_actions_are_chosen_and_is_said(here, capsys):
+    guesser(here / "Guess.onnx")
+    words = ("Guess.onnx", "--env", "Guess")
+    returns, last = judged(capsys, *words)
+    assert returns == {"Guess": 10.0}
+    assert last.startswith(
+        "Actions: deterministic, the most probable ones; training and Unity draw"
+    )
+    drawn, last = judged(capsys, *words, "--stochastic")
+    assert drawn == {"Guess": DRAWN}
+    assert last == "Actions: stochastic, drawn as in training"
+    assert judged(capsys, *words, "--stochastic") == (drawn, last)
+    assert judged(capsys, *words, "--stochastic", "--seed", "3")[0] != drawn
+
+
+@pytest.mark.parametrize("age", [{"version": 2}, {"deterministic": False}], ids=["1.x", "early 2"])
+def test_a_model_of_an_earlier_package_is_evaluated_with_the_actions_it_has(age, here, capsys):
+    guesser(here / "Guess.onnx", **age)
+    returns, last = judged(capsys, "Guess.onnx", "--env", "Guess")
+    assert returns == {"Guess": DRAWN}
+    assert last.startswith("Actions: stochastic, drawn as in training; Guess has no others")
+
+
+def test_the_help_of_evaluate_says_how_actions_are_chosen(capsys):
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--stochastic draw actions, as in training, and as Unity does unless" in text
+    assert "default: deterministic, the most probable ones" in text
+
+
+@pytest.mark.parametrize("models", [["a.onnx", "b.onnx"], ["."]], ids=["two files", "a folder"])
+def test_both_policies_of_a_game_with_two_behaviors_are_played(models, here, capsys):
+    guesser(here / "a.onnx")
+    guesser(here / "b.onnx", deterministic=False)
+    (here / "a").mkdir()
+    guesser(here / "a" / "a-500.onnx")
+    returns, last = judged(capsys, *models, "--env", "TwoBehaviors", "--episodes", "50")
+    assert returns == {name: pytest.approx(5 / (1 + np.exp(-MARGIN)), abs=0.4) for name in "ab"}
+    assert "; b has no others" in last
+
+
+def test_a_behavior_that_has_not_had_its_first_turn_is_not_called_ignored(caplog):
+    message = m.UnityMessageProto(header={"status": 200})
+    for name in ("a?team=0", "b?team=0"):
+        message.unity_output.rl_initialization_output.brain_parameters.add(brain_name=name)
+        message.unity_output.rl_output.agentInfos[name].SetInParent()
+    message.unity_output.rl_output.agentInfos["never announced"].SetInParent()
+    with connected(Player(message)) as env:
+        assert not env.behavior_specs
+    assert "ignored" not in caplog.text
+
+
+def test_two_policies_of_one_behavior_and_a_folder_without_any_are_refused(here, refused):
+    for folder in ("first", "second", "empty"):
+        (here / folder).mkdir()
+    first, second = (guesser(here / name / "a.onnx") for name in ("first", "second"))
+    told = refused("evaluate", first, second, "--env", "TwoBehaviors")
+    assert f"{second}: is a second policy of the behavior a, after {first}" in told
+    assert "is a folder without .onnx files" in refused("evaluate", "empty", "--env", "Guess")
+
+
+def guessing(root: Path, stochastic: dict[str, str]) -> Params:
+    """A project of experiments with policies for `Guess`, evaluated; gives its parameters."""
+    experiments = "".join(
+        f"  {name}: {{environment: guess, trainer: guess.yaml, overrides: {{}}, seeds: [1], "
+        f"stages: [train, export, evaluate], evaluation: {{episodes: 100, seed: 4{more}}}}}\n"
+        for name, more in stochastic.items()
+    )
+    (root / "guess.yaml").write_text("behaviors: {Guess: {trainer_type: ppo}}\n")
+    (root / "params.yaml").write_text(
+        "runtime: {torch_threads: 1, device: cpu}\ntrack: []\n"
+        f"environments: {{guess: {{source: path, path: there}}}}\nexperiments:\n{experiments}"
+    )
+    (root / "build/env/guess").mkdir(parents=True)
+    params = load_params(root / "params.yaml")
+    for name in stochastic:
+        trained(root, name, 1, b"policy", end=1.0)
+        exported(root, name, 1)
+        (root / f"results/export/{name}/seed1/Walker.onnx").unlink()
+        guesser(root / f"results/export/{name}/seed1/Guess.onnx")
+        evaluate.evaluate(run_context.Run(root=root, params=params, name=name, seed=1))
+    return params
+
+
+def test_an_evaluation_stage_draws_actions_where_params_say_so_and_the_report_names_it(here):
+    params = guessing(here, {"best": "", "drawn": ", stochastic: true"})
+    best, drawn = (
+        json.loads((here / f"results/evaluate/{name}/seed1/metrics.json").read_text())["Guess"]
+        for name in ("best", "drawn")
+    )
+    assert (best["mean_return"], drawn["mean_return"]) == (10.0, DRAWN)
+    # Without the setting neither the numbers nor the fingerprint know of it.
+    assert {*drawn} - {*best} == {"stochastic"}
+    assert drawn["stochastic"] is True
+    jobs = [
+        evaluate.job_of(run_context.Run(root=here, params=params, name=name, seed=1)).params
+        for name in ("best", "drawn")
+    ]
+    assert jobs == [{"episodes": 100, "seed": 4}, {"episodes": 100, "seed": 4, "stochastic": True}]
+    (task,) = (task for task in compare(outcomes(here, params)) if task.behavior == "Guess")
+    how = "with deterministic actions: best; stochastic actions: drawn."
+    assert tables.notes(task)[0] == f"Returns are of the exported policies, {how}"
+    assert any("set `evaluation.stochastic` alike" in caution for caution in tables.cautions(task))
 
 
 PARAMS = """\

@@ -83,6 +83,8 @@ class Outcome:
     """False when its training was interrupted and not resumed exactly."""
     outdated: bool = False
     """True when it was trained again since its evaluation, which then does not count."""
+    stochastic: bool = False
+    """True when its evaluation drew actions instead of taking the most probable ones."""
 
     @property
     def budget(self) -> float | None:
@@ -126,6 +128,8 @@ class Standing:
     """Seeds whose training was interrupted and not resumed exactly."""
     outdated: tuple[int, ...] = ()
     """Seeds that were trained again since their evaluation."""
+    stochastic: bool = False
+    """Whether the evaluation of a seed drew actions."""
 
     @property
     def mean(self) -> float:
@@ -284,6 +288,7 @@ def _standing(
         trained=tuple(outcome.seed for outcome in outcomes if outcome.curve is not None),
         not_exact=tuple(outcome.seed for outcome in outcomes if not outcome.exact),
         outdated=tuple(outcome.seed for outcome in outcomes if outcome.outdated),
+        stochastic=any(outcome.stochastic for outcome in outcomes),
     )
 
 

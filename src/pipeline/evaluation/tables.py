@@ -91,8 +91,14 @@ def conclusion(task: Task) -> str:
 
 def notes(task: Task) -> list[str]:
     """Return sentences that explain the numbers."""
+    ways = _ways_to_act(task)
+    how = (
+        f"{next(iter(ways))} actions"
+        if len(ways) == 1
+        else "; ".join(f"{way} actions: {', '.join(names)}" for way, names in ways.items())
+    )
     sentences = [
-        "Returns are of the exported policies, with deterministic actions."
+        f"Returns are of the exported policies, with {how}."
         if task.score == EVALUATED
         else "Returns are those of the last tenth of training: not every run was evaluated."
     ]
@@ -126,6 +132,11 @@ def cautions(task: Task) -> list[str]:
             f"Trained steps differ: {budgets}. Train all equally long, or compare the mean "
             "heights, which are over the steps that all curves share.",
         )
+    if task.score == EVALUATED and len(_ways_to_act(task)) > 1:
+        sentences.append(
+            "Some evaluations drew actions and some did not, which changes returns; set "
+            "`evaluation.stochastic` alike."
+        )
     inexact = "interrupted and not resumed exactly, so another run of it gives other numbers"
     outdated = "trained again since its evaluation, which does not count; evaluate it again"
     return sentences + [
@@ -134,6 +145,15 @@ def cautions(task: Task) -> list[str]:
         for seeds, caution in ((standing.not_exact, inexact), (standing.outdated, outdated))
         if seeds
     ]
+
+
+def _ways_to_act(task: Task) -> dict[str, list[str]]:
+    """Return the experiments by how their evaluations chose actions."""
+    ways: dict[str, list[str]] = {}
+    for standing in task.standings:
+        way = "stochastic" if standing.stochastic else "deterministic"
+        ways.setdefault(way, []).append(standing.experiment)
+    return ways
 
 
 def standing_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:
