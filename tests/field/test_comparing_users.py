@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import field_environments
 import numpy as np
 import pytest
 from guessers import MARGIN, guesser
+from repositories import commit, git
 from test_unity_users import Player, connected
 
 from pipeline.cli import main
@@ -24,6 +26,7 @@ from pipeline.evaluation import tables
 from pipeline.evaluation.comparison import compare
 from pipeline.protocol.generated import messages as m
 from pipeline.settings.params import Params, load_params
+from pipeline.settings.plan import RUNS_FILE, write_plan
 from pipeline.settings.sweeps import SweepParams
 from pipeline.simulators.bridges.module_bridge import around
 from pipeline.stages import evaluate, report
@@ -411,6 +414,92 @@ experiments:
     stages: [train, export, evaluate]
     evaluation: {episodes: 4, seed: 1, video: true}
 """
+
+
+COMPARED = """\
+runtime: {torch_threads: 1, device: cpu}
+environments: {walk: {source: builtin, name: balance_ball, args: []}}
+experiments:
+  base: {environment: walk, trainer: ppo.yaml, overrides: {}, %(more)s}
+  fast:
+    environment: walk
+    trainer: ppo.yaml
+    overrides:
+      behaviors.Walker.hyperparameters.learning_rate: 0.001
+      behaviors.Walker.network_settings: {hidden_units: 64, memory: {sequence_length: 8}}
+    %(lines)s
+  sac: {environment: walk, trainer: sac.yaml, overrides: {}, %(more)s}
+"""
+RUNS = [
+    "seeds: [1, 2, 3]",
+    "stages: [train, export, evaluate]",
+    "evaluation: {episodes: 4, seed: 1}",
+]
+
+
+@pytest.fixture
+def reported(tmp_path: Path) -> Path:
+    """The folder of the report of three experiments."""
+    for trainer in ("ppo", "sac"):
+        (tmp_path / f"{trainer}.yaml").write_text(
+            f"behaviors: {{Walker: {{trainer_type: {trainer}, max_steps: 8000}}}}\n"
+        )
+    text = COMPARED % {"more": ", ".join(RUNS), "lines": "\n    ".join(RUNS)}
+    (tmp_path / "params.yaml").write_text(text)
+    for experiment, scores, steps in (("base", PPO, 8000), ("fast", PPO, 8000), ("sac", SAC, 6000)):
+        evaluated_runs(tmp_path, experiment, scores, steps)
+    (tmp_path / "workflow").mkdir()
+    write_plan(load_params(tmp_path / "params.yaml"), tmp_path / RUNS_FILE)
+    report.report(tmp_path)
+    return tmp_path / "results/report"
+
+
+def test_the_report_begins_with_what_to_conclude_and_what_differs(reported):
+    markdown = (reported / "report.md").read_text().splitlines()
+    assert markdown[0] == "# 3 experiments in walk"
+    assert markdown[2].startswith(
+        "**walk: Walker**: sac (10.47) is not shown to do better than base (4.167), fast (4.167): "
+    )
+    assert markdown[2].endswith("so this is no comparison of equal budgets.")
+    setups = [line for line in markdown if line.startswith("- **")][:3]
+    assert setups[:2] == [
+        "- **base**: PPO (ppo.yaml), 8,003 steps, seeds 1, 2, 3",
+        "- **fast**: PPO (ppo.yaml), 8,003 steps, seeds 1, 2, 3; against base: learning_rate 0.001 "
+        "instead of 0.0003, network_settings.hidden_units 64 instead of 128, with "
+        "network_settings.memory",
+    ]
+    assert setups[2].startswith("- **sac**: SAC (sac.yaml), 6,003 steps, seeds 1, 2, 3; against ")
+    table = next(k for k, line in enumerate(markdown) if line.startswith("| Experiment"))
+    meaning = markdown.index("<details><summary>What the words and columns mean</summary>")
+    assert markdown.index(setups[2]) < table < meaning
+
+
+def test_the_page_folds_its_definitions_and_has_them_last(reported):
+    page = (reported / "report.html").read_text()
+    assert "<title>3 experiments in walk</title>" in page
+    at = [
+        page.index(text) for text in ('class="conclusion">', "<h2>", "<li><b>base</b>", "<table>")
+    ]
+    assert at == sorted(at)
+    assert page.index("<details><summary>") > page.rindex("</table>")
+    assert "<details open" not in page
+
+
+def test_a_report_made_again_on_another_day_and_commit_has_the_same_bytes(reported):
+    root = reported.parents[1]
+
+    def made() -> dict[str, bytes]:
+        paths = (path for path in reported.rglob("*") if path.is_file())
+        return {path.relative_to(reported).as_posix(): path.read_bytes() for path in paths}
+
+    first = made()
+    shutil.rmtree(reported)
+    shutil.rmtree(root / "results/.work", ignore_errors=True)
+    git(root, "init", "-q")
+    commit(root, "results")
+    report.report(root)
+    assert made() == first
+    assert b"git log -1 dvc.lock" in first["report.html"]
 
 
 def test_the_report_shows_no_film_of_an_earlier_policy(project):

@@ -35,7 +35,7 @@ def rows(task: Task, *, wall_clock: bool = False) -> list[tuple[str, ...]]:
             ends(standing.interval),
             ends(standing.tolerance),
             number(standing.mean),
-            _budget(standing),
+            budget(standing),
             _steps(standing),
             "-" if standing.area is None else number(standing.area),
         )
@@ -126,7 +126,7 @@ def cautions(task: Task) -> list[str]:
             by_caution.setdefault(caution, []).append(standing.experiment)
     sentences = [f"{', '.join(names)}: {caution}." for caution, names in by_caution.items()]
     if task.has_unequal_budgets:
-        budgets = ", ".join(f"{one.experiment} {_budget(one)}" for one in task.standings)
+        budgets = ", ".join(f"{one.experiment} {budget(one)}" for one in task.standings)
         sentences.insert(
             0,
             f"Trained steps differ: {budgets}. Train all equally long, or compare the mean "
@@ -269,7 +269,7 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rounded % 60:02d} s"
 
 
-def _budget(standing: Standing) -> str:
+def budget(standing: Standing) -> str:
     """Format the steps of training, as a range where seeds differ by more than a twentieth."""
     if not standing.budgets:
         return "-"
