@@ -397,7 +397,7 @@ def test_an_evaluation_stage_draws_actions_where_params_say_so_and_the_report_na
     ]
     assert jobs == [{"episodes": 100, "seed": 4}, {"episodes": 100, "seed": 4, "stochastic": True}]
     (task,) = (task for task in compare(outcomes(here, params)) if task.behavior == "Guess")
-    how = "with deterministic actions: best; stochastic actions: drawn."
+    how = "with stochastic actions of drawn, and deterministic ones of the others."
     assert tables.notes(task)[0] == f"Returns are of the exported policies, {how}"
     assert any("set `evaluation.stochastic` alike" in caution for caution in tables.cautions(task))
 

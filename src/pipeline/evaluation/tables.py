@@ -61,29 +61,28 @@ def conclusion(task: Task) -> str:
     """Return what to conclude, and how sure that is."""
     best = max(task.standings, key=lambda standing: standing.iqm)
     iqms = {standing.experiment: standing.iqm for standing in task.standings}
-    against = [pair for pair in task.improvements if best.experiment in (pair.better, pair.than)]
+    name = best.experiment
+    against = [pair for pair in task.improvements if name in (pair.better, pair.than)]
     if not against:
-        return (
-            f"{best.experiment} returns {number(best.iqm)}; no other experiment is here to compare."
-        )
+        return f"{name} returns {number(best.iqm)}; no other experiment is here to compare."
     # Divided among the comparisons (Bonferroni): one of many is far apart by chance more often.
     limit = (1 - statistics.CONFIDENCE) / len(against)
-    groups: dict[bool, list[Improvement]] = {}
-    for pair in against:
-        is_shown = pair.better == best.experiment and pair.chance <= limit
-        groups.setdefault(is_shown, []).append(pair)
+    shown = [pair for pair in against if pair.better == name and pair.chance <= limit]
+    unclear = [pair for pair in against if pair not in shown]
     sentences = []
-    for is_shown, pairs_of in sorted(groups.items(), reverse=True):
-        names = [pair.than if pair.better == best.experiment else pair.better for pair in pairs_of]
-        others = ", ".join(f"{name} ({number(iqms[name])})" for name in names)
-        verb = "does better than" if is_shown else "is not shown to do better than"
-        chances = [pair.chance for pair in pairs_of]
-        cases = " to ".join(dict.fromkeys(map(percent, (min(chances), max(chances)))))
-        sentences.append(
-            f"{best.experiment} ({number(best.iqm)}) {verb} {others}: between equal experiments, "
-            f"chance makes a difference as clear as this in {cases} of cases"
-            f"{'.' if is_shown else '; more seeds would tell.'}"
-        )
+    for group, verb, end in (
+        (shown, "does better than", "."),
+        (unclear, "is not shown to do better than", "; more seeds would tell."),
+    ):
+        if group:
+            names = [pair.than if pair.better == name else pair.better for pair in group]
+            others = ", ".join(f"{other} ({number(iqms[other])})" for other in names)
+            chances = [pair.chance for pair in group]
+            cases = " to ".join(dict.fromkeys(map(percent, (min(chances), max(chances)))))
+            sentences.append(
+                f"{name} ({number(best.iqm)}) {verb} {others}: between equal experiments, chance "
+                f"makes a difference as clear as this in {cases} of cases{end}"
+            )
     if task.has_unequal_budgets:
         sentences.append("Their trained steps differ, so this is no comparison of equal budgets.")
     return " ".join(sentences)
@@ -91,14 +90,11 @@ def conclusion(task: Task) -> str:
 
 def notes(task: Task) -> list[str]:
     """Return sentences that explain the numbers."""
-    ways = _ways_to_act(task)
-    how = (
-        f"{next(iter(ways))} actions"
-        if len(ways) == 1
-        else "; ".join(f"{way} actions: {', '.join(names)}" for way, names in ways.items())
-    )
+    drawn = _drawn(task)
+    how = "stochastic" if drawn else "deterministic"
+    of = f" of {', '.join(drawn)}, and deterministic ones of the others" * _is_mixed(task)
     sentences = [
-        f"Returns are of the exported policies, with {how}."
+        f"Returns are of the exported policies, with {how} actions{of}."
         if task.score == EVALUATED
         else "Returns are those of the last tenth of training: not every run was evaluated."
     ]
@@ -132,7 +128,7 @@ def cautions(task: Task) -> list[str]:
             f"Trained steps differ: {budgets}. Train all equally long, or compare the mean "
             "heights, which are over the steps that all curves share.",
         )
-    if task.score == EVALUATED and len(_ways_to_act(task)) > 1:
+    if task.score == EVALUATED and _is_mixed(task):
         sentences.append(
             "Some evaluations drew actions and some did not, which changes returns; set "
             "`evaluation.stochastic` alike."
@@ -147,13 +143,12 @@ def cautions(task: Task) -> list[str]:
     ]
 
 
-def _ways_to_act(task: Task) -> dict[str, list[str]]:
-    """Return the experiments by how their evaluations chose actions."""
-    ways: dict[str, list[str]] = {}
-    for standing in task.standings:
-        way = "stochastic" if standing.stochastic else "deterministic"
-        ways.setdefault(way, []).append(standing.experiment)
-    return ways
+def _drawn(task: Task) -> list[str]:
+    return [standing.experiment for standing in task.standings if standing.stochastic]
+
+
+def _is_mixed(task: Task) -> bool:
+    return 0 < len(_drawn(task)) < len(task.standings)
 
 
 def standing_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:
@@ -217,22 +212,9 @@ def csv_text(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> st
 
 
 STANDING_COLUMNS = (
-    "environment",
-    "behavior",
-    "experiment",
-    "seeds",
-    "score",
-    "iqm",
-    "iqm_low",
-    "iqm_high",
-    "tolerance_low",
-    "tolerance_high",
-    "mean",
-    "trained_steps",
-    "target",
-    "seeds_at_target",
-    "steps_to_target",
-    "mean_height",
+    *("environment", "behavior", "experiment", "seeds", "score", "iqm", "iqm_low", "iqm_high"),
+    *("tolerance_low", "tolerance_high", "mean", "trained_steps", "target", "seeds_at_target"),
+    *("steps_to_target", "mean_height"),
 )
 WALL_CLOCK_COLUMN = "training_s"
 PAIR_COLUMNS = ("environment", "behavior", "better", "than", "probability", "low", "high", "chance")
