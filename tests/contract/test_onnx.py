@@ -142,11 +142,12 @@ def test_shipped_model_on_another_behavior_gives_findings(models, name):
     assert check_model(models / f"{name}.onnx", other)
 
 
-@pytest.mark.parametrize("name", V3)
+@pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("n_agents", [1, 7])
 def test_shipped_model_runs_with_any_batch(models, name, n_agents):
     spec = SPECS[name]
     policy = OnnxPolicy(models / f"{name}.onnx", seed=1)
+    assert policy.has_deterministic_actions == (name in DETERMINISTIC)
     for deterministic in {False, name in DETERMINISTIC}:
         action = policy.act(random_steps(spec, n_agents), deterministic)
         assert action.continuous.shape == (n_agents, spec.action_spec.continuous_size)
@@ -317,6 +318,38 @@ def test_model_without_deterministic_actions_says_so(models):
         policy.act(random_steps(SPECS["Hallway"], 1), deterministic=True)
 
 
-def test_model_of_the_v2_layout_is_refused_for_running(models):
-    with pytest.raises(ExportError, match=r"SoccerTwos\.onnx: version_number is 2"):
-        OnnxPolicy(models / "SoccerTwos.onnx")
+def test_choices_of_a_model_of_package_1_are_drawn_from_its_probabilities_and_masks(models):
+    path, n_draws = models / "SoccerTwos.onnx", 4000
+    one = random_steps(SPECS["SoccerTwos"], 1)
+    steps = decision_steps(
+        [np.repeat(array, n_draws, axis=0) for array in one.obs],
+        masks=[np.tile([branch == 1, False, False], (n_draws, 1)) for branch in range(3)],
+    )
+    vectors = np.concatenate(one.obs, axis=1)
+    allowed = np.array([[1, 1, 1, 0, 1, 1, 1, 1, 1]], np.float32)
+    feeds = {"vector_observation": vectors, "action_masks": allowed}
+    (log_probs,) = create_session(onnx.load(path), 0).run(["discrete_actions"], feeds)
+    policy = OnnxPolicy(path, seed=1)
+    choices = policy.act(steps).discrete
+    for branch in range(3):
+        found = np.bincount(choices[:, branch], minlength=3) / n_draws
+        expected = np.exp(log_probs[0, 3 * branch : 3 * branch + 3])
+        np.testing.assert_allclose(found, expected, atol=0.03)
+    assert (choices[:, 1] != 0).all()
+    assert (choices[:, 0] != choices[:, 1]).any()
+    policy.reset(1)
+    np.testing.assert_array_equal(policy.act(steps).discrete, choices)
+    with pytest.raises(ExportError, match="no output deterministic_action; it was exported"):
+        policy.act(steps, deterministic=True)
+    no_masks = decision_steps(one.obs)
+    with pytest.raises(ExportError, match="only the sum of its branches' sizes; give the action_m"):
+        policy.act(no_masks)
+
+
+def test_a_model_of_another_version_is_refused_for_running(models):
+    model = onnx.load(models / "SoccerTwos.onnx")
+    for tensor in model.graph.initializer:
+        if tensor.name == "version_number":
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.ones(1, np.float32), tensor.name))
+    with pytest.raises(ExportError, match=r"version_number is 1, only models of version 2 and 3"):
+        OnnxPolicy(model)

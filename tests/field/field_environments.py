@@ -207,3 +207,49 @@ class FirstMayFold(AECEnv):
             self.terminations = dict.fromkeys(self.agents, True)
         self.agent_selection = "p_1" if agent == "p_0" else "p_0"
         self._accumulate_rewards()
+
+
+class TwoBehaviors(AECEnv):
+    """Agents `a` and `b` guess in turn, five times each; each right choice gives 1."""
+
+    metadata = {"name": "two_behaviors"}  # PettingZoo wants it so
+
+    def __init__(self):
+        super().__init__()
+        self.possible_agents = ["a", "b"]
+
+    def observation_space(self, agent):
+        return Guess.observation_space
+
+    def action_space(self, agent):
+        return Guess.action_space
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.agents = list(self.possible_agents)
+        self.rewards = self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos = {name: {} for name in self.agents}
+        self.n_turns = 0
+        self.agent_selection = "a"
+        self.answer = int(self.rng.integers(2))
+
+    def observe(self, agent):
+        return np.array([2.0 * self.answer - 1.0], np.float32)
+
+    def step(self, action):
+        name = self.agent_selection
+        if self.terminations[name]:
+            self._was_dead_step(action)
+            return
+        self._cumulative_rewards = self._cumulative_rewards | {name: 0.0}
+        self._clear_rewards()
+        self.rewards = self.rewards | {name: float(action == self.answer)}
+        self._accumulate_rewards()
+        self.answer = int(self.rng.integers(2))
+        self.n_turns += 1
+        if self.n_turns == 10:
+            self.terminations = dict.fromkeys(self.agents, True)
+        self.agent_selection = "b" if name == "a" else "a"

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
-from collections.abc import Callable
+import re
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import field_environments
+import numpy as np
 import pytest
+from guessers import MARGIN, guesser
+from repositories import commit, git
+from test_unity_users import Player, connected
 
 from pipeline.cli import main
 from pipeline.commands import card
+from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError, StageError
+from pipeline.evaluation import tables
 from pipeline.evaluation.comparison import compare
-from pipeline.settings.params import load_params
+from pipeline.protocol.generated import messages as m
+from pipeline.settings.params import Params, load_params
+from pipeline.settings.plan import RUNS_FILE, write_plan
 from pipeline.settings.sweeps import SweepParams
-from pipeline.stages import report
-from pipeline.stages.reporting.results import outcomes
+from pipeline.simulators.bridges.module_bridge import around
+from pipeline.stages import evaluate, report
+from pipeline.stages.reporting.results import outcomes, trials_of
+from pipeline.stages.shared import run_context
+from pipeline.stages.shared.executable import Build
 from pipeline.stages.sweep import score_of, scores_of
 from pipeline.tracking.run_metadata import POLICY_DIGEST as DIGEST
 from pipeline.tracking.run_metadata import dvc_digest
@@ -158,6 +173,235 @@ def test_a_sweep_does_not_rank_an_evaluation_of_an_earlier_policy(project):
         scores_of(project, "a", (1, 2), sweep("a"))
 
 
+def evaluated_runs(
+    root: Path, experiment: str, scores: Sequence[float], steps: int, last: int = 2000
+) -> None:
+    """Runs of the stages, each trained for `steps`; the last episode ended in step `last`."""
+    for seed, score in enumerate(scores, start=1):
+        policy = trained(root, experiment, seed, b"policy", end=score)
+        rows = f"behavior,step,reward\nWalker,1000,0.0\nWalker,{last},{score}\n"
+        policy.with_name("progress.csv").write_text(rows)
+        policy.with_name("metrics.json").write_text(json.dumps({"Walker": {"steps": steps + seed}}))
+        exported(root, experiment, seed)
+        evaluated(root, experiment, seed, score)
+
+
+PPO, SAC = (2.0, 6.0, 4.5), (8.0, 13.9, 9.5)
+
+
+def test_three_seeds_with_another_budget_are_no_certainty(tmp_path, capsys):
+    """PPO with 12,000 steps and SAC with 8,000: all that is said of which is better."""
+    evaluated_runs(tmp_path, "a", PPO, steps=12_000)
+    evaluated_runs(tmp_path, "b", SAC, steps=8_000)
+    text = compared(tmp_path, capsys)
+    lines = text.splitlines()
+    assert lines[1] == (
+        "b (10.47) is not shown to do better than a (4.167): between equal experiments, chance "
+        "makes a difference as clear as this in 10 % of cases; more seeds would tell. Their "
+        "trained steps differ, so this is no comparison of equal budgets."
+    )
+    row = next(line for line in lines if line.startswith("b   "))
+    assert re.split("  +", row)[6] == "8,003"
+    pair = next(line for line in lines if re.match("b +a ", line))
+    assert re.split("  +", pair) == ["b", "a", "1.00", "no overlap", "10 %"]
+    assert "a difference of means below 7.974 would not be seen; here it is 6.3 (t-test" in text
+    assert "Trained steps differ: a 12,003, b 8,003. Train all equally long" in text
+    found = json.loads(compared(tmp_path, capsys, "--json"))
+    assert [row["trained_steps"] for row in found["experiments"]] == [12_002, 8_002]
+    (pair,) = found["improvements"]
+    assert (pair["probability"], pair["low"], pair["high"]) == (1.0, None, None)
+    assert pair["chance"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("n_seeds", [3, 4])
+def test_below_five_seeds_a_probability_has_no_interval(n_seeds, tmp_path, capsys):
+    evaluated_runs(tmp_path, "a", range(n_seeds), steps=8_000)
+    evaluated_runs(tmp_path, "b", [*range(1, n_seeds + 1)], steps=8_000)
+    found = json.loads(compared(tmp_path, capsys, "--json"))
+    assert [pair["low"] for pair in found["improvements"]] == [None]
+    assert all(row["iqm_low"] is not None for row in found["experiments"])
+    assert "too few seeds" in compared(tmp_path, capsys)
+
+
+def test_five_seeds_of_equal_budgets_are_conclusive_where_they_do_not_overlap(tmp_path, capsys):
+    evaluated_runs(tmp_path, "a", range(5), steps=8_000, last=5_000)
+    evaluated_runs(tmp_path, "b", range(10, 15), steps=8_000, last=8_000)
+    lines = compared(tmp_path, capsys).splitlines()
+    # The curves end at other steps, since few episodes end; the training was equally long.
+    assert not [line for line in lines if "rained steps differ" in line]
+    assert lines[1] == (
+        "b (12) does better than a (2): between equal experiments, chance makes a difference as "
+        "clear as this in 0.79 % of cases."
+    )
+
+
+def test_the_best_of_three_is_compared_with_each_of_the_others(tmp_path):
+    evaluated_runs(tmp_path, "a", range(5), steps=8_000)
+    evaluated_runs(tmp_path, "b", range(10, 15), steps=8_000)
+    evaluated_runs(tmp_path, "c", [9.5, 10.5, 11.5, 12.5, 13.5], steps=8_000)
+    (task,) = compare(
+        found
+        for name in "abc"
+        for seed in range(1, 6)
+        for found in trials_of(tmp_path / "results", name, seed, environment="walk")
+    )
+    shown, not_shown = tables.conclusion(task).split(". ")
+    assert shown.startswith("b (12) does better than a (2): ")
+    assert not_shown.startswith("b (12) is not shown to do better than c (11.5): ")
+    (note,) = [note for note in tables.notes(task) if "t-test" in note]
+    assert "here it is 0.5 to 10 (" in note
+
+
+def test_runs_of_learn_of_another_length_are_told_apart(tmp_path, capsys):
+    for name, steps, rate in (("long", 12_000, 1e-3), ("short", 8_000, 1e-4)):
+        run = tmp_path / name
+        (run / "run_logs").mkdir(parents=True)
+        (run / "progress.csv").write_text("behavior,step,reward\nWalker,5000,1\n")
+        checkpoint = {"final_checkpoint": {"steps": steps}}
+        (run / "run_logs/training_status.json").write_text(json.dumps({"Walker": checkpoint}))
+        hyper = f"{{trainer_type: ppo, hyperparameters: {{learning_rate: {rate}}}}}"
+        (run / "configuration.yaml").write_text(f"behaviors: {{Walker: {hyper}}}\n")
+    assert main(["compare", str(tmp_path / "long"), str(tmp_path / "short")]) == 0
+    assert "Trained steps differ: long 12,000, short 8,000." in capsys.readouterr().out
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder in which environments of `field_environments` are played in this process."""
+
+    def opened(build: Path, *, seed: int, **_: object) -> contextlib.closing[InProcessEnvironment]:
+        made = getattr(field_environments, build.name)()
+        return contextlib.closing(InProcessEnvironment(around([made], seed=seed)))
+
+    monkeypatch.setattr("pipeline.envs.unity.UnityEnvironment", opened)
+    monkeypatch.setattr("pipeline.stages.shared.named_env.executable_of", Path)
+    monkeypatch.setattr(
+        "pipeline.stages.shared.executable.load",
+        lambda _: Build(file=Path("Guess"), args=(), simulator=None),
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def judged(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, float], str]:
+    """The mean return of each behavior that `pipeline evaluate` prints, and the last line."""
+    assert main(["evaluate", *words]) == 0
+    *rows, last = capsys.readouterr().out.splitlines()
+    return {
+        row.partition(":")[0]: float(re.search(r"mean return (\S+)", row)[1]) for row in rows
+    }, last
+
+
+DRAWN = pytest.approx(10 / (1 + np.exp(-MARGIN)), abs=0.4)
+"""Mean return of `Guess` where the right choice is drawn with its probability; 10 for the best."""
+
+
+def test_what_evaluate_says_depends_on_how_actions_are_chosen_and_is_said(here, capsys):
+    guesser(here / "Guess.onnx")
+    words = ("Guess.onnx", "--env", "Guess")
+    returns, last = judged(capsys, *words)
+    assert returns == {"Guess": 10.0}
+    assert last.startswith(
+        "Actions: deterministic, the most probable ones; training and Unity draw"
+    )
+    drawn, last = judged(capsys, *words, "--stochastic")
+    assert drawn == {"Guess": DRAWN}
+    assert last == "Actions: stochastic, drawn as in training"
+    assert judged(capsys, *words, "--stochastic") == (drawn, last)
+    assert judged(capsys, *words, "--stochastic", "--seed", "3")[0] != drawn
+
+
+@pytest.mark.parametrize("age", [{"version": 2}, {"deterministic": False}], ids=["1.x", "early 2"])
+def test_a_model_of_an_earlier_package_is_evaluated_with_the_actions_it_has(age, here, capsys):
+    guesser(here / "Guess.onnx", **age)
+    returns, last = judged(capsys, "Guess.onnx", "--env", "Guess")
+    assert returns == {"Guess": DRAWN}
+    assert last.startswith("Actions: stochastic, drawn as in training; Guess has no others")
+
+
+def test_the_help_of_evaluate_says_how_actions_are_chosen(capsys):
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--stochastic draw actions, as in training, and as Unity does unless" in text
+    assert "default: deterministic, the most probable ones" in text
+
+
+@pytest.mark.parametrize("models", [["a.onnx", "b.onnx"], ["."]], ids=["two files", "a folder"])
+def test_both_policies_of_a_game_with_two_behaviors_are_played(models, here, capsys):
+    guesser(here / "a.onnx")
+    guesser(here / "b.onnx", deterministic=False)
+    (here / "a").mkdir()
+    guesser(here / "a" / "a-500.onnx")
+    returns, last = judged(capsys, *models, "--env", "TwoBehaviors", "--episodes", "50")
+    assert returns == {name: pytest.approx(5 / (1 + np.exp(-MARGIN)), abs=0.4) for name in "ab"}
+    assert "; b has no others" in last
+
+
+def test_a_behavior_that_has_not_had_its_first_turn_is_not_called_ignored(caplog):
+    message = m.UnityMessageProto(header={"status": 200})
+    for name in ("a?team=0", "b?team=0"):
+        message.unity_output.rl_initialization_output.brain_parameters.add(brain_name=name)
+        message.unity_output.rl_output.agentInfos[name].SetInParent()
+    message.unity_output.rl_output.agentInfos["never announced"].SetInParent()
+    with connected(Player(message)) as env:
+        assert not env.behavior_specs
+    assert "ignored" not in caplog.text
+
+
+def test_two_policies_of_one_behavior_and_a_folder_without_any_are_refused(here, refused):
+    for folder in ("first", "second", "empty"):
+        (here / folder).mkdir()
+    first, second = (guesser(here / name / "a.onnx") for name in ("first", "second"))
+    told = refused("evaluate", first, second, "--env", "TwoBehaviors")
+    assert f"{second}: is a second policy of the behavior a, after {first}" in told
+    assert "is a folder without .onnx files" in refused("evaluate", "empty", "--env", "Guess")
+
+
+def guessing(root: Path, stochastic: dict[str, str]) -> Params:
+    """A project of experiments with policies for `Guess`, evaluated; gives its parameters."""
+    experiments = "".join(
+        f"  {name}: {{environment: guess, trainer: guess.yaml, overrides: {{}}, seeds: [1], "
+        f"stages: [train, export, evaluate], evaluation: {{episodes: 100, seed: 4{more}}}}}\n"
+        for name, more in stochastic.items()
+    )
+    (root / "guess.yaml").write_text("behaviors: {Guess: {trainer_type: ppo}}\n")
+    (root / "params.yaml").write_text(
+        "runtime: {torch_threads: 1, device: cpu}\ntrack: []\n"
+        f"environments: {{guess: {{source: path, path: there}}}}\nexperiments:\n{experiments}"
+    )
+    (root / "build/env/guess").mkdir(parents=True)
+    params = load_params(root / "params.yaml")
+    for name in stochastic:
+        trained(root, name, 1, b"policy", end=1.0)
+        exported(root, name, 1)
+        (root / f"results/export/{name}/seed1/Walker.onnx").unlink()
+        guesser(root / f"results/export/{name}/seed1/Guess.onnx")
+        evaluate.evaluate(run_context.Run(root=root, params=params, name=name, seed=1))
+    return params
+
+
+def test_an_evaluation_stage_draws_actions_where_params_say_so_and_the_report_names_it(here):
+    params = guessing(here, {"best": "", "drawn": ", stochastic: true"})
+    best, drawn = (
+        json.loads((here / f"results/evaluate/{name}/seed1/metrics.json").read_text())["Guess"]
+        for name in ("best", "drawn")
+    )
+    assert (best["mean_return"], drawn["mean_return"]) == (10.0, DRAWN)
+    # Without the setting neither the numbers nor the fingerprint know of it.
+    assert {*drawn} - {*best} == {"stochastic"}
+    assert drawn["stochastic"] is True
+    jobs = [
+        evaluate.job_of(run_context.Run(root=here, params=params, name=name, seed=1)).params
+        for name in ("best", "drawn")
+    ]
+    assert jobs == [{"episodes": 100, "seed": 4}, {"episodes": 100, "seed": 4, "stochastic": True}]
+    (task,) = (task for task in compare(outcomes(here, params)) if task.behavior == "Guess")
+    how = "with stochastic actions of drawn, and deterministic ones of the others."
+    assert tables.notes(task)[0] == f"Returns are of the exported policies, {how}"
+    assert any("set `evaluation.stochastic` alike" in caution for caution in tables.cautions(task))
+
+
 PARAMS = """\
 runtime: {torch_threads: 1, device: cpu}
 environments: {walk: {source: builtin, name: balance_ball, args: []}}
@@ -170,6 +414,92 @@ experiments:
     stages: [train, export, evaluate]
     evaluation: {episodes: 4, seed: 1, video: true}
 """
+
+
+COMPARED = """\
+runtime: {torch_threads: 1, device: cpu}
+environments: {walk: {source: builtin, name: balance_ball, args: []}}
+experiments:
+  base: {environment: walk, trainer: ppo.yaml, overrides: {}, %(more)s}
+  fast:
+    environment: walk
+    trainer: ppo.yaml
+    overrides:
+      behaviors.Walker.hyperparameters.learning_rate: 0.001
+      behaviors.Walker.network_settings: {hidden_units: 64, memory: {sequence_length: 8}}
+    %(lines)s
+  sac: {environment: walk, trainer: sac.yaml, overrides: {}, %(more)s}
+"""
+RUNS = [
+    "seeds: [1, 2, 3]",
+    "stages: [train, export, evaluate]",
+    "evaluation: {episodes: 4, seed: 1}",
+]
+
+
+@pytest.fixture
+def reported(tmp_path: Path) -> Path:
+    """The folder of the report of three experiments."""
+    for trainer in ("ppo", "sac"):
+        (tmp_path / f"{trainer}.yaml").write_text(
+            f"behaviors: {{Walker: {{trainer_type: {trainer}, max_steps: 8000}}}}\n"
+        )
+    text = COMPARED % {"more": ", ".join(RUNS), "lines": "\n    ".join(RUNS)}
+    (tmp_path / "params.yaml").write_text(text)
+    for experiment, scores, steps in (("base", PPO, 8000), ("fast", PPO, 8000), ("sac", SAC, 6000)):
+        evaluated_runs(tmp_path, experiment, scores, steps)
+    (tmp_path / "workflow").mkdir()
+    write_plan(load_params(tmp_path / "params.yaml"), tmp_path / RUNS_FILE)
+    report.report(tmp_path)
+    return tmp_path / "results/report"
+
+
+def test_the_report_begins_with_what_to_conclude_and_what_differs(reported):
+    markdown = (reported / "report.md").read_text().splitlines()
+    assert markdown[0] == "# 3 experiments in walk"
+    assert markdown[2].startswith(
+        "**walk: Walker**: sac (10.47) is not shown to do better than base (4.167), fast (4.167): "
+    )
+    assert markdown[2].endswith("so this is no comparison of equal budgets.")
+    setups = [line for line in markdown if line.startswith("- **")][:3]
+    assert setups[:2] == [
+        "- **base**: PPO (ppo.yaml), 8,003 steps, seeds 1, 2, 3",
+        "- **fast**: PPO (ppo.yaml), 8,003 steps, seeds 1, 2, 3; against base: learning_rate 0.001 "
+        "instead of 0.0003, network_settings.hidden_units 64 instead of 128, with "
+        "network_settings.memory",
+    ]
+    assert setups[2].startswith("- **sac**: SAC (sac.yaml), 6,003 steps, seeds 1, 2, 3; against ")
+    table = next(k for k, line in enumerate(markdown) if line.startswith("| Experiment"))
+    meaning = markdown.index("<details><summary>What the words and columns mean</summary>")
+    assert markdown.index(setups[2]) < table < meaning
+
+
+def test_the_page_folds_its_definitions_and_has_them_last(reported):
+    page = (reported / "report.html").read_text()
+    assert "<title>3 experiments in walk</title>" in page
+    at = [
+        page.index(text) for text in ('class="conclusion">', "<h2>", "<li><b>base</b>", "<table>")
+    ]
+    assert at == sorted(at)
+    assert page.index("<details><summary>") > page.rindex("</table>")
+    assert "<details open" not in page
+
+
+def test_a_report_made_again_on_another_day_and_commit_has_the_same_bytes(reported):
+    root = reported.parents[1]
+
+    def made() -> dict[str, bytes]:
+        paths = (path for path in reported.rglob("*") if path.is_file())
+        return {path.relative_to(reported).as_posix(): path.read_bytes() for path in paths}
+
+    first = made()
+    shutil.rmtree(reported)
+    shutil.rmtree(root / "results/.work", ignore_errors=True)
+    git(root, "init", "-q")
+    commit(root, "results")
+    report.report(root)
+    assert made() == first
+    assert b"git log -1 dvc.lock" in first["report.html"]
 
 
 def test_the_report_shows_no_film_of_an_earlier_policy(project):

@@ -13,6 +13,7 @@ from pipeline.errors import SettingsError
 from pipeline.settings.params import load_params
 from pipeline.settings.yaml_file import dump_yaml
 from pipeline.stages.reporting.results import is_outdated, read_evaluation
+from pipeline.tracking.run_metadata import STOCHASTIC
 
 if TYPE_CHECKING:
     import argparse
@@ -231,8 +232,8 @@ def _sections(run: Run, tasks: Sequence[Task], licence: str | None) -> Iterator[
     yield "## Use\n"
     yield "Copy the `.onnx` into a Unity project with ML-Agents, or play episodes with it:\n"
     environment = run.environment or "ENVIRONMENT"
-    commands = [f"pipeline evaluate {policy.name} --env {environment}" for policy in run.policies]
-    yield "```\n" + "\n".join(commands) + "\n```\n"
+    policies = " ".join(policy.name for policy in run.policies)
+    yield f"```\npipeline evaluate {policies} --env {environment}\n```\n"
     yield from _provenance(run)
     yield "## Licence\n"
     yield f"{licence}\n" if licence else "Not stated; ask who published it.\n"
@@ -255,7 +256,9 @@ def _task(run: Run) -> Iterator[str]:
 def _scores(run: Run, tasks: Sequence[Task]) -> Iterator[str]:
     """Yield the scores of this policy over episodes, and of its experiment over seeds."""
     if run.metrics:
-        yield "Episodes of this policy:\n"
+        drawn = any(STOCHASTIC in metrics for metrics in run.metrics.values())
+        how = "stochastic" if drawn else "deterministic"
+        yield f"Episodes of this policy, with {how} actions:\n"
         yield "| behavior | episodes | mean return | 95 % interval | least | greatest |"
         yield "| --- | ---: | ---: | ---: | ---: | ---: |"
         for behavior, metrics in run.metrics.items():

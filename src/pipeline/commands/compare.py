@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,19 +89,20 @@ def run(arguments: argparse.Namespace) -> str:
         # NaN is no JSON; an error here is better than a file that other programs refuse.
         return json.dumps(value, indent=2, allow_nan=False)
     if not runs:
-        return _answer(tasks)
+        return _answer(tasks, Path.cwd())
     return "\n\n".join([*map(_text, tasks), *_seeds(_learned(runs))])
 
 
 def answer(root: Path) -> str:
     """Return the comparison of all experiments in params.yaml, and where to see more."""
-    return _answer(compare(_of_params(root)))
+    return _answer(compare(_of_params(root)), root)
 
 
-def _answer(tasks: Sequence[Task]) -> str:
+def _answer(tasks: Sequence[Task], root: Path) -> str:
     """Return tables that fit a terminal, and where to see more."""
+    report = Path("results/report/report.html")
     look = [
-        ("Report:", "results/report/report.html"),
+        *([("Report:", str(report))] if (root / report).is_file() else []),
         ("Curves:", "pipeline ui  (MLflow on http://127.0.0.1:5000)"),
         ("Change:", "edit params.yaml and run again: only what the change touches runs"),
     ]
@@ -197,12 +199,21 @@ def _of_learn(runs: Sequence[Path], used_names: Collection[str]) -> list[Outcome
     for name, members in _experiments(runs, used_names).items():
         for seed, (run, environment) in members.items():
             seconds = read_map(run / "run_logs/seconds.json").get("total")  # None while it goes on
+            status = read_map(run / "run_logs/training_status.json")
             for behavior, curve in read_curves(run / _PROGRESS).items():
                 outcome = Outcome(
                     experiment=name, environment=environment, behavior=behavior, seed=seed
                 )
-                outcomes.append(replace(outcome, curve=curve, seconds=seconds))
+                steps = _last_checkpoint(status, behavior)
+                outcomes.append(replace(outcome, curve=curve, steps=steps, seconds=seconds))
     return outcomes
+
+
+def _last_checkpoint(status: dict[str, Any], behavior: str) -> int | None:
+    """Return the steps of a behavior's last checkpoint; None if a run's status does not say it."""
+    with suppress(KeyError, TypeError, ValueError):
+        return int(status[behavior]["final_checkpoint"]["steps"])
+    return None
 
 
 def _experiments(
@@ -270,7 +281,12 @@ def _name_of(names: Sequence[str]) -> str:
 def _text(task: Task, columns: Collection[str] = _COLUMNS) -> str:
     rows = [_COLUMNS, *tables.rows(task, wall_clock=True)]
     indices = [k for k, name in enumerate(_COLUMNS) if name in columns]
-    lines = [task.name, "", *aligned([[row[k] for k in indices] for row in rows], first_number=1)]
+    lines = [
+        task.name,
+        tables.conclusion(task),
+        "",
+        *aligned([[row[k] for k in indices] for row in rows], first_number=1),
+    ]
     if task.improvements:
         lines += ["", *aligned([tables.PAIRS_HEADER, *tables.pairs(task)], first_number=2)]
     return "\n".join([*lines, "", *tables.notes(task), *tables.cautions(task)])

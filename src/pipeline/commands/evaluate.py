@@ -1,4 +1,4 @@
-"""`pipeline evaluate`: episodes of one ONNX policy in any environment."""
+"""`pipeline evaluate`: episodes of ONNX policies in any environment."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.errors import SettingsError
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from pipeline.commands.parser import Parser
+    from pipeline.export.policy import OnnxPolicy
 
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline evaluate`."""
-    parser.add_argument("model", type=Path, help="the .onnx file, named like its behavior")
+    parser.add_argument(
+        "models",
+        nargs="+",
+        type=Path,
+        metavar="MODEL",
+        help="an .onnx file, named like its behavior; several, or the folder of a run, for an "
+        "environment with several behaviors",
+    )
     parser.add_argument(
         "--env",
         required=True,
@@ -20,6 +32,13 @@ def add_options(parser: Parser) -> None:
         help="a path, balance_ball, gymnasium:ID, pettingzoo:ID or module:function",
     )
     parser.add_argument("--episodes", type=int, default=100, help="default: %(default)s")
+    parser.add_argument(
+        "--stochastic",
+        action="store_true",
+        help="draw actions, as in training, and as Unity does unless 'Deterministic Inference' is "
+        "ticked; default: deterministic, the most probable ones, where the model has them (those "
+        "of package 1.x have not)",
+    )
     # Far from the small seeds of training, so that no episode begins like a training episode.
     parser.add_argument("--seed", type=int, default=10_000, help="default: %(default)s")
     parser.add_argument(
@@ -43,19 +62,19 @@ def add_options(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """Play, and return a line for each behavior."""
     from pipeline.evaluation.video import choose
-    from pipeline.export.policy import OnnxPolicy
-    from pipeline.stages.evaluate import metrics_of, play
+    from pipeline.stages.evaluate import can_be_deterministic, metrics_of, play
     from pipeline.stages.shared.executable import Build
     from pipeline.stages.shared.named_env import executable_of
 
-    model: Path = arguments.model
-    OnnxPolicy(model)  # refuses a broken file before an environment is built
+    policies = _policies(arguments.models)  # refuses a broken file before an environment is built
+    deterministic = can_be_deterministic(policies) and not arguments.stochastic
     program = executable_of(arguments.env)
     build = Build(file=program, args=tuple(arguments.env_args), simulator=None)
     target: Path | None = arguments.video
     episodes = play(
-        {model.stem: model},
+        policies,
         build,
+        deterministic=deterministic,
         episodes=arguments.episodes,
         seed=arguments.seed,
         videos=None if target is None else {arguments.video_episode: target},
@@ -66,6 +85,7 @@ def run(arguments: argparse.Namespace) -> str:
         f"mean length {metrics['mean_length']:.1f}"
         for behavior, metrics in metrics_of(episodes).items()
     ]
+    lines.append(_how(policies, deterministic=deterministic))
     if target is not None:
         episode = choose(episodes)[arguments.video_episode]
         lines.append(
@@ -73,3 +93,37 @@ def run(arguments: argparse.Namespace) -> str:
             f"{episode.index}, return {episode.episode_return:.3f}, {episode.length} steps"
         )
     return "\n".join(lines)
+
+
+def _policies(models: Sequence[Path]) -> dict[str, OnnxPolicy]:
+    """Return the policy of each file, and of each file in a folder, by behavior."""
+    from pipeline.export.policy import OnnxPolicy
+
+    paths: dict[str, Path] = {}
+    for model in models:
+        found = sorted(model.glob("*.onnx")) if model.is_dir() else [model]
+        if not found:
+            raise SettingsError(
+                f"{model}: is a folder without .onnx files; name the folder of a run, such as "
+                "results/<run-id> or results/export/<experiment>/seed<k>, or a file"
+            )
+        for path in found:
+            other = paths.setdefault(path.stem, path)
+            if other.resolve() != path.resolve():
+                raise SettingsError(
+                    f"{path}: is a second policy of the behavior {path.stem}, after {other}; leave "
+                    "one out"
+                )
+    return {behavior: OnnxPolicy(path) for behavior, path in paths.items()}
+
+
+def _how(policies: Mapping[str, OnnxPolicy], *, deterministic: bool) -> str:
+    """Return a sentence on how actions were chosen."""
+    if deterministic:
+        return (
+            "Actions: deterministic, the most probable ones; training and Unity draw them unless "
+            "told otherwise, which --stochastic does here"
+        )
+    old = [name for name, policy in policies.items() if not policy.has_deterministic_actions]
+    reason = f"; {', '.join(old)} has no others, as models of earlier packages" if old else ""
+    return f"Actions: stochastic, drawn as in training{reason}"

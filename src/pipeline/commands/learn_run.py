@@ -100,8 +100,9 @@ def _summary(settings: RunSettings, run_dir: Path, result: TrainResult) -> str:
             lines.append(f"    checkpoint:       {behavior.checkpoint}")
     lines.append(f"Time: {_split(result.seconds)}")
     if not inference and (env := settings.env_settings.env_path):
-        first = files.named(run_dir, next(iter(result.behaviors)), ".onnx")
-        lines.append(f"Play it: pipeline evaluate {first} --env {env}")
+        only, *others = result.behaviors
+        played = run_dir if others else files.named(run_dir, only, ".onnx")
+        lines.append(f"Play it: pipeline evaluate {played} --env {env}")
     return "\n".join(lines)
 
 

@@ -75,12 +75,22 @@ class Outcome:
     """Mean return of the exported policy's episodes; None when it was not evaluated."""
     curve: Curve | None = None
     """None when the run was not trained, or no episode ended."""
+    steps: int | None = None
+    """Environment steps of training; None when they were not recorded."""
     seconds: float | None = None
     """Wall-clock of training; None when it was not recorded."""
     exact: bool = True
     """False when its training was interrupted and not resumed exactly."""
     outdated: bool = False
     """True when it was trained again since its evaluation, which then does not count."""
+    stochastic: bool = False
+    """True when its evaluation drew actions instead of taking the most probable ones."""
+
+    @property
+    def budget(self) -> float | None:
+        """Environment steps of training, at least those of the curve; None if unknown."""
+        known = [] if self.curve is None else [float(self.curve.steps[-1])]
+        return max(known if self.steps is None else [*known, self.steps], default=None)
 
     @property
     def task(self) -> tuple[str, str]:
@@ -100,6 +110,8 @@ class Standing:
     """Interquartile mean of the scores."""
     interval: tuple[float, float] | None
     """Its 95 % interval; None with too few seeds."""
+    budgets: tuple[float, ...]
+    """Environment steps of training of each seed for which they are known."""
     reached: int
     """Seeds that reached the task's target."""
     steps_to_target: float | None
@@ -116,6 +128,8 @@ class Standing:
     """Seeds whose training was interrupted and not resumed exactly."""
     outdated: tuple[int, ...] = ()
     """Seeds that were trained again since their evaluation."""
+    stochastic: bool = False
+    """Whether the evaluation of a seed drew actions."""
 
     @property
     def mean(self) -> float:
@@ -136,7 +150,9 @@ class Improvement:
     than: str
     probability: float
     interval: tuple[float, float] | None
-    """Its 95 % interval; None when one of the two has too few seeds."""
+    """Its 95 % interval; None with too few seeds, or when all runs of one are better."""
+    chance: float
+    """Probability that seeds of equal experiments are separated as clearly."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -162,6 +178,18 @@ class Task:
         return statistics.detectable_difference(
             [np.array(standing.scores) for standing in self.standings]
         )
+
+    @property
+    def has_unequal_budgets(self) -> bool:
+        """Whether some run was trained more than a twentieth longer than another."""
+        budgets = [steps for standing in self.standings for steps in standing.budgets]
+        return bool(budgets) and max(budgets) > 1.05 * min(budgets)
+
+    @property
+    def differences(self) -> list[float]:
+        """Differences of the means of experiments with several seeds, ascending."""
+        means = [standing.mean for standing in self.standings if len(standing.seeds) > 1]
+        return sorted(abs(a - b) for a, b in itertools.combinations(means, 2))
 
     @property
     def name(self) -> str:
@@ -251,6 +279,7 @@ def _standing(
         scores=tuple(float(score) for score in scores),
         iqm=float(statistics.interquartile_means(scores)),
         interval=statistics.iqm_interval(scores, rng) if enough else None,
+        budgets=tuple(outcome.budget for outcome in outcomes if outcome.budget is not None),
         reached=sum(step is not None for step in steps),
         steps_to_target=median_steps(steps) if steps else None,
         area=float(np.mean([curve.area(*common) for curve in curves])) if curves else None,
@@ -259,6 +288,7 @@ def _standing(
         trained=tuple(outcome.seed for outcome in outcomes if outcome.curve is not None),
         not_exact=tuple(outcome.seed for outcome in outcomes if not outcome.exact),
         outdated=tuple(outcome.seed for outcome in outcomes if outcome.outdated),
+        stochastic=any(outcome.stochastic for outcome in outcomes),
     )
 
 
@@ -267,13 +297,15 @@ def _improvement(first: Standing, second: Standing, rng: np.random.Generator) ->
     forward = statistics.probability_of_improvement(np.array(first.scores), np.array(second.scores))
     better, than = (first, second) if forward >= 0.5 else (second, first)
     x, y = np.array(better.scores), np.array(than.scores)
-    enough = min(len(x), len(y)) >= statistics.FEWEST_SEEDS
+    # A bootstrap of scores that do not overlap only repeats that they do not.
+    enough = min(len(x), len(y)) >= statistics.ENOUGH_SEEDS and 0.0 < forward < 1.0
     return Improvement(
         better=better.experiment,
         than=than.experiment,
         # Ties count half, so both directions add up to 1.
         probability=max(forward, 1.0 - forward),
         interval=statistics.improvement_interval(x, y, rng) if enough else None,
+        chance=statistics.chance_of_separation(x, y),
     )
 
 

@@ -142,6 +142,11 @@ def _observe(
         counter.end(terminal_steps)
         policy.end(terminal_steps.agent_id.tolist())
         counter.decide(decision_steps)
+        branches = env.behavior_specs[name].action_spec.discrete_branches
+        if decision_steps.action_mask is None and branches:
+            # Only the masks tell a model of package 1.x how many choices each branch has.
+            n = len(decision_steps)
+            decision_steps.action_mask = [np.zeros((n, size), np.bool_) for size in branches]
         decisions[name] = decision_steps
     return decisions
 

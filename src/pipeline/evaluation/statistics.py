@@ -27,7 +27,7 @@ DRAWS = 5000
 FEWEST_SEEDS = 3
 """With fewer, no interval is given."""
 ENOUGH_SEEDS = 5
-"""With fewer, an interval is given with a warning."""
+"""With fewer, an interval is given with a warning, and none of a probability."""
 HELD = 0.9
 """Probability with which a tolerance interval holds the score of one more seed."""
 _ENDS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
@@ -103,6 +103,26 @@ def probability_of_improvement(x: FloatArray, y: FloatArray) -> float:
     """
     # The scores as they are count as one draw.
     return float(_improvements(x[None], y[None])[0])
+
+
+def chance_of_separation(x: FloatArray, y: FloatArray) -> float:
+    """Return how probable it is that chance alone separates x [n] and y [m] as clearly as here.
+
+    The exact two-sided Mann-Whitney test: of all ways to divide the scores into n and m, the share
+    in which the ranks of the n are at least as far from their expected sum.
+    """
+    pooled = np.concatenate([x, y])
+    # Twice the midranks, which are whole numbers also where scores are equal.
+    ranks = 2 * (pooled[:, None] > pooled).sum(axis=1) + (pooled[:, None] == pooled).sum(axis=1)
+    total, n = int(ranks.sum()), len(x)
+    ways = np.zeros((n + 1, total + 1))  # by how many scores are taken, and the sum of their ranks
+    ways[0, 0] = 1.0
+    for rank in ranks:
+        ways[1:, rank:] += ways[:-1, :-rank]
+    # Times the number of scores, so that the expected sum is a whole number.
+    away = np.abs(len(pooled) * np.arange(total + 1) - n * total)
+    observed = abs(len(pooled) * int(ranks[:n].sum()) - n * total)
+    return float(ways[n, away >= observed].sum() / ways[n].sum())
 
 
 def iqm_interval(scores: FloatArray, rng: np.random.Generator) -> tuple[float, float]:

@@ -12,16 +12,16 @@ from pipeline.evaluation.comparison import EVALUATED
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pipeline.evaluation.comparison import Standing, Task
+    from pipeline.evaluation.comparison import Improvement, Standing, Task
 
 TOLERANCE = "90 % tolerance"
 HEADER = (
     *("Experiment", "Seeds", "IQM", "95 % interval", TOLERANCE),
-    *("Mean", "Steps to target", "Mean height"),
+    *("Mean", "Trained steps", "Steps to target", "Mean height"),
 )
 WALL_CLOCK = "Training time"
 _UNKNOWN = (None, None)
-PAIRS_HEADER = ("More probably better", "Than", "Probability", "95 % interval")
+PAIRS_HEADER = ("More probably better", "Than", "Probability", "95 % interval", "By chance")
 
 
 def rows(task: Task, *, wall_clock: bool = False) -> list[tuple[str, ...]]:
@@ -35,6 +35,7 @@ def rows(task: Task, *, wall_clock: bool = False) -> list[tuple[str, ...]]:
             ends(standing.interval),
             ends(standing.tolerance),
             number(standing.mean),
+            budget(standing),
             _steps(standing),
             "-" if standing.area is None else number(standing.area),
         )
@@ -49,16 +50,51 @@ def pairs(task: Task) -> list[tuple[str, ...]]:
             improvement.better,
             improvement.than,
             f"{improvement.probability:.2f}",
-            ends(improvement.interval),
+            spread(improvement),
+            percent(improvement.chance),
         )
         for improvement in task.improvements
     ]
 
 
+def conclusion(task: Task) -> str:
+    """Return what to conclude, and how sure that is."""
+    best = max(task.standings, key=lambda standing: standing.iqm)
+    iqms = {standing.experiment: standing.iqm for standing in task.standings}
+    name = best.experiment
+    against = [pair for pair in task.improvements if name in (pair.better, pair.than)]
+    if not against:
+        return f"{name} returns {number(best.iqm)}; no other experiment is here to compare."
+    # Divided among the comparisons (Bonferroni): one of many is far apart by chance more often.
+    limit = (1 - statistics.CONFIDENCE) / len(against)
+    shown = [pair for pair in against if pair.better == name and pair.chance <= limit]
+    unclear = [pair for pair in against if pair not in shown]
+    sentences = []
+    for group, verb, end in (
+        (shown, "does better than", "."),
+        (unclear, "is not shown to do better than", "; more seeds would tell."),
+    ):
+        if group:
+            names = [pair.than if pair.better == name else pair.better for pair in group]
+            others = ", ".join(f"{other} ({number(iqms[other])})" for other in names)
+            chances = [pair.chance for pair in group]
+            cases = " to ".join(dict.fromkeys(map(percent, (min(chances), max(chances)))))
+            sentences.append(
+                f"{name} ({number(best.iqm)}) {verb} {others}: between equal experiments, chance "
+                f"makes a difference as clear as this in {cases} of cases{end}"
+            )
+    if task.has_unequal_budgets:
+        sentences.append("Their trained steps differ, so this is no comparison of equal budgets.")
+    return " ".join(sentences)
+
+
 def notes(task: Task) -> list[str]:
     """Return sentences that explain the numbers."""
+    drawn = _drawn(task)
+    how = "stochastic" if drawn else "deterministic"
+    of = f" of {', '.join(drawn)}, and deterministic ones of the others" * _is_mixed(task)
     sentences = [
-        "Returns are of the exported policies, with deterministic actions."
+        f"Returns are of the exported policies, with {how} actions{of}."
         if task.score == EVALUATED
         else "Returns are those of the last tenth of training: not every run was evaluated."
     ]
@@ -68,21 +104,35 @@ def notes(task: Task) -> list[str]:
             f"{task.fraction * 100:.0f} % of the way from the lowest start to the best end."
         )
     if task.detectable is not None:
+        seen = dict.fromkeys((task.differences[0], task.differences[-1]))
         fewest = min(len(standing.seeds) for standing in task.standings if len(standing.seeds) > 1)
         sentences.append(
             f"With {fewest} seeds, a difference of means below {number(task.detectable)} would not "
-            "be seen (t-test at 5 %, power 80 %, spread as within these experiments)."
+            f"be seen; here it is {' to '.join(map(number, seen))} (t-test at 5 %, power 80 %, "
+            "spread as within these experiments)."
         )
     return sentences
 
 
 def cautions(task: Task) -> list[str]:
-    """Return warnings about few seeds, inexact resumes and outdated evaluations."""
+    """Return warnings: unequal budgets, few seeds, inexact resumes, outdated evaluations."""
     by_caution: dict[str, list[str]] = {}
     for standing in task.standings:
         if caution := statistics.caution(len(standing.seeds)):
             by_caution.setdefault(caution, []).append(standing.experiment)
     sentences = [f"{', '.join(names)}: {caution}." for caution, names in by_caution.items()]
+    if task.has_unequal_budgets:
+        budgets = ", ".join(f"{one.experiment} {budget(one)}" for one in task.standings)
+        sentences.insert(
+            0,
+            f"Trained steps differ: {budgets}. Train all equally long, or compare the mean "
+            "heights, which are over the steps that all curves share.",
+        )
+    if task.score == EVALUATED and _is_mixed(task):
+        sentences.append(
+            "Some evaluations drew actions and some did not, which changes returns; set "
+            "`evaluation.stochastic` alike."
+        )
     inexact = "interrupted and not resumed exactly, so another run of it gives other numbers"
     outdated = "trained again since its evaluation, which does not count; evaluate it again"
     return sentences + [
@@ -91,6 +141,14 @@ def cautions(task: Task) -> list[str]:
         for seeds, caution in ((standing.not_exact, inexact), (standing.outdated, outdated))
         if seeds
     ]
+
+
+def _drawn(task: Task) -> list[str]:
+    return [standing.experiment for standing in task.standings if standing.stochastic]
+
+
+def _is_mixed(task: Task) -> bool:
+    return 0 < len(_drawn(task)) < len(task.standings)
 
 
 def standing_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:
@@ -111,6 +169,7 @@ def standing_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:
                     *(standing.interval or _UNKNOWN),
                     *(standing.tolerance or _UNKNOWN),
                     standing.mean,
+                    sum(standing.budgets) / len(standing.budgets) if standing.budgets else None,
                 ),
                 *(
                     task.target,
@@ -135,6 +194,7 @@ def pair_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:
                 improvement.than,
                 improvement.probability,
                 *(improvement.interval or _UNKNOWN),
+                improvement.chance,
             )
             values = (task.environment, task.behavior, *pair)
             records.append(dict(zip(PAIR_COLUMNS, values, strict=True)))
@@ -152,24 +212,12 @@ def csv_text(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> st
 
 
 STANDING_COLUMNS = (
-    "environment",
-    "behavior",
-    "experiment",
-    "seeds",
-    "score",
-    "iqm",
-    "iqm_low",
-    "iqm_high",
-    "tolerance_low",
-    "tolerance_high",
-    "mean",
-    "target",
-    "seeds_at_target",
-    "steps_to_target",
-    "mean_height",
+    *("environment", "behavior", "experiment", "seeds", "score", "iqm", "iqm_low", "iqm_high"),
+    *("tolerance_low", "tolerance_high", "mean", "trained_steps", "target", "seeds_at_target"),
+    *("steps_to_target", "mean_height"),
 )
 WALL_CLOCK_COLUMN = "training_s"
-PAIR_COLUMNS = ("environment", "behavior", "better", "than", "probability", "low", "high")
+PAIR_COLUMNS = ("environment", "behavior", "better", "than", "probability", "low", "high", "chance")
 
 
 def number(value: float) -> str:
@@ -182,6 +230,16 @@ def ends(interval: tuple[float, float] | None) -> str:
     return "too few seeds" if interval is None else " to ".join(map(number, interval))
 
 
+def spread(improvement: Improvement) -> str:
+    """Format the interval of a probability, or say why there is none."""
+    return "no overlap" if improvement.probability == 1.0 else ends(improvement.interval)
+
+
+def percent(share: float) -> str:
+    """Format a probability with two significant digits."""
+    return f"{100 * share:{'.0f' if share >= 0.1 else '.2g'}} %"
+
+
 def duration(seconds: float | None) -> str:
     """Format seconds for people, such as `2 h 05 min`."""
     if seconds is None:
@@ -191,6 +249,14 @@ def duration(seconds: float | None) -> str:
         return f"{seconds:.1f} s"
     hours, minutes = divmod(rounded // 60, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rounded % 60:02d} s"
+
+
+def budget(standing: Standing) -> str:
+    """Format the steps of training, as a range where seeds differ by more than a twentieth."""
+    if not standing.budgets:
+        return "-"
+    low, high = min(standing.budgets), max(standing.budgets)
+    return f"{low:,.0f} to {high:,.0f}" if high > 1.05 * low else f"{high:,.0f}"
 
 
 def _steps(standing: Standing) -> str:

@@ -79,10 +79,11 @@ def film(
     wanted: Mapping[Path, Episode],
     *,
     seed: int,
+    deterministic: bool = True,
 ) -> None:
     """Write a video of each episode in `wanted` to the file that is its key.
 
-    `played` are all counted episodes, and `seed` is the seed with which they were played.
+    `played` are all counted episodes; they were played with `seed` and `deterministic`.
 
     Raises:
         SettingsError: The environment cannot be drawn.
@@ -102,7 +103,14 @@ def film(
     # All episodes before the wanted ones are played too, since they use the same random numbers.
     n_episodes = 1 + max(episode.index for episode in wanted.values())
     try:
-        replayed = evaluate(env, policies, episodes=n_episodes, seed=seed, on_running=see)
+        replayed = evaluate(
+            env,
+            policies,
+            episodes=n_episodes,
+            seed=seed,
+            deterministic=deterministic,
+            on_running=see,
+        )
     finally:
         env.close()
     for repeat, original in zip(replayed, (e for e in played if e.index < n_episodes), strict=True):

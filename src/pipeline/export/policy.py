@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline import seeding
 from pipeline.errors import ExportError
-from pipeline.export.contract import NEWEST_VERSION
+from pipeline.export.contract import NEWEST_VERSION, OLDEST_VERSION
 from pipeline.export.layout import describe, load
 from pipeline.export.rules import model_findings
 from pipeline.protocol.specs import ActionTuple
@@ -34,35 +34,46 @@ class OnnxPolicy:
     Each agent's memory is kept from one decision to the next, and dropped by `end`. Two policies
     with the same file and seed give the same actions for the same steps.
 
+    A model of package 1.x (version 2) gives the log-probabilities of discrete actions, which are
+    drawn here as that package does.
+
     Attributes:
         description: what the model declares.
+        has_deterministic_actions: whether it can act deterministically, too.
     """
 
     def __init__(self, source: onnx.ModelProto | Path | str, *, seed: int = 0) -> None:
         """Load a model; `seed` is of the sampled actions.
 
         Raises:
-            ExportError: The file cannot be read or run, or is not of the v3 layout.
+            ExportError: The file cannot be read or run, or is of another layout than v2 and v3.
         """
         self._model = load(source)
         self._name = "the model" if hasattr(source, "graph") else str(source)
         self.description: ModelDescription = describe(self._model)
-        if self.description.version != NEWEST_VERSION:
+        self._is_old = self.description.version == OLDEST_VERSION
+        if not self._is_old and self.description.version != NEWEST_VERSION:
             raise ExportError(
-                f"{self._name}: version_number is {self.description.version}, only version "
-                f"{NEWEST_VERSION} models can be run here; export the policy again"
+                f"{self._name}: version_number is {self.description.version}, only models of "
+                f"version {OLDEST_VERSION} and {NEWEST_VERSION} can be run here; export the policy "
+                "again"
             )
         findings = model_findings(self._model)
         if findings:
             raise ExportError(f"{self._name}: {'; '.join(map(str, findings))}")
+        outputs = self.description.outputs
+        self.has_deterministic_actions: bool = not self._is_old and all(
+            f"deterministic_{name}" in outputs for name in self._output_names(deterministic=False)
+        )
         self._memories: dict[int, FloatArray] = {}
-        self._session = create_session(self._model, seed)
+        self.reset(seed)
 
     def reset(self, seed: int) -> None:
         """Forget every agent, and begin the stream of random numbers of `seed`."""
         # Seeds are attributes of the graph's nodes, so another seed takes another session.
         self._memories.clear()
         self._session = create_session(self._model, seed)
+        self._draws = seeding.stream(seed, "onnx", "choices")
 
     def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:
         """Return one action per agent of `steps`, in their order.
@@ -82,14 +93,20 @@ class OnnxPolicy:
             feeds["recurrent_in"] = self._recall(agents)
             expected = [*expected, "recurrent_out"]
         try:
-            result = dict(zip(expected, self._session.run(expected, feeds), strict=True))
+            values = self._session.run(expected, feeds)
         except Exception as error:
             reason = str(error).strip().splitlines()[0]
             raise ExportError(f"{self._name}: ONNX Runtime cannot run it: {reason}") from error
+        only = "continuous_actions" if self.description.continuous_size else "discrete_actions"
+        names = [only if name == "action" else name for name in expected]
+        result = dict(zip(names, values, strict=True))
         self._refuse_nonsense(result, len(steps))
         if self.description.memory_size:
             # After the check of the outputs, so that no unusable memory is kept.
             self._memories.update(zip(agents, result["recurrent_out"], strict=True))
+        if self._is_old and "discrete_actions" in result:
+            choices = self._drawn(result["discrete_actions"], steps.action_mask)
+            result["discrete_actions"] = choices
         return self._actions(result, len(steps))
 
     def end(self, agent_ids: Iterable[int]) -> None:
@@ -103,6 +120,9 @@ class OnnxPolicy:
             names.append("continuous_actions")
         if self.description.discrete_branches:
             names.append("discrete_actions")
+        # Of one kind, a copy. Some old files have only this one, or one branch less in the other.
+        if self._is_old and len(names) == 1 and "action" in self.description.outputs:
+            names = ["action"]
         if not deterministic:
             return names
         names = [f"deterministic_{name}" for name in names]
@@ -115,22 +135,35 @@ class OnnxPolicy:
         return names
 
     def _observations(self, obs: Sequence[FloatArray]) -> dict[str, AnyArray]:
+        sent = _in_old_layout(obs) if self._is_old else {f"obs_{k}": o for k, o in enumerate(obs)}
         feeds: dict[str, AnyArray] = {}
         for name, info in self.description.inputs.items():
-            if not name.startswith("obs_"):
+            if name in ("action_masks", "recurrent_in"):
                 continue
-            index = int(name.removeprefix("obs_"))
-            sent = obs[index].shape[1:] if index < len(obs) else None
-            if sent != info.shape[1:]:
+            shape = sent[name].shape[1:] if name in sent else None
+            if shape != info.shape[1:]:
                 raise ExportError(
                     f"{self._name}: input {name} wants shape {list(info.shape[1:])}, the behavior "
-                    f"sends {'nothing' if sent is None else list(sent)}; use the model that was "
+                    f"sends {'nothing' if shape is None else list(shape)}; use the model that was "
                     "trained on this behavior (a sensor with another name may have another place: "
                     "they stand in the order of their names)"
                 )
             # ONNX Runtime takes contiguous arrays of the declared type only.
-            feeds[name] = np.ascontiguousarray(obs[index], dtype=np.float32)
+            feeds[name] = np.ascontiguousarray(sent[name], dtype=np.float32)
         return feeds
+
+    def _drawn(self, log_probs: FloatArray, mask: list[BoolArray] | None) -> AnyArray:
+        """Return int [N, branches]: choices drawn from the outputs [N, M] of an old model."""
+        if mask is None:
+            raise ExportError(
+                f"{self._name}: the file has only the sum of its branches' sizes; give the "
+                "action_mask, which has a part for each branch"
+            )
+        # The largest of the sums with Gumbel noise is a draw from the softmax.
+        noisy = log_probs + self._draws.gumbel(size=log_probs.shape)
+        allowed = np.where(np.concatenate(mask, axis=1), -np.inf, noisy)
+        ends = np.cumsum([part.shape[1] for part in mask])[:-1]
+        return np.stack([part.argmax(axis=1) for part in np.split(allowed, ends, axis=1)], axis=1)
 
     def _allowed(self, mask: list[BoolArray] | None, n_agents: int) -> FloatArray:
         """Return the model's masks, 1 = allowed, from the wire's, True = forbidden."""
@@ -153,7 +186,7 @@ class OnnxPolicy:
         sizes = self.description.discrete_branches
         widths = {
             "continuous_actions": (self.description.continuous_size,),
-            "discrete_actions": (len(sizes),),
+            "discrete_actions": (sum(sizes) if self._is_old else len(sizes),),
             "recurrent_out": (1, self.description.memory_size),
         }
         for name, values in result.items():
@@ -162,7 +195,9 @@ class OnnxPolicy:
                 flaw = f"has shape {list(values.shape)}, not {list(shape)}"
             elif not np.isfinite(values).all():
                 flaw = "holds values that are not finite"
-            elif name.endswith("discrete_actions") and not ((values >= 0) & (values < sizes)).all():
+            elif self._is_old or not name.endswith("discrete_actions"):
+                continue
+            elif not ((values >= 0) & (values < sizes)).all():
                 flaw = f"holds choices that the branches {list(sizes)} lack"
             else:
                 continue
@@ -178,6 +213,15 @@ class OnnxPolicy:
             if name.endswith("_actions"):
                 parts["discrete" if "discrete" in name else "continuous"] = values
         return ActionTuple(parts["continuous"], parts["discrete"])
+
+
+def _in_old_layout(obs: Sequence[FloatArray]) -> dict[str, FloatArray]:
+    """Return observations by the names of version 2, where all vectors are one input."""
+    vectors = [array for array in obs if array.ndim == 2]
+    images = [array for array in obs if array.ndim == 4]
+    sent = {f"obs_{index}": array for index, array in enumerate(obs) if array.ndim == 3}
+    sent |= {f"visual_observation_{index}": array for index, array in enumerate(images)}
+    return sent | ({"vector_observation": np.concatenate(vectors, axis=1)} if vectors else {})
 
 
 def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[str] = ()) -> Any:

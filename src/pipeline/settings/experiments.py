@@ -99,6 +99,8 @@ class EvaluationParams:
     """Episodes to play."""
     seed: CountOrZero
     """Seed of the environment; training should use others."""
+    stochastic: bool = False
+    """Whether actions are drawn, as in training, instead of the most probable ones."""
     video: bool = False
     """Whether to film the median and the best episode, as GIF; not in the trials of a sweep."""
 

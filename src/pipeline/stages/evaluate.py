@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.evaluation.episodes import Episode
+    from pipeline.export.policy import OnnxPolicy
     from pipeline.tracking import mlflow_run
 
 OUTPUTS = ("returns.png", "episodes.csv", "metrics.json")
@@ -36,10 +37,11 @@ def job_of(run: run_context.Run) -> Job:
     return Job(
         stage="evaluate",
         instance=run.instance,
-        # The key is there only where it is set: a new key would change the fingerprint of every
-        # evaluation that has no video.
+        # These keys are there only where they are set: a new key would change the fingerprint of
+        # every evaluation without it.
         params={"episodes": evaluation.episodes, "seed": evaluation.seed}
-        | ({"video": True} if evaluation.video else {}),
+        | ({"video": True} if evaluation.video else {})
+        | ({"stochastic": True} if evaluation.stochastic else {}),
         inputs=(executable.folder_of(run.experiment.environment), run.folder("export")),
         outputs=tuple(
             run.folder("evaluate") / name
@@ -52,6 +54,7 @@ def evaluate(run: run_context.Run) -> None:
     """Play the episodes, and write them, their summary and their histogram."""
     from pipeline.evaluation.episodes import write_episodes
     from pipeline.evaluation.plots import plot_returns
+    from pipeline.export.policy import OnnxPolicy
 
     job = job_of(run)
     with (
@@ -59,11 +62,14 @@ def evaluate(run: run_context.Run) -> None:
         run_context.recorded(run, attempt) as record,
     ):
         build = executable.load(run.root / executable.folder_of(run.experiment.environment))
-        models = {path.stem: path for path in sorted((run.root / job.inputs[1]).glob("*.onnx"))}
+        models = sorted((run.root / job.inputs[1]).glob("*.onnx"))
+        policies = {path.stem: OnnxPolicy(path) for path in models}
+        deterministic = can_be_deterministic(policies) and not job.params.get("stochastic")
         videos = VIDEOS if run.experiment.filmed else {}
         played = play(
-            models,
+            policies,
             build,
+            deterministic=deterministic,
             episodes=job.params["episodes"],
             seed=job.params["seed"],
             log_folder=attempt.run,
@@ -71,7 +77,8 @@ def evaluate(run: run_context.Run) -> None:
         )
         metrics = metrics_of(played)
         write_episodes(attempt.out("episodes.csv"), played)
-        files.write_json(attempt.out("metrics.json"), _with_policy(metrics, run))
+        facts = {} if deterministic else {run_metadata.STOCHASTIC: True}
+        files.write_json(attempt.out("metrics.json"), _with_policy(metrics, run, facts))
         title = f"{run.name}, seed {run.seed}"
         returns = [episode.episode_return for episode in played]
         plot_returns(attempt.out("returns.png"), returns, title=title)
@@ -80,14 +87,15 @@ def evaluate(run: run_context.Run) -> None:
 
 
 def _with_policy(
-    metrics: Mapping[str, Mapping[str, Any]], run: run_context.Run
+    metrics: Mapping[str, Mapping[str, Any]], run: run_context.Run, facts: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return the metrics with the digest of the trained policy that was exported."""
+    """Return the metrics with `facts` and the digest of the trained policy that was exported."""
     exported = read_map(run.root / run.folder("export") / "export.json")
     return {
         # Exports of earlier versions do not have it.
         name: {
             **values,
+            **facts,
             run_metadata.POLICY_DIGEST: exported.get(name, {}).get(run_metadata.POLICY_DIGEST),
         }
         for name, values in metrics.items()
@@ -125,19 +133,25 @@ def _tell(
     )
 
 
+def can_be_deterministic(policies: Mapping[str, OnnxPolicy]) -> bool:
+    """Return whether all policies can act deterministically; models of earlier packages cannot."""
+    return all(policy.has_deterministic_actions for policy in policies.values())
+
+
 def play(
-    models: Mapping[str, Path],
+    policies: Mapping[str, OnnxPolicy],
     build: executable.Build,
     *,
     episodes: int,
     seed: int,
+    deterministic: bool = True,
     log_folder: Path | None = None,
     videos: Mapping[str, Path] | None = None,
 ) -> list[Episode]:
-    """Play `episodes` episodes of each behavior in a build, with its ONNX file in `models`.
+    """Play `episodes` episodes of each behavior in a build, with its policy in `policies`.
 
-    `seed` is that of the environment and of drawn actions. `videos` has the files to write by kind:
-    `median` or `best`, the episode with this return.
+    `seed` is that of the environment and of stochastic actions. `videos` has the files to write by
+    kind: `median` or `best`, the episode with this return.
 
     Raises:
         PipelineError: A model cannot be run, or the environment cannot be used.
@@ -145,12 +159,10 @@ def play(
     from pipeline.envs.unity import UnityEnvironment
     from pipeline.evaluation import video
     from pipeline.evaluation.episodes import evaluate as play_episodes
-    from pipeline.export.policy import OnnxPolicy
 
     if videos:
         # Before any episode is played: an environment that cannot be drawn is refused at once.
         video.check(build.file, videos.values())
-    policies = {name: OnnxPolicy(path) for name, path in models.items()}
     with UnityEnvironment(
         build.file,
         seed=seed,
@@ -158,11 +170,21 @@ def play(
         log_folder=None if log_folder is None else log_folder.resolve(),
         no_graphics=True,
     ) as env:
-        played = play_episodes(env, policies, episodes=episodes, seed=seed)
+        played = play_episodes(
+            env, policies, episodes=episodes, seed=seed, deterministic=deterministic
+        )
     if videos:
         chosen = video.choose(played)
         episodes_by_file = {path: chosen[kind] for kind, path in videos.items()}
-        video.film(build.file, build.args, policies, played, episodes_by_file, seed=seed)
+        video.film(
+            build.file,
+            build.args,
+            policies,
+            played,
+            episodes_by_file,
+            seed=seed,
+            deterministic=deterministic,
+        )
     return played
 
 

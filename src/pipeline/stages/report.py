@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
+from pipeline.settings import to_mapping
 from pipeline.settings.sweeps import best_name
 from pipeline.stages.reporting import render, results
 from pipeline.stages.shared import project
@@ -15,7 +18,7 @@ from pipeline.stages.shared.attempt import Job, attempt_at
 from pipeline.stages.sweep import Trial, metrics_files, rank, scores_of, trials_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pipeline.evaluation.comparison import Task
     from pipeline.evaluation.plots import Curves
@@ -26,6 +29,13 @@ FOLDER = Path("results/report")
 TABLES = ("comparison.csv", "improvement.csv", "learning.csv")
 OUTPUTS = ("report.html", "report.md", "figures", *TABLES, "summary.json")
 MEDIAN = "median.gif"
+_NO_PART_OF_RESULTS = (
+    "trainer_type",
+    "checkpoint_interval",
+    "keep_checkpoints",
+    "even_checkpoints",
+)
+_MOST_DIFFERENCES = 6
 _CURVE_COLUMNS = ("environment", "behavior", "experiment", "seeds", "step", "iqm", "low", "high")
 
 
@@ -61,6 +71,7 @@ def report(root: Path) -> None:
         films = [_films(task, tasks, root, params, folder) for task in tasks]
         figures = [[*charts, *clips] for charts, clips in zip(drawn, films, strict=True)]
         swept = searches(root, params)
+        setups = [_setups(task, params) for task in tasks]
         parts = {
             name: (*experiment.stages, *(["video"] if experiment.filmed else []))
             for name, experiment in params.experiments.items()
@@ -71,8 +82,8 @@ def report(root: Path) -> None:
             ),
             "improvement.csv": tables.csv_text(tables.pair_records(tasks), tables.PAIR_COLUMNS),
             "learning.csv": tables.csv_text(_points(tasks, curves), _CURVE_COLUMNS),
-            "report.md": render.markdown(tasks, figures, swept),
-            "report.html": render.html(tasks, curves, films, folder, parts, swept),
+            "report.md": render.markdown(tasks, setups, figures, swept),
+            "report.html": render.html(tasks, setups, curves, films, folder, parts, swept),
         }
         for name, text in texts.items():
             files.write_whole(attempt.out(name), text)
@@ -93,6 +104,52 @@ def inputs(params: Params) -> tuple[Path, ...]:
     ]
     trials = [path for name, sweep in params.sweeps.items() for path in metrics_files(name, sweep)]
     return (*runs, *trials)
+
+
+def _setups(task: Task, params: Params) -> list[tuple[str, str]]:
+    """Return each experiment: its trainer, steps and seeds, and what differs from the first."""
+    from pipeline.evaluation import tables
+
+    setups: list[tuple[str, str]] = []
+    first: dict[str, Any] | None = None
+    for standing in task.standings:
+        experiment = params.experiments[standing.experiment]
+        settings = to_mapping(params.run_settings(standing.experiment))
+        section = settings["behaviors"].get(task.behavior) or settings["default_settings"] or {}
+        facts = section | {
+            "pretrain": experiment.pretrain and asdict(experiment.pretrain),
+            "learners": experiment.learners,
+            **{key: settings[key] for key in ("environment_parameters", "env_settings")},
+        }
+        text = (
+            f"{section.get('trainer_type', '').upper()} ({experiment.trainer}), "
+            f"{tables.budget(standing)} steps, {_seeds(standing.seeds)}"
+        )
+        differences = _differences(first or facts, facts)
+        shown = [*islice(differences, _MOST_DIFFERENCES)]
+        if n_more := sum(1 for _ in differences):
+            shown.append(f"{n_more} more")
+        if first is not None:
+            text += f"; against {task.standings[0].experiment}: {', '.join(shown) or 'the same'}"
+        first = first or facts
+        setups.append((standing.experiment, text))
+    return setups
+
+
+def _differences(
+    first: Mapping[str, Any], other: Mapping[str, Any], place: str = ""
+) -> Iterator[str]:
+    """Yield what nested settings have other than `first`, or instead of a part of it."""
+    for key in dict.fromkeys([*first, *other]):
+        was, now = first.get(key), other.get(key)
+        name = f"{place}{key}"
+        if isinstance(was, dict) and isinstance(now, dict):
+            yield from _differences(was, now, "" if key == "hyperparameters" else f"{name}.")
+        elif isinstance(was, dict) or isinstance(now, dict):
+            yield f"{'with' if now else 'without'} {name}"
+        # A setting that only the other trainer knows is no difference of the experiments.
+        elif was != now and {key} <= {*first} & {*other} and key not in _NO_PART_OF_RESULTS:
+            yield f"{name} {_as_text(now)} instead of {_as_text(was)}"
 
 
 def _curves(task: Task) -> dict[str, Curves]:

@@ -27,6 +27,8 @@ INTERRUPTED = "interrupted_at_step"
 """Key in a training's numbers: the step of its last interruption without an exact resume."""
 POLICY_DIGEST = "policy_md5"
 """Key in export.json, and in the metrics.json of `evaluate`: DVC's digest of the policy.pt."""
+STOCHASTIC = "stochastic"
+"""Key in the metrics.json of `evaluate`: true if actions were stochastic, absent if not."""
 VARIANT, BASELINE, WORKSPACE = "pipeline.variant", "pipeline.baseline", "workspace"
 """Tags with the name of DVC's experiment, or `workspace`, and with the commit it starts from."""
 

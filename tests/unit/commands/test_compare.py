@@ -211,7 +211,11 @@ def test_without_a_run_it_answers_for_every_experiment_of_params(
     table = text.partition("\n\n")[2]
     assert table.split("\n\n")[0].splitlines()[1].split()[:5] == ["a", "3", "12", "11", "to"]
     assert "no_longer_there" not in text
-    assert "results/report/report.html" in text
+    report = tmp_path / "results/report/report.html"
+    assert "results/report/report.html" not in text
+    report.parent.mkdir()
+    report.touch()
+    assert "results/report/report.html" in compared(capsys)
     assert set(rows(compared(capsys, "--csv"))) == {"a"}
 
 

@@ -84,7 +84,8 @@ def test_experiments_on_one_task_stand_beside_each_other():
     assert tables.cautions(task) == []
     (pair,) = task.improvements
     assert (pair.better, pair.than, pair.probability) == ("fast", "slow", 1.0)
-    assert pair.interval == (1.0, 1.0)
+    assert pair.interval is None
+    assert pair.chance == pytest.approx(2 / 252)
 
 
 def test_equal_runs_give_equal_comparisons_and_the_seed_matters():

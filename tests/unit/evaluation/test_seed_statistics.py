@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,31 @@ def test_ties_count_half():
     assert statistics.probability_of_improvement(same, same) == 0.5
     # 3 > 1, 3 > 2, 2 > 1, 2 = 2
     assert statistics.probability_of_improvement(np.array([3.0, 2.0]), same) == 3.5 / 4
+
+
+@pytest.mark.parametrize(
+    "scores", [([1.0, 2, 3], [4.0, 5, 6]), ([1.0, 5, 7, 8], [4.0, 5]), ([2.0, 2], [2.0, 2, 9])]
+)
+def test_chance_of_a_separation_is_its_share_of_all_ways_to_divide_the_scores(scores):
+    x, y = map(np.array, scores)
+    pooled = np.concatenate([x, y])
+
+    def clearness(first):
+        rest = np.delete(pooled, first)
+        return abs(statistics.probability_of_improvement(pooled[list(first)], rest) - 0.5)
+
+    here = clearness(tuple(range(len(x))))
+    ways = [clearness(way) for way in itertools.combinations(range(len(pooled)), len(x))]
+    expected = np.mean([way >= here - 1e-9 for way in ways])
+    assert statistics.chance_of_separation(x, y) == pytest.approx(expected)
+    assert statistics.chance_of_separation(y, x) == pytest.approx(expected)
+
+
+def test_chance_of_a_separation_is_that_of_the_tables():
+    # Mann and Whitney 1947, table I: P(U <= 0) is 0.05 of 3 and 3, 0.004 of 5 and 5.
+    assert statistics.chance_of_separation(np.arange(3.0), np.arange(3.0) + 9) == 2 / 20
+    assert statistics.chance_of_separation(np.arange(5.0), np.arange(5.0) + 9) == 2 / 252
+    assert statistics.chance_of_separation(np.ones(1), np.zeros(1)) == 1.0
 
 
 def test_band_of_curves_is_the_interval_at_each_point():

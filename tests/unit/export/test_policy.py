@@ -10,7 +10,7 @@ from steps import decision_steps
 
 from pipeline.algos.policy import Policy
 from pipeline.errors import ExportError
-from pipeline.export.policy import OnnxPolicy, create_session
+from pipeline.export.policy import OnnxPolicy, _in_old_layout, create_session
 from pipeline.export.publish import build_model, model_bytes
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings.schema import NetworkSettings
@@ -179,6 +179,18 @@ def test_choices_that_the_branches_lack_are_refused(hybrid, shift):
     with pytest.raises(ExportError, match=r"holds choices that the branches \[3, 4\] lack"):
         policy.act(steps(hybrid, 3), deterministic=True)
     assert policy.act(steps(hybrid, 3)).discrete.max() < 4
+
+
+def test_observations_of_package_1_are_joined_or_numbered_by_their_kind():
+    rng = np.random.default_rng(0)
+    shapes = [(3,), (1, 4, 4), (2,), (5, 2), (3, 6, 6)]
+    obs = [rng.random((2, *shape)).astype(np.float32) for shape in shapes]
+    sent = _in_old_layout(obs)
+    expected = {"visual_observation_0": obs[1], "visual_observation_1": obs[4], "obs_3": obs[3]}
+    expected["vector_observation"] = np.hstack([obs[0], obs[2]])
+    assert sent.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(sent[name], array)
 
 
 def test_file_that_is_not_onnx_is_refused(tmp_path):

@@ -138,10 +138,10 @@ def test_every_evaluation_of_a_trial_is_an_input(params: Params):
 
 def test_both_pages_show_the_sweep(tmp_path: Path, params: Params):
     swept = report.searches(tmp_path, params)
-    text = render.markdown([], [], swept)
+    text = render.markdown([], [], [], swept)
     assert "## Sweep rates" in text
     assert "| rates/002 | 1 | 6 | 0.2 | - |" in text
-    page = render.html([], [], [], tmp_path, {}, swept)
+    page = render.html([], [], [], [], tmp_path, {}, swept)
     assert "<h2>Sweep rates</h2>" in page
     assert "on the fresh seeds 11, 12" in page
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.evaluation.plots import COLORS, Curves, band, color, seed_count, value_range
-from pipeline.evaluation.tables import ends, number
+from pipeline.evaluation.tables import ends, number, spread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -145,7 +145,7 @@ def improvements(task: Task) -> RowChart:
             name=f"{improvement.better}  >  {improvement.than}",
             color=color(0),
             text=f"{improvement.better} better than {improvement.than}: "
-            f"{improvement.probability:.2f}, 95 % interval {ends(improvement.interval)}",
+            f"{improvement.probability:.2f}, 95 % interval {spread(improvement)}",
             value=improvement.probability,
             interval=improvement.interval,
         )

@@ -19,31 +19,36 @@ if TYPE_CHECKING:
     from pipeline.evaluation.comparison import Task
     from pipeline.evaluation.plots import Curves
 
-TITLE = "Experiments compared"
-INTRODUCTION = (
-    "Returns are compared within one behavior of one environment. A seed is one observation: its "
-    "score is the mean return of its policy's episodes."
-)
+DEFINITIONS = "What the words and columns mean"
 TERMS = {
+    "Score": "of a seed, which is one observation: the mean return of its policy's episodes. It is "
+    "compared with other scores of the same behavior in the same environment",
     "IQM": "interquartile mean of the seeds' scores: a quarter is dropped at each end",
     "95 % interval": "of the IQM, or of the probability: a bootstrap over seeds (Agarwal et al. "
     "2021, arXiv 2108.13264). Another set of as many seeds would give another IQM; values outside "
-    "the interval would be a surprise. It needs at least three seeds, better five",
+    "the interval would be a surprise. The IQM's needs at least three seeds, better five; the "
+    "probability's needs five, and scores that overlap",
     tables.TOLERANCE: "the range that holds the score of one more seed with a probability of 90 %, "
     "of normal scores, or of any from 19 seeds on (Wilks 1941; Hahn and Meeker 1991). It does not "
     "shrink with more seeds as the interval of the IQM does, and needs at least five. Where it "
     "reaches beyond what a score can be, the scores are not normal",
+    "Trained steps": "environment steps of training, of the seed that was trained longest; a range "
+    "where seeds differ",
     "Steps to target": "median over seeds of the environment steps at which training first reached "
     "the target",
     "Mean height": "area under the learning curve divided by its width, over the steps that all "
     "curves share: higher is sooner and better",
     "Probability": "that a run of the one experiment does better than a run of the other, ties "
     "counting half",
+    "By chance": "in how many cases seeds of two equal experiments would be apart as clearly: the "
+    "exact two-sided test of Mann and Whitney (1947). A difference counts as shown at 5 % or less, "
+    "divided by the number of experiments that the best one is compared with",
 }
 CLOSING = (
-    "Wall-clock is not in this file, which is the same for the same results: "
-    "`pipeline compare results/train/*` prints it. `pipeline ui` shows each run in MLflow as "
-    "`<experiment>-seed<k>`."
+    "The same results give the same file on every machine and in every commit, so it has no date, "
+    "commit or wall-clock. `git log -1 dvc.lock` shows date and commit of results that are in git, "
+    "`pipeline provenance` the sources of each policy, `pipeline compare` the wall-clock; "
+    "`pipeline ui` shows each run in MLflow as `<experiment>-seed<k>`."
 )
 SCORES = (
     "Scores. A dot is a seed, the upright line the interquartile mean over seeds, the wide bar its "
@@ -93,14 +98,25 @@ class Search:
     notes: list[str]
 
 
+def title(tasks: Sequence[Task]) -> str:
+    """Return the report's title: how many experiments it compares, and where."""
+    names = {standing.experiment for task in tasks for standing in task.standings}
+    places = dict.fromkeys(task.environment for task in tasks)
+    where = f" in {', '.join(places)}" if any(places) else ""
+    return f"{len(names) or 'No'} experiment{'s' * (len(names) != 1)}{where}"
+
+
 def markdown(
-    tasks: Sequence[Task], figures: Sequence[Sequence[Figure]], swept: Sequence[Search] = ()
+    tasks: Sequence[Task],
+    setups: Sequence[Sequence[tuple[str, str]]],
+    figures: Sequence[Sequence[Figure]],
+    swept: Sequence[Search] = (),
 ) -> str:
     """Return the report as Markdown, with links to each task's figures beside the file."""
-    lines = [f"# {TITLE}", "", INTRODUCTION, ""]
-    lines += [*(f"- **{term}**: {meaning}." for term, meaning in TERMS.items()), "", CLOSING, ""]
-    for task, drawn in zip(tasks, figures, strict=True):
-        lines += [f"## {task.name}", ""]
+    lines = [f"# {title(tasks)}", ""]
+    lines += [f"**{task.name}**: {tables.conclusion(task)}\n" for task in tasks]
+    for task, about, drawn in zip(tasks, setups, figures, strict=True):
+        lines += [f"## {task.name}", "", *(f"- **{name}**: {text}" for name, text in about), ""]
         lines += _markdown_table(tables.HEADER, tables.rows(task), first_number=1)
         if task.improvements:
             lines += _markdown_table(tables.PAIRS_HEADER, tables.pairs(task), first_number=2)
@@ -112,11 +128,14 @@ def markdown(
     for search in swept:
         lines += [f"## {search.title}", "", *(f"- {note}" for note in search.notes), ""]
         lines += _markdown_table(search.header, search.rows, first_number=1)
-    return "\n".join(lines)
+    terms = [f"- **{term}**: {meaning}." for term, meaning in TERMS.items()]
+    lines += [f"<details><summary>{DEFINITIONS}</summary>", "", *terms, "", "</details>", ""]
+    return "\n".join([*lines, CLOSING, ""])
 
 
 def html(
     tasks: Sequence[Task],
+    setups: Sequence[Sequence[tuple[str, str]]],
     curves: Sequence[Mapping[str, Curves]],
     films: Sequence[Sequence[Figure]],
     folder: Path,
@@ -144,8 +163,8 @@ def html(
     )
     environment.filters |= {"code": _with_code, "base64": lambda name: _encoded(folder / name)}
     return environment.get_template("report.html.j2").render(
-        title=TITLE,
-        introduction=INTRODUCTION,
+        title=title(tasks),
+        definitions=DEFINITIONS,
         terms=TERMS,
         closing=CLOSING,
         links=_LINKS,
@@ -155,7 +174,7 @@ def html(
         captions={"scores": SCORES, "learning": LEARNING, "improvements": IMPROVEMENTS},
         most=max((len(lines) for lines in curves), default=0),
         titles=[*(task.name for task in tasks), *(search.title for search in swept)],
-        tasks=[*zip(tasks, curves, films, strict=True)],
+        tasks=[*zip(tasks, setups, curves, films, strict=True)],
         swept=swept,
     )
 

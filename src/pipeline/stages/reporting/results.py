@@ -12,7 +12,7 @@ from pipeline.errors import StageError
 from pipeline.evaluation.comparison import Curve, Outcome
 from pipeline.stages.shared.attempt import read_map
 from pipeline.tracking.curve_csv import read_rows
-from pipeline.tracking.run_metadata import INTERRUPTED, POLICY_DIGEST, dvc_digest
+from pipeline.tracking.run_metadata import INTERRUPTED, POLICY_DIGEST, STOCHASTIC, dvc_digest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -72,9 +72,11 @@ def trials_of(
             evaluated=returns.get(behavior),
             curve=curves.get(behavior),
             # A resumed attempt only knows the time since it was resumed.
+            steps=trained.get(behavior, {}).get("steps"),
             seconds=None if facts.get("resumed", True) else facts.get("duration_s"),
             exact=INTERRUPTED not in trained.get(behavior, {}),
             outdated=outdated,
+            stochastic=bool(measured.get(behavior, {}).get(STOCHASTIC)),
         )
         # Sorted, since the order of a set of texts differs from process to process.
         for behavior in sorted({*returns, *curves})
