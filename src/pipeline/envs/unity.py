@@ -398,10 +398,10 @@ class UnityEnvironment(StoredStepsEnv):
         self._learn(output)
         infos = output.rl_output.agentInfos
         for name in infos:
-            # An announced behavior without agents waits for its first one; none is ignored.
-            known = (self._specs, self._announced, self._unannounced)
-            is_new = not any(name in names for names in known)
-            if is_new and infos[name] and len(self._unannounced) < _MAX_WARNINGS:
+            if name in self._specs or name in self._announced or name in self._unannounced:
+                continue
+            # A behavior without agents waits for its first one; none is ignored.
+            if infos[name] and len(self._unannounced) < _MAX_WARNINGS:
                 self._unannounced.add(name)
                 _log.warning("Agents of %s are ignored: the behavior is not announced.", name)
         for name, decoder in self._decoders.items():
