@@ -73,12 +73,13 @@ def _run(plan: Plan, settings: RunSettings) -> str:
             run_dir / LOGS / "timers.json", metadata=process_facts(trainer=_TRAINER)
         )
         result = _train(plan, settings, folder, weights, timers)
-        if not _is_read_only(settings):
+        # a finished run, which begins no more, keeps the times of its training
+        if folder.started and not _is_read_only(settings):
             files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
             files.write_json(run_dir / LOGS / "machine.json", machine.facts())
             n_updates = sum(behavior.n_updates for behavior in result.behaviors.values())
             timers.finish(result.seconds, n_updates=n_updates, n_exchanges=result.n_exchanges)
-    return _summary(settings, run_dir, result)
+    return _summary(settings, folder, result)
 
 
 def _is_read_only(settings: RunSettings) -> bool:
@@ -87,18 +88,20 @@ def _is_read_only(settings: RunSettings) -> bool:
     return checkpoints.inference and checkpoints.resume
 
 
-def _summary(settings: RunSettings, run_dir: Path, result: TrainResult) -> str:
+def _summary(settings: RunSettings, folder: RunFolder, result: TrainResult) -> str:
     """Return where everything is and what to do next, for the user."""
-    inference = settings.checkpoint_settings.inference
+    inference, run_dir = settings.checkpoint_settings.inference, folder.path
     verb = "Played" if inference else "Trained"
-    lines = [f"{verb} with seed {settings.env_settings.seed}; everything is in {run_dir}."]
+    done = f"{verb} with seed {settings.env_settings.seed}" if folder.started else "Finished before"
+    lines = [f"{done}; everything is in {run_dir}."]
     for name, behavior in result.behaviors.items():
         rating = "" if behavior.elo is None else f", ELO {behavior.elo:.1f}"
         lines.append(f"  {name}: {behavior.steps} steps, {_mean_of(behavior)}{rating}")
         if not inference:
             lines.append(f"    policy for Unity: {files.named(run_dir, name, '.onnx')}")
             lines.append(f"    checkpoint:       {behavior.checkpoint}")
-    lines.append(f"Time: {_split(result.seconds)}")
+    if folder.started:
+        lines.append(f"Time: {_split(result.seconds)}")
     if not inference and (env := settings.env_settings.env_path):
         first = files.named(run_dir, next(iter(result.behaviors)), ".onnx")
         lines.append(f"Play it: pipeline evaluate {first} --env {env}")
@@ -203,8 +206,7 @@ def _sinks(
     timers: TimersSink,
 ) -> list[Sink]:
     if _is_read_only(settings):
-        limits = {name: behavior.max_steps for name, behavior in settings.behaviors.items()}
-        return [ConsoleSink(max_steps=limits)]
+        return [ConsoleSink()]
     from pipeline.trainer.device_choice import devices_here
 
     run = run_outside_dag(
