@@ -341,7 +341,7 @@ def test_a_script_that_trains_is_run_twice(finished, tmp_path, monkeypatch, capl
             train(run, {"max_steps": 40}, sinks=["jsonl"])
         assert "resume=True" in str(caught.value)
         assert "force=True, which renames the folder to run.1" in str(caught.value)
-        with pytest.raises(SettingsError, match="^force: begins a new run, which resume"):
+        with pytest.raises(SettingsError, match=r"^force: begins a new run, which resume"):
             train(run, {}, force=True, resume=True)
         monkeypatch.chdir(run)
         with pytest.raises(SettingsError, match=r"^force: \S*run is in use as the working folder"):

@@ -9,15 +9,17 @@ from typing import ClassVar
 
 import psutil
 import pytest
-from fake_player import START
+from fake_player import CONFIG, START
 
 import pipeline
+from pipeline import cli
 from pipeline.envs import launch, silence
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.silence import SilenceWatch
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
+    UnityCommunicatorStoppedException,
     UnityEnvironmentException,
     UnityTimeOutException,
 )
@@ -312,3 +314,73 @@ def test_group_of_a_stranger_with_the_same_number_is_not_killed(tmp_path, monkey
     process.close(0.0)
     process.close(0.0)
     assert len(killed) == 1
+
+
+WRAPPER = f"""#!/bin/sh
+echo "wrapper: no libvulkan" >&2
+for last; do :; done
+mkdir -p "${{last%/*}}"
+echo "player: out of memory" > "$last"
+{START.removeprefix("exec")} --quiet MODE "$@"
+echo "wrapper: the player crashed" >&2
+exit 134
+"""
+
+
+def wrapper(folder: Path, mode: str) -> Path:
+    """A script that starts a player, the last argument of which is its log."""
+    program = folder / "wrapper.sh"
+    program.write_text(WRAPPER.replace("MODE", mode))
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "last"),
+    [
+        ("--mode die", UnityEnvironmentException, "wrapper: the player crashed"),
+        ("--mode quit", UnityCommunicatorStoppedException, "fake environment starts"),
+        ("--mode silent", UnityTimeOutException, "fake environment starts"),
+    ],
+)
+def test_player_that_fails_says_why_whenever_it_does(tmp_path, mode, kind, last):
+    """Both the player's log and what a wrapper script prints are quoted."""
+    logs = str(tmp_path / "logs")
+
+    def play():
+        timeout_s = 3 if "silent" in mode else 60
+        program = wrapper(tmp_path, mode)
+        with UnityEnvironment(program, log_folder=logs, timeout_wait=timeout_s) as env:
+            for _ in range(9):
+                env.step()
+
+    with pytest.raises(kind) as caught:
+        play()
+    *_, quoted = str(caught.value).partition(" The last lines of its ")
+    lines = quoted.splitlines()
+    assert lines[:3] == [
+        f"{logs}/Player-0.log:",
+        "player: out of memory",
+        "The last lines of its output:",
+    ]
+    assert (lines[3], lines[-1]) == ("wrapper: no libvulkan", last)
+
+
+@pytest.mark.parametrize("nan_at", [2, 40])
+def test_build_that_dies_for_good_is_resumed(tmp_path, monkeypatch, capsys, nan_at):
+    """The error says how to go on, if there is something to go on from."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text(CONFIG)
+    program = wrapper(tmp_path, f"--mode die --nan-at {nan_at}")
+    command = ["learn", "config.yaml", "--env", str(program), "--max-lifetime-restarts=0"]
+    assert cli.main(command) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    said = "wrapper: the player crashed"
+    if nan_at > 2:
+        assert Path("results/ppo/Echo/checkpoint.pt").is_file()
+        said += (
+            " | The state is saved in results/ppo: to continue, give the same command with "
+            "--resume."
+        )
+    assert error.startswith("error: Worker 0 exceeded the allowed number of restarts, 0 of 0")
+    assert error.endswith(f"| {said}")

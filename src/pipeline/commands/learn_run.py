@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import __version__, files, machine
 from pipeline.commands.learn_settings import flags_named
-from pipeline.errors import Interrupted, SettingsError
+from pipeline.errors import Interrupted, SettingsError, UnityException
 from pipeline.settings import dump_yaml, load_run_settings, to_mapping
 from pipeline.stages.export import publish
 from pipeline.stages.shared import process, provenance
@@ -25,6 +25,7 @@ from pipeline.tracking.console import ConsoleSink
 from pipeline.tracking.sinks import standard_sinks
 from pipeline.tracking.timers import TimersSink, process_facts
 from pipeline.tracking.tracked_run import run_outside_dag
+from pipeline.trainer.checkpoints.file import RESUME_FILE
 from pipeline.trainer.checkpoints.restore import first_weights
 
 if TYPE_CHECKING:
@@ -196,6 +197,12 @@ def _train(
             raise
         message = f"{error}; to continue, give the same command with --resume"
         raise Interrupted(message, exit_code=process.exit_code(error.exit_code)) from error
+    except UnityException as error:
+        is_saved = any(run_dir.glob(f"*/{RESUME_FILE}"))
+        if not folder.started or checkpoint.inference or not is_saved:
+            raise
+        saved = f"The state is saved in {run_dir}: to continue, give the same command with --resume"
+        raise UnityException(f"{error}\n{saved}.") from error
 
 
 def _sinks(
