@@ -348,6 +348,7 @@ def test_a_script_that_trains_is_run_twice(finished, tmp_path, monkeypatch, capl
             train(".", {}, force=True)
     monkeypatch.chdir(tmp_path)
     assert content_of(run) == before
+    caplog.set_level("INFO", logger="pipeline")
     assert train(run, {"max_steps": 40}, force=True).behaviors["Toy"].steps < 50
     assert content_of(tmp_path / "run.1") == before
     assert f"The earlier run is kept in {tmp_path / 'run.1'}." in caplog.messages
