@@ -9,7 +9,12 @@ import numpy as np
 
 from pipeline.envs.base import StoredStepsEnv
 from pipeline.envs.side_channels import StatsSideChannel
-from pipeline.errors import SettingsError, UnityObservationException
+from pipeline.errors import (
+    SettingsError,
+    UnityEnvironmentException,
+    UnityObservationException,
+    where,
+)
 from pipeline.protocol import state as codec
 from pipeline.protocol.decoding import check_finite
 from pipeline.protocol.parameters import Controls, Sampler
@@ -55,7 +60,10 @@ class InProcessEnvironment(StoredStepsEnv):
         self._is_reset = True
         self.silence.end()
         self._controls.draw()
-        self._update(self._simulator.reset())
+        try:
+            self._update(self._simulator.reset())
+        except SystemExit as error:
+            raise self._exits(error) from error
 
     def step(self) -> None:
         """Apply the set actions, zeros where none."""
@@ -64,7 +72,14 @@ class InProcessEnvironment(StoredStepsEnv):
             self.reset()
             return
         self._controls.draw()
-        self._update(self._simulator.step(self._take_actions()))
+        try:
+            self._update(self._simulator.step(self._take_actions()))
+        except SystemExit as error:
+            raise self._exits(error) from error
+
+    def _exits(self, error: SystemExit) -> UnityEnvironmentException:
+        """Return the error for an environment that would end this process without a word."""
+        return UnityEnvironmentException(f"{self.silence.name}: {where(error)}")
 
     def set_parameter(self, name: str, value: float | Sampler) -> bool:
         """Set an environment parameter, from the next reading on; True.
