@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -384,3 +385,68 @@ def test_build_that_dies_for_good_is_resumed(tmp_path, monkeypatch, capsys, nan_
         )
     assert error.startswith("error: Worker 0 exceeded the allowed number of restarts, 0 of 0")
     assert error.endswith(f"| {said}")
+
+
+def times_of_mlagents(n_envs: int, *, threaded: bool) -> dict:
+    """A run of 100 s; each environment works 50 s and needs 4 s for its messages.
+
+    The loop decides for one environment while another one works, so it waits less than that.
+    """
+    leaf = {"update": {"total": 20.0}, "storage": {"total": 90.0 if threaded else 6.0}}
+    learning = {"_update_policy": leaf["update"], "process_trajectory": leaf["storage"]}
+    work = {"communicator.exchange": {"total": 50.0 * n_envs}}
+    work["steps_from_proto"] = {"total": 4.0 * n_envs}
+    workers = {"total": 0.1, "children": {"worker_root": {"total": 180.0, "children": work}}}
+    step_s, thread = 70.0 + 26.0 * threaded, {}
+    stepping = {"workers": workers, "TorchPolicy.evaluate": {"total": 25.0}}
+    loop = {"env_step": {"total": step_s, "count": 1000, "children": stepping}}
+    if threaded:
+        thread = {"trainer_threads": {"total": 0.0, "children": {"thread_root": {"total": 99.0}}}}
+        thread["trainer_threads"]["children"]["thread_root"]["children"] = learning
+    else:
+        loop["trainer_advance"] = {"total": 28.0, "children": learning}
+    advance = {"TrainerController.advance": {"total": 98.0, "children": loop}}
+    start = {"total": 100.0, "children": advance | thread}
+    command = f"mlagents-learn x.yaml --num-envs={n_envs}"
+    metadata = {"mlagents_version": "1.1.0", "command_line_arguments": command}
+    return {"metadata": metadata, "children": {"TrainerController.start_learning": start}}
+
+
+ROWS = {
+    False: [
+        ("environment", "41.7", "42%", "41.7 ms an exchange, each works 50.0 s, also beside the l"),
+        ("wire", "3.3", "3%", ""),
+        ("inference", "25.0", "25%", ""),
+        ("storage", "6.0", "6%", ""),
+        ("update", "20.0", "20%", ""),
+        ("other", "4.0", "4%", ""),
+    ],
+    True: [
+        ("environment", "50.0", "50%", "50.0 ms an exchange"),
+        ("wire", "4.0", "4%", ""),
+        ("inference", "25.0", "25%", ""),
+        ("update", "20.0", "", "beside the loop"),
+        ("other", "21.0", "21%", ""),
+        ("(update)", "90.0", "", "its thread waits for experience and stores it, beside the loop"),
+    ],
+}
+
+
+@pytest.mark.parametrize("threaded", ROWS)
+def test_where_the_time_of_a_run_of_mlagents_went_adds_up(tmp_path, capsys, threaded):
+    """With two environments, or `threaded`, parts run beside the loop."""
+    file = tmp_path / "timers.json"
+    file.write_text(json.dumps(times_of_mlagents(2, threaded=threaded)))
+    assert cli.main(["timers", str(file)]) == 0
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.split("\n\n")[1].splitlines()]
+    shown = []
+    for name, seconds, _, *rest in lines:
+        words = [word for word in rest if "█" not in word]
+        share = words.pop(0) if words and words[0].endswith("%") else ""
+        shown.append((name, seconds, share, " ".join(words)))
+    assert [row[:3] for row in shown] == [row[:3] for row in ROWS[threaded]]
+    for row, expected in zip(shown, ROWS[threaded], strict=True):
+        assert row[3].startswith(expected[3])
+    assert sum(int(share[:-1]) for _, _, share, _ in shown if share) == 100
+    assert "A trainer that took no time would be 2.0 times as fast" in out

@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mlagents-port", type=int, required=True)
     parser.add_argument("--mode", default="normal")
-    parser.add_argument("--nan-at", type=int, default=1, help="message of mode nan, or of die if later")
+    parser.add_argument("--nan-at", type=int, default=1, help="message of modes nan and die")
     parser.add_argument("--quiet", action="store_true", help="do not echo the side channel")
     parser.add_argument("--wide", action="store_true", help="observations of five numbers")
     parser.add_argument("--record", type=Path, help="folder for what was received, by port")
