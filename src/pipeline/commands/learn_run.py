@@ -199,10 +199,10 @@ def _train(
         raise Interrupted(message, exit_code=process.exit_code(error.exit_code)) from error
     except UnityException as error:
         is_saved = any(run_dir.glob(f"*/{RESUME_FILE}"))
-        if not folder.started or checkpoint.inference or not is_saved:
-            raise
-        saved = f"The state is saved in {run_dir}: to continue, give the same command with --resume"
-        raise UnityException(f"{error}\n{saved}.") from error
+        if folder.started and is_saved and not checkpoint.inference:
+            remedy = "to continue, give the same command with --resume."
+            error.args = (f"{error}\nThe state is saved in {run_dir}: {remedy}",)
+        raise
 
 
 def _sinks(

@@ -30,7 +30,7 @@ from pipeline.protocol.specs import (
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps, no_agents
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pipeline.arrays import AnyArray
     from pipeline.envs.base import Stats
@@ -60,10 +60,7 @@ class InProcessEnvironment(StoredStepsEnv):
         self._is_reset = True
         self.silence.end()
         self._controls.draw()
-        try:
-            self._update(self._simulator.reset())
-        except SystemExit as error:
-            raise self._exits(error) from error
+        self._update(self._simulator.reset)
 
     def step(self) -> None:
         """Apply the set actions, zeros where none."""
@@ -72,14 +69,7 @@ class InProcessEnvironment(StoredStepsEnv):
             self.reset()
             return
         self._controls.draw()
-        try:
-            self._update(self._simulator.step(self._take_actions()))
-        except SystemExit as error:
-            raise self._exits(error) from error
-
-    def _exits(self, error: SystemExit) -> UnityEnvironmentException:
-        """Return the error for an environment that would end this process without a word."""
-        return UnityEnvironmentException(f"{self.silence.name}: {where(error)}")
+        self._update(self._simulator.step, self._take_actions())
 
     def set_parameter(self, name: str, value: float | Sampler) -> bool:
         """Set an environment parameter, from the next reading on; True.
@@ -153,7 +143,11 @@ class InProcessEnvironment(StoredStepsEnv):
         self._loaded = False
         self._simulator.close()
 
-    def _update(self, result: Mapping[str, Steps]) -> None:
+    def _update(self, play: Callable[..., Mapping[str, Steps]], *actions: Any) -> None:
+        try:
+            result = play(*actions)
+        except SystemExit as error:  # would end this process without a word
+            raise UnityEnvironmentException(f"{self.silence.name}: {where(error)}") from error
         if self.silence.is_on:
             self.silence.end_wait()
         specs = self._simulator.behavior_specs

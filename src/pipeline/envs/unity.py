@@ -358,9 +358,9 @@ class UnityEnvironment(StoredStepsEnv):
         try:
             self._server.reply(content)
         except Exception as error:
-            described = self._with_output(error)
+            self._quote_output(error)
             self._fail()
-            raise described from error
+            raise
 
     def _receive(self) -> ReceivedMessageProto:
         if self._process is not None:
@@ -372,18 +372,18 @@ class UnityEnvironment(StoredStepsEnv):
             self.silence.begin_wait()
         try:
             message = self._server.receive(self._timeout_s, self._check)
-        except _SAYS_NO_REASON as error:
-            raise self._with_output(error) from error
+        except Exception as error:
+            self._quote_output(error)
+            raise
         if self.silence.is_on:
             self.silence.end_wait()
         return message
 
-    def _with_output(self, error: Exception) -> Exception:
-        """Return an error with the last lines that the environment has printed."""
-        if self._process is None or not isinstance(error, _SAYS_NO_REASON):
-            return error
-        self._process.wait(_HURRY_S)  # a wrapper script says last why it ends
-        return type(error)(f"{error}{self._process.tail()}")
+    def _quote_output(self, error: Exception) -> None:
+        """Add the last lines that the environment has printed to an error that says no reason."""
+        if self._process is not None and isinstance(error, _SAYS_NO_REASON):
+            self._process.wait(_HURRY_S)  # a wrapper script says last why it ends
+            error.args = (f"{error}{self._process.tail()}",)
 
     def _check(self) -> None:
         """While nothing comes: raise if the process has ended, and say so after a long wait."""

@@ -171,12 +171,11 @@ class ParallelCopy(Copy):
         named = {env.possible_agents[agent]: action for agent, action in actions.items()}
         result = env.step(named)
         try:
-            gained = yield from self._events(result)
+            # rewards of agents that observe nothing now are given with their next observation
+            self._pending = yield from self._events(*result)
         except MISUSE as error:
             refuse_returned(env, "step", result, error, where=self._where)
             raise
-        # given with their next observation
-        self._pending = gained
         self._check_ends()
         # At once, so that new first decisions come in the same message as the ends.
         if not env.agents:
@@ -185,9 +184,10 @@ class ParallelCopy(Copy):
             remedy = "remove an agent in the step in which it is terminated or truncated"
             self._refuse_ended(env.agents, remedy)
 
-    def _events(self, result: Any) -> Generator[Event, None, dict[str, tuple[float, float]]]:
+    def _events(
+        self, observations: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any
+    ) -> Generator[Event, None, dict[str, tuple[float, float]]]:
         """Yield what a step has brought; return rewards of agents that observe nothing now."""
-        observations, rewards, terminations, truncations, infos = result
         gained = self._gained(rewards)
         for agent, observation in observations.items():
             own_reward, shared_reward = gained.pop(agent, (0.0, 0.0))
