@@ -33,7 +33,9 @@ def refuse_returned(env: Any, method: str, result: Any, error: Exception, *, whe
         UnityEnvironmentException: It did; the message says which rule.
     """
     library = "PettingZoo" if hasattr(env, "possible_agents") else "Gymnasium"
-    names = _BY_AGENT if library == "PettingZoo" and method != "last" else _ONE
+    names: tuple[str, ...] = _ONE
+    if library == "PettingZoo" and method != "last":
+        names = _BY_AGENT
     names = (names[0], names[-1]) if method == "reset" else names
     said = _said(names, result, error)
     if said is None:
