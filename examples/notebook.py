@@ -66,7 +66,14 @@ class StopWhenGood(pipeline.Callback):
         self.stop = values.get("Environment/Cumulative Reward", 0.0) > 95
 
 
-result = pipeline.train(environment, settings, seed=1, run_dir=folder, callbacks=[StopWhenGood()])
+result = pipeline.train(
+    environment,
+    settings,
+    seed=1,
+    run_dir=folder,
+    callbacks=[StopWhenGood()],
+    force=True,  # run again, this cell keeps the earlier run in another folder
+)
 trained = result.behaviors["3DBall"]
 print(f"{trained.steps} steps, {trained.n_updates} updates")
 

@@ -106,6 +106,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     num_envs: int = 1,
     sinks: Sequence[Sink | str] = (),
+    force: bool = False,
     **options: Any,
 ) -> TrainResult:
     """Train every behavior of an environment.
@@ -116,29 +117,30 @@ def train(
         settings: a trainer configuration: an object, a mapping, or the path of a file. A mapping or
             file that lists behaviors has to list all, or to have `default_settings`.
         seed: from which all randomness of the run derives.
-        run_dir: gets a folder with checkpoints for each behavior.
+        run_dir: gets a folder with checkpoints for each behavior. An earlier run there is refused.
         callbacks: receive the events of the run, and may end it. Only with one learner.
         num_envs: environments to step together, where `env` is a string.
         sinks: where summaries go: objects, or names as of `pipeline learn --track`, which write
             into `run_dir`. With `mlflow` each checkpoint gets its ONNX file too, for the model of
             the row, unless `exporter` says otherwise.
+        force: rename an earlier run's folder to `<run_dir>.1`, and begin a new run.
         options: `resume`, `init_from`, `device`, `torch_threads`, `env_args`, `learners`, and the
             others of `pipeline.trainer.train`.
 
     Returns:
-        Steps, rewards and checkpoints of each behavior, and curves: (step, value) by behavior and
-        tag.
+        Steps, rewards, checkpoints and curves ((step, value) by behavior and tag).
 
     Raises:
-        SettingsError: A setting or the environment cannot be used.
+        SettingsError: A setting, the environment or `run_dir` cannot be used.
         UnityException: The environment failed; what was learned so far is saved.
         Interrupted: SIGINT or SIGTERM came; the state is saved.
     """
     from pipeline import trainer
     from pipeline.algos.process_group import launched
     from pipeline.stages.export import publish
-    from pipeline.trainer.api import read_settings
+    from pipeline.trainer.api import make_way, read_settings
 
+    make_way(Path(run_dir), force, goes_on=any(map(options.get, ("resume", "inference"))))
     if callbacks and max(options.get("learners", 1), launched()[1]) > 1:
         raise SettingsError("callbacks may end a run, which one of several learners cannot")
     opened = [sink for sink in sinks if not isinstance(sink, str)]

@@ -7,6 +7,10 @@ that code written for it keeps its `except` clauses.
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
+from pathlib import Path
+
 
 class PipelineError(Exception):
     """A mistake or a failure that the message explains and the user can act on."""
@@ -63,6 +67,21 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         message = f"not enough memory; use smaller inputs, networks or buffers ({message})"
     return " | ".join(line.strip() for line in message.splitlines() if line.strip())
+
+
+def where(error: BaseException) -> str:
+    """Return an error's message, and the user's line that raised it, as one line."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if isinstance(error, SystemExit):
+        text = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
+    other_folders = {Path(__file__).resolve().parent, Path(sysconfig.get_path("stdlib"))}
+    # The innermost line that is the user's: below it lie libraries, above it this program.
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        is_user_code = file.is_absolute() and "site-packages" not in file.parts
+        if is_user_code and not other_folders.intersection(file.parents):
+            return f"{text} ({file.name}:{frame.lineno})"
+    return text
 
 
 class Interrupted(PipelineError):  # noqa: N818  # not a mistake

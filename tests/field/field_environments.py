@@ -6,6 +6,8 @@ pipeline learn ppo.yaml --env field_environments:ImageOfZeroOne --run-id one --s
 
 from __future__ import annotations
 
+import sys
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -130,6 +132,65 @@ class RewardIsArray(Guess):
 class NoInfo(Guess):
     def step(self, action):
         return *super().step(action)[:4], None
+
+
+class ResetBefore26(Guess):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+class ResetWithoutSeed(Guess):
+    def reset(self):
+        return super().reset()
+
+
+class EndIsArray(Guess):
+    def step(self, action):
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, np.array([False, True]), truncated, info
+
+
+class NoReward(Guess):
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, None, *rest
+
+
+class Exits(Guess):
+    def step(self, action):
+        sys.exit("no license")
+
+
+class ExitsAtOnce(Guess):
+    def __init__(self):
+        sys.exit(1)
+
+
+class Fails(Guess):
+    def step(self, action):
+        raise ValueError("mine")
+
+
+class Pair(ParallelEnv):
+    """Two agents; `returned` has what `step` returns, `begun` what `reset` does."""
+
+    metadata = {"name": "pair"}
+    possible_agents = ["x", "y"]
+    agents = ["x", "y"]
+    begun = ({"x": np.zeros(1), "y": np.zeros(1)}, {})
+    returned = None
+
+    def observation_space(self, agent):
+        return spaces.Box(-1, 1, (1,))
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        return self.begun
+
+    def step(self, actions):
+        return self.returned
 
 
 class KeepsEndedAgents(ParallelEnv):

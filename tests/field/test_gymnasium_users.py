@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+from functools import partial
+from pathlib import Path
 
 import field_environments
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 
-from pipeline.errors import SettingsError, UnityObservationException
+import pipeline
+from pipeline.errors import (
+    PipelineError,
+    SettingsError,
+    UnityEnvironmentException,
+    UnityObservationException,
+)
 from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
+from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
 from pipeline.simulators.bridges.pictures import picture
 from pipeline.simulators.bridges.spaces import Actions, Observations
 
@@ -97,6 +108,14 @@ def test_an_image_without_bounds_stays_a_vector_and_one_line_says_why(caplog):
     space = spaces.Box(-np.inf, np.inf, (20, 24, 3))
     assert observed(space, space.sample(), visual="always").shape == (1440,)
     assert "the observation 'observation' is a vector and no image, because" in caplog.text
+
+
+@pytest.mark.parametrize("shape", [(20, 24), (4, 20, 24, 3)])
+def test_floats_that_are_no_image_stay_a_vector_and_one_line_says_why(caplog, shape):
+    caplog.set_level(logging.INFO)
+    assert observed(spaces.Box(0, 1, shape), np.zeros(shape), visual="always").ndim == 1
+    (line,) = caplog.messages
+    assert "is a vector and no image, because an image has three axes, or two of bytes" in line
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.bool_])
@@ -263,6 +282,60 @@ def test_the_mask_of_a_tree_of_actions():
     assert env_mask.tolist() == [False, True, True, False]
 
 
+TREE = spaces.Dict(
+    {
+        "aim": spaces.Box(-1, 1),
+        "arms": spaces.Tuple((spaces.Discrete(2), spaces.MultiDiscrete([2, 3]))),
+        "bits": spaces.MultiBinary(3),
+        "move": spaces.Discrete(3),
+    }
+)
+
+
+def test_a_mask_as_sample_takes_it_allows_what_sample_gives():
+    """Each part has the form of its space; None allows all."""
+    mask = {
+        "aim": None,
+        "arms": (np.int8([0, 1]), (np.int8([1, 0]), np.int8([0, 1, 1]))),
+        "bits": np.int8([0, 1, 2]),
+        "move": None,
+    }
+    codec = Actions(TREE, where="mine")
+    forbidden = codec.forbidden(mask)
+    allowed = [set() for _ in codec.spec.discrete_branches]
+    for _ in range(200):
+        arms, bits, move = (TREE.sample(mask=mask)[key] for key in ("arms", "bits", "move"))
+        for branch, choice in enumerate([arms[0], *arms[1], *bits, move]):
+            allowed[branch].add(int(choice))
+    for branch, part in enumerate(codec.masks(forbidden[None])):
+        assert set(np.flatnonzero(~part[0]).tolist()) == allowed[branch]
+
+
+@pytest.mark.parametrize(
+    ("space", "mask", "said"),
+    [
+        (TREE, {"moves": np.ones(3)}, "has the part 'moves', and the action has ['aim', 'arms',"),
+        (TREE, {"arms": (None, None), "bits": None}, "has no part 'move', which the action has;"),
+        (TREE["arms"], (np.int8([0, 1]),), "has 1 parts, and the action has 2;"),
+        (TREE["arms"], {"a": np.int8([0, 1])}, "has 2 entries; give 7 entries, 1 for each"),
+        (TREE["bits"], np.ones(4, np.int8), "has 4 entries; give 6 entries"),
+        (spaces.Discrete(3), {"move": np.int8([0, 1])}, "has 2 entries; give 3 entries"),
+        (spaces.Discrete(3), [1, 0], "has 2 entries; give 3 entries"),
+    ],
+)
+def test_a_mask_of_another_form_is_refused(space, mask, said):
+    with pytest.raises(UnityEnvironmentException, match="mine: its action mask has ") as refused:
+        Actions(space, where="mine").forbidden(mask)
+    assert said in str(refused.value)
+    assert str(refused.value).endswith("in the form that action_space.sample(mask=...) takes.")
+
+
+def test_a_mask_as_a_plain_list_is_understood():
+    assert Actions(TREE["arms"], where="mine").forbidden([1, 0, 1, 1, 0, 0, 1]).tolist() == [
+        *(False, True, False, False, True, True, False)
+    ]
+
+
 def test_a_mask_beside_several_parts_leaves_them_as_they_are():
     sim = masked(
         spaces.MultiBinary(2),
@@ -343,3 +416,121 @@ def test_an_action_has_the_types_of_a_sample(name):
     for action in codec.native(codec.spec.random_action(3, np.random.default_rng(0))):
         assert types_of(action) == types_of(space.sample())
         assert space.contains(action)
+
+
+# What an environment returns.
+
+
+FIVE = "5 values: observation, reward, terminated, truncated, info;"
+RETURNED = {
+    "GymBefore26": ("step", "returns 4 values", FIVE),
+    "RewardIsArray": ("step", "returns array([1.]) as reward", "one number;"),
+    "NoInfo": ("step", "returns None as info", "a dict;"),
+    "NoReward": ("step", "returns None as reward", "one number;"),
+    "EndIsArray": (
+        "step",
+        "returns array([False,  True]) as terminated",
+        "True or False;",
+    ),
+    "ResetBefore26": (
+        "reset",
+        "returns one ndarray",
+        "2 values: observation, info;",
+    ),
+    "ResetWithoutSeed": (
+        "reset",
+        "takes no 'seed'",
+        "reset(*, seed=None, options=None);",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_an_environment_that_returns_something_else_is_told_what_and_where(name):
+    kind, (method, given, asked) = getattr(field_environments, name), RETURNED[name]
+    sim = simulator(kind())
+    with pytest.raises(UnityEnvironmentException) as refused:
+        list(map(partial(steps_of, sim), (None, [[0]], [[1]])))
+    file, line = inspect.getsourcefile(kind), inspect.getsourcelines(getattr(kind, method))[1]
+    place = f"({Path(file).name}:{line})"
+    given = given.replace("[False,  True]", "[False, True]")
+    assert str(refused.value) == (
+        f"{name}: {method}() {place} {given}, and Gymnasium asks for {asked} repair the environment"
+    )
+
+
+def test_an_environment_of_before_26_in_a_wrapper_is_told_what_and_where():
+    sim = simulator(TimeLimit(field_environments.GymBefore26(), 5))
+    steps_of(sim)
+    with pytest.raises(UnityEnvironmentException, match=r"GymBefore26: step\(\) \(field_envi") as e:
+        steps_of(sim, [[0]])
+    assert "returns another number of values (not enough values to unpack (expected" in str(e.value)
+
+
+def test_an_error_of_the_environment_itself_stays_as_it_is():
+    sim = simulator(field_environments.Fails())
+    steps_of(sim)
+    with pytest.raises(ValueError, match=r"^mine$"):
+        steps_of(sim, [[0]])
+
+
+def of_both(value):
+    return {"x": value, "y": value}
+
+
+GOOD = (of_both(np.zeros(1)), of_both(0.0), of_both(False), of_both(False), of_both({}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"returned": GOOD[:4]},
+            "returns 4 values, and PettingZoo asks for 5 values: obse",
+        ),
+        ({"returned": (*GOOD[:4], None)}, "returns None as infos, and PettingZoo asks for a dict"),
+        ({"returned": (*GOOD[:4], of_both(None))}, "the info of an agent is None, and PettingZoo"),
+        (
+            {"returned": (GOOD[0], {"x": None, "y": 0.0}, *GOOD[2:])},
+            "returns {'x': None, 'y': 0.0} as rewards, and PettingZoo asks for one number for each",
+        ),
+        ({"begun": GOOD[0]}, "returns one dict, and PettingZoo asks for 2 values: observations, i"),
+        ({"begun": (GOOD[0], None)}, "returns None as infos, and PettingZoo asks for a dict with"),
+    ],
+)
+def test_a_pettingzoo_environment_that_returns_something_else_is_told_what(changes, said):
+    env = field_environments.Pair()
+    vars(env).update({"returned": GOOD} | changes)
+    sim = PettingZooSimulator(id=[env])
+    if "returned" in changes:
+        sim.reset()
+    one = ActionTuple(np.zeros((1, 0)), np.zeros((1, 1), np.int32))
+    with pytest.raises(UnityEnvironmentException) as refused:
+        sim.reset() if "begun" in changes else sim.step(dict.fromkeys(sim.behavior_specs, one))
+    assert said in str(refused.value)
+
+
+def test_a_turn_based_environment_without_a_reward_is_told_what():
+    class NoTurnReward(field_environments.FirstMayFold):
+        def last(self, observe=True):
+            return super().last(observe)[0], None, False, False, {}
+
+    sim = PettingZooSimulator(id=[NoTurnReward()])
+    with pytest.raises(UnityEnvironmentException, match=r"last\(\) .* returns None as reward, and"):
+        sim.reset()
+
+
+def test_an_environment_that_calls_exit_is_named(tmp_path):
+    env, settings = field_environments.Exits(), {"default_settings": {}}
+    said = r"it calls sys\.exit\('no license'\) \(field_environments\.py:"
+    with pytest.raises(UnityEnvironmentException, match=said):
+        pipeline.train(env, settings, seed=1, run_dir=tmp_path / "run")
+    said = r":ExitsAtOnce: it calls sys\.exit\(1\) \(field_environments\.py:\d+\) when it is made$"
+    with pytest.raises(SettingsError, match=said):
+        pipeline.make_env("field_environments:ExitsAtOnce")
+
+
+def test_an_environment_that_calls_exit_is_not_built(tmp_path):
+    for name in ("Exits", "ExitsAtOnce"):
+        with pytest.raises(PipelineError, match=r"it calls sys\.exit\(.*\) \(field_environments"):
+            pipeline.build_env(f"field_environments:{name}", tmp_path / name)

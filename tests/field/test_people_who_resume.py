@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import shutil
 from types import SimpleNamespace
@@ -11,18 +12,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fake_player import CONFIG, fake_player
 from steps import decision_steps, take_turn, terminal_steps
 from toys import Corridor
 
 import pipeline
+from pipeline import cli
 from pipeline.data.slots import STALE_AFTER_MESSAGES
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.errors import CheckpointError
+from pipeline.errors import CheckpointError, SettingsError
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 from pipeline.stages.reporting.results import read_curves
 from pipeline.tracking import names
 from pipeline.tracking.base import Update
+from pipeline.tracking.console import ConsoleSink
 from pipeline.tracking.curve_csv import CsvSink, read_points
 from pipeline.tracking.sinks.jsonl import JsonLinesSink
 from pipeline.tracking.updates_csv import HEADER, UpdatesCsvSink
@@ -319,3 +323,116 @@ def test_a_run_is_resumed_in_an_environment_with_other_actions(finished, tmp_pat
     toy = InProcessEnvironment(Wider(n_agents=4))
     with pytest.raises(CheckpointError, match=r"branches of \[3\], and Toy has [^\n]*of \[5\]"):
         pipeline.train(toy, settings_of({}), seed=1, run_dir=tmp_path / "run", resume=True)
+
+
+def content_of(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_script_that_trains_is_run_twice(finished, tmp_path, monkeypatch, caplog):
+    """The second run neither overwrites the first nor opens an environment or a sink."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    (run / "metrics.jsonl").write_text("the first\n")
+    before = content_of(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "open_workers", lambda *_: pytest.fail("it was started"))
+        with pytest.raises(SettingsError, match=r"^run_dir: [^\n]*checkpoint\.pt[^\n]*$") as caught:
+            train(run, {"max_steps": 40}, sinks=["jsonl"])
+        assert "resume=True" in str(caught.value)
+        assert "force=True, which renames the folder to run.1" in str(caught.value)
+        with pytest.raises(SettingsError, match=r"^force: begins a new run, which resume"):
+            train(run, {}, force=True, resume=True)
+        monkeypatch.chdir(run)
+        with pytest.raises(SettingsError, match=r"^force: \S*run is in use as the working folder"):
+            train(".", {}, force=True)
+    monkeypatch.chdir(tmp_path)
+    assert content_of(run) == before
+    caplog.set_level("INFO", logger="pipeline")
+    assert train(run, {"max_steps": 40}, force=True).behaviors["Toy"].steps < 50
+    assert content_of(tmp_path / "run.1") == before
+    assert f"The earlier run is kept in {tmp_path / 'run.1'}." in caplog.messages
+
+
+def test_a_folder_with_other_files_gets_its_first_run(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    train(tmp_path, {"max_steps": 40})
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.fixture
+def learn(tmp_path, monkeypatch, caplog):
+    """Run `pipeline learn` on the fake environment, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    player = fake_player(tmp_path, "--quiet")
+
+    def run(*arguments, max_steps=120):
+        config = CONFIG.replace("max_steps: 120", f"max_steps: {max_steps}")
+        (tmp_path / "config.yaml").write_text(config)
+        caplog.clear()
+        with caplog.at_level("INFO", logger="pipeline"):
+            return cli.main(["learn", "config.yaml", "--env", str(player), "--seed=1", *arguments])
+
+    return run
+
+
+def test_a_run_was_killed_before_its_first_checkpoint_and_is_resumed(tmp_path, caplog):
+    train(tmp_path, {"max_steps": 40}, resume=True)
+    assert f"Toy begins at step 0: {tmp_path} has no checkpoint of it." in caplog.messages
+    caplog.clear()
+    train(tmp_path, {"max_steps": 80}, resume=True)
+    assert "begins at step 0" not in caplog.text
+
+
+def test_a_finished_run_is_resumed(learn, tmp_path, caplog, capsys):
+    """It says so, and keeps the times, settings and curves of its training."""
+    track = ["--track", "tensorboard", "--track", "jsonl"]
+    assert learn(*track) == 0
+    assert "Trained with seed 1; everything is in results/ppo." in capsys.readouterr().out
+    before = content_of(tmp_path / "results")
+    assert learn(*track, "--resume", "--seed", "9", max_steps=60) == 0
+    assert {k: v for k, v in content_of(tmp_path / "results").items() if k.suffix != ".log"} == {
+        k: v for k, v in before.items() if k.suffix != ".log"
+    }
+    said = "The run was finished at step 122 of Echo; give a larger max_steps to go on."
+    assert caplog.messages.count(said) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("Finished before; everything is in results/ppo.\n")
+    assert "Time:" not in out
+
+
+class EndsAfter(pipeline.Callback):
+    """Ends a run after so many steps of the environment."""
+
+    def __init__(self, n_steps):
+        self.n_steps = n_steps
+
+    @property
+    def stop(self):
+        self.n_steps -= 1
+        return self.n_steps <= 0
+
+
+@pytest.mark.parametrize("place", ["behaviors", "default_settings"])
+@pytest.mark.parametrize("inference", [False, True])
+def test_progress_is_watched(place, inference, tmp_path):
+    """Training counts down to `max_steps`, wherever it is given; playing counts up."""
+    changed = BEHAVIOR | {"summary_freq": 40}
+    settings = {place: changed if place == "default_settings" else {"Toy": changed}}
+    stream, clock = io.StringIO(), itertools.count()
+    sink = ConsoleSink(stream=stream, clock=lambda: float(next(clock)))
+    toy = InProcessEnvironment(Corridor(n_agents=4))
+    pipeline.train(
+        toy,
+        settings,
+        seed=1,
+        run_dir=tmp_path,
+        sinks=[sink],
+        callbacks=[EndsAfter(60)],
+        inference=inference,
+    )
+    # the first summary has no speed yet, and the last may be after the end
+    (first, *later) = [line for line in stream.getvalue().splitlines() if "steps/s" in line]
+    assert ("Toy. Step: 80." in first, "s, 0:01 left)" in first) == (True, not inference)
+    assert not any("left" in line for line in later)
+    assert len(later) == (3 if inference else len(later))

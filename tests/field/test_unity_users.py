@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -9,15 +10,17 @@ from typing import ClassVar
 
 import psutil
 import pytest
-from fake_player import START
+from fake_player import CONFIG, START
 
 import pipeline
+from pipeline import cli
 from pipeline.envs import launch, silence
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.silence import SilenceWatch
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
+    UnityCommunicatorStoppedException,
     UnityEnvironmentException,
     UnityTimeOutException,
 )
@@ -312,3 +315,138 @@ def test_group_of_a_stranger_with_the_same_number_is_not_killed(tmp_path, monkey
     process.close(0.0)
     process.close(0.0)
     assert len(killed) == 1
+
+
+WRAPPER = f"""#!/bin/sh
+echo "wrapper: no libvulkan" >&2
+for last; do :; done
+mkdir -p "${{last%/*}}"
+echo "player: out of memory" > "$last"
+{START.removeprefix("exec")} --quiet MODE "$@"
+echo "wrapper: the player crashed" >&2
+exit 134
+"""
+
+
+def wrapper(folder: Path, mode: str) -> Path:
+    """A script that starts a player, the last argument of which is its log."""
+    program = folder / "wrapper.sh"
+    program.write_text(WRAPPER.replace("MODE", mode))
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "last"),
+    [
+        ("--mode die", UnityEnvironmentException, "wrapper: the player crashed"),
+        ("--mode quit", UnityCommunicatorStoppedException, "fake environment starts"),
+        ("--mode silent", UnityTimeOutException, "fake environment starts"),
+    ],
+)
+def test_player_that_fails_says_why_whenever_it_does(tmp_path, mode, kind, last):
+    """Both the player's log and what a wrapper script prints are quoted."""
+    logs = str(tmp_path / "logs")
+
+    def play():
+        timeout_s = 3 if "silent" in mode else 60
+        program = wrapper(tmp_path, mode)
+        with UnityEnvironment(program, log_folder=logs, timeout_wait=timeout_s) as env:
+            for _ in range(9):
+                env.step()
+
+    with pytest.raises(kind) as caught:
+        play()
+    *_, quoted = str(caught.value).partition(" The last lines of its ")
+    lines = quoted.splitlines()
+    assert lines[:3] == [
+        f"{logs}/Player-0.log:",
+        "player: out of memory",
+        "The last lines of its output:",
+    ]
+    assert (lines[3], lines[-1]) == ("wrapper: no libvulkan", last)
+
+
+@pytest.mark.parametrize("nan_at", [2, 40])
+def test_build_that_dies_for_good_is_resumed(tmp_path, monkeypatch, capsys, nan_at):
+    """The error says how to go on, if there is something to go on from."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text(CONFIG)
+    program = wrapper(tmp_path, f"--mode die --nan-at {nan_at}")
+    command = ["learn", "config.yaml", "--env", str(program), "--max-lifetime-restarts=0"]
+    assert cli.main(command) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    said = "wrapper: the player crashed"
+    if nan_at > 2:
+        assert Path("results/ppo/Echo/checkpoint.pt").is_file()
+        said += (
+            " | The state is saved in results/ppo: to continue, give the same command with "
+            "--resume."
+        )
+    assert error.startswith("error: Worker 0 exceeded the allowed number of restarts, 0 of 0")
+    assert error.endswith(f"| {said}")
+
+
+def times_of_mlagents(n_envs: int, *, threaded: bool) -> dict:
+    """A run of 100 s; each environment works 50 s and needs 4 s for its messages.
+
+    The loop decides for one environment while another one works, so it waits less than that.
+    """
+    leaf = {"update": {"total": 20.0}, "storage": {"total": 90.0 if threaded else 6.0}}
+    learning = {"_update_policy": leaf["update"], "process_trajectory": leaf["storage"]}
+    work = {"communicator.exchange": {"total": 50.0 * n_envs}}
+    work["steps_from_proto"] = {"total": 4.0 * n_envs}
+    workers = {"total": 0.1, "children": {"worker_root": {"total": 180.0, "children": work}}}
+    step_s, thread = 70.0 + 26.0 * threaded, {}
+    stepping = {"workers": workers, "TorchPolicy.evaluate": {"total": 25.0}}
+    loop = {"env_step": {"total": step_s, "count": 1000, "children": stepping}}
+    if threaded:
+        thread = {"trainer_threads": {"total": 0.0, "children": {"thread_root": {"total": 99.0}}}}
+        thread["trainer_threads"]["children"]["thread_root"]["children"] = learning
+    else:
+        loop["trainer_advance"] = {"total": 28.0, "children": learning}
+    advance = {"TrainerController.advance": {"total": 98.0, "children": loop}}
+    start = {"total": 100.0, "children": advance | thread}
+    command = f"mlagents-learn x.yaml --num-envs={n_envs}"
+    metadata = {"mlagents_version": "1.1.0", "command_line_arguments": command}
+    return {"metadata": metadata, "children": {"TrainerController.start_learning": start}}
+
+
+ROWS = {
+    False: [
+        ("environment", "41.7", "42%", "41.7 ms an exchange, each works 50.0 s, also beside the l"),
+        ("wire", "3.3", "3%", ""),
+        ("inference", "25.0", "25%", ""),
+        ("storage", "6.0", "6%", ""),
+        ("update", "20.0", "20%", ""),
+        ("other", "4.0", "4%", ""),
+    ],
+    True: [
+        ("environment", "50.0", "50%", "50.0 ms an exchange"),
+        ("wire", "4.0", "4%", ""),
+        ("inference", "25.0", "25%", ""),
+        ("update", "20.0", "", "beside the loop"),
+        ("other", "21.0", "21%", ""),
+        ("(update)", "90.0", "", "its thread waits for experience and stores it, beside the loop"),
+    ],
+}
+
+
+@pytest.mark.parametrize("threaded", ROWS)
+def test_where_the_time_of_a_run_of_mlagents_went_adds_up(tmp_path, capsys, threaded):
+    """With two environments, or `threaded`, parts run beside the loop."""
+    file = tmp_path / "timers.json"
+    file.write_text(json.dumps(times_of_mlagents(2, threaded=threaded)))
+    assert cli.main(["timers", str(file)]) == 0
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.split("\n\n")[1].splitlines()]
+    shown = []
+    for name, seconds, _, *rest in lines:
+        words = [word for word in rest if "█" not in word]
+        share = words.pop(0) if words and words[0].endswith("%") else ""
+        shown.append((name, seconds, share, " ".join(words)))
+    assert [row[:3] for row in shown] == [row[:3] for row in ROWS[threaded]]
+    for row, expected in zip(shown, ROWS[threaded], strict=True):
+        assert row[3].startswith(expected[3])
+    assert sum(int(share[:-1]) for _, _, share, _ in shown if share) == 100
+    assert "A trainer that took no time would be 2.0 times as fast" in out

@@ -131,7 +131,7 @@ def test_sinks_are_given_by_name_or_as_objects_which_learn_what_the_run_came_to(
         }
     }
     with pytest.raises(pipeline.PipelineError, match="sinks: 'jsnl' is not allowed"):
-        train(tmp_path, sinks=["jsnl"])
+        train(tmp_path / "other", sinks=["jsnl"])
 
 
 def test_a_callback_ends_a_run_which_is_then_complete(tmp_path: Path):

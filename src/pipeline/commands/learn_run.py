@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import __version__, files, machine
 from pipeline.commands.learn_settings import flags_named
-from pipeline.errors import Interrupted, SettingsError
+from pipeline.errors import Interrupted, SettingsError, UnityException
 from pipeline.settings import dump_yaml, load_run_settings, to_mapping
 from pipeline.stages.export import publish
 from pipeline.stages.shared import process, provenance
@@ -25,6 +25,7 @@ from pipeline.tracking.console import ConsoleSink
 from pipeline.tracking.sinks import standard_sinks
 from pipeline.tracking.timers import TimersSink, process_facts
 from pipeline.tracking.tracked_run import run_outside_dag
+from pipeline.trainer.checkpoints.file import RESUME_FILE
 from pipeline.trainer.checkpoints.restore import first_weights
 
 if TYPE_CHECKING:
@@ -73,12 +74,13 @@ def _run(plan: Plan, settings: RunSettings) -> str:
             run_dir / LOGS / "timers.json", metadata=process_facts(trainer=_TRAINER)
         )
         result = _train(plan, settings, folder, weights, timers)
-        if not _is_read_only(settings):
+        # a finished run, which begins no more, keeps the times of its training
+        if folder.started and not _is_read_only(settings):
             files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
             files.write_json(run_dir / LOGS / "machine.json", machine.facts())
             n_updates = sum(behavior.n_updates for behavior in result.behaviors.values())
             timers.finish(result.seconds, n_updates=n_updates, n_exchanges=result.n_exchanges)
-    return _summary(settings, run_dir, result)
+    return _summary(settings, folder, result)
 
 
 def _is_read_only(settings: RunSettings) -> bool:
@@ -87,18 +89,20 @@ def _is_read_only(settings: RunSettings) -> bool:
     return checkpoints.inference and checkpoints.resume
 
 
-def _summary(settings: RunSettings, run_dir: Path, result: TrainResult) -> str:
+def _summary(settings: RunSettings, folder: RunFolder, result: TrainResult) -> str:
     """Return where everything is and what to do next, for the user."""
-    inference = settings.checkpoint_settings.inference
+    inference, run_dir = settings.checkpoint_settings.inference, folder.path
     verb = "Played" if inference else "Trained"
-    lines = [f"{verb} with seed {settings.env_settings.seed}; everything is in {run_dir}."]
+    done = f"{verb} with seed {settings.env_settings.seed}" if folder.started else "Finished before"
+    lines = [f"{done}; everything is in {run_dir}."]
     for name, behavior in result.behaviors.items():
         rating = "" if behavior.elo is None else f", ELO {behavior.elo:.1f}"
         lines.append(f"  {name}: {behavior.steps} steps, {_mean_of(behavior)}{rating}")
         if not inference:
             lines.append(f"    policy for Unity: {files.named(run_dir, name, '.onnx')}")
             lines.append(f"    checkpoint:       {behavior.checkpoint}")
-    lines.append(f"Time: {_split(result.seconds)}")
+    if folder.started:
+        lines.append(f"Time: {_split(result.seconds)}")
     if not inference and (env := settings.env_settings.env_path):
         only, *others = result.behaviors
         played = run_dir if others else files.named(run_dir, only, ".onnx")
@@ -194,6 +198,12 @@ def _train(
             raise
         message = f"{error}; to continue, give the same command with --resume"
         raise Interrupted(message, exit_code=process.exit_code(error.exit_code)) from error
+    except UnityException as error:
+        is_saved = any(run_dir.glob(f"*/{RESUME_FILE}"))
+        if folder.started and is_saved and not checkpoint.inference:
+            remedy = "to continue, give the same command with --resume."
+            error.args = (f"{error}\nThe state is saved in {run_dir}: {remedy}",)
+        raise
 
 
 def _sinks(
@@ -204,8 +214,7 @@ def _sinks(
     timers: TimersSink,
 ) -> list[Sink]:
     if _is_read_only(settings):
-        limits = {name: behavior.max_steps for name, behavior in settings.behaviors.items()}
-        return [ConsoleSink(max_steps=limits)]
+        return [ConsoleSink()]
     from pipeline.trainer.device_choice import devices_here
 
     run = run_outside_dag(

@@ -1,8 +1,8 @@
 """`pipeline timers`: where a run's time went, and what would make it faster.
 
 Reads `run_logs/timers.json` of `pipeline learn` and of `mlagents-learn`. Both hold a tree of
-seconds by name. Work in a process or thread beside the trainer is in the tree too, though not all
-of it counts in the total.
+seconds by name. Work in a process or thread beside the trainer is in the tree too. Shares are of
+the time that the trainer's loop took or waited, so that they add up.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from pipeline.files import similar
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pipeline.commands.parser import Parser
+
+    _Timed = tuple[str, Mapping[str, Any], bool]
+    """Name and content of a node, and whether another thread ran it."""
 
 _LOOP = "TrainerController.start_learning"
 _NODES = {
@@ -55,9 +58,13 @@ class Times:
     loop_s: float
     """From the first reset to the end."""
     parts: Mapping[str, float]
-    """By names of `_NODES`, 0 for those not in the file; environments side by side count once."""
+    """By names of `_NODES`, 0 for those not in the file; of environments what the loop waited."""
     beside: frozenset[str]
     """Parts that ran in another thread at the same time as the loop."""
+    working_s: float
+    """Work of each environment, also while the loop did other things."""
+    idle_s: float = 0.0
+    """What the other thread did but learn: it stored experience, or waited for more."""
     n_exchanges: int | None
     """With each environment; None if unknown."""
     n_minibatches: int | None
@@ -125,7 +132,7 @@ def run(arguments: argparse.Namespace) -> str:
         first_s, second_s = _seconds(first, part), _seconds(second, part)
         if not first_s and not second_s:
             continue
-        shares = _share(first, first_s), _share(second, second_s)
+        shares = _share(first, part), _share(second, part)
         ratio = f"{second_s / first_s:.2f}" if first_s else ""
         rows.append((part, f"{first_s:.1f} s", shares[0], f"{second_s:.1f} s", shares[1], ratio))
     files = ((arguments.file, first), (arguments.other, second))
@@ -188,20 +195,18 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
         program = str(metadata["trainer"])
     nodes = list(_nodes(content, beside=False))
     (loop,) = (node for name, node, _ in nodes if name == _LOOP)
-    parts, beside = {}, set()
-    for part, names in _NODES.items():
-        matches = [(node, apart) for name, node, apart in nodes if name in names]
-        total = sum(float(node["total"]) for node, _ in matches)
-        # ML-Agents adds up what its environments' processes measure
-        merged = part in (_WAITS, "wire") and any(name == "worker_root" for name, _, _ in nodes)
-        if merged:
-            total /= _n_envs(str(metadata.get("command_line_arguments", "")), configuration)
-        parts[part] = total
-        if part == "update" and any(apart for _, apart in matches):
-            beside.add(part)
-    parts["update"] -= parts["compile"]
-    if beside:  # that thread also stores, outside the loop's time
-        beside.add("storage")
+    parts = {part: _total(nodes, names) for part, names in _NODES.items()}
+    update_apart_s = _total(nodes, _NODES["update"], apart=True)
+    parts["update"] += update_apart_s - parts["compile"]
+    working_s = parts[_WAITS]
+    if any(name == "worker_root" for name, *_ in nodes):
+        # ML-Agents adds up what its environments' processes measure, which is not all waited for.
+        n_envs = _n_envs(str(metadata.get("command_line_arguments", "")), configuration)
+        working_s /= n_envs
+        exchanged_s = working_s + parts["wire"] / n_envs
+        stepping_s = _total(nodes, ("env_step",)) or float(loop["total"])
+        waited = min(1.0, (stepping_s - parts["inference"]) / exchanged_s) if exchanged_s else 1.0
+        parts |= {"wire": parts["wire"] / n_envs * waited, _WAITS: working_s * waited}
     counts = {name: node.get("count") for name, node, _ in nodes}
     steps, updates = counts.get("env_step"), counts.get("_update_policy")
     hidden = set()
@@ -217,16 +222,22 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
         program=program,
         loop_s=float(loop["total"]),
         parts=parts,
-        beside=frozenset(beside),
+        beside=frozenset({"update"} if update_apart_s else ()),
+        working_s=working_s,
+        idle_s=_total(nodes, _NODES["storage"], apart=True),
         n_exchanges=None if steps is None else int(steps),
         n_minibatches=counts.get("TorchPPOOptimizer.update"),
     )
 
 
-def _nodes(
-    tree: Mapping[str, Any], *, beside: bool
-) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
-    """Yield name and content of each node below a tree, and whether another thread ran it."""
+def _total(nodes: Sequence[_Timed], names: Sequence[str], *, apart: bool = False) -> float:
+    """Return the seconds of all nodes of these names, in the loop or in threads apart from it."""
+    chosen = (node for name, node, in_thread in nodes if name in names and in_thread == apart)
+    return sum(float(node["total"]) for node in chosen)
+
+
+def _nodes(tree: Mapping[str, Any], *, beside: bool) -> Iterator[_Timed]:
+    """Yield all nodes below a tree."""
     for name, node in (tree.get("children") or {}).items():
         apart = beside or name == "trainer_threads"
         yield name, node, apart
@@ -238,8 +249,10 @@ def _seconds(times: Times, part: str) -> float:
     return float(named[part])
 
 
-def _share(times: Times, seconds: float) -> str:
-    return f"{seconds / times.loop_s:.0%}" if times.loop_s else ""
+def _share(times: Times, part: str) -> str:
+    """Return the share of the loop's time, so that all shares add up."""
+    is_in_loop = times.loop_s and part not in times.beside
+    return f"{_seconds(times, part) / times.loop_s:.0%}" if is_in_loop else ""
 
 
 def _described(path: Path, times: Times) -> list[str]:
@@ -250,22 +263,26 @@ def _described(path: Path, times: Times) -> list[str]:
         seconds = _seconds(times, part)
         if not seconds:
             continue
-        bar = "█" * round(_BAR * seconds / times.loop_s) if times.loop_s else ""
-        notes = []
+        share, notes = _share(times, part), []
+        bar = "█" * round(_BAR * seconds / times.loop_s) if share else ""
         if part in times.beside:
             notes.append("beside the loop")
         if part == _WAITS and times.n_exchanges:
             notes.append(f"{1e3 * seconds / times.n_exchanges:.1f} ms an exchange")
+        if part == _WAITS and times.working_s > seconds:
+            notes.append(f"each works {times.working_s:.1f} s, also beside the loop")
         if part == "update" and times.n_minibatches:
             notes.append(f"{1e3 * seconds / times.n_minibatches:.1f} ms a minibatch")
-        rows.append((f"  {part}", f"{seconds:.1f} s", _share(times, seconds), bar, *notes[:1]))
-    width = max(map(len, rows))
-    return lines + aligned([(*row, *[""] * (width - len(row))) for row in rows])
+        rows.append((f"  {part}", f"{seconds:.1f} s", share, bar, ", ".join(notes)))
+    if times.idle_s:
+        note = "its thread waits for experience and stores it, beside the loop"
+        rows.append(("  (update)", f"{times.idle_s:.1f} s", "", "", note))
+    return lines + aligned(rows)
 
 
 def _advice(times: Times) -> list[str]:
     """Return the largest possible speed-up, and changes with their predicted speed-ups."""
-    waiting = times.parts[_WAITS]
+    waiting = times.working_s
     if not times.steady_s or not waiting:
         return ["No time in the environment was measured, so nothing can be predicted."]
     bound = f"A trainer that took no time would be {times.steady_s / waiting:.1f} times as fast"

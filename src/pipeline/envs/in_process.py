@@ -9,7 +9,12 @@ import numpy as np
 
 from pipeline.envs.base import StoredStepsEnv
 from pipeline.envs.side_channels import StatsSideChannel
-from pipeline.errors import SettingsError, UnityObservationException
+from pipeline.errors import (
+    SettingsError,
+    UnityEnvironmentException,
+    UnityObservationException,
+    where,
+)
 from pipeline.protocol import state as codec
 from pipeline.protocol.decoding import check_finite
 from pipeline.protocol.parameters import Controls, Sampler
@@ -25,7 +30,7 @@ from pipeline.protocol.specs import (
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps, no_agents
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pipeline.arrays import AnyArray
     from pipeline.envs.base import Stats
@@ -55,7 +60,7 @@ class InProcessEnvironment(StoredStepsEnv):
         self._is_reset = True
         self.silence.end()
         self._controls.draw()
-        self._update(self._simulator.reset())
+        self._update(self._simulator.reset)
 
     def step(self) -> None:
         """Apply the set actions, zeros where none."""
@@ -64,7 +69,7 @@ class InProcessEnvironment(StoredStepsEnv):
             self.reset()
             return
         self._controls.draw()
-        self._update(self._simulator.step(self._take_actions()))
+        self._update(self._simulator.step, self._take_actions())
 
     def set_parameter(self, name: str, value: float | Sampler) -> bool:
         """Set an environment parameter, from the next reading on; True.
@@ -138,7 +143,11 @@ class InProcessEnvironment(StoredStepsEnv):
         self._loaded = False
         self._simulator.close()
 
-    def _update(self, result: Mapping[str, Steps]) -> None:
+    def _update(self, play: Callable[..., Mapping[str, Steps]], *actions: Any) -> None:
+        try:
+            result = play(*actions)
+        except SystemExit as error:  # would end this process without a word
+            raise UnityEnvironmentException(f"{self.silence.name}: {where(error)}") from error
         if self.silence.is_on:
             self.silence.end_wait()
         specs = self._simulator.behavior_specs

@@ -128,7 +128,7 @@ class EnvironmentProcess:
 
         Args:
             command: program and arguments.
-            log: its log file, which error messages prefer to its output.
+            log: its log file, which error messages quote before its output.
             peers: is told which process may call.
 
         Raises:
@@ -170,18 +170,19 @@ class EnvironmentProcess:
         self._output.flush()
 
     def tail(self) -> str:
-        """Return the last lines of the environment's log or output, to append to a message."""
-        text, source = "", "output"
+        """Return the last lines of the environment's log and output, to append to a message."""
+        texts = {}
         if self._log is not None and self._log.is_file():
             with self._log.open("rb") as file:
-                text, source = _last_lines(file), str(self._log)
-        if not text and not self._output.closed:
-            text, source = _last_lines(self._output), "output"
-        if not text:
-            return (
-                " What it printed is above." if self._prints_to_stderr else " It printed nothing."
-            )
-        return f" The last lines of its {source}:\n{text}"
+                texts[str(self._log)] = _last_lines(file)
+        if not self._output.closed:  # a wrapper script's messages are not in the player's log
+            texts["output"] = _last_lines(self._output)
+        said = [f"The last lines of its {x}:\n{text}" for x, text in texts.items() if text]
+        if not said:
+            said = [
+                "What it printed is above." if self._prints_to_stderr else "It printed nothing."
+            ]
+        return " " + "\n".join(said)
 
     def wait(self, wait_s: float) -> bool:
         """Return whether it has ended by itself, after waiting for that up to `wait_s`."""

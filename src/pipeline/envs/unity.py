@@ -17,7 +17,12 @@ from pipeline.envs.side_channels import (
 )
 from pipeline.envs.silence import last_message
 from pipeline.envs.state import StateChannel
-from pipeline.errors import UnityEnvironmentException
+from pipeline.errors import (
+    UnityCommunicationException,
+    UnityCommunicatorStoppedException,
+    UnityEnvironmentException,
+    UnityTimeOutException,
+)
 from pipeline.protocol import wire
 from pipeline.protocol.actions import actions_bytes
 from pipeline.protocol.calls import OK
@@ -51,6 +56,12 @@ _log = logging.getLogger(__name__)
 
 _HANG_UP_S, _HURRY_S = 1.0, 0.2
 _TRIM_EVERY = 256
+_SAYS_NO_REASON = (
+    UnityCommunicationException,
+    UnityCommunicatorStoppedException,
+    UnityTimeOutException,
+)
+"""After these errors of a conversation, the reason is in what the environment has printed."""
 _MAX_WARNINGS = 10
 
 
@@ -346,7 +357,8 @@ class UnityEnvironment(StoredStepsEnv):
             self._state.sent(content)
         try:
             self._server.reply(content)
-        except Exception:
+        except Exception as error:
+            self._quote_output(error)
             self._fail()
             raise
 
@@ -358,10 +370,20 @@ class UnityEnvironment(StoredStepsEnv):
         # Measured from here: the trainer may have updated its networks since the last message.
         if self.silence.is_on:
             self.silence.begin_wait()
-        message = self._server.receive(self._timeout_s, self._check)
+        try:
+            message = self._server.receive(self._timeout_s, self._check)
+        except Exception as error:
+            self._quote_output(error)
+            raise
         if self.silence.is_on:
             self.silence.end_wait()
         return message
+
+    def _quote_output(self, error: Exception) -> None:
+        """Add the last lines that the environment has printed to an error that says no reason."""
+        if self._process is not None and isinstance(error, _SAYS_NO_REASON):
+            self._process.wait(_HURRY_S)  # a wrapper script says last why it ends
+            error.args = (f"{error}{self._process.tail()}",)
 
     def _check(self) -> None:
         """While nothing comes: raise if the process has ended, and say so after a long wait."""

@@ -1,6 +1,7 @@
 """`params.yaml`: environments, demonstrations and experiments that the DAG is made of."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ class Params:
             base,
             # A sweep films nothing: nobody looks at hundreds of videos.
             evaluation=None if played is None else replace(played, video=False),
-            overrides=self._laid_over(base, trials[number], f"sweeps.{sweep}"),
+            overrides=self._laid_over(base.overrides, trials[number], f"sweeps.{sweep}"),
             chosen=proposal_file(name) if number in self.sweeps[sweep].proposed() else None,
             seeds=self.sweeps[sweep].seeds,
             base=self.sweeps[sweep].experiment,
@@ -96,7 +97,7 @@ class Params:
                 f"`dvc repro {experiment.chosen_by}` or `snakemake --cores 1`."
             )
         chosen = to_plain(read_yaml(path, what="Choice of the sweep"))["values"]
-        return self._laid_over(experiment, chosen, str(path))
+        return self._laid_over(experiment.overrides, chosen, str(path))
 
     def resolved_overrides(self, name: str) -> dict[str, Any]:
         """Return `overrides` in one spelling: nested, with the values that they resolve to."""
@@ -119,19 +120,20 @@ class Params:
         return dict(respelled(values))
 
     def _laid_over(
-        self, base: ExperimentParams, values: dict[str, Any], source: str
+        self, overrides: Mapping[str, Any], values: Mapping[str, Any], source: str
     ) -> dict[str, Any]:
-        """Return the overrides of an experiment with a sweep's values laid over them."""
+        """Return overrides with further values laid over them."""
         # Undotted first: `a.b` and `{a: {b: ...}}` are the same key, and merged as such.
-        laid = merge(undotted(base.overrides, str(self.path)), undotted(values, source))
+        laid = merge(undotted(overrides, str(self.path)), undotted(values, source))
         return dict(to_plain(laid))
 
     def run_settings(self, name: str, *, env_path: str | None = None) -> RunSettings:
         """Return the trainer configuration of an experiment, with its overrides and `env_path`."""
-        overrides = dict(self.overrides(name))
+        overrides = self.overrides(name)
         if env_path is not None:
             # Last: an override in params.yaml cannot name another executable than the DAG's.
-            overrides["env_settings.env_path"] = env_path
+            last = {"env_settings.env_path": env_path}
+            overrides = self._laid_over(overrides, last, str(self.path))
         return self._trainer_file(name, overrides)
 
     def trial_settings(self, sweep: str, values: dict[str, Any]) -> RunSettings:
@@ -139,7 +141,7 @@ class Params:
         base = self.experiments[self.sweeps[sweep].experiment]
         return load_run_settings(
             self.path.parent / base.trainer,
-            overrides=self._laid_over(base, values, f"sweeps.{sweep}"),
+            overrides=self._laid_over(base.overrides, values, f"sweeps.{sweep}"),
             overrides_from=f"{self.path}: sweeps.{sweep}.parameters",
         )
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import PipelineError, SettingsError, UnityException
+from pipeline.errors import PipelineError, SettingsError, UnityException, where
 from pipeline.simulators import registry
 
 if TYPE_CHECKING:
@@ -224,6 +224,9 @@ def _run(
         display = options.get("id", name)
         _log.error("%s: %s", display, error)  # the message says all a user needs
         return 1 if isinstance(error, UnityException) else 2
+    except SystemExit as error:
+        _log.error("%s: %s", options.get("id", name), where(error))
+        return 1
     return 0
 
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.errors import PipelineError, SettingsError, StageError
+from pipeline.errors import PipelineError, SettingsError, StageError, where
 from pipeline.simulators import registry
-from pipeline.simulators.bridges import module_bridge, naming
+from pipeline.simulators.bridges import module_bridge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -227,8 +227,8 @@ def trace(target: str, described: str) -> int:
     except PipelineError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    except Exception as error:  # noqa: BLE001  # of an environment that others wrote
-        sys.stderr.write(f"{naming.where(error)}\n")
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # of an environment that others wrote
+        sys.stderr.write(f"{where(error)}\n")
         return 1
     modules = {
         name: str(getattr(module, "__file__", None) or "")

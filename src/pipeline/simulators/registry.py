@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline import plugins
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, where
 from pipeline.plugins import Group
 
 if TYPE_CHECKING:
@@ -175,8 +175,11 @@ def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: An
     if n_agents is not None and n_agents < 1:
         raise SettingsError(f"{name}: n_agents must be at least 1, got {n_agents}.")
     check_options(name, options)
-    n_agents = n_agents or n_agents_of(name, options)
-    simulator = registered.load()(seed=seed, n_agents=n_agents, **options)
+    try:
+        n_agents = n_agents or n_agents_of(name, options)
+        simulator = registered.load()(seed=seed, n_agents=n_agents, **options)
+    except SystemExit as error:
+        raise SettingsError(f"{options.get('id', name)}: {where(error)} when it is made") from error
     return cast("Simulator", simulator)
 
 

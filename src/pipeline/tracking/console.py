@@ -56,18 +56,14 @@ def hyperparameters_text(settings: Mapping[str, Any], depth: int = 0) -> str:
 class ConsoleSink(Sink):
     """Prints each summary with speed and time left, on a terminal as a bar per behavior.
 
-    The time left is until each behavior's last step in `max_steps`. The sink also reports progress
-    to `pipeline run`, where that has started this process.
+    The time left is until a behavior's `max_steps`; one that only plays goes on until a signal, and
+    has none. The sink also reports progress to `pipeline run`, where that has started this process.
     """
 
     def __init__(
-        self,
-        *,
-        max_steps: Mapping[str, int] | None = None,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._max_steps = dict(max_steps or {})
+        self._max_steps: dict[str, int] = {}
         self._stream = stream or sys.stderr
         self._clock = clock
         self._start = clock()
@@ -79,10 +75,14 @@ class ConsoleSink(Sink):
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Show the settings that a behavior is trained with."""
         text = hyperparameters_text(settings)
+        if "max_steps" in settings:
+            self._max_steps[behavior] = settings["max_steps"]
         self._say(f"Hyperparameters for behavior name {behavior}:\n{text}")
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Show one summary."""
+        if behavior not in self._last and not values.get(names.IS_TRAINING, 1.0):
+            self._max_steps.pop(behavior, None)
         progress.tell(step=step, of=self._max_steps.get(behavior), reward=values.get(names.REWARD))
         extra = self._speed(behavior, step)
         if self._stream.isatty():

@@ -20,7 +20,7 @@ from pipeline.algos.process_group import SINGLE_PROCESS, launched
 from pipeline.errors import SettingsError
 from pipeline.settings import RunSettings, load_run_settings
 from pipeline.tracking.base import Tracker
-from pipeline.trainer.checkpoints.file import load_checkpoint
+from pipeline.trainer.checkpoints.file import RESUME_FILE, load_checkpoint
 from pipeline.trainer.checkpoints.restore import first_weights, refuse_other_networks
 from pipeline.trainer.checkpoints.resume_points import RESUME_INTERVAL_S
 from pipeline.trainer.distributed.sync import refuse_alone_only
@@ -270,6 +270,31 @@ def _old_objects_left_alone() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def make_way(run_dir: Path, force: bool, *, goes_on: bool) -> None:
+    """Refuse a folder that has an earlier run, or rename it with `force`, unless a run goes on.
+
+    Raises:
+        SettingsError: The folder has an earlier run and may not be renamed; or both are set.
+    """
+    if goes_on and force:
+        raise SettingsError("force: begins a new run, which resume and inference do not; drop one")
+    earlier = sorted(run_dir.glob(f"*/{RESUME_FILE}"))
+    if not earlier or goes_on or launched()[0] > 0:
+        return
+    folder = run_dir.resolve()
+    if not force:
+        raise SettingsError(
+            f"run_dir: an earlier run is in {run_dir} ({earlier[0]}); continue it with resume=True,"
+            f" begin a new run with force=True, which renames the folder to "
+            f"{files.free_name(folder).name}, or name another folder"
+        )
+    if Path.cwd().is_relative_to(folder):
+        raise SettingsError(f"force: {folder} is in use as the working folder; name another one")
+    with files.sole_writer(folder):
+        kept = folder.rename(files.free_name(folder))
+    _log.info("The earlier run is kept in %s.", kept)
 
 
 def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> RunSettings:

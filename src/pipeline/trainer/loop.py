@@ -74,7 +74,8 @@ class TrainingLoop:
         inference: act and count, but neither learn nor save.
         exporter: writes the ONNX of a checkpoint; see `CheckpointManager`.
         resume_interval_s: how often the resume file is refreshed at most.
-        on_start: called once, when there is something to train and all of it can be trained.
+        on_start: called once, when there is something to train and all of it can be trained; not
+            for a finished run, the files of which stay.
         group: the processes of which each runs such a loop; the first one alone saves.
         end_early: asked after every step whether to end, as if `max_steps` had been reached.
     """
@@ -157,6 +158,7 @@ class TrainingLoop:
             raise
         seconds = self.stopwatch.seconds(self.learners.values())  # of training, not of exporting
         if finished_before:  # nothing has been done, so what is saved stays as it is
+            _log.info("The run was finished %s; give a larger max_steps to go on.", self._at())
             self.keeper.give_onnx(list(self.learners.values()))
         elif not self.inference:
             self.keeper.finish(list(self.learners.values()), self._shared_state())
@@ -217,7 +219,7 @@ class TrainingLoop:
             return
         self._started = True
         self.resume_points.note_start(self.learners.values())
-        if self._on_start is not None:
+        if self._on_start is not None and not self._finished():
             self._on_start()
         self.keeper.list_lessons(self.lessons.curriculum.numbers)
         warn_of_unused(self.job.init_from, self.learners, self.settings)
@@ -306,9 +308,12 @@ class TrainingLoop:
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif (first := weights_of(name, self.job.init_from, self.settings)) is not None:
             begin_with(learner, first, device=str(device), whole=self.job.whole_weights)
+        elif self.job.resume:
+            _log.warning("%s begins at step 0: %s has no checkpoint of it.", name, self.job.run_dir)
         n_held = (saved or {}).get("held", 0) if self._exact else None
         self.synchronizer.register(learner, seed=seed, held=n_held)
-        self.tracker.began(name, description(name, spec, self.settings)["settings"])
+        if not learner.finished:
+            self.tracker.began(name, description(name, spec, self.settings)["settings"])
         self._progress[name] = Progress.of(learner, run)
         return learner
 

@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mlagents-port", type=int, required=True)
     parser.add_argument("--mode", default="normal")
-    parser.add_argument("--nan-at", type=int, default=1, help="message of mode nan")
+    parser.add_argument("--nan-at", type=int, default=1, help="message of modes nan and die")
     parser.add_argument("--quiet", action="store_true", help="do not echo the side channel")
     parser.add_argument("--wide", action="store_true", help="observations of five numbers")
     parser.add_argument("--record", type=Path, help="folder for what was received, by port")
@@ -83,7 +83,7 @@ def converse(exchange: grpc.UnaryUnaryMultiCallable, options: argparse.Namespace
             list(entry.continuous_actions) for entry in rl_input.agent_actions[NAME].value
         ] or [[float(seed), 0.0]] * 3
         number = 0 if rl_input.command == m.RESET else number + 1
-        if mode == "die" and number == 2:
+        if mode == "die" and number == max(2, options.nan_at):
             os.kill(os.getpid(), signal.SIGKILL)
         if mode == "quit" and number == 2:
             exchange(m.UnityMessageProto(header={"status": 400}))

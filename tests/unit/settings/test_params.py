@@ -87,6 +87,20 @@ def test_overrides_reach_the_trainer_configuration(folder: Path) -> None:
     assert settings.env_settings.env_path == "build/env"
 
 
+@pytest.mark.parametrize(
+    "written",
+    ["env_settings: {env_path: mine, num_envs: 3}", "env_settings.env_path: mine"],
+)
+def test_the_executable_of_the_dag_wins_however_another_is_written(folder: Path, written) -> None:
+    file = folder / "params.yaml"
+    file.write_text(FILE.replace("overrides:\n", f"overrides:\n      {written}\n", 1))
+    assert "mine" in file.read_text()
+    params = load_params(file)
+    assert params.run_settings("cloned").env_settings.env_path == "mine"
+    env = params.run_settings("cloned", env_path="build/env").env_settings
+    assert (env.env_path, env.num_envs) == ("build/env", 3 if "num_envs" in written else 1)
+
+
 def test_a_mistake_in_an_override_names_the_experiment(folder: Path) -> None:
     file = folder / "params.yaml"
     file.write_text(FILE.replace("max_steps: 1e3", "max_stesp: 1e3"))

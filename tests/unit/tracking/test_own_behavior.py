@@ -63,7 +63,9 @@ def test_a_resumed_behavior_drops_its_own_later_summaries_alone(tmp_path: Path):
 def test_speed_and_time_left_are_of_the_same_behavior():
     clock = iter(float(second) for second in range(0, 1000, 10)).__next__
     stream = io.StringIO()
-    sink = ConsoleSink(max_steps={"A": 1000, "B": 90}, stream=stream, clock=clock)
+    sink = ConsoleSink(stream=stream, clock=clock)
+    for behavior, max_steps in (("A", 1000), ("B", 90)):
+        sink.began(behavior, {"max_steps": max_steps})
     for behavior, step in (("A", 100), ("B", 10), ("A", 500), ("B", 50)):
         sink.metrics(behavior, {}, step)
     *_, third, fourth = stream.getvalue().splitlines()

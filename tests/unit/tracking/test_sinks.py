@@ -162,10 +162,11 @@ def test_summary_line_reads_as_in_ml_agents(values, line):
 def test_console_tells_speed_and_time_left():
     now = iter([0.0, 1.0, 1.0, 3.0, 3.0])
     stream = io.StringIO()
-    sink = ConsoleSink(max_steps={"B": 2000}, stream=stream, clock=lambda: next(now))
+    sink = ConsoleSink(stream=stream, clock=lambda: next(now))
+    sink.began("B", {"max_steps": 2000})
     sink.metrics("B", {names.REWARD: 0.5, names.REWARD_STD: 0.0}, 200)
     sink.metrics("B", {names.REWARD: 1.0, names.REWARD_STD: 0.0}, 400)
-    first, second = stream.getvalue().splitlines()
+    *_, first, second = stream.getvalue().splitlines()
     assert first.startswith("[INFO] B. Step: 200. Time Elapsed: 1.000 s.")
     assert "steps/s" not in first
     assert second.endswith("Training. (100 steps/s, 0:16 left)")
@@ -177,7 +178,8 @@ def test_console_shows_a_bar_on_a_terminal():
             return True
 
     stream = Terminal()
-    sink = ConsoleSink(max_steps={"B": 1000}, stream=stream)
+    sink = ConsoleSink(stream=stream)
+    sink.began("B", {"max_steps": 1000})
     sink.metrics("B", {names.REWARD: 0.5}, 500)
     sink.close()
     assert "500 steps" in stream.getvalue()

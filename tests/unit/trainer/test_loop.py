@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from toys import CHOICE, Chase, Corridor, Crowd
 
 import pipeline
+from pipeline import trainer
 from pipeline.algos.ppo import PPO
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import CheckpointError, Interrupted, UnityException
@@ -166,8 +167,11 @@ def test_resumed_run_goes_on_from_the_saved_step(quick, recorder, train_in):
     assert second.n_episodes > first.n_episodes
 
 
-def test_without_resume_old_checkpoints_are_not_read(quick, train_in):
-    results = [train_in(Corridor(n_agents=4), quick()) for _ in range(2)]
+def test_without_resume_old_checkpoints_are_not_read(quick, tmp_path, in_process):
+    results = [
+        trainer.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
+        for _ in range(2)
+    ]
     assert results[0].behaviors == results[1].behaviors
 
 

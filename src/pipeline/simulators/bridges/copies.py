@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import UnityEnvironmentException
+from pipeline.simulators.bridges.returned import MISUSE, refuse_returned
 from pipeline.simulators.bridges.states import copy_state, restore_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     import numpy as np
 
@@ -75,7 +76,12 @@ class Copy:
         # A seed for each episode: environments differ in what a reset without a seed continues.
         seed = int(self._rng.integers(2**31))
         # None without parameters: many environments do not take an empty map.
-        begun = self.env.reset(seed=seed, options=self._parameters.values() or None)
+        options = self._parameters.values() or None
+        try:
+            begun = self.env.reset(seed=seed, options=options)
+        except TypeError as error:
+            refuse_returned(self.env, "reset", None, error, where=self._where)
+            raise
         if not self.env.agents:
             raise UnityEnvironmentException(
                 f"{self._where}: it has no agents after a reset; repair the environment."
@@ -150,15 +156,38 @@ class ParallelCopy(Copy):
     def reset(self) -> Iterator[Event]:
         """Begin a new episode."""
         self._pending.clear()
-        observations, infos = self._begin()
-        for agent in self.env.agents:
-            yield self._decide(agent, observations[agent], infos.get(agent, {}), 0.0)
+        begun = self._begin()
+        try:
+            observations, infos = begun
+            for agent in self.env.agents:
+                yield self._decide(agent, observations[agent], infos.get(agent, {}), 0.0)
+        except MISUSE as error:
+            refuse_returned(self.env, "reset", begun, error, where=self._where)
+            raise
 
     def step(self, actions: Mapping[int, Any]) -> Iterator[Event]:
         """Apply the living agents' actions; begin a new episode when none is left."""
         env = self.env
         named = {env.possible_agents[agent]: action for agent, action in actions.items()}
-        observations, rewards, terminations, truncations, infos = env.step(named)
+        result = env.step(named)
+        try:
+            # rewards of agents that observe nothing now are given with their next observation
+            self._pending = yield from self._events(*result)
+        except MISUSE as error:
+            refuse_returned(env, "step", result, error, where=self._where)
+            raise
+        self._check_ends()
+        # At once, so that new first decisions come in the same message as the ends.
+        if not env.agents:
+            yield from self.reset()
+        elif self._ended.issuperset(env.agents):
+            remedy = "remove an agent in the step in which it is terminated or truncated"
+            self._refuse_ended(env.agents, remedy)
+
+    def _events(
+        self, observations: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any
+    ) -> Generator[Event, None, dict[str, tuple[float, float]]]:
+        """Yield what a step has brought; return rewards of agents that observe nothing now."""
         gained = self._gained(rewards)
         for agent, observation in observations.items():
             own_reward, shared_reward = gained.pop(agent, (0.0, 0.0))
@@ -167,18 +196,10 @@ class ParallelCopy(Copy):
             if terminated or truncations.get(agent, False):
                 yield from self._end(agent, observation, not terminated, own_reward, shared_reward)
             # Observed but no longer alive: it has had its end already.
-            elif agent in env.agents:
+            elif agent in self.env.agents:
                 info = infos.get(agent, {})
                 yield self._decide(agent, observation, info, own_reward, shared_reward)
-        # rewards of agents that observe nothing now are given with their next observation
-        self._pending = gained
-        self._check_ends()
-        # At once, so that new first decisions come in the same message as the ends.
-        if not env.agents:
-            yield from self.reset()
-        elif self._ended.issuperset(env.agents):
-            remedy = "remove an agent in the step in which it is terminated or truncated"
-            self._refuse_ended(env.agents, remedy)
+        return gained
 
     def _gained(self, rewards: Mapping[str, float]) -> dict[str, tuple[float, float]]:
         """Return each agent's own and group reward since its last observation."""
@@ -230,13 +251,20 @@ class TurnCopy(Copy):
                 # Two beginnings without an action in between would go on for ever.
                 begun = True
             agent = env.agent_selection
-            observation, reward, terminated, truncated, info = env.last()
-            if not (terminated or truncated):
-                yield self._decide(agent, observation, info, float(reward))
+            result = None
+            try:
+                result = env.last()
+                observation, reward, terminated, truncated, info = result
+                reward, is_over = float(reward), terminated or truncated
+            except MISUSE as error:
+                refuse_returned(env, "last", result, error, where=self._where)
+                raise
+            if not is_over:
+                yield self._decide(agent, observation, info, reward)
                 return
             if agent in self._ended:
                 remedy = "let `step` remove an agent that has ended, as `_was_dead_step` does"
                 self._refuse_ended([agent], remedy)
-            yield from self._end(agent, observation, not terminated, float(reward))
+            yield from self._end(agent, observation, not terminated, reward)
             # PettingZoo's rule: a dead agent takes its turn with None, and only then is removed.
             env.step(None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.batches import Batch, Bridge, Codec
+from pipeline.simulators.bridges.returned import MISUSE, refuse_returned
 from pipeline.simulators.bridges.states import copy_state, restore_copy
 
 if TYPE_CHECKING:
@@ -82,13 +83,20 @@ class GymnasiumSimulator(Bridge):
         native = self._codec.actions.native(actions[self._behavior])
         batch = Batch(self._codec, len(self._envs))
         for row, (env, action) in enumerate(zip(self._envs, native, strict=True)):
-            obs, reward, terminated, truncated, info = env.step(action)
-            if terminated or truncated:
-                # An episode that ended in both ways has ended: there is nothing to bootstrap from.
-                batch.end(obs, not terminated, (float(reward), row, 0, 0.0))
+            result = None
+            try:
+                result = env.step(action)
+                obs, reward, terminated, truncated, info = result
+                if is_over := terminated or truncated:
+                    # One that ended in both ways has ended: there is nothing to bootstrap from.
+                    batch.end(obs, not terminated, (float(reward), row, 0, 0.0))
+                else:
+                    batch.decide(obs, info, (float(reward), row, 0, 0.0))
+            except MISUSE as error:
+                refuse_returned(env, "step", result, error, where=self._where)
+                raise
+            if is_over:
                 self._begin(row, batch)
-            else:
-                batch.decide(obs, info, (float(reward), row, 0, 0.0))
         return {self._behavior: batch.steps()}
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -113,8 +121,14 @@ class GymnasiumSimulator(Bridge):
         # Gymnasium's rule: seeded once, later episodes continue the environment's own generator.
         seed, self._seeds[row] = self._seeds[row], None
         options = self.parameters.values() or None
-        obs, info = self._envs[row].reset(seed=seed, options=options)
-        batch.decide(obs, info, (0.0, row, 0, 0.0))
+        env, result = self._envs[row], None
+        try:
+            result = env.reset(seed=seed, options=options)
+            obs, info = result
+            batch.decide(obs, info, (0.0, row, 0, 0.0))
+        except MISUSE as error:
+            refuse_returned(env, "reset", result, error, where=self._where)
+            raise
 
 
 def make_environment(env_id: str, kwargs: Mapping[str, Any], render_mode: str | None = None) -> Any:

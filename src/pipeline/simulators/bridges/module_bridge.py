@@ -10,7 +10,7 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
-from pipeline.errors import PipelineError, SettingsError
+from pipeline.errors import PipelineError, SettingsError, where
 from pipeline.simulators.bridges import naming
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def called(id: str, make: Callable[..., Any], **options: Any) -> Any:
     except PipelineError:
         raise
     except Exception as error:
-        raise SettingsError(f"{id}: fails: {naming.where(error)}") from error
+        raise SettingsError(f"{id}: fails: {where(error)}") from error
 
 
 def _makes_simulator(make: Callable[..., Any]) -> bool:

@@ -8,14 +8,12 @@ import os
 import pkgutil
 import re
 import sys
-import sysconfig
-import traceback
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -78,19 +76,6 @@ def function_of(id: str) -> Callable[..., Any]:
         file = getattr(loaded, "__file__", None) or f"the module {module}"
         raise SettingsError(f"{id}: {file} has no function or class '{attribute}'{hint}")
     return cast("Callable[..., Any]", make)
-
-
-def where(error: Exception) -> str:
-    """Return an error's message, and the user's line that raised it, as one line."""
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    other_folders = {Path(__file__).resolve().parents[2], Path(sysconfig.get_path("stdlib"))}
-    # The innermost line that is the user's: below it lie libraries, above it this program.
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename)
-        is_user_code = file.is_absolute() and "site-packages" not in file.parts
-        if is_user_code and not other_folders.intersection(file.parents):
-            return f"{text} ({file.name}:{frame.lineno})"
-    return text
 
 
 def need(package: str, env_id: str, extra: str = "envs") -> None:

@@ -6,7 +6,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, UnityEnvironmentException
 from pipeline.seeding import stream
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.batches import Batch, Bridge, Codec
@@ -171,8 +171,16 @@ class PettingZooSimulator(Bridge):
         row = (event.reward, agent_id, group_id, event.group_reward)
         if event.interrupted is not None:
             batch.end(event.obs, event.interrupted, row)
-        else:
+            return
+        try:
             batch.decide(event.obs, event.info, row)
+        except AttributeError as error:
+            if hasattr(event.info, "get"):
+                raise
+            raise UnityEnvironmentException(
+                f"{self._where}: the info of an agent is {event.info!r}, and PettingZoo asks for a "
+                "dict; repair the environment"
+            ) from error
 
 
 def _make_env(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:

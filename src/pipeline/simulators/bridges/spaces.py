@@ -130,12 +130,15 @@ def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSp
                 height, width, channels = channels, height, width
             if visual == "always" or min(height, width) >= LEAST_SIDE:
                 return ObservationSpec.visual(channels, height, width, name), _image(space, layout)
-        elif visual == "always" and len(space.shape) == 3:
-            _log.info(
-                "%s: the observation '%s' is a vector and no image, because its space has no "
-                "finite bounds to scale it by: %s",
-                *(where, name, space),
+        elif visual == "always" and len(space.shape) > 1:
+            is_bounded = np.isfinite(space.low).all() and np.isfinite(space.high).all()
+            no_image = (
+                "an image has three axes, or two of bytes"
+                if is_bounded
+                else "its space has no finite bounds to scale it by"
             )
+            text = "%s: the observation '%s' is a vector and no image, because %s: %s"
+            _log.info(text, where, name, no_image, space)
         return ObservationSpec.vector(math.prod(space.shape), name), _put_numbers
     if isinstance(space, spaces.Discrete):
         return ObservationSpec.vector(int(space.n), name), _one_hot(int(space.start))
@@ -307,12 +310,17 @@ class Actions:
             UnityEnvironmentException: The mask does not fit, or forbids a whole branch.
         """
         # Gymnasium's masks are 1 where allowed, ML-Agents' are True where forbidden.
-        flat = np.concatenate(list(_mask_parts(mask, self._space))) == 0
-        if len(flat) != sum(self._branches):
+        n_choices = sum(self._branches)
+        try:
+            flat = np.concatenate(list(_mask_parts(mask, self._space))) == 0
+            if len(flat) != n_choices:
+                raise ValueError(f"{len(flat)} entries")  # noqa: TRY301  # as of other forms
+        except ValueError as error:
             raise UnityEnvironmentException(
-                f"{self._where}: its action mask has {len(flat)} entries, but the discrete actions "
-                f"have {sum(self._branches)} choices; repair the environment's action_mask."
-            )
+                f"{self._where}: its action mask has {error}; give {n_choices} entries, 1 for each "
+                "choice that is allowed and 0 for others, in one array or in the form that "
+                "action_space.sample(mask=...) takes."
+            ) from error
         first = 0
         for branch, size in enumerate(self._branches):
             if flat[first : first + size].all():
@@ -385,16 +393,45 @@ class Actions:
 
 
 def _mask_parts(mask: Any, space: Any) -> Iterator[AnyArray]:
-    """Yield the arrays of a mask in the order of the space: trees as `space.sample` takes them."""
-    if isinstance(mask, Mapping):
-        for key, part in getattr(space, "spaces", mask).items():
+    """Yield the arrays of a mask in the order of the space: trees as `space.sample` takes them.
+
+    Raises:
+        ValueError: The tree is another one than that of the space.
+    """
+    if mask is None:  # all is allowed; a Box has no mask
+        yield np.ones(_n_choices(space), dtype=np.int8)
+    elif isinstance(mask, Mapping):
+        parts = space.spaces if isinstance(space, spaces.Dict) else dict.fromkeys(mask)
+        if unknown := [key for key in mask if key not in parts]:
+            raise ValueError(f"the part {unknown[0]!r}, and the action has {list(parts)}")
+        for key, part in parts.items():
+            if key not in mask and _n_choices(part):
+                raise ValueError(f"no part {key!r}, which the action has")
             yield from _mask_parts(mask.get(key), part)
-    elif isinstance(mask, tuple | list):
+    elif isinstance(mask, tuple | list) and not all(map(np.isscalar, mask)):
         inner = space.spaces if isinstance(space, spaces.Tuple) else [None] * len(mask)
-        for item, part in zip(mask, inner, strict=False):
+        if len(mask) != len(inner):
+            raise ValueError(f"{len(mask)} parts, and the action has {len(inner)}")
+        for item, part in zip(mask, inner, strict=True):
             yield from _mask_parts(item, part)
-    elif mask is not None:  # None is the mask of a Box
-        yield np.ravel(mask)
+    else:
+        flat = np.ravel(mask)
+        if isinstance(space, spaces.MultiBinary) and len(flat) == math.prod(space.shape):
+            # As `MultiBinary.sample` takes it: 0 or 1 is the only choice, 2 allows both.
+            flat = np.stack((flat != 1, flat != 0), axis=1).ravel()
+        yield flat
+
+
+def _n_choices(space: Any) -> int:
+    """Return how many entries the mask of an action space has, two for each bit."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return sum(map(_n_choices, parts))
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return int(space.nvec.sum())
+    return 2 * math.prod(space.shape) if isinstance(space, spaces.MultiBinary) else 0
 
 
 def _name(path: Path, default: str = "action") -> str:

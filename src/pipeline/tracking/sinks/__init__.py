@@ -38,7 +38,7 @@ def standard_sinks(run: TrackedRun, names: Sequence[str] | None = None) -> list[
     from pipeline.tracking.updates_csv import UpdatesCsvSink
 
     # The CSV file is the record, so it does not depend on which sinks are chosen.
-    sinks: list[Sink] = [ConsoleSink(max_steps=run.max_steps), CsvSink(run.folder / "progress.csv")]
+    sinks: list[Sink] = [ConsoleSink(), CsvSink(run.folder / "progress.csv")]
     if run.debug_folder is not None:
         sinks.append(UpdatesCsvSink(run.debug_folder))
     return sinks + (_by_default(run) if names is None else named_sinks(run, names))

@@ -203,7 +203,7 @@ def test_a_mask_forbids_what_is_zero_in_it():
 @pytest.mark.parametrize(
     ("mask", "said"),
     [
-        (np.ones(4), "has 4 entries, but the discrete actions have 5 choices"),
+        (np.ones(4), "has 4 entries; give 5 entries, 1 for each choice"),
         (np.array([1, 1, 0, 0, 0]), "forbids every choice of the discrete action 1"),
     ],
 )
