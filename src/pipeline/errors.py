@@ -7,6 +7,12 @@ that code written for it keeps its `except` clauses.
 
 from __future__ import annotations
 
+import re
+import shlex
+
+_UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that move a terminal's cursor, turn text around, or cannot be printed at all."""
+
 
 class PipelineError(Exception):
     """A mistake or a failure that the message explains and the user can act on."""
@@ -63,6 +69,30 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         message = f"not enough memory; use smaller inputs, networks or buffers ({message})"
     return " | ".join(line.strip() for line in message.splitlines() if line.strip())
+
+
+def printable(text: str) -> str:
+    r"""Return text with escapes, such as \x1b, for characters that a terminal would act upon."""
+    return _UNPRINTABLE.sub(_escape, text)
+
+
+def _escape(character: re.Match[str]) -> str:
+    code = ord(character[0])
+    # Python reads a byte of a file's name that is not UTF-8 as U+DC80 to U+DCFF.
+    byte = code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code
+    return f"\\x{byte:02x}" if byte < 0x80 or byte != code else f"\\u{code:04x}"
+
+
+def shell_command(*words: object) -> str:
+    """Return a command that can be pasted into a shell, whatever characters its words have."""
+    return " ".join(map(_quoted, map(str, words)))
+
+
+def _quoted(word: str) -> str:
+    if not _UNPRINTABLE.search(word):
+        return shlex.quote(word)
+    escaped = word.replace("\\", r"\\").replace("'", r"\'")
+    return f"$'{printable(escaped)}'"
 
 
 class Interrupted(PipelineError):  # noqa: N818  # not a mistake

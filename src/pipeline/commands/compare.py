@@ -244,7 +244,8 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
     for key in ("seed", "base_port"):
         environment.pop(key, None)
     path = settings.env_settings.env_path
-    name = "Unity Editor" if path is None else Path(path).name
+    is_id = path is not None and path.startswith(("gymnasium:", "pettingzoo:"))  # with any slashes
+    name = "Unity Editor" if path is None else path if is_id else Path(path).name
     return files.fingerprint(content), settings.env_settings.seed, name
 
 

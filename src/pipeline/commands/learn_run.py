@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import __version__, files, machine
 from pipeline.commands.learn_settings import flags_named
-from pipeline.errors import Interrupted, SettingsError
+from pipeline.errors import Interrupted, SettingsError, shell_command
 from pipeline.settings import dump_yaml, load_run_settings, to_mapping
 from pipeline.stages.export import publish
 from pipeline.stages.shared import process, provenance
@@ -101,7 +101,11 @@ def _summary(settings: RunSettings, run_dir: Path, result: TrainResult) -> str:
     lines.append(f"Time: {_split(result.seconds)}")
     if not inference and (env := settings.env_settings.env_path):
         first = files.named(run_dir, next(iter(result.behaviors)), ".onnx")
-        lines.append(f"Play it: pipeline evaluate {first} --env {env}")
+        args = settings.env_settings.env_args
+        rest = ["--env-args", *args] if args else []
+        lines.append(
+            f"Play it: {shell_command('pipeline', 'evaluate', first, '--env', env, *rest)}"
+        )
     return "\n".join(lines)
 
 
@@ -191,7 +195,8 @@ def _train(
     except Interrupted as error:
         if not folder.started or checkpoint.inference:
             raise
-        message = f"{error}; to continue, give the same command with --resume"
+        instead = " instead of --force" if "checkpoint_settings.force" in plan.flags else ""
+        message = f"{error}; to continue, give the same command with --resume{instead}"
         raise Interrupted(message, exit_code=process.exit_code(error.exit_code)) from error
 
 

@@ -23,6 +23,7 @@ from pipeline.errors import (
     UnityEnvironmentException,
     UnityProcessEndedException,
     UnityWorkerInUseException,
+    shell_command,
 )
 from pipeline.protocol.calls import OK
 from pipeline.protocol.generated.messages import UnityMessageProto, UnityRLCapabilitiesProto
@@ -272,7 +273,7 @@ def die_with_parent(parent: int) -> Callable[[], None] | None:
 
 def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
     if isinstance(error, PermissionError):
-        why = f"it may not be executed. Try `chmod -R 755 {path}`"
+        why = f"it may not be executed. Try `{shell_command('chmod', '-R', '755', path)}`"
     elif error.errno == errno.ENOEXEC:
         why = (
             "this system cannot run it (exec format error): it is a build for another platform, "

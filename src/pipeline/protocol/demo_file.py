@@ -15,7 +15,7 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from pipeline.errors import DemonstrationError
+from pipeline.errors import DemonstrationError, shell_command
 from pipeline.files import similar
 from pipeline.protocol import wire
 from pipeline.protocol.generated.messages import (
@@ -142,10 +142,8 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        remedy = (
-            f"`pipeline demo record ENV -o {path}` makes one, or Unity's Demonstration Recorder"
-        )
-        hint = similar(path) or f". {remedy}"
+        record = shell_command("pipeline", "demo", "record", "ENV", "-o", path)
+        hint = similar(path) or f". `{record}` makes one, or Unity's Demonstration Recorder"
         raise DemonstrationError(
             f"The demonstration file or directory {path} does not exist{hint}"
         ) from error

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.envs.launch import find_executable
 from pipeline.envs.sources.fetch import locked
-from pipeline.errors import StageError, UnityEnvironmentException
+from pipeline.errors import StageError, UnityEnvironmentException, shell_command
 from pipeline.settings.environments import FORMS, BuiltinSource, PathSource, named
 from pipeline.simulators import registry
 
@@ -81,12 +81,13 @@ def _executable(path: str) -> Path:
     except UnityEnvironmentException as error:
         word = Path(path).stem
         if word in registry.SIMULATORS:
-            built = f"pipeline env build {word} -o {path}"
+            built = shell_command("pipeline", "env", "build", word, "-o", path)
             hint = f"`{built}` makes it, and the name {word} alone is built and kept by itself."
         elif word == path:
             hint = f"No simulator is called so{registry.near(word)}. Give {FORMS}."
         else:
-            hint = f"`pipeline env build NAME -o {path}` makes one. Or give {FORMS}."
+            built = shell_command("pipeline", "env", "build", "NAME", "-o", path)
+            hint = f"`{built}` makes one. Or give {FORMS}."
         raise UnityEnvironmentException(f"{error} {hint}") from error
     if program.suffix == ".py" and not os.access(program, os.X_OK):
         raise UnityEnvironmentException(
