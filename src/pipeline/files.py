@@ -243,6 +243,44 @@ def keep_aside(path: Path, reason: str) -> None:
     )
 
 
+_KINDS = {
+    rb"\Z": "is empty; copy or download it again",
+    rb"version https://git-lfs": "is a pointer of Git LFS; `git lfs pull` fetches the file itself",
+    rb"\x7fELF": "is a program for Linux; {program}",
+    rb"MZ.{0,200}\0": "is a program for Windows; {program}",
+    rb"\xfe\xed\xfa[\xce\xcf]|[\xce\xcf]\xfa\xed\xfe|\xca\xfe\xba\xbe\0": "is a program for macOS; "
+    "{program}",
+    rb"#!.*\0": "is an executable of `pipeline env build`; {program}",
+    rb"\s*<(?i:!doctype html|html)": "is a web page; download the file itself instead of its page",
+    rb"\x08[\3-\x1f]\x12": "is an ONNX model, which `pipeline evaluate` plays",
+    rb"PK\x03\x04[^/]{26,90}/data\.pkl": "is a checkpoint; Unity and `pipeline evaluate` take the "
+    ".onnx file of its run",
+    rb"PK\x03\x04|7z\xbc\xaf|\x1f\x8b|BZh[1-9]1AY|\xfd7zXZ": "is an archive; unpack it first",
+}
+"""Files that are often given in place of another, by how they begin."""
+
+
+def foreign(data: bytes, *, own: bytes = b"", program: str = "name it with --env") -> str | None:
+    """Return what a file is by its first bytes, and what to do; None for every other file.
+
+    A file of the kind that is asked for begins with `own`. `program` says what to do with a
+    program.
+    """
+    if own and data.startswith(own):
+        return None
+    found = (text for start, text in _KINDS.items() if re.match(start, data, re.DOTALL))
+    return next((text.format(program=program) for text in found), None)
+
+
+def kind_of(path: Path | str, **options: Any) -> str | None:
+    """Return what a file is, as `foreign` says it; None if it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return foreign(file.read(512), **options)
+    except OSError:
+        return None
+
+
 def decoded(data: bytes) -> str:
     """Return the text of a file that another program may have saved, in whatever encoding."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

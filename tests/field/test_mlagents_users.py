@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from refusals import refusal
 
+from pipeline.commands import timers
+from pipeline.data.demo_tables import read_table
 from pipeline.data.demonstrations import merge_demos, trim_demo
-from pipeline.errors import DemonstrationError, SettingsError
+from pipeline.envs.launch import EnvironmentProcess
+from pipeline.errors import (
+    DemonstrationError,
+    PipelineError,
+    SettingsError,
+    UnityEnvironmentException,
+)
+from pipeline.export.layout import load as load_model
 from pipeline.protocol.demo import describe, read_demo, writing_demo
 from pipeline.protocol.demo_file import BRAIN_OFFSET, delimited_message, parse_demo
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings, read_yaml
+from pipeline.trainer.checkpoints.file import load_checkpoint
 
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
 
@@ -148,3 +161,78 @@ def test_every_other_tag_stays_refused(tmp_path: Path, old: str, new: str, line:
     path.write_text(WRITTEN.replace(old, new, 1))
     with pytest.raises(SettingsError, match=rf"\.yaml:{line}: .*(is not allowed|no more than)"):
         load_run_settings(path)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
+TORCH = io.BytesIO()
+torch.save({"a": torch.zeros(1)}, TORCH)
+KINDS = {
+    "empty": (b"", "is empty; copy or download it again"),
+    "pointer": (POINTER, "is a pointer of Git LFS; `git lfs pull` fetches the file itself"),
+    "elf": (b"\x7fELF\2\1\1" + bytes(9) + b"\xd0", "is a program for Linux; name it with --env"),
+    "exe": (b"MZ\x90\0\3" + b"\xff" * 9, "is a program for Windows; name it with --env"),
+    "mac": (b"\xcf\xfa\xed\xfe\7", "is a program for macOS; name it with --env"),
+    "packed": (
+        b"#!/bin/sh\n# an environment\nPK\3\4\0\0\xff",
+        "is an executable of `pipeline env build`; name it with --env",
+    ),
+    "page": (b"<!DOCTYPE html>\n<html>", "is a web page; download the file itself instead of its"),
+    "onnx": (b"\x08\x07\x12\x07pytorch\xff", "is an ONNX model, which `pipeline evaluate` plays"),
+    "torch": (TORCH.getvalue(), "is a checkpoint; Unity and `pipeline evaluate` take the .onnx"),
+    "zip": (b"PK\3\4\x0a\0\xff", "is an archive; unpack it first"),
+    "gz": (b"\x1f\x8b\x08\0\xff", "is an archive; unpack it first"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "read", "own"),
+    [
+        ("a.yaml", load_run_settings, "empty"),
+        ("a.demo", read_demo, ""),
+        ("a.onnx", load_model, "onnx"),
+        ("a.pt", load_checkpoint, "zip torch"),
+        ("a.csv", read_table, ""),
+        ("a.npz", read_table, "zip torch"),
+        ("timers.json", timers.read, ""),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "." in value else "",
+)
+def test_a_file_of_another_kind_is_named(name, read, own, kind, tmp_path: Path):
+    """ml-agents#1960, netron#463: "save it as UTF-8", "export the policy again"."""
+    content, said = KINDS[kind]
+    path = tmp_path / name
+    path.write_bytes(content)
+    if kind in own.split():
+        return
+    message = refusal(PipelineError, read, path)
+    assert message.startswith(f"{path}: ")
+    assert said in message
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o644])
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"packed"}))
+def test_an_environment_that_is_no_program_of_this_system_is_named(kind, mode, tmp_path: Path):
+    """A pointer of Git LFS is not executable: "Try chmod" was the advice."""
+    content, said = KINDS[kind]
+    path = tmp_path / "Game.x86_64"
+    path.write_bytes(content)
+    path.chmod(mode)
+    message = refusal(UnityEnvironmentException, EnvironmentProcess, [str(path)])
+    said = said.replace("name it with --env", "name a build for this system")
+    if (kind, mode) == ("elf", 0o644):
+        said = "chmod"
+    assert f"{path}: it" in message
+    assert said in message
+
+
+def test_a_configuration_with_binary_data_is_not_to_be_saved_as_text(tmp_path: Path):
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"\x1c\x08\1\x10\0\xff")
+    assert refusal(SettingsError, load_run_settings, path).endswith(
+        "holds binary data; name a YAML file"
+    )
+    path.write_text("BZh: 1\nMZ: 2\n7z: 3\n")
+    assert refusal(SettingsError, load_run_settings, path).startswith(
+        f"{path}:1: unknown key 'BZh'"
+    )

@@ -184,6 +184,8 @@ def read_table(path: Path) -> Table:
     suffix = path.suffix.lower()
     if suffix not in _FORMATS:
         raise _unknown_format(path)
+    if kind := files.kind_of(path, own=b"PK" if suffix == ".npz" else b""):
+        raise DemonstrationError(f"{path}: {kind}")
     try:
         table = _FORMATS[suffix][0](path)
     except _UNREADABLE as error:

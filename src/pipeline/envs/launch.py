@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import psutil
 
+from pipeline import files
 from pipeline.errors import (
     UnityEnvironmentException,
     UnityProcessEndedException,
@@ -55,6 +56,7 @@ _CAPABILITIES = UnityRLCapabilitiesProto(
     variableLengthObservation=True,
     multiAgentGroups=True,
 )
+_SYSTEM = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, "Linux")
 _EXTENSIONS = (".app", ".exe", ".x86_64", ".x86")
 _PR_SET_PDEATHSIG = 1
 _TAIL_LINES, _TAIL_BYTES = 20, 4096
@@ -272,7 +274,11 @@ def die_with_parent(parent: int) -> Callable[[], None] | None:
 
 
 def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
-    if isinstance(error, PermissionError):
+    is_found = isinstance(error, PermissionError) or error.errno == errno.ENOEXEC
+    kind = files.kind_of(path, program="name a build for this system") if is_found else None
+    if kind and not (isinstance(error, PermissionError) and f"for {_SYSTEM};" in kind):
+        why = f"it {kind}"
+    elif isinstance(error, PermissionError):
         why = f"it may not be executed. Try `{shell_command('chmod', '-R', '755', path)}`"
     elif error.errno == errno.ENOEXEC:
         why = (

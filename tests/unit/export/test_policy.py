@@ -184,7 +184,7 @@ def test_choices_that_the_branches_lack_are_refused(hybrid, shift):
 def test_file_that_is_not_onnx_is_refused(tmp_path):
     path = tmp_path / "policy.onnx"
     path.write_text("version https://git-lfs")
-    with pytest.raises(ExportError, match="is not an ONNX file"):
+    with pytest.raises(ExportError, match="is a pointer of Git LFS"):
         OnnxPolicy(path)
     with pytest.raises(ExportError, match="cannot be read"):
         OnnxPolicy(tmp_path / "absent.onnx")
