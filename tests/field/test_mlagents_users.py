@@ -236,3 +236,77 @@ def test_a_configuration_with_binary_data_is_not_to_be_saved_as_text(tmp_path: P
     assert refusal(SettingsError, load_run_settings, path).startswith(
         f"{path}:1: unknown key 'BZh'"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "behaviors:\n  Pong?team=0: {max_steps: 5}\n",
+            "2: behaviors.Pong?team=0: the teams of a behavior have its settings in common; write "
+            "'Pong'",
+        ),
+        (
+            "Pong?team=1: {trainer: ppo, max_steps: 5, batch_size: 8}\n",
+            "1: behaviors.Pong?team=1: the teams of a behavior have its settings in common; write "
+            "'Pong'",
+        ),
+        (
+            "behaviors:\nBall:\n  trainer_type: ppo\n",
+            "2: Ball: is at the top level of the file; indent it below 'behaviors:'",
+        ),
+        (
+            "Ball:\n  trainer_type: ppo\n",
+            "1: Ball: is at the top level of the file; indent it below 'behaviors:'",
+        ),
+        (
+            "behaviors:\n  A: {}\nBall: {hyperparameters: {batch_size: 5}}\n",
+            "3: Ball: is at the top level of the file; indent it below 'behaviors:'",
+        ),
+        (
+            "behaviors:\n  A: {}\nenvironment_parameters:\ngravity: 9.8\n",
+            "4: gravity: is at the top level of the file; indent it below "
+            "'environment_parameters:'",
+        ),
+        (
+            "behaviors:\n  Ball:\n  trainer_type: ppo\n",
+            "3: behaviors.trainer_type: is a setting of a behavior; indent it below the behavior's "
+            "name",
+        ),
+        (
+            "behaviors:\n  B: {}\n  default_settings: {max_steps: 5}\n",
+            "3: behaviors.default_settings: belongs to the top level of the file; indent it as "
+            "'behaviors:' is",
+        ),
+        (
+            "behaviors:\n  B: {}\n  env_settings: {num_envs: 5}\n",
+            "3: behaviors.env_settings: belongs to the top level of the file; indent it as "
+            "'behaviors:' is",
+        ),
+        (
+            "behaviors:\n  B: {}\ndefault: {max_steps: 5}\n",
+            "3: default: is called 'default_settings' in a file with 'behaviors'",
+        ),
+    ],
+)
+def test_what_is_at_another_level_is_found_when_the_file_is_read(text, said, tmp_path: Path):
+    """ml-agents#4140, #4200, #6090: "can be used", and "has not been specified" much later."""
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    assert refusal(SettingsError, load_run_settings, path) == f"{path}:{said}"
+
+
+def test_a_misspelt_section_is_still_proposed(tmp_path: Path):
+    (tmp_path / "c.yaml").write_text("default_setings: {max_steps: 5}\n")
+    message = refusal(SettingsError, load_run_settings, tmp_path / "c.yaml")
+    assert "did you mean 'default_settings'?" in message
+
+
+def test_a_behavior_called_default_is_remarked_on(tmp_path: Path, caplog):
+    """In files before 0.18 these were the settings of every other behavior."""
+    path = tmp_path / "c.yaml"
+    path.write_text("behaviors:\n  default: {max_steps: 5}\n  B: {max_steps: 6}\n")
+    assert load_run_settings(path).behaviors["default"].max_steps == 5
+    (line,) = caplog.messages
+    assert line.startswith(f"{path}:2: behaviors.default: only a behavior called 'default' has ")
+    assert "'default_settings', at the top level of the file" in line
