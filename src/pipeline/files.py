@@ -29,6 +29,7 @@ LONGEST_NAME = 200
 _WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _MOST_FILES, _DEEPEST = 2000, 3
 """Limits of the search of `similar`: it only serves a message, and a home folder may be large."""
+_OF_PROGRAMS = ("", ".x86_64", ".x86", ".exe", ".app")
 _RANDOM = "[a-z0-9_]" * 8
 """The random part of a temporary file's name, as a pattern."""
 
@@ -178,11 +179,39 @@ def _why_no_file_name(name: str) -> str | None:
     return None
 
 
+def as_typed(text: str) -> Path | None:
+    """Return the file or folder that a path means as a person may type it; None if there is none.
+
+    It may have quotes, `~`, `$HOME` and the separators of Windows, other letters in upper case, and
+    as a program another suffix or none.
+    """
+    plain = os.path.expandvars(text.strip("'\" ").replace("\\", "/"))
+    typed = Path(plain).expanduser() if plain else Path("/", "nothing")
+    here = Path(typed.anchor)
+    for part in typed.parts[bool(typed.anchor) :]:
+        word, entries = Path(part), [here / part]
+        if not entries[0].exists():
+            with suppress(OSError):  # it may not be read
+                entries += sorted(here.iterdir())
+        same = [entry for entry in entries if entry.name.casefold() == part.casefold()]
+        if word.suffix in _OF_PROGRAMS:
+            stem = word.stem.casefold()
+            same += [e for e in entries if e.suffix in _OF_PROGRAMS and e.stem.casefold() == stem]
+        found = next((entry for entry in same if entry.exists()), None)
+        if found is None:
+            return None
+        here = found
+    return here
+
+
 def similar(path: Path | str) -> str:
     """Return `; did you mean 'x'?` for the file most like a missing path, or an empty string.
 
     Only files with the same suffix count, in the nearest existing folder and a few levels below.
     """
+    meant = as_typed(str(path))
+    if meant is not None and meant.is_file():
+        return f"; did you mean '{meant}'?"
     path = Path(path)
     folder = next((parent for parent in path.parents if parent.is_dir()), None)
     candidates: dict[str, Path] = {}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from refusals import refusal
 
+from pipeline import cli
 from pipeline.commands import timers
 from pipeline.data.demo_tables import read_table
 from pipeline.data.demonstrations import merge_demos, trim_demo
@@ -25,6 +26,7 @@ from pipeline.protocol.demo import describe, read_demo, writing_demo
 from pipeline.protocol.demo_file import BRAIN_OFFSET, delimited_message, parse_demo
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings, read_yaml
+from pipeline.stages.shared.named_env import executable_of
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
@@ -310,3 +312,85 @@ def test_a_behavior_called_default_is_remarked_on(tmp_path: Path, caplog):
     (line,) = caplog.messages
     assert line.startswith(f"{path}:2: behaviors.default: only a behavior called 'default' has ")
     assert "'default_settings', at the top level of the file" in line
+
+
+@pytest.fixture
+def games(tmp_path: Path, monkeypatch) -> Path:
+    players = ("my games/Tennis", "build/Tennis", "two/A", "two/B")
+    for name in ("Game", *(f"{player}.x86_64" for player in players)):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+    (tmp_path / "build/Tennis_Data").mkdir()
+    (tmp_path / "c.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "my games"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("env", "hint"),
+    [
+        ("Game --n 2", "There is Game; write its arguments as in `--env Game --env-args --n 2`."),
+        (
+            "./my games/Tennis --n 2",
+            "There is 'my games/Tennis.x86_64'; write its arguments as in `--env "
+            "'my games/Tennis.x86_64' --env-args --n 2`.",
+        ),
+        (r".\build\Tennis.exe", "There is build/Tennis.x86_64; write it so."),
+        (r"build\Tennis", "There is build/Tennis.x86_64; write it so."),
+        ("Build/tennis.app", "There is build/Tennis.x86_64; write it so."),
+        ("game", "There is Game; write it so."),
+        ("build", "There is build/Tennis.x86_64; write it so."),
+        ("two/", "The folder has two/A.x86_64, two/B.x86_64; name one of them."),
+        ("'./Game'", "There is Game; write it so."),
+        ("~/Tennis", "There is '{home}/Tennis.x86_64'; write it so."),
+        ("$HOME/Tennis", "There is '{home}/Tennis.x86_64'; write it so."),
+        (
+            r"C:\Users\me\Game.exe",
+            "This is a path of Windows; give the path that the program has on this system.",
+        ),
+        ("./build/Tenis", "Did you mean 'build/Tennis.x86_64'?"),
+        ("build/Tennis_Data", "Did you mean 'build/Tennis.x86_64'?"),
+    ],
+)
+def test_a_program_that_is_there_is_named(env, hint, games: Path):
+    """ml-agents#2697, #3442: "`pipeline env build NAME -o ...` makes one" was the answer."""
+    message = refusal(UnityEnvironmentException, executable_of, env)
+    assert message.endswith(f"from the folder {games}. {hint.format(home=games / 'my games')}")
+
+
+def test_a_program_that_is_nowhere_is_still_answered_with_the_forms(games: Path):
+    assert "`pipeline env build NAME -o ./nothing` makes one" in refusal(
+        UnityEnvironmentException, executable_of, "./nothing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["c.yaml", "--env", "my", "games/Tennis"], "a path with a blank needs quotes: 'my games"),
+        (["--env", "my", "games/Tennis.x86_64"], "a path with a blank needs quotes: 'my games"),
+        (["c.yaml", "--resume=True"], "--resume takes no value; write --resume alone; `"),
+        (["c.yaml", "--resume", "true"], "--resume takes no value; write --resume alone; `"),
+        (["c.yaml", "--no-graphics=False"], "--no-graphics takes no value; leave it out; `"),
+    ],
+)
+def test_a_command_line_says_how_to_write_it(words, said, games: Path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["learn", *words])
+    assert capsys.readouterr().err.startswith(f"error: {said}")
+
+
+def test_words_for_the_environment_are_not_taken_for_a_path(games: Path):
+    rest = ["my", "games/Tennis", "--resume=True"]
+    words = ["learn", "c.yaml", "--env", "Game", "--env-args", *rest]
+    assert cli.parser_for(words).parse_args(words).env_args == rest
+
+
+def test_a_trainer_file_is_found_in_another_spelling(games: Path):
+    for text in (r".\c.yaml", "C.YAML", "$HOME/../c.yaml"):
+        assert refusal(SettingsError, load_run_settings, text).endswith("c.yaml'?")
+    (games / "d.onnx").touch()
+    assert "did you mean" not in refusal(SettingsError, load_run_settings, "d.yaml")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import psutil
 
 from pipeline import files
+from pipeline.envs.sources.programs import meant
 from pipeline.errors import (
     UnityEnvironmentException,
     UnityProcessEndedException,
@@ -82,6 +83,7 @@ def find_executable(file_name: str | Path) -> Path:
     raise UnityEnvironmentException(
         f"Couldn't launch the {Path(bare).name} environment. Provided filename does not match any "
         f"environments. Looked for {name} from the folder {Path.cwd()}."
+        + (f" {hint}" if (hint := meant(name)) else "")
     )
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.envs.launch import find_executable
 from pipeline.envs.sources.fetch import locked
+from pipeline.envs.sources.programs import meant
 from pipeline.errors import StageError, UnityEnvironmentException, shell_command
 from pipeline.settings.environments import FORMS, BuiltinSource, PathSource, named
 from pipeline.simulators import registry
@@ -80,6 +81,8 @@ def _executable(path: str) -> Path:
         program = find_executable(path)
     except UnityEnvironmentException as error:
         word = Path(path).stem
+        if meant(path):
+            raise
         if word in registry.SIMULATORS:
             built = shell_command("pipeline", "env", "build", word, "-o", path)
             hint = f"`{built}` makes it, and the name {word} alone is built and kept by itself."
@@ -87,7 +90,8 @@ def _executable(path: str) -> Path:
             hint = f"No simulator is called so{registry.near(word)}. Give {FORMS}."
         else:
             built = shell_command("pipeline", "env", "build", "NAME", "-o", path)
-            hint = f"`{built}` makes one. Or give {FORMS}."
+            near = files.similar(path).removeprefix("; d")
+            hint = f"D{near}" if near else f"`{built}` makes one. Or give {FORMS}."
         raise UnityEnvironmentException(f"{error} {hint}") from error
     if program.suffix == ".py" and not os.access(program, os.X_OK):
         raise UnityEnvironmentException(
