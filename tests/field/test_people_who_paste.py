@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import re
 import subprocess
@@ -10,15 +12,17 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 from fake_player import CONFIG, SCRIPT
 
 from pipeline import cli
 from pipeline.commands import compare, init
+from pipeline.commands.parser import aligned
 from pipeline.envs.launch import EnvironmentProcess
-from pipeline.errors import PipelineError, shell_command
-from pipeline.protocol.demo import read_demo
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.errors import PipelineError, brief, shell_command, shown
+from pipeline.protocol.demo import read_demo, writing_demo
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 from pipeline.settings.environments import EnvironmentParams
 from pipeline.settings.named_files import missing_demonstrations
@@ -178,8 +182,7 @@ def test_what_env_build_says_can_be_pasted(tmp_path: Path, monkeypatch, pasted, 
 def test_what_init_says_and_writes_can_be_pasted(tmp_path: Path, monkeypatch, pasted, capsys):
     """ "cd my project && pipeline run --engine dvc   (or ...)" was no command of any shell."""
     monkeypatch.chdir(tmp_path)
-    spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
-    asked = {ODD: init.Behavior(spec=spec, n_agents=1)}
+    asked = {ODD: init.Behavior(spec=SPEC, n_agents=1)}
     monkeypatch.setattr(init, "_ask", mock.Mock(return_value=asked))
     game(tmp_path / f"{ODD}.x86_64", ODD)
     project = f"my {ODD}"
@@ -225,3 +228,67 @@ def test_a_file_that_may_not_be_executed_is_named_for_chmod(tmp_path: Path, past
     path.write_bytes(b"#!/bin/sh\n")
     (command,) = quoted_in(said(EnvironmentProcess, [str(path)]))
     assert pasted(command) == ["chmod", "-R", "755", str(path)]
+
+
+EVIL = "a\x1b[2Jb\u202ec\x85"
+SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
+STEP = {
+    "obs": [np.zeros((2, 2), np.float32)],
+    "actions": ActionTuple(np.zeros((2, 1), np.float32), np.zeros((2, 0), np.int32)),
+    "reward": np.zeros(2, np.float32),
+    "done": np.array([False, True]),
+}
+SHOWN = r"a\x1b[2Jb\u202ec\u0085"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["config", "check", f"{EVIL}.yaml"], f"{SHOWN}.yaml"),
+        (["learn", "c.yaml", "more", EVIL], SHOWN),
+        (["demo", "info", f"{EVIL}.demo"], f"{SHOWN}.demo"),
+        (["onnx", "check", f"{EVIL}.onnx"], f"{SHOWN}.onnx"),
+        (["compare", f"results/{EVIL}"], f"results/{SHOWN}"),
+        (["env", "build", f"./{EVIL}", "-o", "x"], f"./{SHOWN}"),
+        (["timers", EVIL], SHOWN),
+        (["config", "check", f"{'long ' * 2000}.yaml"], "characters)..."),
+        (["learn", "--env", "x" * 10_000], "characters)..."),
+    ],
+)
+def test_errors_escape_and_cut_names(words, said, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with contextlib.suppress(SystemExit):
+        assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert error.rstrip("\n").isprintable()
+    assert len(error) < 4500
+
+
+def test_texts_of_success_and_the_log_escape_and_cut_names(tmp_path: Path, monkeypatch, capsys):
+    """`config check` printed a behavior's name raw: it could clear the screen."""
+    monkeypatch.chdir(tmp_path)
+    long = "n" * 900  # a longer key is not YAML
+    behaviors = {EVIL + "\nnext": {"max_steps": 5}, long: {"max_steps": 5}, f"{long} b": {}}
+    Path("c.yaml").write_text(json.dumps({"behaviors": behaviors}))
+    assert cli.main(["config", "check", "c.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert SHOWN + r"\x0anext (ppo, 5 steps), nnn" in out
+    assert out.replace("\n", "").isprintable()
+    assert len(out) < 1500
+    with writing_demo(tmp_path / "d.demo", EVIL, SPEC) as writer:
+        writer.append(**STEP)
+    assert cli.main(["demo", "info", "d.demo"]) == 0
+    assert f"behavior      {SHOWN}\n" in capsys.readouterr().out
+    assert aligned([[EVIL, "1"], ["b", "2"]])[0] == f"{SHOWN}  1"
+    record = logging.LogRecord("pipeline", logging.INFO, "", 0, "%s\n  %s", (EVIL, long * 9), None)
+    assert cli._Shown("%(message)s").format(record).split("\n")[0] == SHOWN
+    assert len(cli._Shown("%(message)s").format(record)) < 1200
+
+
+def test_what_a_terminal_shows_keeps_text_and_tables():
+    text = "a\tb\n  é → ∞ 日本\n" + "word " * 3000
+    assert shown(text) == text
+    assert brief("x" * 200) == "x" * 200
+    assert brief("x" * 9999) == f"{'x' * 150}...(9999 characters)...{'x' * 40}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.commands.parser import aligned
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, brief
 from pipeline.evaluation import tables
 from pipeline.evaluation.comparison import Outcome, Task, compare
 from pipeline.settings import load_run_settings, to_mapping
@@ -271,7 +271,11 @@ def _name_of(names: Sequence[str]) -> str:
 def _text(task: Task, columns: Collection[str] = _COLUMNS) -> str:
     rows = [_COLUMNS, *tables.rows(task, wall_clock=True)]
     indices = [k for k, name in enumerate(_COLUMNS) if name in columns]
-    lines = [task.name, "", *aligned([[row[k] for k in indices] for row in rows], first_number=1)]
+    lines = [
+        brief(task.name),
+        "",
+        *aligned([[row[k] for k in indices] for row in rows], first_number=1),
+    ]
     if task.improvements:
         lines += ["", *aligned([tables.PAIRS_HEADER, *tables.pairs(task)], first_number=2)]
     return "\n".join([*lines, "", *tables.notes(task), *tables.cautions(task)])

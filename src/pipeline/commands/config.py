@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import files
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, brief
 from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mapping
 from pipeline.settings.legacy.formats import Family, kind_of, read_document
 from pipeline.settings.named_files import missing_demonstrations
@@ -84,7 +84,7 @@ def _verdict(file: Path, settings: RunSettings, present: Present) -> str:
     if settings.from_file:
         lines.append(f"  format: {present.family.value}")
         trained = [
-            f"{name} ({_trained(behavior)})" for name, behavior in settings.behaviors.items()
+            f"{brief(name)} ({_trained(behavior)})" for name, behavior in settings.behaviors.items()
         ]
         if settings.default_settings is not None:
             trained.append(f"any other ({_trained(settings.default_settings)})")
@@ -92,7 +92,7 @@ def _verdict(file: Path, settings: RunSettings, present: Present) -> str:
     parameters = settings.environment_parameters or {}
     if parameters:
         lessons = [
-            f"{name} ({len(parameter.curriculum)})" for name, parameter in parameters.items()
+            f"{brief(name)} ({len(parameter.curriculum)})" for name, parameter in parameters.items()
         ]
         lines.append(f"  environment parameters, with their lessons: {', '.join(lessons)}")
     moved = sum(change.kind == "moved" for change in present.changes.entries)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import __version__
-from pipeline.errors import SettingsError, shell_command
+from pipeline.errors import SettingsError, brief, shell_command
 from pipeline.files import write_whole
 from pipeline.settings.environments import BridgeSource, PathSource, named
 from pipeline.settings.params import load_params
@@ -380,7 +380,7 @@ def _described(behaviors: Mapping[str, Behavior]) -> list[str]:
         acts += [f"discrete of {', '.join(map(str, branches))}"] if branches else []
         more = f" in {behavior.n_teams} teams" if behavior.n_teams > 1 else ""
         lines.append(
-            f"{name} with {behavior.n_agents} agents{more}, observations of "
+            f"{brief(name)} with {behavior.n_agents} agents{more}, observations of "
             f"{' and '.join(shapes)}, actions {' and '.join(acts)}"
         )
     return lines

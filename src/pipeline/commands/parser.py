@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pipeline.errors import shell_command
+from pipeline.errors import brief, shell_command, shown
 from pipeline.files import as_typed
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print what is wrong with the command line and where its help is, and exit."""
         mark = "" if message.endswith("?") else ";"
-        sys.stderr.write(f"error: {message}{mark} `{self.prog} --help` lists what is possible\n")
+        sys.stderr.write(
+            f"error: {shown(message)}{mark} `{self.prog} --help` lists what is possible\n"
+        )
         sys.exit(2)
 
     def parse_known_args(  # type: ignore[override]  # no caller of ours gives only a namespace
@@ -166,6 +168,7 @@ def _nearest(word: str, candidates: Iterable[Any]) -> str | None:
 
 def aligned(rows: Sequence[Sequence[str]], *, first_number: int | None = None) -> list[str]:
     """Return rows as lines with columns of equal width, right-aligned from `first_number` on."""
+    rows = [[brief(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     n_texts = len(widths) if first_number is None else first_number
     return [

@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pipeline import files
-from pipeline.errors import DemonstrationError
-from pipeline.protocol.specs import brief
+from pipeline.errors import DemonstrationError, brief
 from pipeline.settings.reader import suggestion
 
 if TYPE_CHECKING:
