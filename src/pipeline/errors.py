@@ -81,7 +81,8 @@ def printable(text: str, *, keep: str = "") -> str:
 
 def brief(value: object) -> str:
     """Return a name or a shape as printable text, cut where it is long."""
-    return _cut(printable(str(value)), _LONGEST_NAME)
+    text = printable(str(value))
+    return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}..."
 
 
 def shown(text: str) -> str:

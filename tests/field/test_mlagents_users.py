@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,10 @@ from pipeline import cli
 from pipeline.commands import timers
 from pipeline.data.demo_tables import read_table
 from pipeline.data.demonstrations import merge_demos, trim_demo
+from pipeline.envs import launch
 from pipeline.envs.launch import EnvironmentProcess
+from pipeline.envs.registry import RemoteRegistryEntry
+from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import (
     DemonstrationError,
     PipelineError,
@@ -24,9 +28,14 @@ from pipeline.errors import (
 from pipeline.export.layout import load as load_model
 from pipeline.protocol.demo import describe, read_demo, writing_demo
 from pipeline.protocol.demo_file import BRAIN_OFFSET, delimited_message, parse_demo
+from pipeline.protocol.simulator import no_state
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings, read_yaml
+from pipeline.settings.nodes import from_plain
+from pipeline.settings.sweeps import Axis
+from pipeline.simulators.bridges.spaces import Actions
 from pipeline.stages.shared.named_env import executable_of
+from pipeline.trainer.api import read_settings
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
@@ -394,3 +403,124 @@ def test_a_trainer_file_is_found_in_another_spelling(games: Path):
         assert refusal(SettingsError, load_run_settings, text).endswith("c.yaml'?")
     (games / "d.onnx").touch()
     assert "did you mean" not in refusal(SettingsError, load_run_settings, "d.yaml")
+
+
+@pytest.mark.parametrize(
+    ("section", "kind"),
+    [("behaviors.B", "ppo"), ("behaviors.B", "poca"), ("default_settings", "ppo")],
+)
+def test_a_value_below_the_end_of_its_schedule_is_remarked_on(section, kind, tmp_path, capsys):
+    """The linear schedules end at 0.1 and 1e-5, as in ML-Agents: smaller values rise."""
+    path = tmp_path / "c.yaml"
+    values = "epsilon: 0.05, beta: 0, learning_rate: 1.0e-11"
+    trainer = f"{{trainer_type: {kind}, hyperparameters: {{{values}}}}}"
+    name, _, behavior = section.partition(".")
+    path.write_text(f"{name}: {f'{{B: {trainer}}}' if behavior else trainer}\n")
+    assert cli.main(["config", "check", str(path)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "rises" in line]
+    at, end = f"  rises:    {section}.hyperparameters", "where a linear schedule ends"
+    assert lines == [
+        f"{at}.learning_rate goes from 1e-11 up to 1e-10, {end}; learning_rate_schedule: constant "
+        "keeps it",
+        f"{at}.epsilon goes from 0.05 up to 0.1, {end}; epsilon_schedule: constant keeps it",
+        f"{at}.beta goes from 0 up to 1e-05, {end}; beta_schedule: constant keeps it",
+    ]
+    path.write_text(path.read_text().replace("beta: 0,", "learning_rate_schedule: constant,"))
+    assert cli.main(["config", "check", str(path)]) == 0
+    assert "rises" not in capsys.readouterr().out
+
+
+def test_values_at_the_end_of_their_schedule_and_of_sac_are_not_remarked_on(tmp_path, capsys):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "behaviors:\n  A: {trainer_type: ppo, hyperparameters: {epsilon: 0.1, beta: 1.0e-5}}\n"
+        "  B: {trainer_type: sac, hyperparameters: {learning_rate: 3.0e-4}}\n"
+    )
+    assert cli.main(["config", "check", str(path)]) == 0
+    assert "rises" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [2, "2", np.int64(2)])
+def test_numbers_among_the_arguments_reach_the_environment(number):
+    given = ["--num-agents", number]
+    line = launch.command_line(Path("game"), port=1, log=Path("l"), additional_args=given)
+    assert line[-2:] == ["--num-agents", "2"]
+
+
+def test_arguments_in_one_text_are_refused(games: Path):
+    """Each of its letters was an argument, without effect."""
+    for start in (
+        lambda args: UnityEnvironment("Game", additional_args=args),
+        lambda args: RemoteRegistryEntry("a", 0.0, "", linux_url="x").make(additional_args=args),
+    ):
+        message = refusal(UnityEnvironmentException, start, "--num-agents 2")
+        assert message == (
+            "additional_args (or env_args): '--num-agents 2' is one text; give a list, as in "
+            "['--num-agents', '2']"
+        )
+    message = refusal(UnityEnvironmentException, UnityEnvironment, "Game", additional_args=[None])
+    assert message.startswith("additional_args (or env_args): None is no text; give a list")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"base_port": 70_000}, "base_port: 70000 and the worker 0 give no port"),
+        ({"base_port": 65_535, "worker_id": 1}, "base_port: 65535 and the worker 1 give no port"),
+        ({"base_port": -1}, "base_port: -1 and the worker 0 give no port"),
+        ({"base_port": "5005"}, "base_port: '5005' and the worker 0 give no port"),
+        ({"base_port": 5005, "worker_id": -9999}, "base_port: 5005 and the worker -9999 give no"),
+    ],
+)
+def test_a_port_that_is_none_is_named(options, said, games: Path):
+    """ "The port is still in use", with the advice to close another environment."""
+    message = refusal(UnityEnvironmentException, UnityEnvironment, "Game", **options)
+    assert message.startswith(said)
+    assert message.endswith("they are a number from 0 to 65535")
+
+
+def test_dotted_keys_are_split_at_any_depth_but_not_in_names():
+    overrides = {
+        "behaviors": {
+            "My.Behavior": {
+                "trainer_type": "ppo",
+                "hyperparameters.batch_size": 8,
+                "reward_signals.extrinsic.gamma": 0.5,
+            },
+        },
+        "environment_parameters": {"wind.x": 3},
+        "env_settings": {"num_envs": 2},
+    }
+    settings = load_run_settings(None, overrides=overrides)
+    behavior = settings.behaviors["My.Behavior"]
+    assert behavior.hyperparameters.batch_size == 8
+    assert behavior.reward_signals["extrinsic"].gamma == 0.5
+    assert list(settings.environment_parameters) == ["wind.x"]
+    both = {"network_settings.hidden_units": 3, "network_settings": {"hidden_units": 4}}
+    twice = {"behaviors.B": both}
+    message = refusal(SettingsError, load_run_settings, None, overrides=twice)
+    assert "network_settings.hidden_units: is written twice" in message
+
+
+def test_a_mistake_in_settings_of_python_is_called_one_of_the_settings():
+    """ "overrides:" was no name of any argument."""
+    message = refusal(SettingsError, read_settings, {"behaviors": {"B": {"max_step": 1}}})
+    assert message.startswith("settings: behaviors.B: unknown key 'max_step'")
+
+
+def test_values_of_a_sweep_are_written_as_the_list_itself():
+    node = from_plain({"values": [1, 2]}, "params.yaml", 7)
+    message = refusal(SettingsError, Axis.from_node, node, "sweeps.s.parameters.B.max_steps")
+    assert message.endswith("max_steps.values: write the list itself: max_steps: [...]")
+
+
+def test_an_action_without_bounds_names_the_command_that_has_the_option():
+    """`pipeline learn` has no option action_scale."""
+    box = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    message = refusal(SettingsError, Actions, box, where="Mine")
+    assert "`pipeline env build NAME --option action_scale=1 -o FILE`" in message
+
+
+def test_an_environment_without_state_says_what_would_give_it():
+    message = no_state(object())
+    assert message.endswith("; give the environment get_state() and set_state(state)")

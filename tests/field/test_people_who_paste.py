@@ -291,4 +291,4 @@ def test_what_a_terminal_shows_keeps_text_and_tables():
     text = "a\tb\n  é → ∞ 日本\n" + "word " * 3000
     assert shown(text) == text
     assert brief("x" * 200) == "x" * 200
-    assert brief("x" * 9999) == f"{'x' * 150}...(9999 characters)...{'x' * 40}"
+    assert shown("x" * 9999) == f"{'x' * 750}...(9999 characters)...{'x' * 200}"
