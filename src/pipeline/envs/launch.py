@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import psutil
 
 from pipeline import files
-from pipeline.envs.sources.programs import meant
 from pipeline.errors import (
     UnityEnvironmentException,
     UnityProcessEndedException,
@@ -85,7 +84,6 @@ def find_executable(file_name: str | Path) -> Path:
     raise UnityEnvironmentException(
         f"Couldn't launch the {Path(bare).name} environment. Provided filename does not match any "
         f"environments. Looked for {name} from the folder {Path.cwd()}."
-        + (f" {hint}" if (hint := meant(name)) else "")
     )
 
 
@@ -377,7 +375,8 @@ def listening(
     # The system chooses where a port can be passed on; the Editor knows only its own.
     port = 0 if executable is not None else EDITOR_PORT
     if base_port is not None:
-        are_numbers = isinstance(base_port, int) and isinstance(worker_id, int)
+        given: tuple[object, ...] = (base_port, worker_id)  # of a program without types
+        are_numbers = all(isinstance(number, int) for number in given)
         if not are_numbers or not 0 <= base_port + worker_id <= _LAST_PORT:
             raise UnityEnvironmentException(
                 f"base_port: {base_port!r} and the worker {worker_id!r} give no port; together "

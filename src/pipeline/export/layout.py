@@ -91,14 +91,14 @@ def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
         # Not `onnx.load`, which follows external data to other files.
         model.ParseFromString(content)
     except Exception as error:
-        flaw = foreign(content, own=b"\x08") or "is not an ONNX file; export the policy again"
-        raise ExportError(f"{path}: {flaw}") from error
+        kind = foreign(content, own=b"\x08") or "is not an ONNX file; export the policy again"
+        raise ExportError(f"{path}: {kind}") from error
     if not model.HasField("graph") or not model.graph.output:
-        flaw = (
+        kind = (
             foreign(content, own=b"\x08")
             or "is not an ONNX file with a graph; export the policy again"
         )
-        raise ExportError(f"{path}: {flaw}")
+        raise ExportError(f"{path}: {kind}")
     flaw = data_flaw(model)
     if flaw is not None:
         raise ExportError(f"{path}: {flaw}; export the policy again")
