@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import __version__
 from pipeline.commands.parser import Parser
-from pipeline.errors import Interrupted, PipelineError, one_line
+from pipeline.errors import Interrupted, PipelineError, one_line, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -116,19 +116,26 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
 def _print(text: str) -> None:
     """Print to standard output, whose reader may have closed it, as `head` does."""
     try:
-        print(text, flush=True)
+        print(shown(text), flush=True)
     except BrokenPipeError:
         # Python flushes it once more at exit, which would fail again and print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Shown(logging.Formatter):
+    """Lines as a terminal may show them, whatever names they have."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown(super().format(record))
 
 
 @contextlib.contextmanager
 def _log_on_the_console(*, debug: bool) -> Iterator[None]:
     """Log INFO to the console, or with `debug` all our messages with time and place."""
     detailed = "%(asctime)s %(levelname)s [%(filename)s:%(lineno)d] %(message)s"
-    logging.basicConfig(
-        level=logging.INFO, format=detailed if debug else "[%(levelname)s] %(message)s"
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Shown(detailed if debug else "[%(levelname)s] %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logger = logging.getLogger("pipeline")
     old_level = logger.level
     logger.setLevel(logging.DEBUG if debug else old_level)

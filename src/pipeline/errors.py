@@ -7,9 +7,16 @@ that code written for it keeps its `except` clauses.
 
 from __future__ import annotations
 
+import re
+import shlex
 import sysconfig
 import traceback
 from pathlib import Path
+
+_UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that move a terminal's cursor, turn text around, or cannot be printed at all."""
+_LONGEST_NAME, _LONGEST_WORD, _LONGEST_LINE = 200, 1000, 4000
+_LONG = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 
 
 class PipelineError(Exception):
@@ -66,7 +73,50 @@ def one_line(error: BaseException) -> str:
         message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, MemoryError):
         message = f"not enough memory; use smaller inputs, networks or buffers ({message})"
-    return " | ".join(line.strip() for line in message.splitlines() if line.strip())
+    lines = [line.strip() for line in re.split(r"[\r\n]", message)]
+    return _cut(shown(" | ".join(filter(None, lines))), _LONGEST_LINE)
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    r"""Return text with escapes, such as \x1b, for characters that a terminal would act upon."""
+    return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else _escape(found), text)
+
+
+def brief(value: object) -> str:
+    """Return a name or a shape as printable text, cut where it is long."""
+    text = printable(str(value))
+    return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}..."
+
+
+def shown(text: str) -> str:
+    """Return lines as a terminal may show them: printable, and long words cut."""
+    escaped = printable(text, keep="\n\t")
+    return _LONG.sub(lambda word: _cut(word[0], _LONGEST_WORD), escaped)
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    return f"{text[: most * 3 // 4]}...({len(text)} characters)...{text[-most // 5 :]}"
+
+
+def _escape(character: re.Match[str]) -> str:
+    code = ord(character[0])
+    # Python reads a byte of a file's name that is not UTF-8 as U+DC80 to U+DCFF.
+    byte = code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code
+    return f"\\x{byte:02x}" if byte < 0x80 or byte != code else f"\\u{code:04x}"
+
+
+def shell_command(*words: object) -> str:
+    """Return a command that can be pasted into a shell, whatever characters its words have."""
+    return " ".join(map(_quoted, map(str, words)))
+
+
+def _quoted(word: str) -> str:
+    if not _UNPRINTABLE.search(word):
+        return shlex.quote(word)
+    escaped = word.replace("\\", r"\\").replace("'", r"\'")
+    return f"$'{printable(escaped)}'"
 
 
 def where(error: BaseException) -> str:

@@ -29,6 +29,7 @@ LONGEST_NAME = 200
 _WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _MOST_FILES, _DEEPEST = 2000, 3
 """Limits of the search of `similar`: it only serves a message, and a home folder may be large."""
+_OF_PROGRAMS = ("", ".x86_64", ".x86", ".exe", ".app")
 _RANDOM = "[a-z0-9_]" * 8
 """The random part of a temporary file's name, as a pattern."""
 
@@ -178,11 +179,39 @@ def _why_no_file_name(name: str) -> str | None:
     return None
 
 
+def as_typed(text: str) -> Path | None:
+    """Return the file or folder that a path means as a person may type it; None if there is none.
+
+    It may have quotes, `~`, `$HOME` and the separators of Windows, other letters in upper case, and
+    as a program another suffix or none.
+    """
+    plain = os.path.expandvars(text.strip("'\" ").replace("\\", "/"))
+    typed = Path(plain).expanduser() if plain else Path("/", "nothing")
+    here = Path(typed.anchor)
+    for part in typed.parts[bool(typed.anchor) :]:
+        word, entries = Path(part), [here / part]
+        if not entries[0].exists():
+            with suppress(OSError):  # it may not be read
+                entries += sorted(here.iterdir())
+        same = [entry for entry in entries if entry.name.casefold() == part.casefold()]
+        if word.suffix in _OF_PROGRAMS:
+            stem = word.stem.casefold()
+            same += [e for e in entries if e.suffix in _OF_PROGRAMS and e.stem.casefold() == stem]
+        found = next((entry for entry in same if entry.exists()), None)
+        if found is None:
+            return None
+        here = found
+    return here
+
+
 def similar(path: Path | str) -> str:
     """Return `; did you mean 'x'?` for the file most like a missing path, or an empty string.
 
     Only files with the same suffix count, in the nearest existing folder and a few levels below.
     """
+    meant = as_typed(str(path))
+    if meant is not None and meant.is_file():
+        return f"; did you mean '{meant}'?"
     path = Path(path)
     folder = next((parent for parent in path.parents if parent.is_dir()), None)
     candidates: dict[str, Path] = {}
@@ -241,6 +270,44 @@ def keep_aside(path: Path, reason: str) -> None:
     _log.warning(
         "%s: %s. The file is kept as %s; a new file has what could be read.", path, reason, kept
     )
+
+
+_KINDS = {
+    rb"\Z": "is empty; copy or download it again",
+    rb"version https://git-lfs": "is a pointer of Git LFS; `git lfs pull` fetches the file itself",
+    rb"\x7fELF": "is a program for Linux; {program}",
+    rb"MZ.{0,200}\0": "is a program for Windows; {program}",
+    rb"\xfe\xed\xfa[\xce\xcf]|[\xce\xcf]\xfa\xed\xfe|\xca\xfe\xba\xbe\0": "is a program for macOS; "
+    "{program}",
+    rb"#!.*\0": "is an executable of `pipeline env build`; {program}",
+    rb"\s*<(?i:!doctype html|html)": "is a web page; download the file itself instead of its page",
+    rb"\x08[\3-\x1f]\x12": "is an ONNX model, which `pipeline evaluate` plays",
+    rb"PK\x03\x04[^/]{26,90}/data\.pkl": "is a checkpoint; Unity and `pipeline evaluate` take the "
+    ".onnx file of its run",
+    rb"PK\x03\x04|7z\xbc\xaf|\x1f\x8b|BZh[1-9]1AY|\xfd7zXZ": "is an archive; unpack it first",
+}
+"""Files that are often given in place of another, by how they begin."""
+
+
+def foreign(data: bytes, *, own: bytes = b"", program: str = "name it with --env") -> str | None:
+    """Return what a file is by its first bytes, and what to do; None for every other file.
+
+    A file of the kind that is asked for begins with `own`. `program` says what to do with a
+    program.
+    """
+    if own and data.startswith(own):
+        return None
+    found = (text for start, text in _KINDS.items() if re.match(start, data, re.DOTALL))
+    return next((text.format(program=program) for text in found), None)
+
+
+def kind_of(path: Path | str, **options: Any) -> str | None:
+    """Return what a file is, as `foreign` says it; None if it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return foreign(file.read(512), **options)
+    except OSError:
+        return None
 
 
 def decoded(data: bytes) -> str:

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
+import torch
+from refusals import refusal
 
+from pipeline import cli
+from pipeline.commands import timers
+from pipeline.data.demo_tables import read_table
 from pipeline.data.demonstrations import merge_demos, trim_demo
-from pipeline.errors import DemonstrationError, SettingsError
+from pipeline.envs import launch
+from pipeline.envs.launch import EnvironmentProcess
+from pipeline.envs.registry import RemoteRegistryEntry
+from pipeline.envs.unity import UnityEnvironment
+from pipeline.errors import (
+    DemonstrationError,
+    PipelineError,
+    SettingsError,
+    UnityEnvironmentException,
+)
+from pipeline.export.layout import load as load_model
 from pipeline.protocol.demo import describe, read_demo, writing_demo
 from pipeline.protocol.demo_file import BRAIN_OFFSET, delimited_message, parse_demo
+from pipeline.protocol.simulator import no_state
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings, read_yaml
+from pipeline.settings.nodes import from_plain
+from pipeline.settings.sweeps import Axis
+from pipeline.simulators.bridges.spaces import Actions
+from pipeline.stages.shared.named_env import executable_of
+from pipeline.trainer.api import read_settings
+from pipeline.trainer.checkpoints.file import load_checkpoint
 
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
 
@@ -148,3 +172,355 @@ def test_every_other_tag_stays_refused(tmp_path: Path, old: str, new: str, line:
     path.write_text(WRITTEN.replace(old, new, 1))
     with pytest.raises(SettingsError, match=rf"\.yaml:{line}: .*(is not allowed|no more than)"):
         load_run_settings(path)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
+TORCH = io.BytesIO()
+torch.save({"a": torch.zeros(1)}, TORCH)
+KINDS = {
+    "empty": (b"", "is empty; copy or download it again"),
+    "pointer": (POINTER, "is a pointer of Git LFS; `git lfs pull` fetches the file itself"),
+    "elf": (b"\x7fELF\2\1\1" + bytes(9) + b"\xd0", "is a program for Linux; name it with --env"),
+    "exe": (b"MZ\x90\0\3" + b"\xff" * 9, "is a program for Windows; name it with --env"),
+    "mac": (b"\xcf\xfa\xed\xfe\7", "is a program for macOS; name it with --env"),
+    "packed": (
+        b"#!/bin/sh\n# an environment\nPK\3\4\0\0\xff",
+        "is an executable of `pipeline env build`; name it with --env",
+    ),
+    "page": (b"<!DOCTYPE html>\n<html>", "is a web page; download the file itself instead of its"),
+    "onnx": (b"\x08\x07\x12\x07pytorch\xff", "is an ONNX model, which `pipeline evaluate` plays"),
+    "torch": (TORCH.getvalue(), "is a checkpoint; Unity and `pipeline evaluate` take the .onnx"),
+    "zip": (b"PK\3\4\x0a\0\xff", "is an archive; unpack it first"),
+    "gz": (b"\x1f\x8b\x08\0\xff", "is an archive; unpack it first"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "read", "own"),
+    [
+        ("a.yaml", load_run_settings, "empty"),
+        ("a.demo", read_demo, ""),
+        ("a.onnx", load_model, "onnx"),
+        ("a.pt", load_checkpoint, "zip torch"),
+        ("a.csv", read_table, ""),
+        ("a.npz", read_table, "zip torch"),
+        ("timers.json", timers.read, ""),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "." in value else "",
+)
+def test_a_file_of_another_kind_is_named(name, read, own, kind, tmp_path: Path):
+    """ml-agents#1960, netron#463: "save it as UTF-8", "export the policy again"."""
+    content, said = KINDS[kind]
+    path = tmp_path / name
+    path.write_bytes(content)
+    if kind in own.split():
+        return
+    message = refusal(PipelineError, read, path)
+    assert message.startswith(f"{path}: ")
+    assert said in message
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o644])
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"packed"}))
+def test_an_environment_that_is_no_program_of_this_system_is_named(kind, mode, tmp_path: Path):
+    """A pointer of Git LFS is not executable: "Try chmod" was the advice."""
+    content, said = KINDS[kind]
+    path = tmp_path / "Game.x86_64"
+    path.write_bytes(content)
+    path.chmod(mode)
+    message = refusal(UnityEnvironmentException, EnvironmentProcess, [str(path)])
+    said = said.replace("name it with --env", "name a build for this system")
+    if (kind, mode) == ("elf", 0o644):
+        said = "chmod"
+    assert f"{path}: it" in message
+    assert said in message
+
+
+def test_a_configuration_with_binary_data_is_not_to_be_saved_as_text(tmp_path: Path):
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"\x1c\x08\1\x10\0\xff")
+    assert refusal(SettingsError, load_run_settings, path).endswith(
+        "holds binary data; name a YAML file"
+    )
+    path.write_text("BZh: 1\nMZ: 2\n7z: 3\n")
+    assert refusal(SettingsError, load_run_settings, path).startswith(
+        f"{path}:1: unknown key 'BZh'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "behaviors:\n  Pong?team=0: {max_steps: 5}\n",
+            "2: behaviors.Pong?team=0: the teams of a behavior have its settings in common; write "
+            "'Pong'",
+        ),
+        (
+            "Pong?team=1: {trainer: ppo, max_steps: 5, batch_size: 8}\n",
+            "1: behaviors.Pong?team=1: the teams of a behavior have its settings in common; write "
+            "'Pong'",
+        ),
+        (
+            "behaviors:\nBall:\n  trainer_type: ppo\n",
+            "2: Ball: is at the top level of the file; indent it below 'behaviors:'",
+        ),
+        (
+            "Ball:\n  trainer_type: ppo\n",
+            "1: Ball: is at the top level of the file; indent it below 'behaviors:'",
+        ),
+        (
+            "behaviors:\n  A: {}\nBall: {hyperparameters: {batch_size: 5}}\n",
+            "3: Ball: is at the top level of the file; indent it below 'behaviors:'",
+        ),
+        (
+            "behaviors:\n  A: {}\nenvironment_parameters:\ngravity: 9.8\n",
+            "4: gravity: is at the top level of the file; indent it below "
+            "'environment_parameters:'",
+        ),
+        (
+            "behaviors:\n  Ball:\n  trainer_type: ppo\n",
+            "3: behaviors.trainer_type: is a setting of a behavior; indent it below the behavior's "
+            "name",
+        ),
+        (
+            "behaviors:\n  B: {}\n  default_settings: {max_steps: 5}\n",
+            "3: behaviors.default_settings: belongs to the top level of the file; indent it as "
+            "'behaviors:' is",
+        ),
+        (
+            "behaviors:\n  B: {}\n  env_settings: {num_envs: 5}\n",
+            "3: behaviors.env_settings: belongs to the top level of the file; indent it as "
+            "'behaviors:' is",
+        ),
+        (
+            "behaviors:\n  B: {}\ndefault: {max_steps: 5}\n",
+            "3: default: is called 'default_settings' in a file with 'behaviors'",
+        ),
+    ],
+)
+def test_what_is_at_another_level_is_found_when_the_file_is_read(text, said, tmp_path: Path):
+    """ml-agents#4140, #4200, #6090: "can be used", and "has not been specified" much later."""
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    assert refusal(SettingsError, load_run_settings, path) == f"{path}:{said}"
+
+
+def test_a_misspelt_section_is_still_proposed(tmp_path: Path):
+    (tmp_path / "c.yaml").write_text("default_setings: {max_steps: 5}\n")
+    message = refusal(SettingsError, load_run_settings, tmp_path / "c.yaml")
+    assert "did you mean 'default_settings'?" in message
+
+
+def test_a_behavior_called_default_is_remarked_on(tmp_path: Path, caplog):
+    """In files before 0.18 these were the settings of every other behavior."""
+    path = tmp_path / "c.yaml"
+    path.write_text("behaviors:\n  default: {max_steps: 5}\n  B: {max_steps: 6}\n")
+    assert load_run_settings(path).behaviors["default"].max_steps == 5
+    (line,) = caplog.messages
+    assert line.startswith(f"{path}:2: behaviors.default: only a behavior called 'default' has ")
+    assert "'default_settings', at the top level of the file" in line
+
+
+@pytest.fixture
+def games(tmp_path: Path, monkeypatch) -> Path:
+    players = ("my games/Tennis", "build/Tennis", "two/A", "two/B")
+    for name in ("Game", *(f"{player}.x86_64" for player in players)):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+    (tmp_path / "build/Tennis_Data").mkdir()
+    (tmp_path / "c.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "my games"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("env", "hint"),
+    [
+        ("Game --n 2", "There is Game; write its arguments as in `--env Game --env-args --n 2`."),
+        (
+            "./my games/Tennis --n 2",
+            "There is 'my games/Tennis.x86_64'; write its arguments as in `--env "
+            "'my games/Tennis.x86_64' --env-args --n 2`.",
+        ),
+        (r".\build\Tennis.exe", "There is build/Tennis.x86_64; write it so."),
+        (r"build\Tennis", "There is build/Tennis.x86_64; write it so."),
+        ("Build/tennis.app", "There is build/Tennis.x86_64; write it so."),
+        ("game", "There is Game; write it so."),
+        ("build", "There is build/Tennis.x86_64; write it so."),
+        ("two/", "The folder has two/A.x86_64, two/B.x86_64; name one of them."),
+        ("'./Game'", "There is Game; write it so."),
+        ("~/Tennis", "There is '{home}/Tennis.x86_64'; write it so."),
+        ("$HOME/Tennis", "There is '{home}/Tennis.x86_64'; write it so."),
+        (
+            r"C:\Users\me\Game.exe",
+            "This is a path of Windows; give the path that the program has on this system.",
+        ),
+        ("./build/Tenis", "Did you mean 'build/Tennis.x86_64'?"),
+        ("build/Tennis_Data", "Did you mean 'build/Tennis.x86_64'?"),
+    ],
+)
+def test_a_program_that_is_there_is_named(env, hint, games: Path):
+    """ml-agents#2697, #3442: "`pipeline env build NAME -o ...` makes one" was the answer."""
+    message = refusal(UnityEnvironmentException, executable_of, env)
+    assert message.endswith(f"from the folder {games}. {hint.format(home=games / 'my games')}")
+
+
+def test_a_program_that_is_nowhere_is_still_answered_with_the_forms(games: Path):
+    assert "`pipeline env build NAME -o ./nothing` makes one" in refusal(
+        UnityEnvironmentException, executable_of, "./nothing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["c.yaml", "--env", "my", "games/Tennis"], "a path with a blank needs quotes: 'my games"),
+        (["--env", "my", "games/Tennis.x86_64"], "a path with a blank needs quotes: 'my games"),
+        (["c.yaml", "--resume=True"], "--resume takes no value; write --resume alone; `"),
+        (["c.yaml", "--resume", "true"], "--resume takes no value; write --resume alone; `"),
+        (["c.yaml", "--no-graphics=False"], "--no-graphics takes no value; leave it out; `"),
+    ],
+)
+def test_a_command_line_says_how_to_write_it(words, said, games: Path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["learn", *words])
+    assert capsys.readouterr().err.startswith(f"error: {said}")
+
+
+def test_words_for_the_environment_are_not_taken_for_a_path(games: Path):
+    rest = ["my", "games/Tennis", "--resume=True"]
+    words = ["learn", "c.yaml", "--env", "Game", "--env-args", *rest]
+    assert cli.parser_for(words).parse_args(words).env_args == rest
+
+
+def test_a_trainer_file_is_found_in_another_spelling(games: Path):
+    for text in (r".\c.yaml", "C.YAML", "$HOME/../c.yaml"):
+        assert refusal(SettingsError, load_run_settings, text).endswith("c.yaml'?")
+    (games / "d.onnx").touch()
+    assert "did you mean" not in refusal(SettingsError, load_run_settings, "d.yaml")
+
+
+@pytest.mark.parametrize(
+    ("section", "kind"),
+    [("behaviors.B", "ppo"), ("behaviors.B", "poca"), ("default_settings", "ppo")],
+)
+def test_a_value_below_the_end_of_its_schedule_is_remarked_on(section, kind, tmp_path, capsys):
+    """The linear schedules end at 0.1 and 1e-5, as in ML-Agents: smaller values rise."""
+    path = tmp_path / "c.yaml"
+    values = "epsilon: 0.05, beta: 0, learning_rate: 1.0e-11"
+    trainer = f"{{trainer_type: {kind}, hyperparameters: {{{values}}}}}"
+    name, _, behavior = section.partition(".")
+    path.write_text(f"{name}: {f'{{B: {trainer}}}' if behavior else trainer}\n")
+    assert cli.main(["config", "check", str(path)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "rises" in line]
+    at, end = f"  rises:    {section}.hyperparameters", "where a linear schedule ends"
+    assert lines == [
+        f"{at}.learning_rate goes from 1e-11 up to 1e-10, {end}; learning_rate_schedule: constant "
+        "keeps it",
+        f"{at}.epsilon goes from 0.05 up to 0.1, {end}; epsilon_schedule: constant keeps it",
+        f"{at}.beta goes from 0 up to 1e-05, {end}; beta_schedule: constant keeps it",
+    ]
+    path.write_text(path.read_text().replace("beta: 0,", "learning_rate_schedule: constant,"))
+    assert cli.main(["config", "check", str(path)]) == 0
+    assert "rises" not in capsys.readouterr().out
+
+
+def test_values_at_the_end_of_their_schedule_and_of_sac_are_not_remarked_on(tmp_path, capsys):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "behaviors:\n  A: {trainer_type: ppo, hyperparameters: {epsilon: 0.1, beta: 1.0e-5}}\n"
+        "  B: {trainer_type: sac, hyperparameters: {learning_rate: 3.0e-4}}\n"
+    )
+    assert cli.main(["config", "check", str(path)]) == 0
+    assert "rises" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [2, "2", np.int64(2)])
+def test_numbers_among_the_arguments_reach_the_environment(number):
+    given = ["--num-agents", number]
+    line = launch.command_line(Path("game"), port=1, log=Path("l"), additional_args=given)
+    assert line[-2:] == ["--num-agents", "2"]
+
+
+def test_arguments_in_one_text_are_refused(games: Path):
+    """Each of its letters was an argument, without effect."""
+    for start in (
+        lambda args: UnityEnvironment("Game", additional_args=args),
+        lambda args: RemoteRegistryEntry("a", 0.0, "", linux_url="x").make(additional_args=args),
+    ):
+        message = refusal(UnityEnvironmentException, start, "--num-agents 2")
+        assert message == (
+            "additional_args (or env_args): '--num-agents 2' is one text; give a list, as in "
+            "['--num-agents', '2']"
+        )
+    message = refusal(UnityEnvironmentException, UnityEnvironment, "Game", additional_args=[None])
+    assert message.startswith("additional_args (or env_args): None is no text; give a list")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"base_port": 70_000}, "base_port: 70000 and the worker 0 give no port"),
+        ({"base_port": 65_535, "worker_id": 1}, "base_port: 65535 and the worker 1 give no port"),
+        ({"base_port": -1}, "base_port: -1 and the worker 0 give no port"),
+        ({"base_port": "5005"}, "base_port: '5005' and the worker 0 give no port"),
+        ({"base_port": 5005, "worker_id": -9999}, "base_port: 5005 and the worker -9999 give no"),
+    ],
+)
+def test_a_port_that_is_none_is_named(options, said, games: Path):
+    """ "The port is still in use", with the advice to close another environment."""
+    message = refusal(UnityEnvironmentException, UnityEnvironment, "Game", **options)
+    assert message.startswith(said)
+    assert message.endswith("they are a number from 0 to 65535")
+
+
+def test_dotted_keys_are_split_at_any_depth_but_not_in_names():
+    overrides = {
+        "behaviors": {
+            "My.Behavior": {
+                "trainer_type": "ppo",
+                "hyperparameters.batch_size": 8,
+                "reward_signals.extrinsic.gamma": 0.5,
+            },
+        },
+        "environment_parameters": {"wind.x": 3},
+        "env_settings": {"num_envs": 2},
+    }
+    settings = load_run_settings(None, overrides=overrides)
+    behavior = settings.behaviors["My.Behavior"]
+    assert behavior.hyperparameters.batch_size == 8
+    assert behavior.reward_signals["extrinsic"].gamma == 0.5
+    assert list(settings.environment_parameters) == ["wind.x"]
+    both = {"network_settings.hidden_units": 3, "network_settings": {"hidden_units": 4}}
+    twice = {"behaviors.B": both}
+    message = refusal(SettingsError, load_run_settings, None, overrides=twice)
+    assert "network_settings.hidden_units: is written twice" in message
+
+
+def test_a_mistake_in_settings_of_python_is_called_one_of_the_settings():
+    """ "overrides:" was no name of any argument."""
+    message = refusal(SettingsError, read_settings, {"behaviors": {"B": {"max_step": 1}}})
+    assert message.startswith("settings: behaviors.B: unknown key 'max_step'")
+
+
+def test_values_of_a_sweep_are_written_as_the_list_itself():
+    node = from_plain({"values": [1, 2]}, "params.yaml", 7)
+    message = refusal(SettingsError, Axis.from_node, node, "sweeps.s.parameters.B.max_steps")
+    assert message.endswith("max_steps.values: write the list itself: max_steps: [...]")
+
+
+def test_an_action_without_bounds_names_the_command_that_has_the_option():
+    """`pipeline learn` has no option action_scale."""
+    box = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    message = refusal(SettingsError, Actions, box, where="Mine")
+    assert "`pipeline env build NAME --option action_scale=1 -o FILE`" in message
+
+
+def test_an_environment_without_state_says_what_would_give_it():
+    message = no_state(object())
+    assert message.endswith("; give the environment get_state() and set_state(state)")

@@ -311,7 +311,7 @@ def test_a_run_begins_with_a_file_that_is_no_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(api, "open_workers", lambda *_: pytest.fail("it was started"))
     path = tmp_path / "old.pt"
     path.write_text("<html>")
-    with pytest.raises(CheckpointError, match=r"^[^\n]*old\.pt: this is not a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"^[^\n]*old\.pt: is a web page; download the file"):
         train(tmp_path / "run", {}, init_from={"Toy": path})
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import __version__, files
 from pipeline.commands.init import source_of
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, shell_command
+from pipeline.settings import load_run_settings
 from pipeline.settings.params import load_params
 from pipeline.settings.yaml_file import dump_yaml
 from pipeline.stages.reporting.results import is_outdated, read_evaluation
@@ -36,6 +37,8 @@ class Run:
     """Title of the card."""
     seed: int | None
     environment: str
+    env_args: Sequence[str]
+    """Arguments for the environment's executable."""
     policies: tuple[Path, ...]
     """ONNX files, named like their behaviors."""
     more: tuple[Path, ...]
@@ -71,8 +74,9 @@ def run(arguments: argparse.Namespace) -> str:
     folder: Path = arguments.output or Path("cards", Path(arguments.run).name)
     write(find(arguments.run), folder, licence=arguments.license)
     return (
-        f"Wrote {folder / CARD}. Look at it, then `pipeline sign {folder} --key KEY.pem` and "
-        f"`pipeline push {folder} --repo-id NAME/POLICY`."
+        f"Wrote {folder / CARD}. Look at it, then "
+        f"`{shell_command('pipeline', 'sign', folder, '--key', 'KEY.pem')}` and "
+        f"`{shell_command('pipeline', 'push', folder, '--repo-id', 'NAME/POLICY')}`."
     )
 
 
@@ -96,21 +100,21 @@ def find(name: str) -> Run:
     experiment, _, seed = name.rpartition("-")
     environment = params.experiments[experiment].environment
     named = source_of(params.environments[environment]) or environment
-    return _of_dag(experiment, int(seed), named)
+    return _of_dag(experiment, int(seed), named, params.environments[environment].args)
 
 
-def _of_dag(experiment: str, seed: int, environment: str) -> Run:
+def _of_dag(experiment: str, seed: int, environment: str, args: Sequence[str]) -> Run:
     from pipeline.commands.compare import outcomes_of
 
     place = f"{experiment}/seed{seed}"
     exported, evaluated, trained = (
         Path("results", stage, place) for stage in ("export", "evaluate", "train")
     )
-    command = f"dvc repro export@{experiment.replace('/', '-')}-{seed}"
-    policies = _policies(exported, command)
+    remedy = shell_command("dvc", "repro", f"export@{experiment.replace('/', '-')}-{seed}")
+    policies = _policies(exported, remedy)
     if is_outdated(exported / "export.json", trained / "policy.pt"):
         raise SettingsError(
-            f"{exported}: is of an earlier policy than {trained}; make it again with `{command}`"
+            f"{exported}: is of an earlier policy than {trained}; make it again with `{remedy}`"
         )
     more = [trained / "progress.csv"]
     if not is_outdated(evaluated / "metrics.json", trained / "policy.pt"):
@@ -119,6 +123,7 @@ def _of_dag(experiment: str, seed: int, environment: str) -> Run:
         name=experiment,
         seed=seed,
         environment=environment,
+        env_args=args,
         policies=policies,
         more=tuple(path for path in more if path.is_file()),
         outcomes=tuple(outcomes_of([Path("results/train", experiment)])),
@@ -128,7 +133,11 @@ def _of_dag(experiment: str, seed: int, environment: str) -> Run:
 def _of_learn(folder: Path) -> Run:
     from pipeline.commands.compare import outcomes_of
 
-    policies = _policies(folder, f"pipeline learn ... --run-id {folder.name} --resume")
+    # The name is given, since the folder may have been moved or copied.
+    run = "--results-dir", folder.parent, "--run-id", folder.name
+    configuration = folder / _RUN_CONFIGURATION
+    remedy = shell_command("pipeline", "learn", configuration, *run, "--resume")
+    policies = _policies(folder, remedy)
     outcomes = outcomes_of([folder])
     first = next(iter(outcomes), None)
     more = [folder / name for name in (_RUN_CONFIGURATION, "progress.csv")]
@@ -136,16 +145,17 @@ def _of_learn(folder: Path) -> Run:
         name=folder.resolve().name,
         seed=None if first is None else first.seed,
         environment="" if first is None else first.environment,
+        env_args=load_run_settings(configuration).env_settings.env_args or (),
         policies=policies,
         more=tuple(path for path in more if path.is_file()),
         outcomes=tuple(outcomes),
     )
 
 
-def _policies(folder: Path, command: str) -> tuple[Path, ...]:
+def _policies(folder: Path, remedy: str) -> tuple[Path, ...]:
     policies = tuple(sorted(folder.glob("*.onnx")))
     if not policies:
-        raise SettingsError(f"{folder}: has no policy (*.onnx) yet; make it with `{command}`")
+        raise SettingsError(f"{folder}: has no policy (*.onnx) yet; make it with `{remedy}`")
     return policies
 
 
@@ -232,8 +242,10 @@ def _sections(run: Run, tasks: Sequence[Task], licence: str | None) -> Iterator[
     yield "## Use\n"
     yield "Copy the `.onnx` into a Unity project with ML-Agents, or play episodes with it:\n"
     environment = run.environment or "ENVIRONMENT"
-    policies = " ".join(policy.name for policy in run.policies)
-    yield f"```\npipeline evaluate {policies} --env {environment}\n```\n"
+    policies = [policy.name for policy in run.policies]
+    rest = ["--env-args", *run.env_args] if run.env_args else []
+    play = shell_command("pipeline", "evaluate", *policies, "--env", environment, *rest)
+    yield f"```\n{play}\n```\n"
     yield from _provenance(run)
     yield "## Licence\n"
     yield f"{licence}\n" if licence else "Not stated; ask who published it.\n"
@@ -310,4 +322,5 @@ def _provenance(run: Run) -> Iterator[str]:
     yield f"| parameters | sha256 `{trained['parameters_sha256']}` |"
     yield f"| seed | {trained['seed']} |"
     yield from (f"| {name} | {version} |" for name, version in trained["versions"].items())
-    yield f"\n`pipeline provenance {run.policies[0].name}` prints all of it from the file itself.\n"
+    prints = shell_command("pipeline", "provenance", run.policies[0].name)
+    yield f"\n`{prints}` prints all of it from the file itself.\n"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.commands.parser import aligned
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, brief
 from pipeline.evaluation import tables
 from pipeline.evaluation.comparison import Outcome, Task, compare
 from pipeline.settings import load_run_settings, to_mapping
@@ -255,7 +255,8 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
     for key in ("seed", "base_port"):
         environment.pop(key, None)
     path = settings.env_settings.env_path
-    name = "Unity Editor" if path is None else Path(path).name
+    is_id = path is not None and path.startswith(("gymnasium:", "pettingzoo:"))  # with any slashes
+    name = "Unity Editor" if path is None else path if is_id else Path(path).name
     return files.fingerprint(content), settings.env_settings.seed, name
 
 
@@ -282,7 +283,7 @@ def _text(task: Task, columns: Collection[str] = _COLUMNS) -> str:
     rows = [_COLUMNS, *tables.rows(task, wall_clock=True)]
     indices = [k for k, name in enumerate(_COLUMNS) if name in columns]
     lines = [
-        task.name,
+        brief(task.name),
         tables.conclusion(task),
         "",
         *aligned([[row[k] for k in indices] for row in rows], first_number=1),

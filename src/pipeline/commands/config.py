@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import files
-from pipeline.errors import SettingsError
+from pipeline.algos.schedules import BETA_FLOOR, EPSILON_FLOOR, LEARNING_RATE_FLOOR
+from pipeline.errors import SettingsError, brief
 from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mapping
 from pipeline.settings.legacy.formats import Family, kind_of, read_document
 from pipeline.settings.named_files import missing_demonstrations
@@ -17,7 +18,7 @@ from pipeline.settings.run_file import as_written, read_present, structure
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pipeline.commands.parser import Parser
     from pipeline.settings import RunSettings, TrainerSettings
@@ -84,7 +85,7 @@ def _verdict(file: Path, settings: RunSettings, present: Present) -> str:
     if settings.from_file:
         lines.append(f"  format: {present.family.value}")
         trained = [
-            f"{name} ({_trained(behavior)})" for name, behavior in settings.behaviors.items()
+            f"{brief(name)} ({_trained(behavior)})" for name, behavior in settings.behaviors.items()
         ]
         if settings.default_settings is not None:
             trained.append(f"any other ({_trained(settings.default_settings)})")
@@ -92,7 +93,7 @@ def _verdict(file: Path, settings: RunSettings, present: Present) -> str:
     parameters = settings.environment_parameters or {}
     if parameters:
         lessons = [
-            f"{name} ({len(parameter.curriculum)})" for name, parameter in parameters.items()
+            f"{brief(name)} ({len(parameter.curriculum)})" for name, parameter in parameters.items()
         ]
         lines.append(f"  environment parameters, with their lessons: {', '.join(lessons)}")
     moved = sum(change.kind == "moved" for change in present.changes.entries)
@@ -102,9 +103,27 @@ def _verdict(file: Path, settings: RunSettings, present: Present) -> str:
             f"  brought to today's format: {moved} keys have another place; {warned} warnings tell "
             "what is no longer the same (`pipeline config upgrade` lists each)"
         )
+    lines += [f"  rises:    {text}" for text in _rising(settings)]
     lines += [f"  not here: {text}" for text in missing_demonstrations(settings).values()]
     lines.append("`--full` prints every setting.")
     return "\n".join(lines)
+
+
+def _rising(settings: RunSettings) -> Iterator[str]:
+    """Yield a line for each value below the one at which its linear schedule ends."""
+    floors = {"learning_rate": LEARNING_RATE_FLOOR, "epsilon": EPSILON_FLOOR, "beta": BETA_FLOOR}
+    sections = {f"behaviors.{name}": item for name, item in settings.behaviors.items()}
+    if settings.default_settings is not None:
+        sections["default_settings"] = settings.default_settings
+    for section, trainer in sections.items():
+        for key, floor in floors.items():
+            value = getattr(trainer.hyperparameters, key, floor)
+            kind = getattr(trainer.hyperparameters, f"{key}_schedule", "constant")
+            if kind == "linear" and value < floor:
+                yield (
+                    f"{brief(section)}.hyperparameters.{key} goes from {value:g} up to {floor:g}, "
+                    f"where a linear schedule ends; {key}_schedule: constant keeps it"
+                )
 
 
 def _trained(settings: TrainerSettings) -> str:

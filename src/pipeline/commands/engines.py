@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from pipeline.errors import StageError
+from pipeline.errors import StageError, shell_command
 from pipeline.files import write_whole
 from pipeline.stages.shared import sources
 from pipeline.stages.shared.project import code_of
@@ -188,7 +188,7 @@ def _must(command: Sequence[str], root: Path) -> str:
     if result.returncode != 0:
         output = _LOG_HEADER.sub("", result.stderr or result.stdout).strip()
         raise StageError(
-            f"`{' '.join(command)}` failed with exit code {result.returncode}:\n{output}"
+            f"`{shell_command(*command)}` failed with exit code {result.returncode}:\n{output}"
         )
     return result.stdout
 

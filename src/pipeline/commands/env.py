@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import FetchError, SettingsError
+from pipeline.errors import FetchError, SettingsError, shell_command
 
 if TYPE_CHECKING:
     import argparse
@@ -79,7 +79,7 @@ def build(arguments: argparse.Namespace) -> str:
     if packed is None:
         raise SettingsError(
             f"{name}: is a path, and there is nothing to build; train in it: "
-            f"pipeline learn CONFIG --env {name}"
+            + shell_command("pipeline", "learn", "CONFIG", "--env", name)
         )
     simulator, options = packed
     if copies is not None:  # the copies of a built-in simulator are its agents
@@ -87,7 +87,8 @@ def build(arguments: argparse.Namespace) -> str:
             raise SettingsError(f"--copies: must be at least 1, got {copies}.")
         options["n_agents"] = copies
     pack(simulator, target, **options)
-    return f"Wrote {target}. Train in it: pipeline learn CONFIG --env {target}"
+    learn = shell_command("pipeline", "learn", "CONFIG", "--env", target)
+    return f"Wrote {target}. Train in it: {learn}"
 
 
 def _with_options(environment: BridgeSource, arguments: argparse.Namespace) -> EnvironmentParams:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import __version__
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, brief, shell_command
 from pipeline.files import write_whole
 from pipeline.settings.environments import BridgeSource, PathSource, named
 from pipeline.settings.params import load_params
@@ -131,7 +131,7 @@ Look at `results/report/report.html`, or at `pipeline ui`.
 To see that it runs, before the agents train in full:
 
 ```
-pipeline learn {trainer} --env {source} --run-id first
+{learn}
 ```
 """
 
@@ -192,8 +192,10 @@ def run(arguments: argparse.Namespace) -> str:
     lines = [f"Wrote {folder}: {'; '.join(_described(behaviors))}."]
     if not (arguments.env or arguments.unity or arguments.gymnasium or arguments.pettingzoo):
         lines.append(f"balance_ball is an example; name your own environment by {WAYS}.")
-    run_it = "pipeline run --engine dvc   (or `dvc repro`, or `snakemake --cores 2`)"
-    return "\n".join([*lines, f"cd {folder} && {run_it}"])
+    lines.append(
+        "Run it, with `dvc repro`, with `snakemake --cores 2`, or with a table at the end:"
+    )
+    return "\n".join([*lines, f"{shell_command('cd', folder)} && pipeline run --engine dvc"])
 
 
 def _refuse_what_is_there(folder: Path, trainer: str) -> None:
@@ -349,7 +351,13 @@ def _texts(
         + dump_yaml({"behaviors": trainers}),
         "dvc.yaml": dvc_yaml((checkout() / "dvc.yaml").read_text(encoding="utf-8")),
         "Snakefile": SNAKEFILE,
-        "README.md": README.format(title=name, source=source, trainer=trainer, version=__version__),
+        "README.md": README.format(
+            title=name,
+            source=source,
+            trainer=trainer,
+            version=__version__,
+            learn=shell_command("pipeline", "learn", trainer, "--env", source, "--run-id", "first"),
+        ),
     }
     return texts | {file: (checkout() / file).read_text(encoding="utf-8") for file in _COPIED}
 
@@ -372,7 +380,7 @@ def _described(behaviors: Mapping[str, Behavior]) -> list[str]:
         acts += [f"discrete of {', '.join(map(str, branches))}"] if branches else []
         more = f" in {behavior.n_teams} teams" if behavior.n_teams > 1 else ""
         lines.append(
-            f"{name} with {behavior.n_agents} agents{more}, observations of "
+            f"{brief(name)} with {behavior.n_agents} agents{more}, observations of "
             f"{' and '.join(shapes)}, actions {' and '.join(acts)}"
         )
     return lines

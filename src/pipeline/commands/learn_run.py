@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import __version__, files, machine
 from pipeline.commands.learn_settings import flags_named
-from pipeline.errors import Interrupted, SettingsError, UnityException
+from pipeline.errors import Interrupted, SettingsError, UnityException, shell_command
 from pipeline.settings import dump_yaml, load_run_settings, to_mapping
 from pipeline.stages.export import publish
 from pipeline.stages.shared import process, provenance
@@ -106,7 +106,11 @@ def _summary(settings: RunSettings, folder: RunFolder, result: TrainResult) -> s
     if not inference and (env := settings.env_settings.env_path):
         only, *others = result.behaviors
         played = run_dir if others else files.named(run_dir, only, ".onnx")
-        lines.append(f"Play it: pipeline evaluate {played} --env {env}")
+        args = settings.env_settings.env_args
+        rest = ["--env-args", *args] if args else []
+        lines.append(
+            f"Play it: {shell_command('pipeline', 'evaluate', played, '--env', env, *rest)}"
+        )
     return "\n".join(lines)
 
 
@@ -196,7 +200,8 @@ def _train(
     except Interrupted as error:
         if not folder.started or checkpoint.inference:
             raise
-        message = f"{error}; to continue, give the same command with --resume"
+        instead = " instead of --force" if "checkpoint_settings.force" in plan.flags else ""
+        message = f"{error}; to continue, give the same command with --resume{instead}"
         raise Interrupted(message, exit_code=process.exit_code(error.exit_code)) from error
     except UnityException as error:
         is_saved = any(run_dir.glob(f"*/{RESUME_FILE}"))

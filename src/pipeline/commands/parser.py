@@ -5,10 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from pipeline.errors import brief, shell_command, shown
+from pipeline.files import as_typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
+
+
+_MOST_PARTS = 8
+"""Words of one path with blanks."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,7 +54,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print what is wrong with the command line and where its help is, and exit."""
         mark = "" if message.endswith("?") else ";"
-        sys.stderr.write(f"error: {message}{mark} `{self.prog} --help` lists what is possible\n")
+        sys.stderr.write(
+            f"error: {shown(message)}{mark} `{self.prog} --help` lists what is possible\n"
+        )
         sys.exit(2)
 
     def parse_known_args(  # type: ignore[override]  # no caller of ours gives only a namespace
@@ -56,6 +66,8 @@ class Parser(argparse.ArgumentParser):
         words = sys.argv[1:] if args is None else list(args)
         # First, or argparse would report a misspelt required option as missing.
         self._refuse_unknown_options(words)
+        if self._subcommands is None:
+            self._refuse_split_paths(words)
         arguments, unknown = super().parse_known_args(words, namespace)
         # argparse would leave the error to the parser of all commands, which has another help.
         if unknown and self._subcommands is None:
@@ -76,7 +88,7 @@ class Parser(argparse.ArgumentParser):
                 )
 
     def _refuse_unknown_options(self, words: Sequence[str]) -> None:
-        for word in words:
+        for index, word in enumerate(words):
             name = word.partition("=")[0]
             if word == "--" or (self._subcommands is not None and not word.startswith("-")):
                 return  # the rest is parsed elsewhere
@@ -89,6 +101,32 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"unrecognized arguments: {name}{self._proposed_option(name)}")
             if options[0].nargs == argparse.REMAINDER:
                 return
+            if options[0].nargs == 0:
+                self._refuse_value_of_switch(words[index:])
+
+    def _refuse_value_of_switch(self, words: Sequence[str]) -> None:
+        """Refuse `--resume=True`, as other programs have it."""
+        flag, equals, value = words[0].partition("=")
+        value = value if equals else next(iter(words[1:]), "")
+        if equals or value.lower() in ("true", "false"):
+            no = value.lower() in ("false", "no", "off", "0")
+            self.error(f"{flag} takes no value; {'leave it out' if no else f'write {flag} alone'}")
+
+    def _refuse_split_paths(self, words: Sequence[str]) -> None:
+        """Refuse a path with blanks that the shell has taken apart."""
+        rest = [k for k, word in enumerate(words) if word[:1] == "-" and self._takes_all(word)]
+        for first in range(min([*rest, len(words)])):
+            for n in range(2, _MOST_PARTS):
+                parts = words[first : first + n]
+                if len(parts) < n or parts[-1].startswith("-") or parts[0].startswith("-"):
+                    break
+                path = " ".join(parts)
+                if not Path(parts[-1]).exists() and as_typed(path) is not None:
+                    self.error(f"a path with a blank needs quotes: {shell_command(path)}")
+
+    def _takes_all(self, word: str) -> bool:
+        action = self._option_string_actions.get(word)
+        return action is not None and action.nargs == argparse.REMAINDER
 
     def _proposed_option(self, name: str) -> str:
         elsewhere = self.given_elsewhere and self.given_elsewhere(name)
@@ -130,6 +168,7 @@ def _nearest(word: str, candidates: Iterable[Any]) -> str | None:
 
 def aligned(rows: Sequence[Sequence[str]], *, first_number: int | None = None) -> list[str]:
     """Return rows as lines with columns of equal width, right-aligned from `first_number` on."""
+    rows = [[brief(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     n_texts = len(widths) if first_number is None else first_number
     return [

@@ -19,7 +19,7 @@ from pipeline.commands.engines import (
     note_sources,
     snakemake_summary,
 )
-from pipeline.errors import Interrupted, SettingsError, StageError
+from pipeline.errors import Interrupted, SettingsError, StageError, shell_command
 from pipeline.progress import FILE, log_of
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import RUNS_FILE, key_of, table_of, write_plan
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> str:
             *(target.file for target in chosen),
         ]
     if arguments.dry_run:
-        return " ".join(command)
+        return shell_command(*command)
     _work(command, root, params, [target.dvc for target in chosen], arguments.cores)
     if arguments.names:
         return f"{engine}: {', '.join(arguments.names)} up to date."
@@ -111,7 +111,7 @@ def _work(
         excerpt = "".join(f"  {line}\n" for line in progress.last_lines(root / path))
         sys.stderr.write(f"{job} failed; the end of {path}:\n{excerpt}")
     raise StageError(
-        f"`{' '.join(command[:3])}{' ...' if len(command) > 3 else ''}` ended with exit code "
+        f"`{shell_command(*command[:3])}{' ...' if len(command) > 3 else ''}` ended with exit code "
         f"{code}; all that it printed is in {log}. The same command goes on where it stopped."
     )
 

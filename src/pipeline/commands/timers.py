@@ -18,7 +18,7 @@ import yaml
 from pipeline.commands.parser import aligned
 from pipeline.envs.base import MOST_GROUPS
 from pipeline.errors import SettingsError
-from pipeline.files import similar
+from pipeline.files import kind_of, similar
 
 if TYPE_CHECKING:
     import argparse
@@ -151,7 +151,8 @@ def read(path: Path) -> Times:
         reason = error.strerror or str(error)
         raise SettingsError(f"{path}: cannot be read ({reason}){hint}") from error
     except ValueError as error:
-        raise SettingsError(f"{path}: is not JSON ({error}); name a timers.json") from error
+        kind = kind_of(path) or f"is not JSON ({error}); name a timers.json"
+        raise SettingsError(f"{path}: {kind}") from error
     try:
         return _times(content, path.parent.parent / "configuration.yaml")
     except (KeyError, TypeError, ValueError, AttributeError) as error:

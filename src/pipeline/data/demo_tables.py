@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pipeline import files
-from pipeline.errors import DemonstrationError
-from pipeline.protocol.specs import brief
+from pipeline.errors import DemonstrationError, brief
 from pipeline.settings.reader import suggestion
 
 if TYPE_CHECKING:
@@ -184,6 +183,8 @@ def read_table(path: Path) -> Table:
     suffix = path.suffix.lower()
     if suffix not in _FORMATS:
         raise _unknown_format(path)
+    if kind := files.kind_of(path, own=b"PK" if suffix == ".npz" else b""):
+        raise DemonstrationError(f"{path}: {kind}")
     try:
         table = _FORMATS[suffix][0](path)
     except _UNREADABLE as error:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import logging
+import numbers
 import os
 import shlex
 import signal
@@ -19,10 +20,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import psutil
 
+from pipeline import files
 from pipeline.errors import (
     UnityEnvironmentException,
     UnityProcessEndedException,
     UnityWorkerInUseException,
+    shell_command,
 )
 from pipeline.protocol.calls import OK
 from pipeline.protocol.generated.messages import UnityMessageProto, UnityRLCapabilitiesProto
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 EDITOR_PORT = 5004
+_LAST_PORT = 65535
 PRESS_PLAY = "Listening on port %d. Start training by pressing the Play button in the Unity Editor."
 EDITOR_PORT_TAKEN = (
     "The Unity Editor calls on this port only: end the other program that waits for it, such as "
@@ -54,6 +58,7 @@ _CAPABILITIES = UnityRLCapabilitiesProto(
     variableLengthObservation=True,
     multiAgentGroups=True,
 )
+_SYSTEM = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, "Linux")
 _EXTENSIONS = (".app", ".exe", ".x86_64", ".x86")
 _PR_SET_PDEATHSIG = 1
 _TAIL_LINES, _TAIL_BYTES = 20, 4096
@@ -104,6 +109,7 @@ def command_line(
     additional_args: Sequence[str] = (),
 ) -> list[str]:
     """Return the command that starts an environment, in the order that ML-Agents uses."""
+    additional_args = words_of(additional_args)
     command = [str(executable)]
     if no_graphics:
         command += ["-nographics", "-batchmode"]
@@ -112,6 +118,23 @@ def command_line(
     if log is not None and not any(arg.lower() == "-logfile" for arg in additional_args):
         command += ["-logFile", str(log)]
     return [*command, *additional_args]
+
+
+def words_of(arguments: Sequence[Any]) -> list[str]:
+    """Return arguments as text; refuse one text for all of them, and other objects."""
+    if isinstance(arguments, str | bytes):
+        text = arguments if isinstance(arguments, str) else arguments.decode(errors="replace")
+        raise UnityEnvironmentException(
+            f"additional_args (or env_args): {text!r} is one text; give a list, as in "
+            f"{text.split()}"
+        )
+    for argument in arguments:
+        if not isinstance(argument, str | numbers.Real | os.PathLike):
+            raise UnityEnvironmentException(
+                f"additional_args (or env_args): {argument!r} is no text; give a list of texts, as "
+                "in ['--level', '7']"
+            )
+    return [str(argument) for argument in arguments]
 
 
 class EnvironmentProcess:
@@ -272,8 +295,12 @@ def die_with_parent(parent: int) -> Callable[[], None] | None:
 
 
 def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
-    if isinstance(error, PermissionError):
-        why = f"it may not be executed. Try `chmod -R 755 {path}`"
+    is_found = isinstance(error, PermissionError) or error.errno == errno.ENOEXEC
+    kind = files.kind_of(path, program="name a build for this system") if is_found else None
+    if kind and not (isinstance(error, PermissionError) and f"for {_SYSTEM};" in kind):
+        why = f"it {kind}"
+    elif isinstance(error, PermissionError):
+        why = f"it may not be executed. Try `{shell_command('chmod', '-R', '755', path)}`"
     elif error.errno == errno.ENOEXEC:
         why = (
             "this system cannot run it (exec format error): it is a build for another platform, "
@@ -349,6 +376,13 @@ def listening(
     # The system chooses where a port can be passed on; the Editor knows only its own.
     port = 0 if executable is not None else EDITOR_PORT
     if base_port is not None:
+        given: tuple[object, ...] = (base_port, worker_id)  # of a program without types
+        are_numbers = all(isinstance(number, int) for number in given)
+        if not are_numbers or not 0 <= base_port + worker_id <= _LAST_PORT:
+            raise UnityEnvironmentException(
+                f"base_port: {base_port!r} and the worker {worker_id!r} give no port; together "
+                f"they are a number from 0 to {_LAST_PORT}"
+            )
         port = base_port + worker_id
     remedy = EDITOR_PORT_TAKEN if executable is None else None
     return listen_for(worker_id, port, remedy, host=host, transport=transport, peers=peers)

@@ -125,11 +125,12 @@ class RemoteRegistryEntry:
             FetchError: It cannot be fetched.
             UnityException: It cannot be launched.
         """
+        from pipeline.envs.launch import words_of
         from pipeline.envs.unity import UnityEnvironment
 
         if "file_name" in kwargs:
             raise ValueError("the registry knows file_name; do not give it")
-        args = [*(kwargs.pop("additional_args", None) or ()), *self.additional_args]
+        args = [*words_of(kwargs.pop("additional_args", None) or ()), *self.additional_args]
         return UnityEnvironment(str(self.executable()), additional_args=args, **kwargs)
 
     def _trusted(self, url: str, limits: ArchiveLimits) -> str:

@@ -14,11 +14,11 @@ from pipeline.errors import (
     UnityCommunicationException,
     UnityEnvironmentException,
     UnitySideChannelException,
+    brief,
 )
 from pipeline.protocol import side_channels as wire
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
 from pipeline.protocol.side_channels import IncomingMessage, OutgoingMessage
-from pipeline.protocol.specs import brief
 
 if TYPE_CHECKING:
     import uuid

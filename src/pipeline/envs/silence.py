@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from pipeline.protocol.specs import brief
+from pipeline.errors import brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

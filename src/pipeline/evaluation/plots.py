@@ -33,6 +33,7 @@ _LINES = ("-", "--", "-.", ":")
 _STYLE: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 10.0,
+    "text.parse_math": False,  # names may have dollar signs
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.errors import ExportError
-from pipeline.files import similar
+from pipeline.files import foreign, similar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,9 +91,14 @@ def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
         # Not `onnx.load`, which follows external data to other files.
         model.ParseFromString(content)
     except Exception as error:
-        raise ExportError(f"{path}: is not an ONNX file; export the policy again") from error
+        kind = foreign(content, own=b"\x08") or "is not an ONNX file; export the policy again"
+        raise ExportError(f"{path}: {kind}") from error
     if not model.HasField("graph") or not model.graph.output:
-        raise ExportError(f"{path}: is not an ONNX file with a graph; export the policy again")
+        kind = (
+            foreign(content, own=b"\x08")
+            or "is not an ONNX file with a graph; export the policy again"
+        )
+        raise ExportError(f"{path}: {kind}")
     flaw = data_flaw(model)
     if flaw is not None:
         raise ExportError(f"{path}: {flaw}; export the policy again")

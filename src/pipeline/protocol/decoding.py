@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from pipeline.errors import UnityEnvironmentException
+from pipeline.errors import UnityEnvironmentException, brief
 from pipeline.errors import UnityObservationException as _ObservationError
 from pipeline.protocol import wire
 from pipeline.protocol.generated.messages import (
@@ -32,7 +32,6 @@ from pipeline.protocol.specs import (
     DimensionProperty,
     ObservationSpec,
     ObservationType,
-    brief,
     check_spec,
     note_other_names,
     other_order,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.errors import DemonstrationError, UnityActionException, UnityException
+from pipeline.errors import DemonstrationError, UnityActionException, UnityException, brief
 from pipeline.files import whole
 from pipeline.protocol.actions import actions_bytes, decode_entries
 from pipeline.protocol.decoding import (
@@ -153,8 +153,8 @@ def describe(demo: Demonstration) -> str:
     scope = "per ended episode" if ends else "in all, no episode ended"
     counted = demo.reward[: np.flatnonzero(demo.done)[-1] + 1] if ends else demo.reward
     lines = [
-        f"behavior      {demo.behavior_name}",
-        f"name          {demo.metadata.demonstration_name or '(none)'}",
+        f"behavior      {brief(demo.behavior_name)}",
+        f"name          {brief(demo.metadata.demonstration_name) or '(none)'}",
         f"steps         {len(demo)}",
         f"episodes      {ends} ended ({int(demo.interrupted.sum())} of them cut short)",
         f"mean reward   {counted.sum() / max(1, ends):.4g} {scope} "
@@ -163,7 +163,7 @@ def describe(demo: Demonstration) -> str:
         f"actions       {demo.spec.action_spec}",
     ]
     for index, obs in enumerate(demo.spec.observation_specs):
-        lines.append(f"observation {index} {obs.name or '(no name)'} {tuple(obs.shape)}")
+        lines.append(f"observation {index} {brief(obs.name) or '(no name)'} {tuple(obs.shape)}")
     return "\n".join(lines)
 
 

@@ -15,8 +15,8 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from pipeline.errors import DemonstrationError
-from pipeline.files import similar
+from pipeline.errors import DemonstrationError, shell_command
+from pipeline.files import foreign, similar
 from pipeline.protocol import wire
 from pipeline.protocol.generated.messages import (
     PNG,
@@ -77,7 +77,8 @@ def parse_demo(path: Path) -> DemoMessages:
     meta, brain = DemonstrationMetaProto(), BrainParametersProto()
     start, stop = _record(data, 0) or (0, 0)
     if not stop or not _parses(meta, data[start:stop]):
-        raise DemonstrationError(f"{path}: this is not a demonstration: its header makes no sense")
+        flaw = foreign(data) or "this is not a demonstration: its header makes no sense"
+        raise DemonstrationError(f"{path}: {flaw}")
     if meta.api_version not in API_VERSIONS:
         raise DemonstrationError(
             "Can't load Demonstration data from an unsupported version "
@@ -142,10 +143,8 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        remedy = (
-            f"`pipeline demo record ENV -o {path}` makes one, or Unity's Demonstration Recorder"
-        )
-        hint = similar(path) or f". {remedy}"
+        record = shell_command("pipeline", "demo", "record", "ENV", "-o", path)
+        hint = similar(path) or f". `{record}` makes one, or Unity's Demonstration Recorder"
         raise DemonstrationError(
             f"The demonstration file or directory {path} does not exist{hint}"
         ) from error

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.errors import UnitySpecificationException
+from pipeline.errors import UnitySpecificationException, brief
 from pipeline.protocol import vectorized, wire
 from pipeline.protocol.decoding import decode_steps
 from pipeline.protocol.generated.messages import ReceivedAgentInfosProto
-from pipeline.protocol.specs import FREE_BYTES, MAX_AGENTS, brief, refuse_excess, row_bytes
+from pipeline.protocol.specs import FREE_BYTES, MAX_AGENTS, refuse_excess, row_bytes
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 if TYPE_CHECKING:

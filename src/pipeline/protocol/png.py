@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.errors import UnityObservationException
-from pipeline.protocol.specs import FREE_BYTES, brief, refuse_excess
+from pipeline.errors import UnityObservationException, brief
+from pipeline.protocol.specs import FREE_BYTES, refuse_excess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

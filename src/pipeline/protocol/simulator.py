@@ -120,4 +120,5 @@ def restore(simulator: object, state: Mapping[str, Any]) -> None:
 
 def no_state(simulator: object) -> str:
     """Return why a simulator gives no state, for messages."""
-    return f"{type(simulator).__name__} does not give its state"
+    name = type(simulator).__name__
+    return f"{name} does not give its state; give the environment get_state() and set_state(state)"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pipeline.errors import UnityObservationException, UnitySpecificationException
+from pipeline.errors import UnityObservationException, UnitySpecificationException, brief
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,8 +37,6 @@ FREE_BYTES = 1 << 27
 """Bytes of memory that a message or a file may take, however small it is."""
 _BYTES_PER_SENT_BYTE = 256
 """Further bytes of memory for each byte that was sent; PNGs of simple images take 100."""
-_MAX_SHOWN = 200
-"""Characters of a name or a shape that an error shows."""
 AGENT_BYTES = 4096
 """Bytes of memory that an agent or a recorded step takes at most, beside its numbers."""
 
@@ -275,12 +273,6 @@ def check_behaviors(known: int, name: str) -> None:
             f"the environment announces more than {MAX_BEHAVIORS} behaviors, the last is "
             f"{brief(name)!r}: agents that do the same need the same behavior name"
         )
-
-
-def brief(value: object) -> str:
-    """Return a name or a shape as text, cut where it is long."""
-    text = str(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def refuse_other_spec(name: str, ours: BehaviorSpec, theirs: BehaviorSpec, where: str) -> None:

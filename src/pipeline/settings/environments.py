@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, shell_command
 from pipeline.settings.nodes import Node, fail, join
 from pipeline.settings.reader import (
     ContradictionError,
@@ -261,8 +261,8 @@ class FetchSource(EnvironmentParams):
                 text = f"must start with one of {', '.join(URL_SCHEMES)}, got {url!r}"
                 raise ContradictionError("url", text)
         if not self.sha256.values:
-            command = f"`pipeline env fetch {next(iter(self.url.values.values()))}` finds it out"
-            text = f"the source 'fetch' needs the archive's digest; {command}"
+            fetch = shell_command("pipeline", "env", "fetch", next(iter(self.url.values.values())))
+            text = f"the source 'fetch' needs the archive's digest; `{fetch}` finds it out"
             raise ContradictionError("sha256", text)
         for digest in self.sha256.values.values():
             if not _SHA256.match(digest):

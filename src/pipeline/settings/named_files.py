@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, shell_command
 from pipeline.files import similar
 
 if TYPE_CHECKING:
@@ -88,5 +88,6 @@ def _wrong(path: str, folder: Path) -> str | None:
         )
     if full_path.exists():
         return None
-    remedy = f"; `pipeline demo record ENV -o {path}` makes one, or Unity's Demonstration Recorder"
+    record = shell_command("pipeline", "demo", "record", "ENV", "-o", path)
+    remedy = f"; `{record}` makes one, or Unity's Demonstration Recorder"
     return f"{path} is not there{similar(full_path) or remedy}"

@@ -98,15 +98,27 @@ def fail_at(root: Node, path: str, message: str) -> SettingsError:
 
 
 def undotted(overrides: Mapping[str, Any], source: str) -> Node:
-    """Return a nested map for one with dotted keys: `{a: {b: 1}}` for `{"a.b": 1}`.
+    """Return a nested map for one with dotted keys, at any depth: `{a: {b: 1}}` for `{"a.b": 1}`.
+
+    The keys of `_NAMES` are names, which are kept whole.
 
     Raises:
         SettingsError: A key has an empty part, as in `a..b`, or two of them say the same key.
     """
+    return _undotted(dict(overrides), source, "")
+
+
+_NAMES = ("behaviors", "environment_parameters")
+"""Sections that have names for keys, which an environment chose and which may have dots."""
+
+
+def _undotted(value: Any, source: str, path: str) -> Node:
+    if not isinstance(value, dict):
+        return from_plain(value, source)
     result = Node({}, source)
-    for dotted, value in overrides.items():
-        node = from_plain(value, source)
-        parts = str(dotted).split(".")
+    for dotted, item in value.items():
+        node = _undotted(item, source, join(path, str(dotted)))
+        parts = [str(dotted)] if path in _NAMES else str(dotted).split(".")
         if not all(parts):
             raise fail(node, str(dotted), "a part of this dotted key is empty")
         # From the inside out, so that each dotted key becomes a map of one path.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from pipeline.settings.reader import (
     suggestion,
     to_map,
 )
-from pipeline.settings.schema import RunSettings
+from pipeline.settings.schema import RunSettings, TrainerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FILE_KEYS = (".demo_path", ".init_path")
+_IN_A_BEHAVIOR = frozenset(setting_hints(TrainerSettings))
+_BESIDE_BEHAVIORS = frozenset(setting_hints(RunSettings)) - {"behaviors", "debug"}
 
 
 def load_run_settings(
@@ -103,6 +106,7 @@ def read_present(
 def structure(document: Node) -> RunSettings:
     """Return typed settings from a document of the present format."""
     entries = dict(entries_of(document, ""))
+    _refuse_misplaced(entries)
     default = entries.get("default_settings")
     inherited = None
     if default is not None and default.value is not None:
@@ -111,9 +115,12 @@ def structure(document: Node) -> RunSettings:
         inherited = expanded(default)
     if "behaviors" in entries:
         behaviors = entries["behaviors"]
+        listed = entries_of(behaviors, "behaviors")
+        for name, item in listed.items():
+            _refuse_as_behavior(name, item)
         items = {
             name: behavior_over(item, join("behaviors", name), inherited)
-            for name, item in entries_of(behaviors, "behaviors").items()
+            for name, item in listed.items()
         }
         entries["behaviors"] = replace(behaviors, value=items)
     settings: RunSettings = read_dataclass(RunSettings, replace(document, value=entries), "")
@@ -198,6 +205,36 @@ def _refuse_unusable(document: Node) -> None:
         raise fail(document, "", text)
 
 
+def _refuse_misplaced(entries: Mapping[str, Node]) -> None:
+    """Refuse a behavior, or an entry of an empty section, at the top level of the file."""
+    above, known = None, setting_hints(RunSettings)
+    for key, item in entries.items():
+        if key in known:
+            above = key if item.value is None else None
+            continue
+        is_behavior = isinstance(item.value, dict) and item.value.keys() & _IN_A_BEHAVIOR
+        if key == "default" and is_behavior:
+            raise fail(item, key, "is called 'default_settings' in a file with 'behaviors'")
+        section = "behaviors" if is_behavior else above
+        if section and not get_close_matches(key, known):  # else it is a misspelt section
+            text = f"is at the top level of the file; indent it below '{section}:'"
+            raise fail(item, key, text)
+
+
+def _refuse_as_behavior(name: str, item: Node) -> None:
+    """Refuse a key below `behaviors` that no behavior can have as its name."""
+    plain, team, _ = name.partition("?")
+    if team:
+        text = f"the teams of a behavior have its settings in common; write {plain!r}"
+    elif name in _IN_A_BEHAVIOR:
+        text = "is a setting of a behavior; indent it below the behavior's name"
+    elif name in _BESIDE_BEHAVIORS:
+        text = "belongs to the top level of the file; indent it as 'behaviors:' is"
+    else:
+        return
+    raise fail(item, join("behaviors", name), text)
+
+
 def _tell(present: Present, path: Path | str | None) -> None:
     """Log what a user of an old file should know, once it is clear that it can be used."""
     if present.family is not Family.PRESENT:
@@ -205,6 +242,13 @@ def _tell(present: Present, path: Path | str | None) -> None:
             "%s: the format is that of %s; `pipeline config upgrade` writes it as today's.",
             path,
             present.family.value,
+        )
+    behaviors = present.document.value.get("behaviors")
+    if behaviors is not None and behaviors.value and "default" in behaviors.value:
+        _log.warning(
+            "%s: behaviors.default: only a behavior called 'default' has these settings; those of "
+            "every behavior without an entry are 'default_settings', at the top level of the file",
+            behaviors.value["default"].where,
         )
     for change in present.changes.entries:
         if change.warns:

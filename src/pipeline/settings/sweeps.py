@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pipeline import seeding
 from pipeline.settings.experiments import check_seeds
-from pipeline.settings.nodes import Node, fail, respelled, to_plain
+from pipeline.settings.nodes import Node, fail, join, respelled, to_plain
 from pipeline.settings.reader import (
     ContradictionError,
     Count,
@@ -83,6 +83,9 @@ class Axis:
     def from_node(node: Node, path: str) -> "Axis":
         """Read a list of values, or a map with `min` and `max`."""
         if isinstance(node.value, dict):
+            if "values" in node.value:
+                text = f"write the list itself: {path.rpartition('.')[2]}: [...]"
+                raise fail(node.value["values"], join(path, "values"), text)
             return Axis(interval=read_dataclass(Interval, node, path))
         if not isinstance(node.value, list) or not node.value:
             expected = "a list of values, or a map with min and max"

@@ -6,6 +6,7 @@ expect YAML 1.2, so the scalars of its core schema replace PyYAML's here.
 
 from __future__ import annotations
 
+import codecs
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from pipeline.errors import SettingsError
-from pipeline.files import similar
+from pipeline.files import foreign, similar
 from pipeline.settings.nodes import Node, join
 
 if TYPE_CHECKING:
@@ -168,10 +169,14 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
         raise SettingsError(f"{missing}{hint}") from error
     except OSError as error:
         raise SettingsError(f"{path}: {what} cannot be read: {error.strerror}.") from error
+    if data and (kind := foreign(data)):
+        raise SettingsError(f"{path}: {what} {kind}")
     try:
         # Editors on Windows write a byte order mark.
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        if b"\0" in data and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise SettingsError(f"{path}: {what} holds binary data; name a YAML file") from error
         line = data.count(b"\n", 0, error.start) + 1
         raise SettingsError(
             f"{path}:{line}: {what} is not UTF-8 (byte 0x{data[error.start]:02x}). "

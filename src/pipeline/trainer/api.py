@@ -303,7 +303,7 @@ def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> 
         return settings
     if isinstance(settings, str | Path):
         return load_run_settings(Path(settings))
-    run = load_run_settings(None, overrides=settings)
+    run = load_run_settings(None, overrides=settings, overrides_from="settings")
     return replace(run, from_file=bool(run.behaviors))
 
 

@@ -282,7 +282,6 @@ def test_arrays_of_other_lengths_and_other_files_are_refused(tmp_path):
     array = io.BytesIO()
     np.save(array, np.zeros(3))
     for content in (
-        b"",
         b"no archive",
         archive[:-30],
         archive[:60] + archive[90:],

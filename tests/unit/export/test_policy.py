@@ -196,7 +196,7 @@ def test_observations_of_package_1_are_joined_or_numbered_by_their_kind():
 def test_file_that_is_not_onnx_is_refused(tmp_path):
     path = tmp_path / "policy.onnx"
     path.write_text("version https://git-lfs")
-    with pytest.raises(ExportError, match="is not an ONNX file"):
+    with pytest.raises(ExportError, match="is a pointer of Git LFS"):
         OnnxPolicy(path)
     with pytest.raises(ExportError, match="cannot be read"):
         OnnxPolicy(tmp_path / "absent.onnx")

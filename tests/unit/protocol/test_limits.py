@@ -17,6 +17,7 @@ from pipeline.errors import (
     DemonstrationError,
     UnityObservationException,
     UnitySpecificationException,
+    brief,
 )
 from pipeline.protocol import specs
 from pipeline.protocol.decoding import behavior_spec_from
@@ -283,6 +284,6 @@ def test_memory_of_an_agent_is_that_of_its_numbers_masks_and_actions():
 
 
 def test_long_names_are_cut_in_errors():
-    assert specs.brief("x" * 200) == "x" * 200
-    assert specs.brief("x" * 201) == "x" * 200 + "..."
-    assert specs.brief((1, 2)) == "(1, 2)"
+    assert brief("x" * 200) == "x" * 200
+    assert brief("x" * 201) == "x" * 200 + "..."
+    assert brief((1, 2)) == "(1, 2)"

@@ -30,8 +30,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from pipeline import files
-from pipeline.errors import FetchError
-from pipeline.protocol.specs import brief
+from pipeline.errors import FetchError, brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, cast
 
-from pipeline.errors import FetchError
+from pipeline.errors import FetchError, shell_command
+from pipeline.files import as_typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,6 +59,28 @@ def find_program(
     if len(candidates) != 1:
         raise FetchError(_not_one(candidates, folder, label))
     return _inside_app(candidates[0], label)
+
+
+def meant(text: str) -> str | None:
+    """Return how to write the program that a path with a slip means; None if nothing is there."""
+    words = text.split(" ")
+    for n in range(len(words), 0, -1):
+        path = as_typed(" ".join(words[:n]))
+        programs = [] if path is None else _topmost_programs(path) if path.is_dir() else [path]
+        if len(programs) > 1:
+            return f"The folder has {', '.join(map(shell_command, programs))}; name one of them."
+        if programs and n < len(words):
+            option = shell_command("--env", programs[0], "--env-args", *words[n:])
+            return f"There is {shell_command(programs[0])}; write its arguments as in `{option}`."
+        if programs:
+            return f"There is {shell_command(programs[0])}; write it so."
+    if "\\" in text and os.name != "nt":
+        return "This is a path of Windows; give the path that the program has on this system."
+    return None
+
+
+def _topmost_programs(folder: Path) -> list[Path]:
+    return _topmost(_players(folder), folder) or _topmost(_executables(folder), folder)
 
 
 def runs_headless(program: Path) -> bool:

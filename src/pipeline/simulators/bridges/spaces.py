@@ -374,8 +374,9 @@ class Actions:
         if not bounded.all() and self._scale is None:
             raise SettingsError(
                 f"{self._where}: the action '{_name(path)}' has no finite bounds in dimension "
-                f"{int(np.argmin(bounded))} ({space}); give the option action_scale, the value "
-                "that an action of 1 shall have there."
+                f"{int(np.argmin(bounded))} ({space}); give the value that an action of 1 shall "
+                "have there, in params.yaml as action_scale, or in an executable: "
+                "`pipeline env build NAME --option action_scale=1 -o FILE`."
             )
         scale = self._scale or 0.0
         offset = np.where(bounded, low, -scale)

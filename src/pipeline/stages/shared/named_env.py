@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.envs.launch import find_executable
 from pipeline.envs.sources.fetch import locked
-from pipeline.errors import StageError, UnityEnvironmentException
+from pipeline.envs.sources.programs import meant
+from pipeline.errors import StageError, UnityEnvironmentException, shell_command
 from pipeline.settings.environments import FORMS, BuiltinSource, PathSource, named
 from pipeline.simulators import registry
 
@@ -79,21 +80,29 @@ def _executable(path: str) -> Path:
     try:
         program = find_executable(path)
     except UnityEnvironmentException as error:
-        word = Path(path).stem
-        if word in registry.SIMULATORS:
-            built = f"pipeline env build {word} -o {path}"
-            hint = f"`{built}` makes it, and the name {word} alone is built and kept by itself."
-        elif word == path:
-            hint = f"No simulator is called so{registry.near(word)}. Give {FORMS}."
-        else:
-            hint = f"`pipeline env build NAME -o {path}` makes one. Or give {FORMS}."
-        raise UnityEnvironmentException(f"{error} {hint}") from error
+        raise UnityEnvironmentException(f"{error} {_hint(path)}") from error
     if program.suffix == ".py" and not os.access(program, os.X_OK):
         raise UnityEnvironmentException(
             f"{path}: is a module and no executable; name the function or class in it that makes "
             f"the environment, as in {program.stem}:make."
         )
     return program
+
+
+def _hint(path: str) -> str:
+    """Return what to write in place of a path at which there is no executable."""
+    word = Path(path).stem
+    if hint := meant(path):
+        return hint
+    if word in registry.SIMULATORS:
+        built = shell_command("pipeline", "env", "build", word, "-o", path)
+        return f"`{built}` makes it, and the name {word} alone is built and kept by itself."
+    if word == path:
+        return f"No simulator is called so{registry.near(word)}. Give {FORMS}."
+    if near := files.similar(path).removeprefix("; d"):
+        return f"D{near}"
+    built = shell_command("pipeline", "env", "build", "NAME", "-o", path)
+    return f"`{built}` makes one. Or give {FORMS}."
 
 
 def _built(name: str, simulator: str, options: dict[str, Any]) -> Path:

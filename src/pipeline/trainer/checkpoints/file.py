@@ -179,7 +179,7 @@ def _plain_values(path: Path, device: str) -> Any:
             f"{path}: this checkpoint cannot be read ({error.strerror or error})"
         ) from error
     if (refusal := refusal_of_bytes(content)) is not None:
-        raise CheckpointError(f"{path}: {refusal}")
+        raise CheckpointError(f"{path}: {files.foreign(content, own=b'PK') or refusal}")
     try:
         state: Any = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
     except Exception as error:
