@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.io import IOFile
 
 # Not `workflow.basedir`, which is the folder of the Snakefile that uses this one as a module.
 CHECKOUT = Path(str(workflow.current_basedir)).resolve().parents[1]
@@ -215,6 +216,22 @@ def experiments(table):
 def each(table, pattern):
     """The pattern, filled in for each run of a table."""
     return [pattern.format(**run) for run in RUNS[table].values()]
+
+
+def known(files):
+    """These files, after one line if Snakemake has not made some of them: it sees no change of those."""
+    unknown = [
+        file
+        for file in files
+        if Path(file).exists() and not workflow.persistence.metadata(IOFile(file))
+    ]
+    if unknown and not workflow.remote_exec:
+        logger.warning(
+            f"{len(unknown)} of {len(files)} results are DVC's, or were copied ({unknown[0]}): "
+            "Snakemake does not see what has changed of them since. `pipeline sync` makes it see; "
+            "run it before you edit, or after `dvc repro`."
+        )
+    return files
 
 
 DELIVERABLES = []
