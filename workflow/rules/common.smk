@@ -8,11 +8,13 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.io import IOFile
+from snakemake.logging import logger
 
 # Not `workflow.basedir`, which is the folder of the Snakefile that uses this one as a module.
 CHECKOUT = Path(str(workflow.current_basedir)).resolve().parents[1]
 sys.path.insert(0, str(CHECKOUT / "src"))
 
+from pipeline.commands.engines import unseen
 from pipeline.commands.run import targets
 from pipeline.errors import PipelineError
 from pipeline.settings.nodes import respelled
@@ -226,11 +228,7 @@ def known(files):
         if Path(file).exists() and not workflow.persistence.metadata(IOFile(file))
     ]
     if unknown and not workflow.remote_exec:
-        logger.warning(
-            f"{len(unknown)} of {len(files)} results are DVC's, or were copied ({unknown[0]}): "
-            "Snakemake does not see what has changed of them since. `pipeline sync` makes it see; "
-            "run it before you edit, or after `dvc repro`."
-        )
+        logger.warning(unseen(unknown))
     return files
 
 
