@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/how-to/migrating.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs/reference/ml-agents-names.md"
 
 
 def package() -> Path:

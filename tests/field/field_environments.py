@@ -314,3 +314,29 @@ class TwoBehaviors(AECEnv):
         if self.n_turns == 10:
             self.terminations = dict.fromkeys(self.agents, True)
         self.agent_selection = "b" if name == "a" else "a"
+
+
+class Steering(gymnasium.Env):
+    """A camera of bytes and one of -1 to 1, numbers, and actions of several ranges."""
+
+    observation_space = spaces.Dict(
+        {
+            "camera": spaces.Box(0, 255, (20, 24, 3), np.uint8),
+            "depth": spaces.Box(-1, 1, (20, 20, 1), np.float32),
+            "speed": spaces.Box(-10, 10, (2,), np.float32),
+        }
+    )
+    action_space = spaces.Dict(
+        {
+            "wheel": spaces.Box(np.float32([-0.4, -0.4, 0]), np.float32([0.4, 0.4, 10])),
+            "gear": spaces.Discrete(4, start=-1),
+            "lights": spaces.Discrete(2),
+        }
+    )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}

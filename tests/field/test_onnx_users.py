@@ -5,20 +5,35 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
+import onnx
 import pytest
 import reference
 import torch
+from field_environments import Steering
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from pipeline import cli
-from pipeline.errors import ExportError
+from pipeline.commands.onnx import check
+from pipeline.data.demo_spec import spec_of
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.errors import DemonstrationError, ExportError
 from pipeline.export.policy import OnnxPolicy
-from pipeline.export.publish import build_model, publish
+from pipeline.export.publish import build_model, meanings, publish
 from pipeline.export.recording import record
+from pipeline.protocol.decoding import behavior_spec_from
+from pipeline.protocol.demo import writing_demo
+from pipeline.protocol.encoding import brain_parameters, encode_steps
+from pipeline.protocol.generated.messages import BrainParametersProto
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ScaledSpec
+from pipeline.settings import load_run_settings
+from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
+from pipeline.stages import export
 from pipeline.tracking import names
 from pipeline.tracking.curve_csv import CsvSink
+from pipeline.trainer.api import train
 
 SPACES = {
     "continuous": {"continuous": 2, "branches": ()},
@@ -172,3 +187,124 @@ def test_our_own_export_of_weights_that_are_not_finite_is_refused(place, tmp_pat
     with pytest.raises(ExportError, match="1 values that are not finite"):
         publish(policy, tmp_path / "a.onnx", recording=recording)
     assert not list(tmp_path.iterdir())
+
+
+MEANINGS = {
+    "obs_0": "camera; 0 to 1 stand for 0 to 255",
+    "obs_1": "depth; 0 to 1 stand for -1 to 1",
+    "obs_2": "speed",
+    "continuous_actions": "numbers 0 to 1: -1 to 1 stand for -0.4 to 0.4; "
+    "number 2: -1 to 1 stand for 0 to 10",
+    "discrete_actions": "branch 0: choice 0 stands for -1",
+}
+
+
+def meanings_in(path: Path) -> dict[str, str]:
+    """As Netron shows them."""
+    properties = {prop.key: prop.value for prop in onnx.load(path).metadata_props}
+    prefix = "pipeline.meaning."
+    return {k.removeprefix(prefix): v for k, v in properties.items() if k.startswith(prefix)}
+
+
+def test_the_file_says_what_its_numbers_stand_for(tmp_path):
+    """The environment's bounds reach the file through the checkpoint, as in both engines."""
+    settings = {
+        "trainer_type": "ppo",
+        "max_steps": 8,
+        "network_settings": {"hidden_units": 4},
+        "hyperparameters": {"batch_size": 4, "buffer_size": 8},
+    }
+    result = train(
+        InProcessEnvironment(GymnasiumSimulator(id=[Steering()], visual="always")),
+        load_run_settings(None, overrides={"behaviors": {"Steering": settings}}),
+        seed=1,
+        run_dir=tmp_path / "run",
+    )
+    export.publish(result.behaviors["Steering"].checkpoint, tmp_path)
+    path = tmp_path / "Steering.onnx"
+    assert meanings_in(path) == MEANINGS
+    assert "obs_1, image of 1 x 20 x 20: depth; 0 to 1 stand for -1 to 1" in check(path)
+
+
+def test_the_bounds_come_over_the_wire_and_change_no_comparison():
+    """In the field that ML-Agents' announcement has for descriptions of actions."""
+    simulator = GymnasiumSimulator(id=[Steering()], visual="always")
+    ((name, spec),) = simulator.behavior_specs.items()
+    brain = brain_parameters(name, spec)
+    first = encode_steps(*simulator.reset()[name], spec).value[0]
+    heard = behavior_spec_from(BrainParametersProto.FromString(brain.SerializeToString()), first)
+    assert heard == spec == BehaviorSpec(*spec)
+    assert meanings(heard) == {f"pipeline.meaning.{key}": text for key, text in MEANINGS.items()}
+
+
+def test_a_player_of_unity_says_nothing_of_its_numbers_and_the_file_says_so():
+    spec = BehaviorSpec([ObservationSpec.visual(3, 20, 20, "eye")], ActionSpec(2, (3,)))
+    texts = {
+        "obs_0": "eye; 0 to 1; bytes were divided by 255",
+        "continuous_actions": "-1 to 1, not scaled",
+    }
+    assert meanings(spec) == {f"pipeline.meaning.{key}": text for key, text in texts.items()}
+    # Descriptions of other people's environments are in no form of ours.
+    assert meanings(ScaledSpec.of(spec, ["jump", "turn: left or right"])) == meanings(spec)
+
+
+@pytest.fixture
+def hybrid(tmp_path):
+    """A published policy, and the behavior that it was trained for."""
+    policy = reference.policy(**SPACES["hybrid"])
+    path = tmp_path / "Guess.onnx"
+    publish(policy, path, recording=record(policy, reference.observations(policy, 3)))
+    return path, policy.spec
+
+
+def test_check_names_the_packages_and_keeps_numbers_for_full(hybrid, fixtures):
+    path, _ = hybrid
+    text = check(path)
+    assert text.startswith(
+        f"{path}: Unity can load this file with package 2.0 and newer; an older one needs a file "
+        "from the trainer of its own release.\n"
+    )
+    assert "opset" not in text
+    assert "version_number 3, opset 9, IR version 6" in check(path, full=True)
+    old = check(fixtures / "onnx/SoccerTwos.onnx")
+    assert "SoccerTwos.onnx: Unity can load this file with package 1.x and newer." in old
+
+
+def test_check_compares_with_a_demonstration_and_with_an_environment(hybrid, tmp_path, capsys):
+    path, spec = hybrid
+    other = spec._replace(action_spec=ActionSpec(2, (4,)))
+    for name, recorded in (("same", spec), ("other", other)):
+        with writing_demo(tmp_path / f"{name}.demo", "Guess", recorded) as writer:
+            actions = recorded.action_spec
+            writer.append(
+                obs=[np.zeros((1, *obs.shape), np.float32) for obs in recorded.observation_specs],
+                actions=actions.empty_action(1),
+                reward=np.zeros(1, np.float32),
+                done=np.ones(1, bool),
+                interrupted=np.zeros(1, bool),
+                action_mask=[np.zeros((1, n), bool) for n in actions.discrete_branches],
+            )
+    assert cli.main(["onnx", "check", str(path), "--demo", str(tmp_path / "same.demo")]) == 0
+    assert f"  fits      Guess of {tmp_path}/same.demo\n" in capsys.readouterr().out
+    assert cli.main(["onnx", "check", str(path), "--demo", str(tmp_path / "other.demo")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"Guess.onnx: does not fit the behavior Guess of {tmp_path}/other.demo: " in line
+    assert "discrete_action_output_shape is [3], the behavior has [4]; train in" in line
+    assert cli.main(["onnx", "check", str(path), "--env", "balance_ball"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert "does not fit the behavior 3DBall of balance_ball: " in line
+
+
+def test_of_several_behaviors_the_one_with_the_name_of_the_file_is_compared():
+    class Two:
+        behavior_specs: ClassVar = {"A?team=0": "first", "Guess?team=1": "second"}
+
+        def reset(self):
+            pass
+
+        close = reset
+
+    assert spec_of("two", lambda _: Two(), default="Guess")[:2] == ("Guess", "second")
+    assert spec_of("two", lambda _: Two(), "A", default="Guess")[:2] == ("A", "first")
+    with pytest.raises(DemonstrationError, match="has the behaviors A, Guess; name one of them"):
+        spec_of("two", lambda _: Two(), default="Guess-500")

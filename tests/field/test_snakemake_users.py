@@ -1,4 +1,4 @@
-"""What users of Snakemake reported: values that are spelled otherwise, and train again."""
+"""What users of Snakemake reported: values spelled otherwise that train again, results of DVC."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.commands import run
+from pipeline.commands.engines import State
 from pipeline.settings.params import load_params
 
 TRAINER = """\
@@ -153,3 +155,18 @@ sweeps:
         params = load_params(tmp_path / "params.yaml")
         searches.add(json.dumps([params.sweeps["sizes"].search(), params.sweeps["sizes"].trials()]))
     assert len(searches) == 1
+
+
+@pytest.mark.parametrize("first", [(), ("train@one-1", "export@one-1")])
+def test_pipeline_run_says_which_results_snakemake_would_never_make_again(
+    first: tuple[str, ...], tmp_path: Path, monkeypatch, caplog
+):
+    """After `dvc repro` and an edit there was nothing to be done, as `snakemake -n` has it."""
+    state = State(pending=("report",), unrecorded=("report", *first))
+    monkeypatch.setattr(run, "snakemake_summary", lambda _: state)
+    assert run._changed("snakemake", tmp_path, []) == ("report",)
+    said = (
+        "2 results are DVC's, or were copied (export@one-1 first): Snakemake does not see what "
+        "has changed of them since. `pipeline sync` makes it see; run it after `dvc repro`."
+    )
+    assert [record.getMessage() for record in caplog.records] == ([said] if first else [])

@@ -11,7 +11,8 @@ import pytest
 from project import ROOT, copy_project, run
 
 TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
-PAGES = [ROOT / "README.md", *TUTORIALS]
+COMING = sorted((ROOT / "docs/how-to").glob("coming-from-*.md"))
+PAGES = [ROOT / "README.md", *TUTORIALS, *COMING]
 PROGRAM = re.compile(
     r"(pipeline|python|make|git|dvc|snakemake|pip|source|cd|sed|tensorboard|build/\w+) "
 )
@@ -93,6 +94,18 @@ def test_every_command_of_the_page_works(page: Path, checkout: Path):
             short += " --episodes 2"
         short = short.replace("--min-return 400", "--min-return 10").replace("KEY=VALUE", "")
         run(checkout, "bash", "-c", short, PIPELINE_CACHE=cache)
+
+
+@pytest.mark.slow
+def test_the_python_for_people_from_stable_baselines3_works(tmp_path: Path):
+    (page,) = [page for page in COMING if "stable" in page.stem]
+    code = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(code) == 1
+    short = code[0].replace("50_000", "1_200").replace("episodes=20", "episodes=2")
+    printed = run(tmp_path, "python", "-c", short + "print(action in (0, 1))").stdout
+    mean, is_action = printed.splitlines()[-2:]
+    assert float(mean) >= 8  # no episode of CartPole is shorter
+    assert is_action == "True"
 
 
 def test_every_message_on_the_page_about_messages_is_one_of_ours():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -36,7 +37,9 @@ def built(request, tmp_path_factory) -> tuple[Path, str, list[str]]:
     set_params(root, fewer)
     init_dvc(root)
     fast_stages(root)
-    return root, request.param, repro(root, request.param)
+    done = repro(root, request.param)
+    shutil.copy(root / "ran.log", root.parent / "first.log")
+    return root, request.param, done
 
 
 @pytest.fixture
@@ -54,6 +57,18 @@ def all_jobs(root: Path) -> int:
 
 def of_experiment(name: str, *stages: str, seeds: tuple[int, ...] = (1, 2)) -> list[str]:
     return [f"{stage} {name} --seed {seed}" for stage in stages for seed in seeds]
+
+
+def test_a_run_is_evaluated_before_the_next_is_trained(built):
+    """The first number comes after one training, not after all; Snakemake has two cores here."""
+    root, engine, _ = built
+    order = (root.parent / "first.log").read_text().splitlines()
+    trained = [job for job in order if job.startswith("train ")]
+    late = []
+    for number, job in enumerate(trained):
+        before = order[: order.index(job.replace("train ", "evaluate ", 1))]
+        late.append(sum(other.startswith("train ") for other in before) - number - 1)
+    assert max(late) <= (0 if engine == "dvc" else 2), order
 
 
 def test_the_first_run_runs_everything_and_the_second_nothing(built):
@@ -151,6 +166,21 @@ def test_sync_makes_the_other_engine_agree_which_still_sees_changes(toy):
     assert sync(root, None) == "DVC and Snakemake agree already."
     replace(root / "params.yaml", "    seed: 100\n", "    seed: 101\n")
     assert "demos@collector_expert" in state_of(root, other).pending
+
+
+def test_snakemake_says_that_it_does_not_see_changes_of_what_dvc_has_made(toy):
+    """It said that there is nothing to be done, after `dvc repro` and an edit."""
+    root, engine = toy
+
+    def warned() -> list[str]:
+        printed = run(root, "snakemake", "--dry-run", "--cores", "1").stdout
+        return [line for line in printed.splitlines() if "`pipeline sync`" in line]
+
+    if engine == "dvc":
+        (line,) = warned()
+        assert re.match(r"\d+ results are DVC's, or were copied \(build/env/\w+ first\)", line)
+        sync(root, engine)
+    assert warned() == []
 
 
 def test_sync_refuses_to_bless_what_is_not_up_to_date(toy):

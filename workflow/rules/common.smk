@@ -7,11 +7,14 @@ import uuid
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.io import IOFile
+from snakemake.logging import logger
 
 # Not `workflow.basedir`, which is the folder of the Snakefile that uses this one as a module.
 CHECKOUT = Path(str(workflow.current_basedir)).resolve().parents[1]
 sys.path.insert(0, str(CHECKOUT / "src"))
 
+from pipeline.commands.engines import unseen
 from pipeline.commands.run import targets
 from pipeline.errors import PipelineError
 from pipeline.settings.nodes import respelled
@@ -215,6 +218,18 @@ def experiments(table):
 def each(table, pattern):
     """The pattern, filled in for each run of a table."""
     return [pattern.format(**run) for run in RUNS[table].values()]
+
+
+def known(files):
+    """These files, after one line if Snakemake has not made some of them: it sees no change of those."""
+    unknown = [
+        file
+        for file in files
+        if Path(file).exists() and not workflow.persistence.metadata(IOFile(file))
+    ]
+    if unknown and not workflow.remote_exec:
+        logger.warning(unseen(unknown))
+    return files
 
 
 DELIVERABLES = []

@@ -11,6 +11,7 @@ rule env:
         "logs/env/{name}.tsv"
     wildcard_constraints:
         name=one_of(RUNS["environments"]),
+    priority: 6
     conda:
         "../envs/pipeline.yaml"
     threads: 1
@@ -68,6 +69,7 @@ rule demos:
         "logs/demos/{name}.tsv"
     wildcard_constraints:
         name=one_of(RUNS["demonstrations"]),
+    priority: 6
     conda:
         "../envs/pipeline.yaml"
     threads: 1

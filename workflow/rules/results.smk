@@ -12,6 +12,7 @@ rule export:
     wildcard_constraints:
         experiment=one_of(experiments("export")),
         seed=r"\d+",
+    priority: 3
     conda:
         "../envs/pipeline.yaml"
     threads: 1
@@ -46,6 +47,7 @@ rule evaluate:
     wildcard_constraints:
         experiment=one_of(experiments("evaluate")),
         seed=r"\d+",
+    priority: 4
     conda:
         "../envs/pipeline.yaml"
     threads: 1

@@ -6,7 +6,9 @@ for NAME in [*PARAMS.subsets, *PARAMS.experiments, *PARAMS.sweeps]:
         name:
             f"results/{NAME}"
         input:
-            [target.file for target in targets(PARAMS, [NAME])],
+            lambda wildcards, name=NAME: known(
+                [target.file for target in targets(PARAMS, [name])]
+            ),
             [
                 path
                 for path in [f"results/sweep/{NAME}/best.json"]
@@ -20,5 +22,7 @@ for NAME in [*PARAMS.subsets, *PARAMS.experiments, *PARAMS.sweeps]:
             name:
                 f"results/{NAME}/{STAGE}"
             input:
-                [target.file for target in targets(PARAMS, [NAME], stage=STAGE)],
+                lambda wildcards, name=NAME, stage=STAGE: known(
+                    [target.file for target in targets(PARAMS, [name], stage=stage)]
+                ),
             localrule: True

@@ -20,6 +20,7 @@ rule pretrain:
     wildcard_constraints:
         experiment=one_of(experiments("pretrain")),
         seed=r"\d+",
+    priority: 1
     retries: RETRIES
     conda:
         "../envs/pipeline.yaml"
@@ -66,6 +67,7 @@ rule train:
     wildcard_constraints:
         experiment=one_of(experiments("train_from_scratch")),
         seed=r"\d+",
+    priority: 2
     retries: RETRIES
     conda:
         "../envs/pipeline.yaml"
@@ -141,6 +143,7 @@ rule propose:
     wildcard_constraints:
         name=one_of(RUNS["sweeps"]),
         number=r"\d+",
+    priority: 5
     conda:
         "../envs/pipeline.yaml"
     threads: 1
@@ -179,6 +182,7 @@ rule sweep:
         "logs/sweep/{name}.tsv"
     wildcard_constraints:
         name=one_of(RUNS["sweeps"]),
+    priority: 5
     conda:
         "../envs/pipeline.yaml"
     threads: 1

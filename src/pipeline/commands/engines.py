@@ -86,6 +86,15 @@ def snakemake_summary(root: Path) -> State:
     )
 
 
+def unseen(results: Sequence[str]) -> str:
+    """Return the line about results that Snakemake has not made."""
+    return (
+        f"{len(results)} results are DVC's, or were copied ({results[0]} first): Snakemake does "
+        "not see what has changed of them since. `pipeline sync` makes it see; run it after "
+        "`dvc repro`."
+    )
+
+
 def _jobs(rows: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
     """Return the jobs of outputs in Snakemake's summary, named as DVC names its stages."""
     jobs = set()

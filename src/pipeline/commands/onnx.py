@@ -1,4 +1,4 @@
-"""`pipeline onnx check`: would Unity's package load this file?"""
+"""`pipeline onnx check`: which packages of Unity load this file, and does it fit a behavior?"""
 
 from __future__ import annotations
 
@@ -8,29 +8,114 @@ from typing import TYPE_CHECKING
 from pipeline.errors import ExportError
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator
+
+    import onnx
+
     from pipeline.commands.parser import Parser
+    from pipeline.export.layout import ModelDescription
+    from pipeline.protocol.specs import BehaviorSpec
+
+_PACKAGES = {
+    2: "with package 1.x and newer",
+    3: "with package 2.0 and newer; an older one needs a file from the trainer of its own release",
+}
+"""Packages of Unity that load a model, by its `version_number`."""
 
 
 def add_options(parser: Parser) -> None:
     """Add `check`."""
-    text = "say whether Unity would load an ONNX policy"
-    command = parser.add_command("check", text, lambda arguments: check(arguments.file))
+    text = "say which packages of Unity load an ONNX policy, and whether it fits a behavior"
+    command = parser.add_command("check", text, _run)
     command.add_argument("file", type=Path, help="the .onnx file")
+    compared = command.add_mutually_exclusive_group()
+    compared.add_argument("--env", metavar="NAME", help="compare with a behavior of an environment")
+    compared.add_argument("--demo", metavar="FILE", help="compare with that of a .demo file")
+    command.add_argument("--behavior", metavar="NAME", help="of several; default: the file's name")
+    command.add_argument("--full", action="store_true", help="version numbers, tensors and rules")
 
 
-def check(path: Path) -> str:
-    """Return what the file declares; raise ExportError where it breaks the contract."""
+def _run(arguments: Namespace) -> str:
+    from pipeline.api import make_env
+    from pipeline.data.demo_spec import spec_of
+
+    path: Path = arguments.file
+    source = arguments.env or arguments.demo
+    if source is None:
+        return check(path, full=arguments.full)
+    check(path, full=arguments.full)  # a broken file is refused before an environment starts
+    behavior, spec, _ = spec_of(source, make_env, arguments.behavior, default=path.stem)
+    return check(path, spec, f"{behavior} of {source}", full=arguments.full)
+
+
+def check(
+    path: Path, spec: BehaviorSpec | None = None, behavior: str = "", *, full: bool = False
+) -> str:
+    """Return what loads the file, and what it observes and does.
+
+    Args:
+        path: the file.
+        spec: the behavior that it is compared with; None for no comparison.
+        behavior: what the messages call it.
+        full: whether numbers of versions and rules, and the tensors, are shown.
+
+    Raises:
+        ExportError: Unity does not load the file, or it does not fit the behavior.
+    """
     from pipeline.export.layout import describe, load
     from pipeline.export.rules import model_findings, publishing_findings
 
     model = load(path)
-    findings = model_findings(model)
-    if findings:
-        raise ExportError(f"{path}: " + "; ".join(map(str, findings)))
+
+    def refuse(spec: BehaviorSpec | None, text: str, remedy: str) -> None:
+        findings = model_findings(model, spec)
+        if findings:
+            said = "; ".join(str(found) if full else found.message for found in findings)
+            raise ExportError(f"{path}: {text}: {said}; {remedy}")
+
+    refuse(None, "Unity may not load or run this file", "export the policy again")
+    if spec is not None:
+        remedy = "train in this environment, or give the file of this behavior"
+        refuse(spec, f"does not fit the behavior {behavior}", remedy)
     layout = describe(model)
-    lines = [f"{path}: keeps the contract (version {layout.version}, opset {layout.opset})"]
+    loads = _PACKAGES.get(layout.version or 0, "of no known package")
+    lines = [f"{path}: Unity can load this file {loads}."]
+    lines += [f"  fits      {behavior}"] if spec is not None else []
+    lines += _in_words(layout, model)
+    lines += [f"  note      {finding.message}" for finding in publishing_findings(model, spec)]
+    return "\n".join([*lines, *(_tensors(layout) if full else ())])
+
+
+def _in_words(layout: ModelDescription, model: onnx.ModelProto) -> Iterator[str]:
+    from pipeline.export.layout import MEANING
+    from pipeline.protocol.specs import brief
+
+    # Of any exporter, so of any length, with any characters.
+    said = {
+        prop.key.removeprefix(MEANING): f": {brief(prop.value)}"
+        for prop in model.metadata_props
+        if prop.key.startswith(MEANING) and prop.value.isprintable()
+    }
+    kinds = {1: "vector of {}", 2: "list of up to {} x {}", 3: "image of {} x {} x {}"}
+    for name, tensor in layout.inputs.items():
+        sizes = tensor.shape[1:]
+        if "obs" in name and len(sizes) in kinds:
+            kind = kinds[len(sizes)].format(*sizes)
+            yield f"  observes  {name}, {kind}{said.get(name, '')}"
+    if layout.continuous_size:
+        meaning = said.get("continuous_actions", "")
+        plural = "" if layout.continuous_size == 1 else "s"
+        yield f"  acts      {layout.continuous_size} continuous action{plural}{meaning}"
+    if layout.discrete_branches:
+        meaning = said.get("discrete_actions", "")
+        yield f"  acts      branches of {layout.discrete_branches} choices{meaning}"
+    if layout.memory_size > 0:
+        yield f"  remembers {layout.memory_size} numbers"
+
+
+def _tensors(layout: ModelDescription) -> Iterator[str]:
+    yield f"  version_number {layout.version}, opset {layout.opset}, IR version {layout.ir_version}"
     for title, tensors in (("input", layout.inputs), ("output", layout.outputs)):
-        lines += [f"  {title:7} {name} {info.dtype} {info.shape}" for name, info in tensors.items()]
-    return "\n".join(
-        [*lines, *(f"  note    {finding.message}" for finding in publishing_findings(model))]
-    )
+        for name, info in tensors.items():
+            yield f"  {title:9} {name} {info.dtype} {info.shape}"

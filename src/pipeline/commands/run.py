@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from pipeline.commands.engines import (
     mend_lock,
     note_sources,
     snakemake_summary,
+    unseen,
 )
 from pipeline.errors import Interrupted, SettingsError, StageError, shell_command
 from pipeline.progress import FILE, log_of
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
     from pipeline.commands.parser import Parser
     from pipeline.settings.params import Params
+
+_log = logging.getLogger(__name__)
 
 
 def add_options(parser: Parser) -> None:
@@ -120,7 +124,11 @@ def _changed(engine: str, root: Path, all_names: Collection[str]) -> Collection[
     """Return the stages that the engine finds out of date; all of them where it fails."""
     try:
         if engine == "snakemake":
-            return snakemake_summary(root).pending
+            state = snakemake_summary(root)
+            kept = sorted({*state.unrecorded} - {*state.pending})
+            if kept:
+                _log.warning("%s", unseen(kept))
+            return state.pending
         note_sources(root)
         return dvc_state(root).pending
     except StageError:

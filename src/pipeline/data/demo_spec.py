@@ -120,7 +120,11 @@ def spec_file(behavior: str, spec: BehaviorSpec) -> dict[str, Any]:
 
 
 def spec_of(
-    source: str, make_env: Callable[[str], BaseEnv], behavior: str | None = None
+    source: str,
+    make_env: Callable[[str], BaseEnv],
+    behavior: str | None = None,
+    *,
+    default: str | None = None,
 ) -> tuple[str, BehaviorSpec, Columns]:
     """Return a behavior's name, its specification, and the columns that a YAML file gives.
 
@@ -128,6 +132,7 @@ def spec_of(
         source: a YAML or JSON file, a `.demo` file, or an environment.
         make_env: opens an environment.
         behavior: of an environment with several; otherwise another name than the source gives.
+        default: which of several, where `behavior` does not say.
 
     Raises:
         PipelineError: The source cannot be read or opened, or has no such behavior.
@@ -149,6 +154,7 @@ def spec_of(
     if len(specs) == 1:
         ((name, spec),) = specs.items()
         return behavior or name, spec, {}
+    behavior = behavior or default
     if behavior not in specs:
         raise DemonstrationError(
             f"{source}: has the behaviors {', '.join(specs)}; name one of them with --behavior"

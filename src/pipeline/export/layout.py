@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from pipeline.arrays import AnyArray
 
+MEANING = "pipeline.meaning."
+"""Before a tensor's name: the key of the metadata that say what its numbers stand for."""
+
 Dimension = int | str
 _NAMING_FIELDS = {"name", "input", "output", "op_type", "domain", "dim_param", "key"}
 # Of each element type that policies have, by its number: bytes of a value, and the field for those

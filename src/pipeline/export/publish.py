@@ -15,11 +15,12 @@ import numpy as np
 from pipeline import files
 from pipeline.errors import ExportError
 from pipeline.export.contract import NEWEST_VERSION
-from pipeline.export.layout import describe, load
+from pipeline.export.layout import MEANING, describe, load
 from pipeline.export.policy import create_session
 from pipeline.export.recording import CONTINUOUS, DISCRETE, RECURRENT_IN, RECURRENT_OUT, logits_of
 from pipeline.export.rules import publishing_findings
 from pipeline.nets.onnx_graph import OnnxGraph
+from pipeline.protocol.specs import brief, scales_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, FloatArray
     from pipeline.export.layout import TensorInfo
     from pipeline.export.recording import Recording
+    from pipeline.protocol.specs import BehaviorSpec
 
 # torch and ONNX Runtime add float32 numbers in other orders, so they agree to about this, relative
 # to the value; where the policy's rounding is coarser, to about `ROUNDINGS` times its rounding.
@@ -102,6 +104,25 @@ def model_bytes(model: onnx.ModelProto) -> bytes:
     return bytes(model.SerializeToString(deterministic=True))
 
 
+def meanings(spec: BehaviorSpec) -> dict[str, str]:
+    """Return metadata: each sensor's name, and what scaled numbers stand for."""
+    said: dict[str, list[str]] = {}
+    for scale in scales_of(spec):
+        tensor, _, text = scale.partition(": ")
+        said.setdefault(tensor, []).append(text)
+    texts = {}
+    for index, obs in enumerate(spec.observation_specs):
+        # A player of Unity says nothing of its images, and sends PNGs or numbers from 0 to 1.
+        unsaid = ["0 to 1; bytes were divided by 255"] if len(obs.shape) == 3 else []
+        name = f"obs_{index}"
+        texts[name] = [brief(obs.name) or "no name", *said.get(name, unsaid)]
+    if spec.action_spec.continuous_size:
+        texts["continuous_actions"] = said.get("continuous_actions", ["-1 to 1, not scaled"])
+    if spec.action_spec.discrete_size and "discrete_actions" in said:
+        texts["discrete_actions"] = said["discrete_actions"]
+    return {MEANING + tensor: "; ".join(parts) for tensor, parts in texts.items()}
+
+
 def publish(
     policy: Policy,
     target: Path,
@@ -111,7 +132,7 @@ def publish(
 ) -> ExportReport:
     """Write a policy to `target` if the file passes all checks; on failure nothing remains.
 
-    Unity does not read the `metadata`.
+    Unity does not read the `metadata`, to which the meaning of inputs and outputs is added.
 
     The file must keep the loader's contract and our own stricter rules, give the trained policy's
     deterministic actions on every recorded observation whatever the batch size, and never choose a
@@ -125,7 +146,7 @@ def publish(
     """
     model = build_model(policy)
     # Sorted, since the order is part of the file's bytes.
-    for key, value in sorted((metadata or {}).items()):
+    for key, value in sorted(({**meanings(policy.spec), **(metadata or {})}).items()):
         model.metadata_props.add(key=key, value=value)
     content = model_bytes(model)
     with files.whole(target) as temporary:

@@ -32,6 +32,7 @@ from pipeline.protocol.specs import (
     DimensionProperty,
     ObservationSpec,
     ObservationType,
+    ScaledSpec,
     check_spec,
     note_other_names,
     other_order,
@@ -342,7 +343,7 @@ def behavior_spec_from(brain: BrainParametersProto, first: AgentInfoProto) -> Be
         [observation_spec_from(message) for message in observations], _action_spec(brain)
     )
     check_spec(brain.brain_name, spec)
-    return spec
+    return ScaledSpec.of(spec, brain.action_spec.action_descriptions)
 
 
 def observation_spec_from(message: ObservationProto) -> ObservationSpec:

@@ -17,6 +17,7 @@ from pipeline.protocol.generated.messages import (
     discrete,
 )
 from pipeline.protocol.png import encode_png
+from pipeline.protocol.specs import scales_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,6 +144,8 @@ def brain_parameters(
     out.action_spec.num_continuous_actions = action.continuous_size
     out.action_spec.num_discrete_actions = action.discrete_size
     out.action_spec.discrete_branch_sizes.extend(action.discrete_branches)
+    # A demonstration, which has the old fields, keeps its bytes.
+    out.action_spec.action_descriptions.extend(() if old_fields else scales_of(spec))
     # The old fields can tell one kind of actions only.
     if old_fields and not action.is_discrete():
         out.vector_action_size_deprecated.append(action.continuous_size)

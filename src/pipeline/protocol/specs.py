@@ -195,6 +195,30 @@ class BehaviorSpec(NamedTuple):
     action_spec: ActionSpec
 
 
+class ScaledSpec(BehaviorSpec):
+    """A specification of which the environment has said what the numbers stand for.
+
+    `scales` has a text `TENSOR: MEANING` for each tensor of the exported policy that is scaled. It
+    takes no part in comparisons: the networks are the same with other bounds.
+    """
+
+    scales: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(spec: BehaviorSpec, scales: Sequence[str]) -> BehaviorSpec:
+        """Return `spec` itself where there are no `scales`."""
+        if not scales:
+            return spec
+        scaled = ScaledSpec(*spec)
+        scaled.scales = tuple(map(brief, scales[:MAX_PARTS]))
+        return scaled
+
+
+def scales_of(spec: BehaviorSpec) -> tuple[str, ...]:
+    """Return what an environment has said of its numbers; empty where it has said nothing."""
+    return spec.scales if isinstance(spec, ScaledSpec) else ()
+
+
 def check_spec(name: str, spec: BehaviorSpec) -> None:
     """Raise UnitySpecificationException unless arrays and networks can have a behavior's sizes."""
     fault = _fault_of_actions(spec.action_spec) or _fault_of_observations(spec.observation_specs)
@@ -345,6 +369,7 @@ def note_other_names(behavior: str, names: str, other: str) -> None:
 
 def spec_to_mapping(spec: BehaviorSpec) -> dict[str, Any]:
     """A behavior's specification as plain values."""
+    scales = {"scales": list(scales_of(spec))} if scales_of(spec) else {}
     return {
         "observations": [
             {
@@ -357,12 +382,13 @@ def spec_to_mapping(spec: BehaviorSpec) -> dict[str, Any]:
         ],
         "continuous_size": int(spec.action_spec.continuous_size),
         "discrete_branches": [int(size) for size in spec.action_spec.discrete_branches],
+        **scales,
     }
 
 
 def spec_from_mapping(values: Mapping[str, Any]) -> BehaviorSpec:
     """The specification that `spec_to_mapping` wrote."""
-    return BehaviorSpec(
+    spec = BehaviorSpec(
         [
             ObservationSpec(
                 tuple(int(size) for size in obs["shape"]),
@@ -376,3 +402,4 @@ def spec_from_mapping(values: Mapping[str, Any]) -> BehaviorSpec:
             int(values["continuous_size"]), tuple(int(n) for n in values["discrete_branches"])
         ),
     )
+    return ScaledSpec.of(spec, [str(text) for text in values.get("scales", ())])

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from pipeline.errors import SettingsError, UnityObservationException
 from pipeline.protocol.parameters import Parameters
-from pipeline.protocol.specs import BehaviorSpec
+from pipeline.protocol.specs import BehaviorSpec, ScaledSpec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.simulators.bridges.spaces import Actions, Observations
 
@@ -71,7 +71,10 @@ class Codec:
         if self.mask_key is not None:
             obs_space, root = without_mask(obs_space, self.mask_key)
         self.observations = Observations(obs_space, where=where, visual=visual, root=root)
-        self.spec = BehaviorSpec(self.observations.specs, self.actions.spec)
+        self.spec = ScaledSpec.of(
+            BehaviorSpec(self.observations.specs, self.actions.spec),
+            [*self.observations.scales, *self.actions.scales],
+        )
 
     def mask(self, obs: Any, info: Mapping[str, Any]) -> Any:
         """Return the mask that came with an observation, 1 where allowed; None allows all.

@@ -13,6 +13,7 @@ and MultiBinary become branches; Dict and Tuple of these become both, in the ord
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Mapping
@@ -51,6 +52,8 @@ class Leaf(NamedTuple):
     spec: ObservationSpec
     put: Put
     """Writes a value of the space into one agent's row, which holds zeros."""
+    scale: str = ""
+    """What the numbers of an image stand for; empty of others, which stay as they are."""
 
 
 class Observations:
@@ -78,6 +81,11 @@ class Observations:
     def specs(self) -> list[ObservationSpec]:
         """One per leaf."""
         return [leaf.spec for leaf in self.leaves]
+
+    @property
+    def scales(self) -> list[str]:
+        """One for each image: what its numbers stand for."""
+        return [f"obs_{i}: {leaf.scale}" for i, leaf in enumerate(self.leaves) if leaf.scale]
 
     def empty(self, n_agents: int) -> list[FloatArray]:
         """float32 [n_agents, *shape] of zeros for each leaf."""
@@ -119,7 +127,7 @@ def _leaves(space: Any, path: Path, where: str, visual: str) -> Iterator[Leaf]:
             f"{where}: the observation '{name}' is {space}, which has no numbers in it; wrap the "
             "environment so that it leaves this observation out."
         )
-    yield Leaf(path, spec, put)
+    yield Leaf(path, spec, put, _scale_of_image(space) if len(spec.shape) == 3 else "")
 
 
 def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSpec, Put]:
@@ -182,6 +190,13 @@ def image_range(space: spaces.Box) -> tuple[Any, Any]:
     if np.ptp(low) == np.ptp(width) == 0:
         return low.flat[0], width.flat[0]
     return low, width
+
+
+def _scale_of_image(space: spaces.Box) -> str:
+    low, width = image_range(space)
+    if np.ndim(low):
+        return "0 to 1 stand for the bounds that each pixel has in the space"
+    return f"0 to 1 stand for {low:g} to {low + width:g}"
 
 
 def _image(space: spaces.Box, layout: str) -> Put:
@@ -279,10 +294,12 @@ class Actions:
         self._scale = scale
         self._boxes = np.zeros((4, 0))  # value at -1, width, least and greatest of each number
         self._branches: list[int] = []
+        self._starts: list[int] = []  # what choice 0 of each branch stands for
         self._build = self._builder(space, ())
         self.spec = ActionSpec(self._boxes.shape[1], tuple(self._branches))
         if not self.spec.continuous_size and not self._branches:
             raise SettingsError(f"{where}: the action space {space} has no action.")
+        self.scales = [*self._scales_of_numbers(), *self._scales_of_choices()]
         is_discrete = isinstance(space, spaces.Discrete)
         self._discrete = (space.start, space.dtype) if is_discrete else None
 
@@ -335,6 +352,22 @@ class Actions:
         """`forbidden` [N, sum of branch sizes] by branch."""
         return np.split(forbidden, np.cumsum(self._branches)[:-1], axis=1)
 
+    def _scales_of_numbers(self) -> list[str]:
+        """Return what -1 and 1 stand for, a text for each run of numbers with equal bounds."""
+        offset, width = self._boxes[:2]
+        bounds = list(zip(offset.tolist(), (offset + width).tolist(), strict=True))
+        texts, first = [], 0
+        for (low, high), equal in itertools.groupby(bounds):
+            last = first + len(list(equal)) - 1
+            which = f"number {first}" if first == last else f"numbers {first} to {last}"
+            texts.append(f"continuous_actions: {which}: -1 to 1 stand for {low:g} to {high:g}")
+            first = last + 1
+        return texts
+
+    def _scales_of_choices(self) -> list[str]:
+        text = "discrete_actions: branch {}: choice 0 stands for {}"
+        return [text.format(i, start) for i, start in enumerate(self._starts) if start]
+
     def _builder(self, space: Any, path: Path) -> Build:
         """Return a function from one agent's continuous and discrete actions to the space's."""
         if isinstance(space, spaces.Dict):
@@ -349,6 +382,7 @@ class Actions:
         if isinstance(space, spaces.Discrete):
             self._branches.append(int(space.n))
             start, number = int(space.start), np.dtype(space.dtype).type
+            self._starts.append(start)
             return lambda _, d: number(int(d[first]) + start)
         if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
             return self._choices(space)
@@ -365,6 +399,7 @@ class Actions:
             start = start + space.start
         else:
             self._branches += [2] * size
+        self._starts += np.ravel(start).tolist()
         return lambda _, d: (d[first : first + size].reshape(shape) + start).astype(dtype)
 
     def _box(self, space: spaces.Box, path: Path) -> Build:
