@@ -237,11 +237,11 @@ def _unity(root: Path) -> str:
 
 
 def _builds(root: Path) -> str:
-    from pipeline.envs.launch import find_executable
+    from pipeline.envs.sources.programs import program_of
 
     paths = _environments(root, PathSource)
     for build in paths:
-        find_executable(root / build.found(root))
+        program_of(root / build.found(root))
     return f"{len(paths)} in params.yaml, each with a program" if paths else "none in params.yaml"
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import __version__
+from pipeline.envs.sources.programs import program_of
 from pipeline.errors import SettingsError
 from pipeline.files import write_whole
 from pipeline.settings.environments import BridgeSource, PathSource, named
@@ -166,18 +167,18 @@ def run(arguments: argparse.Namespace) -> str:
     folder: Path = arguments.folder
     if folder.exists() and not folder.is_dir():
         raise SettingsError(f"{folder}: is a file; name a folder, new or with your module in it")
-    environment = _environment(arguments, folder)
-    name = _name_of(environment)
-    _refuse_what_is_there(folder, f"config/{name}.yaml")
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
+        environment = _environment(arguments, folder)
+        name = _name_of(environment, folder)
+        _refuse_what_is_there(folder, f"config/{name}.yaml")
         behaviors = _ask(environment, folder)
     except BaseException:
         if new:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    for file, text in _texts(environment, name, behaviors).items():
+    for file, text in _texts(environment, name, behaviors, folder).items():
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
         if file == ".gitignore" and path.exists():
@@ -222,20 +223,21 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
             f"{environment.path}: is a Unity project; build it in the Editor and name the build "
             "here. The source 'unity' of params.yaml builds it from then on"
         )
-    return replace(environment, path=os.path.relpath(environment.path, folder))
+    environment = replace(environment, path=os.path.relpath(environment.path, folder))
+    return replace(environment, path=environment.found(folder))
 
 
-def _name_of(environment: EnvironmentParams) -> str:
+def _name_of(environment: EnvironmentParams, project: Path) -> str:
     """Return a name for params.yaml, which becomes a folder."""
-    source: str = getattr(environment, "path", "") or getattr(environment, "id", "")
+    source = getattr(environment, "id", "") or source_of(environment, project)
     word = getattr(environment, "name", None) or Path(source.partition(":")[0]).stem
     return re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_") or "environment"
 
 
-def source_of(environment: EnvironmentParams) -> str:
+def source_of(environment: EnvironmentParams, project: Path = Path()) -> str:
     """Return the text that names the environment on the command line, in the project."""
     if isinstance(environment, PathSource):
-        path = environment.path
+        path = os.path.relpath(program_of(project / environment.found(project)), project)
         return path if "/" in path else f"./{path}"
     if isinstance(environment, BridgeSource):
         kind = "" if environment.source == "module" else f"{environment.source}:"
@@ -326,14 +328,14 @@ def trainer_of(behavior: Behavior) -> dict[str, Any]:
 
 
 def _texts(
-    environment: EnvironmentParams, name: str, behaviors: Mapping[str, Behavior]
+    environment: EnvironmentParams, name: str, behaviors: Mapping[str, Behavior], folder: Path
 ) -> dict[str, str]:
     """Return the files of the project, by path in it."""
     trainers = {
         behavior_name: trainer_of(behavior) for behavior_name, behavior in behaviors.items()
     }
     kind = "_".join(sorted({str(settings["trainer_type"]) for settings in trainers.values()}))
-    trainer, source = f"config/{name}.yaml", source_of(environment)
+    trainer, source = f"config/{name}.yaml", source_of(environment, folder)
     comment = "".join(f"# {line}\n" for line in _described(behaviors))
     left_out: tuple[Any, ...] = (None, [], {}, "auto")  # the defaults
     options = {key: value for key, value in to_map(environment).items() if value not in left_out}

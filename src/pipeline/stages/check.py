@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.errors import SettingsError, StageError
-from pipeline.settings.environments import BridgeSource, BuiltinSource
+from pipeline.settings.environments import BridgeSource, BuiltinSource, PathSource
 from pipeline.settings.nodes import fail_at, find
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import RUNS_FILE, check_files, check_plan, check_settings
@@ -82,7 +82,9 @@ def refuse_linked_results(root: Path) -> None:
 
 
 def check_ids(params: Params) -> None:
-    """Refuse unknown simulators and ids; modules may lie beside params.yaml.
+    """Refuse unknown simulators and ids, and builds in the folder of the project itself.
+
+    Modules may be in the folder of params.yaml.
 
     Raises:
         SettingsError: A name is unknown; the message has its place, and the nearest names.
@@ -103,11 +105,13 @@ def check_ids(params: Params) -> None:
                 from pipeline.simulators import registry
 
                 registry.entry(environment.name or name)
+            elif isinstance(environment, PathSource):
+                environment.found(params.path.parent)
         except SettingsError as error:
             # The registry knows neither file nor line. The error names the key that the user
             # wrote, or the section if the key is missing.
             root, at = read_yaml(params.path), f"environments.{name}"
             section = find(root, at).value
-            key = next((key for key in ("id", "name") if key in section), None)
+            key = next((key for key in ("id", "name", "path") if key in section), None)
             at = f"{at}.{key}" if isinstance(section, dict) and key else at
             raise fail_at(root, at, str(error)) from error

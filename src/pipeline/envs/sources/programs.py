@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, cast
 
 from pipeline.errors import FetchError
+from pipeline.files import similar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,6 +59,22 @@ def find_program(
     if len(candidates) != 1:
         raise FetchError(_not_one(candidates, folder, label))
     return _inside_app(candidates[0], label)
+
+
+def program_of(build: Path) -> Path:
+    """Return the program of a build: a program, an application of macOS, or a folder with one.
+
+    Raises:
+        FetchError: There is none or there are several, or they are for another platform.
+    """
+    label = os.path.relpath(build)
+    if not build.exists():
+        raise FetchError(
+            f"{label}: does not exist{similar(label)}; name the program of a build, or its folder"
+        )
+    if build.is_file() or build.suffix == ".app":
+        return _inside_app(build, label)
+    return find_program(build, label=label)
 
 
 def runs_headless(program: Path) -> bool:
@@ -145,4 +162,7 @@ def _not_one(candidates: list[Path], folder: Path, label: str) -> str:
             f"{label}: expected one program, found none. It must end in .x86_64, .x86, .app or "
             ".exe, or be executable."
         )
-    return f"{label}: expected one program, found {listed}. Say which is meant, with 'executable'."
+    return (
+        f"{label}: expected one program, found {listed}. Move each build into a folder of its own; "
+        "for an archive, say which is meant, with 'executable'."
+    )

@@ -1,0 +1,141 @@
+"""What new users did in their first hour: a project around a build, a cluster, first runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_player import fake_player
+from refusals import refusal
+
+from pipeline import cli
+from pipeline.commands.card import source_of
+from pipeline.envs.sources import programs
+from pipeline.errors import SettingsError
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import plan
+from pipeline.stages import env
+from pipeline.stages.check import check_ids
+from pipeline.stages.shared import executable
+
+LAYOUTS = {
+    "linux": ("MyGame.x86_64", "MyGame_Data/globalgamemanagers", "UnityPlayer.so"),
+    "windows": (
+        *("MyGame.exe", "MyGame_Data/globalgamemanagers", "UnityPlayer.dll"),
+        "UnityCrashHandler64.exe",
+    ),
+    "darwin": ("MyGame.app/Contents/MacOS/MyGame", "MyGame.app/Contents/Info.plist"),
+}
+"""Files of a build by Unity, the program first."""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must fail with one line; gives the line without `error: `."""
+
+    def run(*words: str) -> str:
+        capsys.readouterr()
+        assert cli.main([*words]) == 2
+        error = capsys.readouterr().err
+        assert (error[:7], error.count("\n")) == ("error: ", 1), error
+        return error[7:-1]
+
+    return run
+
+
+def player(folder: Path, platform: str = "linux") -> Path:
+    """Make a build with the layout of Unity's."""
+    program, *others = (folder / name for name in LAYOUTS[platform])
+    for path in (program, *others):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("of Unity\n")
+    fake_player(folder, "--quiet").replace(program)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("platform", "named"),
+    [
+        ("linux", "builds/MyGame.x86_64"),
+        ("linux", "builds/MyGame"),
+        ("linux", "builds"),
+        ("windows", "builds/MyGame.exe"),
+        ("windows", "builds"),
+        ("darwin", "builds/MyGame.app"),
+        ("darwin", "builds/MyGame.app/Contents/MacOS/MyGame"),
+        ("darwin", "builds"),
+    ],
+)
+def test_a_project_around_a_player_with_its_files(here, monkeypatch, capsys, platform, named):
+    monkeypatch.setattr(programs, "this_platform", lambda: platform)
+    program = player(here / "builds", platform)
+    assert cli.main(["init", "game", "--unity", named]) == 0, capsys.readouterr().err
+    assert "Wrote game: Echo with 3 agents" in capsys.readouterr().out
+    params = load_params("game/params.yaml")
+    ((name, source),) = params.environments.items()
+    app = platform == "darwin" and named != "builds"
+    assert (name, source.path) == ("mygame", "../builds/MyGame.app" if app else "../builds")
+    assert list(params.experiments) == ["mygame_ppo"]
+    monkeypatch.chdir("game")
+    env.make(name, source, Path("made"), Path(), Path("work"))
+    build = executable.load(Path("made"))
+    assert build.file.read_bytes() == program.read_bytes()
+    assert os.access(build.file, os.X_OK)
+    made = {path.name for path in Path("made").rglob("*") if path.is_file()}
+    assert made == {Path(file).name for file in LAYOUTS[platform]} | {"environment.json"}
+    # What the README and a model card print can be given to `--env`.
+    command = f"--env {os.path.relpath(program)} "
+    assert command in Path("README.md").read_text()
+    assert source_of(source) == os.path.relpath(program)
+
+
+@pytest.mark.parametrize("named", ["builds", "builds/MyGame.x86_64"])
+def test_a_folder_with_two_programs_is_refused_by_both_names(here, refused, named):
+    player(here / "builds")
+    shutil.copy("builds/MyGame.x86_64", "builds/Other.x86_64")
+    assert refused("init", "game", "--unity", named).startswith(
+        "builds: expected one program, found MyGame.x86_64, Other.x86_64. Move each build "
+        "into a folder of its own"
+    )
+    assert not Path("game").exists()
+
+
+def test_a_path_in_params_to_a_player_stands_for_its_folder(here):
+    """A person who writes `path: builds/MyGame.x86_64` by hand gets what `init` writes."""
+    player(here / "builds")
+    (here / "plain").write_text("#!/bin/sh\n")
+    Path("params.yaml").write_text(
+        "environments:\n"
+        "  game: {source: path, path: builds/MyGame.x86_64}\n"
+        "  short: {source: path, path: builds/MyGame}\n"
+        "  plain: {source: path, path: plain}\n"
+    )
+    params = load_params("params.yaml")
+    found = {
+        name: entry["path"] for name, entry in plan(params)["runs"]["path_environments"].items()
+    }
+    assert found == {"game": "builds", "short": "builds", "plain": "plain"}
+    env.make("game", params.environments["game"], here / "made", here, here / "work")
+    assert (here / "made/UnityPlayer.so").is_file()
+
+
+@pytest.mark.parametrize("project", ["game", "."])
+def test_a_project_in_the_folder_of_the_player_is_refused(here, refused, project):
+    """It would be copied into itself."""
+    player(here)
+    error = refused("init", project, "--unity", "MyGame.x86_64")
+    assert f"that folder, {here}, contains the project {(here / project).resolve()}; move" in error
+    assert not Path("params.yaml").exists()
+    Path("params.yaml").write_text("environments:\n  game: {source: path, path: .}\n")
+    assert refusal(SettingsError, check_ids, load_params("params.yaml")).startswith(
+        "params.yaml:2: environments.game.path: .: a player is copied with all files of its folder"
+    )
