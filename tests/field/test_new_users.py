@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 from fake_player import fake_player
 from refusals import refusal
 
@@ -15,12 +20,14 @@ from pipeline import cli
 from pipeline.commands.card import source_of
 from pipeline.envs.sources import programs
 from pipeline.errors import SettingsError
+from pipeline.settings.experiments import ResourceParams
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import plan
 from pipeline.stages import env
 from pipeline.stages.check import check_ids
 from pipeline.stages.shared import executable
 
+ROOT = Path(__file__).resolve().parents[2]
 LAYOUTS = {
     "linux": ("MyGame.x86_64", "MyGame_Data/globalgamemanagers", "UnityPlayer.so"),
     "windows": (
@@ -139,3 +146,48 @@ def test_a_project_in_the_folder_of_the_player_is_refused(here, refused, project
     assert refusal(SettingsError, check_ids, load_params("params.yaml")).startswith(
         "params.yaml:2: environments.game.path: .: a player is copied with all files of its folder"
     )
+
+
+def test_a_project_has_every_profile_and_what_it_names(here, monkeypatch):
+    assert cli.main(["init", "mine"]) == 0
+    profiles = sorted(path.parent.name for path in here.glob("mine/profiles/*/config.yaml"))
+    assert profiles == ["cluster-generic", "default", "kubernetes", "local", "slurm"]
+    monkeypatch.chdir("mine")
+    for name in profiles:
+        text = Path(f"profiles/{name}/config.yaml").read_text()
+        assert text == (ROOT / f"profiles/{name}/config.yaml").read_text()
+        for program in re.findall(r'-cmd: "(\S+)"', text):
+            assert os.access(program, os.X_OK), program
+
+
+def test_the_page_about_clusters_shows_the_project_s_own_profile(here):
+    """Partition and account, which most clusters ask for, are lines to fill in."""
+    page = (ROOT / "docs/tutorials/cluster.md").read_text()
+    profile = (ROOT / "profiles/slurm/config.yaml").read_text()
+    shown, limits = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.S))
+    filled_in = yaml.safe_load(re.sub(r"# (- \w+)", r"\1", profile))
+    for key, values in shown.items():
+        assert values == filled_in[key]
+    assert "slurm_partition=short" in shown["default-resources"]
+    assert "slurm_account=my_group" in shown["default-resources"]
+    ((_, experiment),) = limits["experiments"].items()
+    assert ResourceParams(**experiment["resources"]).minutes == 240
+    assert f"time limit ({ResourceParams().minutes} minutes" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["local", "cluster-generic", "slurm"])
+def test_snakemake_takes_each_profile_in_a_project(here, profile):
+    """Without the package of a scheduler, Snakemake names that package, and not a file of ours."""
+    assert cli.main(["init", "mine"]) == 0
+    command = [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}", "-n"]
+    done = subprocess.run(  # noqa: S603  # a fixed command
+        command, cwd="mine", capture_output=True, text=True, check=False
+    )
+    plugin = f"snakemake_executor_plugin_{profile.replace('-', '_')}"
+    if profile == "local" or find_spec(plugin):
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"^train +3$", done.stdout, re.MULTILINE)
+    else:
+        assert "config.yaml" not in done.stderr
+        assert f"invalid choice: '{profile}'" in done.stderr

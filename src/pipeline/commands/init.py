@@ -48,8 +48,10 @@ _COPIED = (
     ".dvc/plots/comparison.json",
     ".dvc/plots/improvement.json",
     ".dvc/plots/learning.json",
-    "profiles/default/config.yaml",
+    "profiles",
+    "workflow/cluster",
 )
+"""Files and folders of this repository that every project has."""
 _IMAGE = 3
 """Dimensions of a visual observation."""
 _NATURE_CNN_PIXELS, _SIMPLE_PIXELS = 36, 20
@@ -185,6 +187,7 @@ def run(arguments: argparse.Namespace) -> str:
             write_whole(path, f"{path.read_text(encoding='utf-8')}\n{text}")
         elif not path.exists():
             write_whole(path, text)
+            path.chmod(0o755 if path.suffix == ".sh" else 0o644)
     _repository(folder)
     with contextlib.chdir(folder):
         params = load_params("params.yaml")
@@ -353,7 +356,15 @@ def _texts(
         "Snakefile": SNAKEFILE,
         "README.md": README.format(title=name, source=source, trainer=trainer, version=__version__),
     }
-    return texts | {file: (checkout() / file).read_text(encoding="utf-8") for file in _COPIED}
+    root = checkout()
+    copied = [
+        path for name in _COPIED for path in (root / name, *sorted(root.glob(f"{name}/**/*")))
+    ]
+    return texts | {
+        path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
+        for path in copied
+        if path.is_file()
+    }
 
 
 def dvc_yaml(ours: str) -> str:
