@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from pipeline import cli
 from pipeline.commands.card import source_of
 from pipeline.envs.sources import programs
 from pipeline.errors import SettingsError
+from pipeline.settings import load_run_settings
 from pipeline.settings.experiments import ResourceParams
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import plan
@@ -191,3 +195,59 @@ def test_snakemake_takes_each_profile_in_a_project(here, profile):
     else:
         assert "config.yaml" not in done.stderr
         assert f"invalid choice: '{profile}'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "n_agents", "steps"),
+    [
+        (["--env", "balance_ball"], "ppo", 12, 4096),
+        (["--env", "balance_ball", "--trainer", "sac"], "sac", 12, 4096),
+        (["--gymnasium", "CartPole-v1", "--trainer", "sac"], "sac", 16, 4096),
+        (["--env", "push_together"], "poca", 48, 16384),
+    ],
+)
+def test_a_project_has_a_short_run_and_the_trainer_that_was_asked_for(
+    here, monkeypatch, words, kind, n_agents, steps
+):
+    """The README's "to see that it runs" was a run of up to a million steps."""
+    assert cli.main(["init", "mine", *words]) == 0
+    monkeypatch.chdir("mine")
+    params = load_params("params.yaml")
+    ((experiment, section),) = params.experiments.items()
+    assert experiment == f"{section.environment}_{kind}"
+    command = re.search(r"^pipeline learn (\S+) --env \S+ --run-id first$", readme(), re.MULTILINE)
+    full, short = (
+        load_run_settings(Path(file)).behaviors for file in (section.trainer, command[1])
+    )
+    assert full == params.run_settings(experiment).behaviors
+    for name, behavior in short.items():
+        assert (behavior.trainer_type, behavior.max_steps) == (kind, steps)
+        assert replace(behavior, max_steps=0, summary_freq=0) == replace(
+            full[name], max_steps=0, summary_freq=0
+        )
+        if kind == "sac":  # a gradient step for each step of all agents
+            assert behavior.hyperparameters.steps_per_update == n_agents
+
+
+def readme() -> str:
+    return Path("README.md").read_text()
+
+
+def test_the_readme_of_a_project_names_pages_that_are_there(here, monkeypatch):
+    assert cli.main(["init", "mine"]) == 0
+    monkeypatch.chdir("mine")
+    pages = re.findall(r"`([\w/-]+\.md)`", readme())
+    assert "tutorials/cluster.md" in pages
+    assert [page for page in pages if not (ROOT / "docs" / page).is_file()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["ppo", "sac"])
+def test_the_readme_s_short_run_takes_less_than_a_minute(here, monkeypatch, capsys, trainer):
+    assert cli.main(["init", "mine", "--gymnasium", "CartPole-v1", "--trainer", trainer]) == 0
+    monkeypatch.chdir("mine")
+    (command,) = re.findall(r"^pipeline (learn .*)$", readme(), re.MULTILINE)
+    began = time.monotonic()
+    assert cli.main(shlex.split(command)) == 0, capsys.readouterr().err
+    assert time.monotonic() - began < 60
+    assert Path("results/first/CartPole-v1.onnx").is_file()
