@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -20,6 +22,7 @@ from fake_player import fake_player
 from refusals import refusal
 
 from pipeline import cli
+from pipeline.commands import ui
 from pipeline.commands.card import source_of
 from pipeline.envs.sources import programs
 from pipeline.errors import SettingsError
@@ -251,3 +254,27 @@ def test_the_readme_s_short_run_takes_less_than_a_minute(here, monkeypatch, caps
     assert cli.main(shlex.split(command)) == 0, capsys.readouterr().err
     assert time.monotonic() - began < 60
     assert Path("results/first/CartPole-v1.onnx").is_file()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])  # noqa: S104  # of a foreign program
+def test_a_port_of_another_project_s_pages_is_refused_before_an_address_is_printed(
+    here, refused, monkeypatch, caplog, address
+):
+    """Its pages were taken for one's own."""
+    monkeypatch.setattr(ui.mlflow_store.Store, "existing", lambda _: SimpleNamespace(uri="sqlite:"))
+    with socket.socket() as other, caplog.at_level("INFO"):
+        other.bind((address, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        error = refused("ui", "--port", str(port))
+    start = f"--port {port} cannot be used: another program serves there; `pipeline ui --port "
+    assert error.startswith(start)
+    free = int(re.search(r"--port (\d+)` takes a free one$", error)[1])
+    assert port < free <= 65535
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "65536", "700000"])
+def test_a_port_that_no_program_can_have_is_refused(here, refused, monkeypatch, port):
+    monkeypatch.setattr(ui.mlflow_store.Store, "existing", lambda _: SimpleNamespace(uri="sqlite:"))
+    assert refused("ui", "--port", port) == f"--port must be from 1 to 65535, got {port}"
