@@ -28,6 +28,7 @@ from interpreter import variables
 from mlflow import MlflowClient
 from mlflow_runs import client, in_mlflow, in_results, key, ran
 
+from pipeline import cli
 from pipeline.tracking.mlflow_run import MlflowRun
 
 pytestmark = pytest.mark.slow
@@ -115,6 +116,31 @@ def test_an_evaluation_after_a_stopped_training_belongs_to_the_policy_that_is_th
     assert in_mlflow(uri_of(project)) == in_results(project)
     run = client(project).get_run(stopped.run_id)
     assert (run.info.status, run.data.tags["pipeline.current"]) == ("KILLED", "no")
+
+
+def test_rows_of_an_experiment_that_is_gone_leave_the_prepared_tables(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """`pipeline plan --prune`; the rows stay in the store, and come back with the experiment."""
+    (row,) = {ran(project, stage) for stage in STAGES}
+    (second,) = {ran(project, stage, seed=2) for stage in STAGES}
+    (project / "t.yaml").write_text("behaviors: {Walker: {}}\n")
+    described = "environments: {{walk: gymnasium:CartPole-v1}}\nexperiments: {{{}}}\n"
+    of_walk = (
+        "walk: {environment: walk, trainer: t.yaml, overrides: {}, seeds: [1], "
+        "stages: [train, export, evaluate], evaluation: {episodes: 1, seed: 1}}"
+    )
+    monkeypatch.chdir(project)
+    for experiments, left, said in ((of_walk, [row], 1), ("", [], 1), ("", [], 0)):
+        Path("params.yaml").write_text(described.format(experiments))
+        assert cli.main(["plan", "--prune"]) == 0
+        assert f"rows taken out of MLflow's tables: {said}." in capsys.readouterr().out
+        current = client(project).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
+        assert [run.info.run_id for run in current] == left
+    assert client(project).get_run(second).data.tags["dvc.evaluate"]
+    assert in_results(project) == in_mlflow(uri_of(project)) == {}
+    assert ran(project, "train") == row
+    assert [*in_mlflow(uri_of(project))] == [("walk", "1")]
 
 
 # Programs of their own, since a process keeps in mind where a run's artifacts are.

@@ -87,7 +87,7 @@ def add_options(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """Return the rows and their revisions in the present repository, as a table or for one run."""
     root = Path.cwd()
-    rows = _rows(mlflow_store.Store.existing(root))
+    rows = rows_of(mlflow_store.Store.existing(root))
     if arguments.exact:  # rows of earlier versions lack the tag
         rows = [row for row in rows if row.tags.get(run_metadata.EXACT) == "yes"]
     if arguments.at is not None:
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> str:
     return "\n\n".join(_details(root, row) for row in _named(rows, arguments.run))
 
 
-def _rows(store: mlflow_store.Store) -> list[Found]:
+def rows_of(store: mlflow_store.Store) -> list[Found]:
     """Return every row that a stage has written, sorted by experiment and seed."""
     rows = []
     # MLflow returns at most 50,000 rows at once.

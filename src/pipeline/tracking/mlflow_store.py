@@ -35,8 +35,9 @@ CURRENT = "pipeline.current"
 """Tag of a run: `yes` if it is the current run of its experiment and seed."""
 TRAINED = "dvc.train"
 """Tag of a run: DVC's digest of its policy."""
-_CHECKOUT = "pipeline.checkout"
-IDENTITY = ("pipeline.experiment", "pipeline.seed", _CHECKOUT, VARIANT)
+CHECKOUT = "pipeline.checkout"
+"""Tag of a run: the copy of the repository that it is of, by its `checkout`."""
+IDENTITY = ("pipeline.experiment", "pipeline.seed", CHECKOUT, VARIANT)
 """Tags that are equal for runs of the same experiment, seed, checkout and variant."""
 _GIT_WAIT_S = 5.0
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
@@ -204,7 +205,7 @@ class Store:
     def of_same(self, tags: Mapping[str, str], *, more: str = "") -> list[Any]:
         """Return the runs of the same experiment, seed, checkout and variant, newest first."""
         # A checkout's own store moves with it, so every run in it is this checkout's.
-        names = [name for name in IDENTITY if not (self.is_local and name == _CHECKOUT)]
+        names = [name for name in IDENTITY if not (self.is_local and name == CHECKOUT)]
         query = " and ".join(f"tags.`{name}` = {_quoted(tags[name])}" for name in names)
         return list(self.client.search_runs([self.experiment_id], query + more))
 
