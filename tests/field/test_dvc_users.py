@@ -253,7 +253,8 @@ def test_an_experiment_that_is_gone_is_named_with_the_command_that_removes_it(pr
     (line,) = caplog.messages
     assert line == (
         "params.yaml no longer has old-1, base-9, sizes-003-1, build/env/old_ball and 4 more, but "
-        "results/ or dvc.lock has; `pipeline plan --prune` deletes it there and takes it out of MLflow's tables."
+        "results/ or dvc.lock has; `pipeline plan --prune` deletes it there and takes it out of "
+        "MLflow's tables."
     )
     before = files_below(pruned)
     assert set(sum(GONE.values(), ())) <= before, "a plan deletes nothing"

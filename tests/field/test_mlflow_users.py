@@ -7,6 +7,8 @@ import hashlib
 import http.client
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -53,6 +55,20 @@ def project(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     root.mkdir()
     shutil.copy(tables, root / "mlflow.db")
     return root
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must fail with one line; gives the line without `error: `."""
+
+    def run(*words: str) -> str:
+        capsys.readouterr()
+        assert cli.main([*words]) == 2
+        error = capsys.readouterr().err
+        assert (error[:7], error.count("\n")) == ("error: ", 1), error
+        return error[7:-1]
+
+    return run
 
 
 def uri_of(root: Path) -> str:
@@ -141,6 +157,86 @@ def test_rows_of_an_experiment_that_is_gone_leave_the_prepared_tables(
     assert in_results(project) == in_mlflow(uri_of(project)) == {}
     assert ran(project, "train") == row
     assert [*in_mlflow(uri_of(project))] == [("walk", "1")]
+
+
+def test_a_clone_with_pulled_results_is_told_what_has_their_rows(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused, capsys
+):
+    """The remedy was `dvc repro`, which does nothing there."""
+    row = ran(project, "train")
+    clone = tmp_path / "clone"
+    shutil.copytree(project / "results", clone / "results")
+    monkeypatch.chdir(clone)
+    error = refused("runs")
+    assert error == (
+        f"results/ has runs, but there is no MLflow store {clone}/mlflow.db, which neither git "
+        "nor DVC carries: copy mlflow.db and mlartifacts/ from the folder in which they were "
+        "made, or name that store with MLFLOW_TRACKING_URI; `dvc repro --force` makes runs and "
+        "rows again"
+    )
+    assert error == refused("ui")
+    assert not Path("mlflow.db").exists()
+    shutil.copy(project / "mlflow.db", "mlflow.db")
+    shutil.copytree("results/train/walk/seed1", "results/train/walk/seed2")
+    assert cli.main(["runs"]) == 0
+    _, first, second = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert first[:2] == ["walk-1", row]
+    assert second == ["walk-2", "no", "row", "-", "made", "without", "this", "store"]
+
+
+def test_a_deleted_experiment_is_brought_back_by_the_command_that_is_printed(
+    project: Path, monkeypatch: pytest.MonkeyPatch, refused, caplog
+):
+    """A table without rows was printed, and stages said "Check MLFLOW_TRACKING_URI"."""
+    (row,) = {ran(project, stage) for stage in STAGES}
+    monkeypatch.chdir(project)
+    client(project).delete_experiment("1")
+    error = refused("runs")
+    assert error == refused("ui")
+    assert error.startswith("MLflow's experiment 'pipeline' was deleted; `")
+    stage = MlflowRun(key(project, "train", "again"))
+    stage.end(timeout_s=60)
+    (warning,) = caplog.messages
+    assert error in warning
+    pasted(error, brings="1")
+    assert [*in_mlflow(uri_of(project))] == [("walk", "1")]
+    assert ran(project, "train") == row
+
+
+@pytest.mark.parametrize("name", ["mine", "it's $HOME"])
+def test_a_renamed_experiment_is_named_and_renamed_by_the_command_that_is_printed(
+    project: Path, monkeypatch: pytest.MonkeyPatch, refused, capsys, name: str
+):
+    """An experiment of the old name was made, and its empty table printed."""
+    row = ran(project, "train")
+    monkeypatch.chdir(project)
+    client(project).rename_experiment("1", name)
+    error = refused("runs")
+    assert error == refused("ui")
+    start = f"MLflow has no experiment 'pipeline'; this pipeline's runs are in {name!r}: "
+    assert error.startswith(start)
+    assert {each.name for each in client(project).search_experiments()} == {name, "Default"}
+    assignment = error.removeprefix(start).partition(" chooses it")[0]
+    (word,) = shlex.split(assignment)
+    monkeypatch.setenv(*word.split("="))
+    assert cli.main(["runs"]) == 0
+    assert row in capsys.readouterr().out
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    pasted(error, brings="1")
+    assert in_mlflow(uri_of(project)) == in_results(project)
+
+
+def pasted(message: str, *, brings: str) -> None:
+    """Run the command that a message prints, with MLflow's own function in place of its program."""
+    command = re.search(r"`(MLFLOW_TRACKING_URI=.*)`", message)[1]
+    uri, program, group, action, *words = shlex.split(command)
+    assert (program, group, words[:2]) == ("mlflow", "experiments", ["-x", brings])
+    store = MlflowClient(tracking_uri=uri.removeprefix("MLFLOW_TRACKING_URI="))
+    if action == "restore":
+        store.restore_experiment(*words[1:])
+    else:
+        assert (action, words[2]) == ("rename", "--new-name")
+        store.rename_experiment(words[1], *words[3:])
 
 
 # Programs of their own, since a process keeps in mind where a run's artifacts are.
