@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from pipeline.errors import SettingsError, StageError
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_settings, plan, write_plan
 from pipeline.settings.yaml_file import unusable_for_dvc
-from pipeline.stages.check import check, refuse_linked_results
+from pipeline.stages.check import check, refuse_files_of_the_future, refuse_linked_results
 
 TRAINER = "behaviors:\n  Ball:\n    max_steps: 100\n  '7': {}\n"
 PARAMS = """\
@@ -289,3 +292,93 @@ def test_a_plan_without_results_says_nothing_of_them(project, monkeypatch, caplo
     project.write_text(PARAMS)
     assert cli.main(["plan"]) == 0
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("experiments:\n\tbase: {}\n", 2),
+        ("experiments:\n  base:\n\t  seeds: [1]\n", 3),
+        ("experiments:\n  base:\n    seeds:\n\t- 1\n", 4),
+        ("\texperiments: {}\n", 1),
+        ("experiments:\t{}\n", 1),
+    ],
+)
+def test_params_with_tabs_are_told_so(project: Path, text: str, line: int):
+    """The words were "found character '\\t' that cannot start any token"."""
+    project.write_text(text)
+    assert refusal(SettingsError, load_params, project) == (
+        f"{project}:{line}: here is a tab, where YAML takes spaces only; write spaces for it."
+    )
+
+
+def test_tabs_that_indent_nothing_stay_allowed(project: Path):
+    described(project, "  few: [base]\n", "  few: [base]  # a\tb\n")
+    assert list(load_params(project).subsets) == ["few"]
+
+
+SHARED = {
+    "alias": "overrides: *o\n    seeds: [1]",
+    "merge": "<<: *b\n    seeds: [2]",
+}
+
+
+@pytest.mark.parametrize("form", SHARED)
+def test_a_map_that_two_experiments_share_is_named(project: Path, tmp_path: Path, caplog, form):
+    """`dvc exp run -S experiments.other...` changed the first one, too, without a word."""
+    text = PARAMS.replace("  base:\n", "  base: &b\n").replace("overrides: {", "overrides: &o {")
+    first = text.partition("experiments:\n  base: &b\n")[2].partition("sweeps:")[0]
+    other = first.replace("overrides: &o {behaviors: {Ball: {max_steps: 5}}}\n    seeds: [1]", "@")
+    assert other.count("@") == 1
+    second = "  other:\n" + (
+        other.replace("@", SHARED[form]) if form == "alias" else f"    {SHARED[form]}\n"
+    )
+    project.write_text(text.replace("sweeps:\n", f"{second}sweeps:\n"))
+    write_plan(load_params(project), tmp_path / "runs.yaml")
+    (line,) = caplog.messages
+    key, name = (
+        ("overrides", "experiments.base.overrides")
+        if form == "alias"
+        else ("<<", "experiments.base")
+    )
+    number = next(n for n, row in enumerate(project.read_text().splitlines(), 1) if "*" in row)
+    assert line == (
+        f"{project}:{number}: experiments.other.{key} is the map of {name}, by an alias, so "
+        "`dvc exp run -S` on one changes both; write the map out where they may differ."
+    )
+    loaded = YAML().load(project.read_text())  # as DVC does
+    loaded["experiments"]["other"]["overrides"]["behaviors"]["Ball"]["max_steps"] = 9
+    assert loaded["experiments"]["base"]["overrides"]["behaviors"]["Ball"]["max_steps"] == 9
+
+
+FUTURE = (
+    *("constraints.txt", "trainer.yaml", "config/other.yaml", "data/demos/expert.demo"),
+    *("results/train/base/seed1/policy.pt", "builds/game/level", "workflow/code/train.txt"),
+)
+
+
+@pytest.mark.parametrize("place", FUTURE)
+def test_a_file_dated_in_the_future_is_named_before_snakemake_fails_on_it(
+    project: Path, monkeypatch, place: str
+):
+    """Snakemake ran each job to its end and deleted its outputs; `pipeline run` said "goes on"."""
+    monkeypatch.chdir(project.parent)
+    described(project, "  cart:\n", "  game: {source: path, path: builds/game}\n  cart:\n")
+    for name in FUTURE[2:] + FUTURE[:1]:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    params = load_params(Path("params.yaml"))
+    write_plan(params)
+    refuse_files_of_the_future(params)
+    os.utime(place, (time.time() + 1e6, time.time() + 1e6))
+    error = refusal(StageError, refuse_files_of_the_future, params)
+    assert error.startswith(f"{place}: is dated in the future, so each job of Snakemake")
+    assert refusal(StageError, doctor.CHECKS["project"], Path()) == error
+    for words in (["run"], ["run", "base"]):
+        assert cli.main(words) == StageError.exit_code
+    command = error.partition("`")[2].partition("`")[0]
+    program, *names = shlex.split(command)
+    assert program == "touch"
+    for name in names:
+        Path(name).touch()
+    refuse_files_of_the_future(params)

@@ -20,6 +20,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -31,6 +32,7 @@ from mlflow import MlflowClient
 from mlflow_runs import client, in_mlflow, in_results, key, ran
 
 from pipeline import cli
+from pipeline.commands import doctor
 from pipeline.tracking.mlflow_run import MlflowRun
 
 pytestmark = pytest.mark.slow
@@ -224,6 +226,30 @@ def test_a_renamed_experiment_is_named_and_renamed_by_the_command_that_is_printe
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
     pasted(error, brings="1")
     assert in_mlflow(uri_of(project)) == in_results(project)
+
+
+@pytest.mark.parametrize(
+    ("revision", "said"),
+    [
+        (
+            "451aebb31d03",
+            "is of an older MLflow than {}; keep a copy of it, then: mlflow db upgrade ",
+        ),
+        ("0123456789ab", "is of a newer MLflow than {}: pip install --upgrade 'mlflow<4'"),
+    ],
+)
+def test_doctor_names_a_store_of_another_mlflow(project: Path, revision: str, said: str):
+    """It said OK, and no stage could write there."""
+    assert doctor.CHECKS["MLflow"](project) == "mlflow.db, 0 runs"
+    with contextlib.closing(sqlite3.connect(project / "mlflow.db")) as store:
+        store.execute("update alembic_version set version_num = ?", (revision,))
+        store.commit()
+    with pytest.raises(doctor.Problem) as problem:
+        doctor.CHECKS["MLflow"](project)
+    text = str(problem.value)
+    assert text.startswith(f"{project}/mlflow.db {said.format(metadata.version('mlflow'))}")
+    if "upgrade sqlite" in text:
+        assert shlex.split(text.partition("then: ")[2])[-1] == uri_of(project)
 
 
 def pasted(message: str, *, brings: str) -> None:

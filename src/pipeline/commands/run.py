@@ -24,6 +24,7 @@ from pipeline.progress import FILE, log_of
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import RUNS_FILE, key_of, table_of, write_plan
 from pipeline.settings.reader import suggestion
+from pipeline.stages.check import refuse_files_of_the_future
 from pipeline.stages.shared.attempt import WORK
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def run(arguments: argparse.Namespace) -> str:
         mend_lock(root)
         command = ["dvc", "repro", *(target.dvc for target in chosen)]
     else:
+        refuse_files_of_the_future(params)
         command = [
             "snakemake",
             "--cores",

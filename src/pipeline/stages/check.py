@@ -8,8 +8,11 @@ file alone, which is the same as before unless one of these has changed.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +32,11 @@ if TYPE_CHECKING:
 _WITH_RESULTS = (
     *("demos", "pretrain", "train", "propose", "sweep", "export", "evaluate", "report"),
 )
+
+_CLOCKS_DIFFER_S = 10.0
+"""How far clocks of machines that share a disk may differ."""
+_NAMED = 5
+"""Files in a message."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,6 +87,35 @@ def refuse_linked_results(root: Path) -> None:
                 "move the whole project there (a link to it may stay here), or only DVC's copies: "
                 "`dvc cache dir FOLDER` and `dvc config cache.type symlink`."
             )
+
+
+def refuse_files_of_the_future(params: Params) -> None:
+    """Refuse inputs and results that are dated in the future, by a clock that was wrong.
+
+    Snakemake runs a job to its end, finds its outputs older than such an input, and deletes them.
+
+    Raises:
+        StageError: There are such files.
+    """
+    root, now = params.path.parent, time.time()
+    places = ["constraints.txt", "config", "data", "src/pipeline", "workflow", "build/env"]
+    places += [f"results/{stage}" for stage in _WITH_RESULTS]
+    places += [experiment.trainer for experiment in params.experiments.values()]
+    builds = (source for source in params.environments.values() if isinstance(source, PathSource))
+    places += [build.found(root) for build in builds]
+    late = set()
+    for place in places:
+        for file in (root / place, *(root / place).rglob("*")):
+            with contextlib.suppress(OSError):
+                if file.stat().st_mtime > now + _CLOCKS_DIFFER_S:
+                    late.add(os.path.relpath(file, root))
+    if late:
+        names, more = sorted(late)[:_NAMED], len(late) - _NAMED
+        rest = f"; so are {more} others" if more > 0 else ""
+        raise StageError(
+            f"{names[0]}: is dated in the future, so each job of Snakemake that reads it fails; "
+            f"when the clock is right: `touch {shlex.join(names)}`{rest}"
+        )
 
 
 def check_ids(params: Params) -> None:
