@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+import json
 import os
 import re
 import shlex
@@ -21,8 +24,8 @@ import yaml
 from fake_player import fake_player
 from refusals import refusal
 
-from pipeline import cli
-from pipeline.commands import ui
+from pipeline import cli, progress
+from pipeline.commands import run, ui
 from pipeline.commands.card import source_of
 from pipeline.envs.sources import programs
 from pipeline.errors import SettingsError
@@ -33,6 +36,7 @@ from pipeline.settings.plan import plan
 from pipeline.stages import env
 from pipeline.stages.check import check_ids
 from pipeline.stages.shared import executable
+from pipeline.tracking.console import ConsoleSink
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYOUTS = {
@@ -56,14 +60,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Run a command that must fail with one line; gives the line without `error: `."""
 
-    def run(*words: str) -> str:
+    def call(*words: str) -> str:
         capsys.readouterr()
         assert cli.main([*words]) == 2
         error = capsys.readouterr().err
         assert (error[:7], error.count("\n")) == ("error: ", 1), error
         return error[7:-1]
 
-    return run
+    return call
 
 
 def player(folder: Path, platform: str = "linux") -> Path:
@@ -278,3 +282,101 @@ def test_a_port_of_another_project_s_pages_is_refused_before_an_address_is_print
 def test_a_port_that_no_program_can_have_is_refused(here, refused, monkeypatch, port):
     monkeypatch.setattr(ui.mlflow_store.Store, "existing", lambda _: SimpleNamespace(uri="sqlite:"))
     assert refused("ui", "--port", port) == f"--port must be from 1 to 65535, got {port}"
+
+
+OLD = "default:\n  trainer: ppo\n  memory_size: 8\n  batch_size: 64\nWalker:\n  max_steps: 1e3\n"
+
+
+def test_an_upgrade_of_an_old_file_prints_counts_and_lists_keys_on_demand(here, capsys):
+    """It printed 240 lines for a file of an old release."""
+    Path("old.yaml").write_text(OLD)
+    assert cli.main(["config", "upgrade", "old.yaml", "-o", "new.yaml"]) == 0
+    counts, wrote = capsys.readouterr().out.splitlines()
+    assert wrote.startswith("Wrote new.yaml; read again, it gives the same settings")
+    assert cli.main(["config", "upgrade", "old.yaml", "-o", "newer.yaml", "--verbose"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    titles = [line for line in listed if line.endswith(":") and line[0] != " "]
+    assert titles == ["Moved:", "Without an equal:", "Worth knowing:"]
+    places = [*map(listed.index, titles), len(listed) - 1]
+    moved, gone, known = (b - a - 1 for a, b in itertools.pairwise(places))
+    assert min(moved, gone, known) > 0
+    assert counts == (
+        f"Keys: {moved} moved, {gone} without an equal, {known} worth knowing (`--verbose` lists "
+        "each)."
+    )
+
+
+@pytest.mark.parametrize("started_by", ["dvc", "pipeline run", "snakemake"])
+def test_settings_of_a_training_go_into_its_log(here, monkeypatch, started_by):
+    """`dvc repro` printed 40 lines of them for each training; the others print into the log."""
+    monkeypatch.delenv("DVC_STAGE", raising=False)
+    if started_by != "snakemake":
+        monkeypatch.setenv("DVC_STAGE", "train@x-1")
+    if started_by == "pipeline run":
+        monkeypatch.setenv(progress.FILE, str(here / "events"))
+        monkeypatch.setattr(progress, "_print_to", lambda _: None)
+    log, printed = Path("logs/train/x/seed1.log"), io.StringIO()
+    log.parent.mkdir(parents=True)
+    log.write_text("of an earlier run\n")
+    with progress.reporting("train", "x/seed1", here):
+        for name in ("Walker", "Other"):
+            ConsoleSink(stream=printed).began(name, {"max_steps": 7})
+    settings = "Hyperparameters for behavior name {}:\n\tmax_steps:\t7\n"
+    if started_by == "dvc":
+        assert printed.getvalue() == "".join(
+            f"[INFO] The settings of behavior {name} are in {log}.\n"
+            for name in ("Walker", "Other")
+        )
+        assert log.read_text() == settings.format("Walker") + settings.format("Other")
+    else:
+        assert printed.getvalue() == "".join(
+            f"[INFO] {settings.format(name)}" for name in ("Walker", "Other")
+        )
+        assert log.read_text() == "of an earlier run\n"
+    ConsoleSink(stream=printed).began("After", {})
+    assert printed.getvalue().endswith("Hyperparameters for behavior name After:\n\n")
+
+
+@pytest.mark.parametrize("engine", ["dvc", "snakemake"])
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [(["mine"], "mine 2"), (["mine-2"], "mine 1"), (["few", "mine"], "mine 2")],
+)
+def test_a_run_of_an_experiment_ends_with_its_table(
+    here, monkeypatch, capsys, engine, names, shown
+):
+    """It ended with "up to date"."""
+    Path("params.yaml").write_text(
+        "environments: {balance_ball: balance_ball}\nexperiments:\n"
+        + "".join(
+            f"  {name}: {{environment: balance_ball, trainer: t.yaml, overrides: {{}}, "
+            "seeds: [1, 2], stages: [train, export, evaluate], "
+            "evaluation: {episodes: 2, seed: 1}}\n"
+            for name in ("mine", "other")
+        )
+        + "subsets: {few: [mine-1]}\n"
+    )
+    Path("t.yaml").write_text("behaviors: {B: {max_steps: 10}}\n")
+    for name in ("mine", "other"):
+        for seed in (1, 2):
+            made = Path(f"results/evaluate/{name}/seed{seed}/metrics.json")
+            made.parent.mkdir(parents=True)
+            numbers = {"mean_return": float(seed), "episodes": 2}
+            made.write_text(json.dumps({"B": numbers}))
+    monkeypatch.setattr(run, "_work", lambda *_: None)
+    assert cli.main(["run", *names, "--engine", engine]) == 0, capsys.readouterr().err
+    first, *table = capsys.readouterr().out.splitlines()
+    assert first == f"{engine}: {', '.join(names)} up to date."
+    name, n_seeds = shown.split()
+    rows = [line.split() for line in table if line.startswith(("mine ", "other "))]
+    assert [row[0] for row in rows] == [name]
+    assert n_seeds in rows[0]
+
+
+def test_a_run_without_a_result_to_show_says_that_it_is_up_to_date(here, monkeypatch, capsys):
+    assert cli.main(["init", "mine"]) == 0
+    monkeypatch.chdir("mine")
+    monkeypatch.setattr(run, "_work", lambda *_: None)
+    capsys.readouterr()
+    assert cli.main(["run", "balance_ball_ppo-1"]) == 0
+    assert capsys.readouterr().out == "snakemake: balance_ball_ppo-1 up to date.\n"

@@ -74,11 +74,13 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.dry_run:
         return " ".join(command)
     _work(command, root, params, [target.dvc for target in chosen], arguments.cores)
-    if arguments.names:
-        return f"{engine}: {', '.join(arguments.names)} up to date."
     from pipeline.commands.compare import answer  # NumPy, which Snakemake's rules need not wait for
 
-    return answer(root)
+    if not arguments.names:
+        return answer(root)
+    done = f"{engine}: {', '.join(arguments.names)} up to date."
+    table = answer(root, [run for name in arguments.names for run in params.runs_of(name)])
+    return f"{done}\n\n{table}" if table else done
 
 
 def _work(

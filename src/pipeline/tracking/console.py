@@ -77,9 +77,10 @@ class ConsoleSink(Sink):
         self._tasks: dict[str, TaskID] = {}
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Show the settings that a behavior is trained with."""
-        text = hyperparameters_text(settings)
-        self._say(f"Hyperparameters for behavior name {behavior}:\n{text}")
+        """Show the settings that a behavior is trained with, or say in which log they are."""
+        text = f"Hyperparameters for behavior name {behavior}:\n{hyperparameters_text(settings)}"
+        log = progress.log_aside(text)
+        self._say(f"The settings of behavior {behavior} are in {log}." if log else text)
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Show one summary."""
