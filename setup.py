@@ -16,7 +16,7 @@ CARRIED = (
     ".dvc/.gitignore",
     ".dvc/config",
     ".dvc/plots",
-    "profiles/default/config.yaml",
+    "profiles",
     "workflow/Snakefile",
     "workflow/cluster",
     "workflow/envs",

@@ -43,12 +43,17 @@ def reporting(stage: str, instance: str, root: Path) -> Iterator[None]:
 
     Snakemake redirects the output itself; DVC would mix it with its own.
     """
+    _job.update(stage=stage, instance=instance)
     if not os.environ.get(FILE):  # `pipeline run` has not started this process
-        yield
+        if _DVC in os.environ:
+            (root / log_of(stage, instance)).unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            _job.clear()
         return
     if _DVC in os.environ:
         _print_to(root / log_of(stage, instance))
-    _job.update(stage=stage, instance=instance)
     tell(state="begun")
     state = "failed"
     try:
@@ -76,6 +81,17 @@ def tell(**facts: Any) -> None:
             os.write(handle, line.encode())
         finally:
             os.close(handle)
+
+
+def log_aside(text: str) -> Path | None:
+    """Write a long text into the stage's log if DVC shows what the stage prints; return the log."""
+    if not _job or os.environ.get(FILE) or _DVC not in os.environ:
+        return None
+    log = log_of(**_job)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"{text}\n")
+    return log
 
 
 def _print_to(log: Path) -> None:

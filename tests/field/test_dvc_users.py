@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import time
 from pathlib import Path
 
 import pytest
 from refusals import refusal
 from ruamel.yaml import YAML
 
+from pipeline import cli
 from pipeline.commands import doctor
 from pipeline.errors import SettingsError, StageError
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_settings, plan, write_plan
 from pipeline.settings.yaml_file import unusable_for_dvc
-from pipeline.stages.check import check, refuse_linked_results
+from pipeline.stages.check import check, refuse_files_of_the_future, refuse_linked_results
 
 TRAINER = "behaviors:\n  Ball:\n    max_steps: 100\n  '7': {}\n"
 PARAMS = """\
@@ -190,3 +195,190 @@ def test_the_table_of_runs_quotes_names_of_every_kind(project: Path):
     table = YAML(typ="safe").load((project.parent / "runs.yaml").read_text())
     assert table == plan(params)
     assert "2024-01-15" in table["runs"]["export"]
+
+
+MADE = {
+    "env@ball": ("build/env/ball/environment.json",),
+    "demos@expert": ("data/demos/expert.demo", "results/demos/expert.json"),
+    "train@base-1": ("results/train/base/seed1/policy.pt",),
+    "evaluate@base-1": ("results/evaluate/base/seed1/metrics.json",),
+    "train@sizes-001-1": ("results/train/sizes/001/seed1/policy.pt",),
+    "sweep@sizes": ("results/sweep/sizes/best.json",),
+}
+"""What stages of PARAMS have made, by DVC's names."""
+GONE = {
+    "env@old_ball": ("build/env/old_ball/environment.json",),
+    "demos@old_expert": ("data/demos/old_expert.demo", "results/demos/old_expert.json"),
+    "train@old-1": ("results/train/old/seed1/policy.pt",),
+    "evaluate@old-1": ("results/evaluate/old/seed1/metrics.json",),
+    "train@base-9": ("results/train/base/seed9/policy.pt",),
+    "pretrain@base-1": ("results/pretrain/base/seed1/policy.pt",),
+    "train@sizes-003-1": ("results/train/sizes/003/seed1/policy.pt",),
+    "sweep@shapes": ("results/sweep/shapes/best.json",),
+    "propose@shapes-001": ("results/propose/shapes/001.json",),
+}
+"""What stages made that it no longer has: an experiment, a seed, a stage, a trial, a sweep."""
+SCRATCH = ("train/old/seed1", "train/base/seed9", "propose/shapes/001", "env/old_ball")
+OURS = ("data/demos/mine.demo", "results/train/notes.txt", "results/ppo/old/seed1/policy.pt")
+"""Files of no stage."""
+
+
+@pytest.fixture
+def pruned(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with results, of which some belong to nothing in params.yaml."""
+    monkeypatch.chdir(project.parent)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project.parent}/none.db")
+    project.write_text(PARAMS)
+    scratch = (f"results/.work/{place}/stage.json" for place in SCRATCH)
+    for file in (*sum({**MADE, **GONE}.values(), ()), *OURS, *scratch):
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_text("made")
+    Path("dvc.lock").write_text(locked({**GONE, **MADE}))
+    return project.parent
+
+
+def locked(stages: dict[str, tuple[str, ...]]) -> str:
+    """A dvc.lock with these stages and their outputs."""
+    blocks = [
+        f"  {name}:\n    cmd: python\n    outs:\n"
+        + "".join(f"    - path: {path}\n      hash: md5\n      md5: f00d\n" for path in paths)
+        for name, paths in stages.items()
+    ]
+    return "schema: '2.0'\nstages:\n" + "".join(blocks)
+
+
+def files_below(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_experiment_that_is_gone_is_named_with_the_command_that_removes_it(pruned, caplog):
+    assert cli.main(["plan"]) == 0
+    (line,) = caplog.messages
+    assert line == (
+        "params.yaml no longer has old-1, base-9, sizes-003-1, build/env/old_ball and 4 more, but "
+        "results/ or dvc.lock has; `pipeline plan --prune` deletes it there and takes it out of "
+        "MLflow's tables."
+    )
+    before = files_below(pruned)
+    assert set(sum(GONE.values(), ())) <= before, "a plan deletes nothing"
+
+
+def test_what_is_gone_from_params_is_deleted_and_nothing_else(pruned, caplog, capsys):
+    assert cli.main(["plan", "--prune"]) == 0
+    assert capsys.readouterr().out.startswith("Deleted results: 9; stages of dvc.lock: 9; ")
+    kept = {"dvc.lock", "params.yaml", "trainer.yaml", "workflow/runs.yaml", *OURS}
+    assert files_below(pruned) == kept | set(sum(MADE.values(), ()))
+    assert not Path("results/train/old").exists()
+    assert not Path("results/train/sizes/003").exists()
+    assert Path("dvc.lock").read_text() == locked(MADE)
+    caplog.clear()
+    assert cli.main(["plan"]) == 0
+    assert caplog.messages == []
+
+
+def test_what_only_dvc_s_lock_has_is_left_over_too(pruned, caplog):
+    for path in sum(GONE.values(), ()):
+        Path(path).unlink()
+    shutil.rmtree("results/train/old")
+    assert cli.main(["plan"]) == 0
+    assert "no longer has old-1, base-9, sizes-003-1, build/env/old_ball and 4 more" in caplog.text
+    Path("dvc.lock").write_text(locked(GONE))
+    assert cli.main(["plan", "--prune"]) == 0
+    assert not Path("dvc.lock").exists()
+
+
+def test_a_plan_without_results_says_nothing_of_them(project, monkeypatch, caplog):
+    monkeypatch.chdir(project.parent)
+    project.write_text(PARAMS)
+    assert cli.main(["plan"]) == 0
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("experiments:\n\tbase: {}\n", 2),
+        ("experiments:\n  base:\n\t  seeds: [1]\n", 3),
+        ("experiments:\n  base:\n    seeds:\n\t- 1\n", 4),
+        ("\texperiments: {}\n", 1),
+        ("experiments:\t{}\n", 1),
+    ],
+)
+def test_params_with_tabs_are_told_so(project: Path, text: str, line: int):
+    """The words were "found character '\\t' that cannot start any token"."""
+    project.write_text(text)
+    assert refusal(SettingsError, load_params, project) == (
+        f"{project}:{line}: here is a tab, where YAML takes spaces only; write spaces for it."
+    )
+
+
+def test_tabs_that_indent_nothing_stay_allowed(project: Path):
+    described(project, "  few: [base]\n", "  few: [base]  # a\tb\n")
+    assert list(load_params(project).subsets) == ["few"]
+
+
+SHARED = {
+    "alias": "overrides: *o\n    seeds: [1]",
+    "merge": "<<: *b\n    seeds: [2]",
+}
+
+
+@pytest.mark.parametrize("form", SHARED)
+def test_a_map_that_two_experiments_share_is_named(project: Path, tmp_path: Path, caplog, form):
+    """`dvc exp run -S experiments.other...` changed the first one, too, without a word."""
+    text = PARAMS.replace("  base:\n", "  base: &b\n").replace("overrides: {", "overrides: &o {")
+    first = text.partition("experiments:\n  base: &b\n")[2].partition("sweeps:")[0]
+    other = first.replace("overrides: &o {behaviors: {Ball: {max_steps: 5}}}\n    seeds: [1]", "@")
+    assert other.count("@") == 1
+    second = "  other:\n" + (
+        other.replace("@", SHARED[form]) if form == "alias" else f"    {SHARED[form]}\n"
+    )
+    project.write_text(text.replace("sweeps:\n", f"{second}sweeps:\n"))
+    write_plan(load_params(project), tmp_path / "runs.yaml")
+    (line,) = caplog.messages
+    key, name = (
+        ("overrides", "experiments.base.overrides")
+        if form == "alias"
+        else ("<<", "experiments.base")
+    )
+    number = next(n for n, row in enumerate(project.read_text().splitlines(), 1) if "*" in row)
+    assert line == (
+        f"{project}:{number}: experiments.other.{key} is the map of {name}, by an alias, so "
+        "`dvc exp run -S` on one changes both; write the map out where they may differ."
+    )
+    loaded = YAML().load(project.read_text())  # as DVC does
+    loaded["experiments"]["other"]["overrides"]["behaviors"]["Ball"]["max_steps"] = 9
+    assert loaded["experiments"]["base"]["overrides"]["behaviors"]["Ball"]["max_steps"] == 9
+
+
+FUTURE = (
+    *("constraints.txt", "trainer.yaml", "config/other.yaml", "data/demos/expert.demo"),
+    *("results/train/base/seed1/policy.pt", "builds/game/level", "workflow/code/train.txt"),
+)
+
+
+@pytest.mark.parametrize("place", FUTURE)
+def test_a_file_dated_in_the_future_is_named_before_snakemake_fails_on_it(
+    project: Path, monkeypatch, place: str
+):
+    """Snakemake ran each job to its end and deleted its outputs; `pipeline run` said "goes on"."""
+    monkeypatch.chdir(project.parent)
+    described(project, "  cart:\n", "  game: {source: path, path: builds/game}\n  cart:\n")
+    for name in FUTURE[2:] + FUTURE[:1]:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    params = load_params(Path("params.yaml"))
+    write_plan(params)
+    refuse_files_of_the_future(params)
+    os.utime(place, (time.time() + 1e6, time.time() + 1e6))
+    error = refusal(StageError, refuse_files_of_the_future, params)
+    assert error.startswith(f"{place}: is dated in the future, so each job of Snakemake")
+    assert refusal(StageError, doctor.CHECKS["project"], Path()) == error
+    for words in (["run"], ["run", "base"]):
+        assert cli.main(words) == StageError.exit_code
+    command = error.partition("`")[2].partition("`")[0]
+    program, *names = shlex.split(command)
+    assert program == "touch"
+    for name in names:
+        Path(name).touch()
+    refuse_files_of_the_future(params)

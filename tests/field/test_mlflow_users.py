@@ -7,6 +7,8 @@ import hashlib
 import http.client
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -18,6 +20,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,6 +31,8 @@ from interpreter import variables
 from mlflow import MlflowClient
 from mlflow_runs import client, in_mlflow, in_results, key, ran
 
+from pipeline import cli
+from pipeline.commands import doctor
 from pipeline.tracking.mlflow_run import MlflowRun
 
 pytestmark = pytest.mark.slow
@@ -52,6 +57,20 @@ def project(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     root.mkdir()
     shutil.copy(tables, root / "mlflow.db")
     return root
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must fail with one line; gives the line without `error: `."""
+
+    def run(*words: str) -> str:
+        capsys.readouterr()
+        assert cli.main([*words]) == 2
+        error = capsys.readouterr().err
+        assert (error[:7], error.count("\n")) == ("error: ", 1), error
+        return error[7:-1]
+
+    return run
 
 
 def uri_of(root: Path) -> str:
@@ -115,6 +134,135 @@ def test_an_evaluation_after_a_stopped_training_belongs_to_the_policy_that_is_th
     assert in_mlflow(uri_of(project)) == in_results(project)
     run = client(project).get_run(stopped.run_id)
     assert (run.info.status, run.data.tags["pipeline.current"]) == ("KILLED", "no")
+
+
+def test_rows_of_an_experiment_that_is_gone_leave_the_prepared_tables(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """`pipeline plan --prune`; the rows stay in the store, and come back with the experiment."""
+    (row,) = {ran(project, stage) for stage in STAGES}
+    (second,) = {ran(project, stage, seed=2) for stage in STAGES}
+    (project / "t.yaml").write_text("behaviors: {Walker: {}}\n")
+    described = "environments: {{walk: gymnasium:CartPole-v1}}\nexperiments: {{{}}}\n"
+    of_walk = (
+        "walk: {environment: walk, trainer: t.yaml, overrides: {}, seeds: [1], "
+        "stages: [train, export, evaluate], evaluation: {episodes: 1, seed: 1}}"
+    )
+    monkeypatch.chdir(project)
+    for experiments, left, said in ((of_walk, [row], 1), ("", [], 1), ("", [], 0)):
+        Path("params.yaml").write_text(described.format(experiments))
+        assert cli.main(["plan", "--prune"]) == 0
+        assert f"rows taken out of MLflow's tables: {said}." in capsys.readouterr().out
+        current = client(project).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
+        assert [run.info.run_id for run in current] == left
+    assert client(project).get_run(second).data.tags["dvc.evaluate"]
+    assert in_results(project) == in_mlflow(uri_of(project)) == {}
+    assert ran(project, "train") == row
+    assert [*in_mlflow(uri_of(project))] == [("walk", "1")]
+
+
+def test_a_clone_with_pulled_results_is_told_what_has_their_rows(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused, capsys
+):
+    """The remedy was `dvc repro`, which does nothing there."""
+    row = ran(project, "train")
+    clone = tmp_path / "clone"
+    shutil.copytree(project / "results", clone / "results")
+    monkeypatch.chdir(clone)
+    error = refused("runs")
+    assert error == (
+        f"results/ has runs, but there is no MLflow store {clone}/mlflow.db, which neither git "
+        "nor DVC carries: copy mlflow.db and mlartifacts/ from the folder in which they were "
+        "made, or name that store with MLFLOW_TRACKING_URI; `dvc repro --force` makes runs and "
+        "rows again"
+    )
+    assert error == refused("ui")
+    assert not Path("mlflow.db").exists()
+    shutil.copy(project / "mlflow.db", "mlflow.db")
+    shutil.copytree("results/train/walk/seed1", "results/train/walk/seed2")
+    assert cli.main(["runs"]) == 0
+    _, first, second = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert first[:2] == ["walk-1", row]
+    assert second == ["walk-2", "no", "row", "-", "made", "without", "this", "store"]
+
+
+def test_a_deleted_experiment_is_brought_back_by_the_command_that_is_printed(
+    project: Path, monkeypatch: pytest.MonkeyPatch, refused, caplog
+):
+    """A table without rows was printed, and stages said "Check MLFLOW_TRACKING_URI"."""
+    (row,) = {ran(project, stage) for stage in STAGES}
+    monkeypatch.chdir(project)
+    client(project).delete_experiment("1")
+    error = refused("runs")
+    assert error == refused("ui")
+    assert error.startswith("MLflow's experiment 'pipeline' was deleted; `")
+    stage = MlflowRun(key(project, "train", "again"))
+    stage.end(timeout_s=60)
+    (warning,) = caplog.messages
+    assert error in warning
+    pasted(error, brings="1")
+    assert [*in_mlflow(uri_of(project))] == [("walk", "1")]
+    assert ran(project, "train") == row
+
+
+@pytest.mark.parametrize("name", ["mine", "it's $HOME"])
+def test_a_renamed_experiment_is_named_and_renamed_by_the_command_that_is_printed(
+    project: Path, monkeypatch: pytest.MonkeyPatch, refused, capsys, name: str
+):
+    """An experiment of the old name was made, and its empty table printed."""
+    row = ran(project, "train")
+    monkeypatch.chdir(project)
+    client(project).rename_experiment("1", name)
+    error = refused("runs")
+    assert error == refused("ui")
+    start = f"MLflow has no experiment 'pipeline'; this pipeline's runs are in {name!r}: "
+    assert error.startswith(start)
+    assert {each.name for each in client(project).search_experiments()} == {name, "Default"}
+    assignment = error.removeprefix(start).partition(" chooses it")[0]
+    (word,) = shlex.split(assignment)
+    monkeypatch.setenv(*word.split("="))
+    assert cli.main(["runs"]) == 0
+    assert row in capsys.readouterr().out
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    pasted(error, brings="1")
+    assert in_mlflow(uri_of(project)) == in_results(project)
+
+
+@pytest.mark.parametrize(
+    ("revision", "said"),
+    [
+        (
+            "451aebb31d03",
+            "is of an older MLflow than {}; keep a copy of it, then: mlflow db upgrade ",
+        ),
+        ("0123456789ab", "is of a newer MLflow than {}: pip install --upgrade 'mlflow<4'"),
+    ],
+)
+def test_doctor_names_a_store_of_another_mlflow(project: Path, revision: str, said: str):
+    """It said OK, and no stage could write there."""
+    assert doctor.CHECKS["MLflow"](project) == "mlflow.db, 0 runs"
+    with contextlib.closing(sqlite3.connect(project / "mlflow.db")) as store:
+        store.execute("update alembic_version set version_num = ?", (revision,))
+        store.commit()
+    with pytest.raises(doctor.Problem) as problem:
+        doctor.CHECKS["MLflow"](project)
+    text = str(problem.value)
+    assert text.startswith(f"{project}/mlflow.db {said.format(metadata.version('mlflow'))}")
+    if "upgrade sqlite" in text:
+        assert shlex.split(text.partition("then: ")[2])[-1] == uri_of(project)
+
+
+def pasted(message: str, *, brings: str) -> None:
+    """Run the command that a message prints, with MLflow's own function in place of its program."""
+    command = re.search(r"`(MLFLOW_TRACKING_URI=.*)`", message)[1]
+    uri, program, group, action, *words = shlex.split(command)
+    assert (program, group, words[:2]) == ("mlflow", "experiments", ["-x", brings])
+    store = MlflowClient(tracking_uri=uri.removeprefix("MLFLOW_TRACKING_URI="))
+    if action == "restore":
+        store.restore_experiment(*words[1:])
+    else:
+        assert (action, words[2]) == ("rename", "--new-name")
+        store.rename_experiment(words[1], *words[3:])
 
 
 # Programs of their own, since a process keeps in mind where a run's artifacts are.

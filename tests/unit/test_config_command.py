@@ -58,7 +58,7 @@ def test_check_is_a_short_verdict_unless_all_is_asked_for(here, capsys):
         "  behaviors: Walker (ppo, 50,000 steps), any other (ppo, 50,000 steps)",
         "  environment parameters, with their lessons: gap (2), mass (1)",
         "  brought to today's format: 12 keys have another place; 3 warnings tell what is no "
-        "longer the same (`pipeline config upgrade` lists each)",
+        "longer the same (`pipeline config upgrade --verbose` lists each)",
         "`--full` prints every setting.",
     ]
 
@@ -133,7 +133,8 @@ def test_upgrade_writes_what_was_said_and_no_more(here, capsys):
 
 
 def test_upgrade_tells_every_change_with_its_line(here, capsys):
-    lines = run(capsys, "upgrade", "old.yaml", "sampler.yaml", "-o", "new.yaml").splitlines()
+    words = ("upgrade", "old.yaml", "sampler.yaml", "-o", "new.yaml", "--verbose")
+    lines = run(capsys, *words).splitlines()
     moved, gone = lines.index("Moved:"), lines.index("Without an equal:")
     assert "  old.yaml:2: default.trainer -> default_settings.trainer_type" in lines[moved:gone]
     place = "behaviors.Walker.hyperparameters.batch_size"
@@ -155,7 +156,7 @@ def test_the_new_file_says_what_it_comes_from_and_what_to_mind(here, capsys):
 def test_a_key_that_an_old_file_repeats_is_noted_in_the_new_one(here, capsys):
     (here / "old.yaml").write_text(FLAT + "  batch_size: 256\n")
     note = "old.yaml:13: batch_size: written twice, first in line 11; the last value counts"
-    assert note in run(capsys, "upgrade", "old.yaml", "-o", "new.yaml")
+    assert note in run(capsys, "upgrade", "old.yaml", "-o", "new.yaml", "--verbose")
     text = (here / "new.yaml").read_text()
     assert f"#   {note}" in text
     assert (

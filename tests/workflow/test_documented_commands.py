@@ -21,7 +21,8 @@ ELSEWHERE = {
     "make install": "what CI begins with",
     "source .venv/bin/activate": "what CI begins with",
     "make run": "pipeline run --engine dvc, in tests/workflow/test_engines.py and test_progress.py",
-    "pip install -e '.[slurm]'": "tests/benchmarks/test_slurm.py, where it is installed",
+    "pip install 'rl-pipeline[slurm]' -c constraints.txt": "an index is asked; `snakemake --profile"
+    " profiles/slurm` needs it",
     "snakemake --profile profiles/slurm": "tests/benchmarks/test_slurm.py, where it is installed",
     "python benchmarks/throughput.py": "needs `make peer`",
     "python benchmarks/learning.py --case ppo --steps 300000 --curves": "needs `make peer`",

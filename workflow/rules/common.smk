@@ -20,7 +20,7 @@ from pipeline.errors import PipelineError
 from pipeline.settings.nodes import respelled
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_plan, key_of, plan
-from pipeline.stages.check import check_params
+from pipeline.stages.check import check_params, refuse_files_of_the_future
 from pipeline.stages.shared.attempt import CALL, note_finished
 from pipeline.stages.shared.project import PROJECT, pinned
 from pipeline.stages.shared.sources import CODE as NOTES, note, stages
@@ -92,6 +92,7 @@ try:
     if not workflow.remote_exec:  # for a job of a scheduler all has been checked
         # a stage refuses too, but then what it made before is deleted
         check_params(PARAMS)
+        refuse_files_of_the_future(PARAMS)
     if Path("dvc.yaml").is_file():  # which needs workflow/runs.yaml
         check_plan(PARAMS)
     RUNS = plan(PARAMS)["runs"]

@@ -93,9 +93,21 @@ def run(arguments: argparse.Namespace) -> str:
     return "\n\n".join([*map(_text, tasks), *_seeds(_learned(runs))])
 
 
-def answer(root: Path) -> str:
-    """Return the comparison of all experiments in params.yaml, and where to see more."""
-    return _answer(compare(_of_params(root)), root)
+def answer(root: Path, runs: Collection[tuple[str, int]] | None = None) -> str:
+    """Return the comparison of all experiments in params.yaml, and where to see more.
+
+    Of `runs`, experiments and seeds, alone if they are given; empty if none has a result to show.
+    """
+    if runs is None:
+        return _answer(compare(_of_params(root)), root)
+    params = load_params(root / "params.yaml")
+    outcomes: list[Outcome] = []
+    for name, seed in dict.fromkeys(runs):
+        experiment = params.experiment(name)
+        place = {"environment": experiment.environment, "stages": experiment.stages}
+        outcomes += trials_of(root / "results", name, seed, **place)
+    tasks = compare(outcomes)
+    return _answer(tasks, root) if tasks else ""
 
 
 def _answer(tasks: Sequence[Task], root: Path) -> str:

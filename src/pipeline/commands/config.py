@@ -49,6 +49,8 @@ def add_options(parser: Parser) -> None:
     )
     command.add_argument("-o", "--output", required=True, type=Path, help="the file to write")
     command.add_argument("--force", action="store_true", help="replace that file")
+    text = "list every key that has moved or is gone, with its line"
+    command.add_argument("--verbose", action="store_true", help=text)
 
 
 def check(arguments: argparse.Namespace) -> str:
@@ -101,7 +103,7 @@ def _verdict(file: Path, settings: RunSettings, present: Present) -> str:
     if moved or warned:
         lines.append(
             f"  brought to today's format: {moved} keys have another place; {warned} warnings tell "
-            "what is no longer the same (`pipeline config upgrade` lists each)"
+            "what is no longer the same (`pipeline config upgrade --verbose` lists each)"
         )
     lines += [f"  rises:    {text}" for text in _rising(settings)]
     lines += [f"  not here: {text}" for text in missing_demonstrations(settings).values()]
@@ -131,7 +133,7 @@ def _trained(settings: TrainerSettings) -> str:
 
 
 def upgrade(arguments: argparse.Namespace) -> str:
-    """Write a configuration in the present format, and return a list of the changes."""
+    """Write a configuration in the present format, and say how much of it has changed."""
     olds, new = arguments.old, arguments.output
     if new.exists() and not arguments.force:
         raise SettingsError(f"{new} exists already. Choose another name, or replace it by --force.")
@@ -139,7 +141,7 @@ def upgrade(arguments: argparse.Namespace) -> str:
     present = read_present(parts.pop("trainer", None), **parts)
     text = _header(olds, present) + _body(present, new)
     files.write_whole(new, text)
-    return _summary(olds, new, present)
+    return _summary(olds, new, present, every=arguments.verbose)
 
 
 def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
@@ -200,7 +202,7 @@ def _header(olds: Sequence[Path], present: Present) -> str:
     return "".join(f"# {line}\n" for line in lines)
 
 
-def _summary(olds: Sequence[Path], new: Path, present: Present) -> str:
+def _summary(olds: Sequence[Path], new: Path, present: Present, *, every: bool) -> str:
     entries = present.changes.entries
     if not entries and not present.left_out:
         return f"Wrote {new}. {olds[0]} is in today's format already; nothing had to be changed."
@@ -211,8 +213,11 @@ def _summary(olds: Sequence[Path], new: Path, present: Present) -> str:
     }
     lines = []
     for title, changes in groups.items():
-        if changes:
+        if changes and every:
             lines += [title, *(f"  {change}" for change in changes)]
+    if entries and not every:
+        counts = [f"{len(found)} {title[:-1].lower()}" for title, found in groups.items() if found]
+        lines.append(f"Keys: {', '.join(counts)} (`--verbose` lists each).")
     if present.left_out:
         lines.append(f"default_settings are left out, since {present.left_out}.")
     names = ", ".join(str(path) for path in olds)

@@ -138,6 +138,19 @@ def mend_lock(root: Path) -> None:
     )
 
 
+def drop_from_lock(root: Path, names: set[str]) -> None:
+    """Take stages out of `dvc.lock`, as text: DVC's own order and spelling stay."""
+    path = root / "dvc.lock"
+    if not names:
+        return
+    head, *blocks = re.split(r"^(?=  \S)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    kept = [block for block in blocks if not names & yaml.safe_load(block).keys()]
+    if kept:
+        write_whole(path, head + "".join(kept))
+    else:
+        path.unlink()
+
+
 def _stages_in(lock: str) -> int | None:
     """Return the number of stages in the text of a dvc.lock; None if DVC could not read it."""
     # Without its final line break, a number may be cut off and read as a smaller one.

@@ -9,16 +9,17 @@ no files outside the project without naming this machine's folders.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import __version__
+from pipeline.commands.init_settings import Behavior, rollout_of, trainer_of
+from pipeline.envs.sources.programs import program_of
 from pipeline.errors import SettingsError, brief, shell_command
 from pipeline.files import write_whole
 from pipeline.settings.environments import BridgeSource, PathSource, named
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pipeline.commands.parser import Parser
-    from pipeline.protocol.specs import BehaviorSpec
     from pipeline.settings.environments import EnvironmentParams
 
 _COPIED = (
@@ -47,13 +47,10 @@ _COPIED = (
     ".dvc/plots/comparison.json",
     ".dvc/plots/improvement.json",
     ".dvc/plots/learning.json",
-    "profiles/default/config.yaml",
+    "profiles",
+    "workflow/cluster",
 )
-_IMAGE = 3
-"""Dimensions of a visual observation."""
-_NATURE_CNN_PIXELS, _SIMPLE_PIXELS = 36, 20
-"""Least sides of the images that these encoders take."""
-
+"""Files and folders of this repository that every project has."""
 WAYS = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
 SNAKEFILE = """\
 # Runs the workflow that comes with the package rl-pipeline: `snakemake --cores 2`.
@@ -124,30 +121,21 @@ Look at `results/report/report.html`, or at `pipeline ui`.
 | file | |
 | --- | --- |
 | `params.yaml` | environments, experiments, seeds; run `pipeline plan` after a change |
-| `{trainer}` | how the agents learn, in ML-Agents' format |
+| `{trainer}` | how the agents learn, in ML-Agents' format (by SAC: `pipeline init --trainer sac`) |
 | `dvc.yaml`, `Snakefile` | the DAG, for two engines; nothing to change |
 | `constraints.txt` | the versions of all packages that this was made with |
 
-To see that it runs, before the agents train in full:
+To see that it runs, before the agents train in full, a run of about a minute:
 
 ```
 {learn}
 ```
+
+Each command explains itself with `--help`. The documentation is in `docs/` of rl-pipeline's
+repository: `index.md` says what is where, `tutorials/cluster.md` how the same runs on SLURM,
+`reference/configuration.md` has every key of `params.yaml` and of the trainer file, and
+`how-to/troubleshooting.md` what messages mean.
 """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Behavior:
-    """Facts about one behavior, as the environment reports them."""
-
-    spec: BehaviorSpec
-    """Observations and actions."""
-    n_agents: int
-    """Agents at the first step."""
-    in_groups: bool = False
-    """Whether agents share rewards."""
-    n_teams: int = 1
-    """Teams that play against each other."""
 
 
 def add_options(parser: Parser) -> None:
@@ -159,6 +147,8 @@ def add_options(parser: Parser) -> None:
     which.add_argument("--unity", metavar="BUILD", help="a Unity player, or its folder")
     which.add_argument("--gymnasium", metavar="ID", help="an environment of Gymnasium")
     which.add_argument("--pettingzoo", metavar="ID", help="an environment of PettingZoo")
+    text = "how the agents learn; default: poca where they share rewards, else ppo"
+    parser.add_argument("--trainer", choices=("ppo", "sac", "poca"), help=text)
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -166,24 +156,26 @@ def run(arguments: argparse.Namespace) -> str:
     folder: Path = arguments.folder
     if folder.exists() and not folder.is_dir():
         raise SettingsError(f"{folder}: is a file; name a folder, new or with your module in it")
-    environment = _environment(arguments, folder)
-    name = _name_of(environment)
-    _refuse_what_is_there(folder, f"config/{name}.yaml")
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
+        environment = _environment(arguments, folder)
+        name = _name_of(environment, folder)
+        _refuse_what_is_there(folder, f"config/{name}.yaml")
         behaviors = _ask(environment, folder)
     except BaseException:
         if new:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    for file, text in _texts(environment, name, behaviors).items():
+    trainers = {key: trainer_of(behavior, arguments.trainer) for key, behavior in behaviors.items()}
+    for file, text in _texts(environment, name, behaviors, trainers, folder).items():
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
         if file == ".gitignore" and path.exists():
             write_whole(path, f"{path.read_text(encoding='utf-8')}\n{text}")
         elif not path.exists():
             write_whole(path, text)
+            path.chmod(0o755 if path.suffix == ".sh" else 0o644)
     _repository(folder)
     with contextlib.chdir(folder):
         params = load_params("params.yaml")
@@ -224,20 +216,21 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
             f"{environment.path}: is a Unity project; build it in the Editor and name the build "
             "here. The source 'unity' of params.yaml builds it from then on"
         )
-    return replace(environment, path=os.path.relpath(environment.path, folder))
+    environment = replace(environment, path=os.path.relpath(environment.path, folder))
+    return replace(environment, path=environment.found(folder))
 
 
-def _name_of(environment: EnvironmentParams) -> str:
+def _name_of(environment: EnvironmentParams, project: Path) -> str:
     """Return a name for params.yaml, which becomes a folder."""
-    source: str = getattr(environment, "path", "") or getattr(environment, "id", "")
+    source = getattr(environment, "id", "") or source_of(environment, project)
     word = getattr(environment, "name", None) or Path(source.partition(":")[0]).stem
     return re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_") or "environment"
 
 
-def source_of(environment: EnvironmentParams) -> str:
+def source_of(environment: EnvironmentParams, project: Path = Path()) -> str:
     """Return the text that names the environment on the command line, in the project."""
     if isinstance(environment, PathSource):
-        path = environment.path
+        path = os.path.relpath(program_of(project / environment.found(project)), project)
         return path if "/" in path else f"./{path}"
     if isinstance(environment, BridgeSource):
         kind = "" if environment.source == "module" else f"{environment.source}:"
@@ -275,67 +268,22 @@ def _ask(environment: EnvironmentParams, folder: Path) -> dict[str, Behavior]:
     return behaviors
 
 
-def trainer_of(behavior: Behavior) -> dict[str, Any]:
-    """Return trainer settings that suit a behavior's observations and actions.
-
-    PPO with common sizes: small networks for few numbers, a convolution and more exploration for
-    images and discrete actions; POCA for agents that share rewards, and self-play for teams. A
-    rollout has 128 steps of each agent, within limits between too rare and too noisy updates.
-    """
-    observations, actions = behavior.spec
-    images = [observation.shape for observation in observations if len(observation.shape) == _IMAGE]
-    n_numbers = sum(
-        math.prod(observation.shape)
-        for observation in observations
-        if len(observation.shape) < _IMAGE
-    )
-    choices = bool(actions.discrete_branches)
-    rows = 2 ** math.ceil(math.log2(max(behavior.n_agents, 1) * 128))
-    buffer_size = min(max(rows, 2048), 16384)
-    network: dict[str, Any] = {
-        "normalize": n_numbers > 0,
-        "hidden_units": 256 if images else 64 if n_numbers <= 16 else 128,
-        "num_layers": 2,
-    }
-    if images:
-        pixels = min(side for shape in images for side in shape[1:])
-        network["vis_encode_type"] = (
-            "nature_cnn" if pixels >= _NATURE_CNN_PIXELS
-            else "simple" if pixels >= _SIMPLE_PIXELS else "match3"
-        )  # fmt: skip
-    settings: dict[str, Any] = {
-        "trainer_type": "poca" if behavior.in_groups else "ppo",
-        "hyperparameters": {
-            "batch_size": buffer_size // (8 if images else 16),
-            "buffer_size": buffer_size,
-            "learning_rate": 3e-4 if images else 1e-3 if choices else 3e-4,
-            "learning_rate_schedule": "constant" if behavior.n_teams > 1 else "linear",
-            "beta": 0.01 if images else 0.005 if choices else 0.001,
-            "epsilon": 0.2,
-            "lambd": 0.95,
-            "num_epoch": 4 if images else 10,
-        },
-        "network_settings": network,
-        "reward_signals": {"extrinsic": {"gamma": 0.99, "strength": 1.0}},
-        "keep_checkpoints": 3,
-        "max_steps": 1000000 if images or behavior.n_teams > 1 else 300000,
-        "time_horizon": 128,
-        "summary_freq": 10000,
-    }
-    if behavior.n_teams > 1:
-        settings["self_play"] = {"save_steps": 20000, "team_change": 100000, "swap_steps": 10000}
-    return settings
-
-
 def _texts(
-    environment: EnvironmentParams, name: str, behaviors: Mapping[str, Behavior]
+    environment: EnvironmentParams,
+    name: str,
+    behaviors: Mapping[str, Behavior],
+    trainers: Mapping[str, dict[str, Any]],
+    folder: Path,
 ) -> dict[str, str]:
     """Return the files of the project, by path in it."""
-    trainers = {
-        behavior_name: trainer_of(behavior) for behavior_name, behavior in behaviors.items()
+    short = {
+        key: settings | {"max_steps": 2 * rollout_of(behaviors[key]), "summary_freq": 1000}
+        for key, settings in trainers.items()
     }
     kind = "_".join(sorted({str(settings["trainer_type"]) for settings in trainers.values()}))
-    trainer, source = f"config/{name}.yaml", source_of(environment)
+    trainer, short_file = f"config/{name}.yaml", f"config/{name}_short.yaml"
+    source = source_of(environment, folder)
+    learn = shell_command("pipeline", "learn", short_file, "--env", source, "--run-id", "first")
     comment = "".join(f"# {line}\n" for line in _described(behaviors))
     left_out: tuple[Any, ...] = (None, [], {}, "auto")  # the defaults
     options = {key: value for key, value in to_map(environment).items() if value not in left_out}
@@ -349,17 +297,23 @@ def _texts(
         ),
         trainer: f"# Where to begin, chosen by what the environment says of itself:\n{comment}"
         + dump_yaml({"behaviors": trainers}),
+        short_file: f"# To see that it runs: {trainer} with few steps.\n"
+        + dump_yaml({"behaviors": short}),
         "dvc.yaml": dvc_yaml((checkout() / "dvc.yaml").read_text(encoding="utf-8")),
         "Snakefile": SNAKEFILE,
         "README.md": README.format(
-            title=name,
-            source=source,
-            trainer=trainer,
-            version=__version__,
-            learn=shell_command("pipeline", "learn", trainer, "--env", source, "--run-id", "first"),
+            title=name, source=source, trainer=trainer, version=__version__, learn=learn
         ),
     }
-    return texts | {file: (checkout() / file).read_text(encoding="utf-8") for file in _COPIED}
+    root = checkout()
+    copied = [
+        path for name in _COPIED for path in (root / name, *sorted(root.glob(f"{name}/**/*")))
+    ]
+    return texts | {
+        path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
+        for path in copied
+        if path.is_file()
+    }
 
 
 def dvc_yaml(ours: str) -> str:

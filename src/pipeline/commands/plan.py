@@ -1,25 +1,54 @@
-"""`pipeline plan`: write the table of runs, or say whether it is up to date."""
+"""`pipeline plan`: write the table of runs, and say which results are of no run any more."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.commands.engines import mend_lock
+from pipeline.commands.engines import drop_from_lock, locked_stages, mend_lock
+from pipeline.errors import PipelineError
 from pipeline.settings.params import load_params
-from pipeline.settings.plan import RUNS_FILE, check_plan, write_plan
+from pipeline.settings.plan import RUNS_FILE, check_plan, key_of, plan, write_plan
 from pipeline.stages.check import check_ids
+from pipeline.stages.shared.attempt import WORK
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Collection
 
     from pipeline.commands.parser import Parser
+    from pipeline.settings.params import Params
+
+_log = logging.getLogger(__name__)
+
+_OF_RUNS = ("pretrain", "train", "export", "evaluate")
+_RUN = re.compile(rf"results/(?:{'|'.join(_OF_RUNS)})/(.+?)/seed(\d+)")
+_RESULT = re.compile(
+    rf"{_RUN.pattern}|results/(?:sweep/[^/]+|(?:demos|propose)/.+\.json)|build/env/[^/]+"
+)
+"""The folder, or the file, that one run of a stage makes."""
+_MADE = {
+    **dict.fromkeys(("demonstrations", "file_demonstrations"), "results/demos/{key}.json"),
+    "proposals": "results/propose/{trial}.json",
+    "sweeps": "results/sweep/{key}",
+    **dict.fromkeys(("environments", "path_environments", "unity_environments"), "build/env/{key}"),
+}
+"""What an entry of a table of the plan makes, if it is no run of an experiment."""
+_NAMED = 4
+"""Names in a warning."""
 
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline plan`."""
-    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    text = "delete results of what params.yaml no longer has, also in dvc.lock and MLflow's tables"
+    which.add_argument("--prune", action="store_true", help=text)
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -32,6 +61,105 @@ def run(arguments: argparse.Namespace) -> str:
     write_plan(params)
     # `dvc repro`, the usual next command, cannot read an incomplete dvc.lock.
     mend_lock(Path())
+    left = left_over(params)
+    tables = plan(params)["runs"].values()
+    runs = {key for entries in tables for key, entry in entries.items() if "seed" in entry}
+    lines = []
+    if arguments.prune:
+        lines.append(_prune(left, runs))
+    elif left:
+        _log.warning(
+            "params.yaml no longer has %s, but results/ or dvc.lock has; `pipeline plan --prune` "
+            "deletes it there and takes it out of MLflow's tables.",
+            _listed(left, runs),
+        )
     # In a container fewer cores may be allowed than the machine has.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"Wrote {RUNS_FILE}. Run `dvc repro` or `snakemake --cores {cores or 1}`."
+    lines.append(f"Wrote {RUNS_FILE}. Run `dvc repro` or `snakemake --cores {cores or 1}`.")
+    return "\n".join(lines)
+
+
+def left_over(params: Params) -> list[str]:
+    """Return the results, here or in dvc.lock, that no stage of params.yaml makes any more."""
+    places = [path.as_posix() for path in Path("build/env").glob("*/environment.json")]
+    for stage in _OF_RUNS:
+        places += [path.as_posix() for path in Path("results", stage).rglob("seed*")]
+    for pattern in ("sweep/*", "propose/**/*.json", "demos/*.json"):
+        places += [path.as_posix() for path in Path("results").glob(pattern)]
+    present = {match[0] for place in places if (match := _RESULT.match(place))}
+    return sorted(present.union(*_locked().values()) - _made(params))
+
+
+def _made(params: Params) -> set[str]:
+    """Return the results of all stages of params.yaml."""
+    of_runs = "results/{stage}/{experiment}/seed{seed}"
+    return {
+        _MADE.get(table, of_runs).format_map(entry | {"stage": table.partition("_")[0], "key": key})
+        for table, entries in plan(params)["runs"].items()
+        for key, entry in entries.items()
+    }
+
+
+def _locked() -> dict[str, set[str]]:
+    """Return the results of each stage in dvc.lock."""
+    lock = Path("dvc.lock")
+    stages = locked_stages(lock.read_text(encoding="utf-8")) if lock.is_file() else None
+    return {
+        name: {match[0] for out in stage.get("outs", ()) if (match := _RESULT.match(out["path"]))}
+        for name, stage in (stages or {}).items()
+    }
+
+
+def _listed(left: Collection[str], runs: Collection[str]) -> str:
+    """Return the names of runs that are left over, then the paths of other results."""
+    names: dict[str, None] = {}
+    for place in left:
+        match = _RUN.fullmatch(place)
+        key = match and key_of(match[1], match[2])
+        names[place if key is None or key in runs else key] = None
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(sorted(names, key=lambda name: "/" in name)[:_NAMED]) + more
+
+
+def _prune(left: Collection[str], runs: Collection[str]) -> str:
+    """Delete results that are left over, and return a line that says what was done."""
+    for place in map(Path, left):
+        paths = [place, WORK / place.with_suffix("").relative_to(place.parts[0])]
+        if place.parent == Path("results/demos"):
+            paths.append(Path("data/demos", f"{place.stem}.demo"))
+        for path in paths:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # other runs have files there
+                for parent in path.parents[:-2]:
+                    parent.rmdir()
+    gone = {name for name, results in _locked().items() if results and results <= set(left)}
+    drop_from_lock(Path(), gone)
+    done = f"Deleted results: {len(left)}; stages of dvc.lock: {len(gone)}"
+    return f"{done}; {_taken_out_of_mlflow(runs)}."
+
+
+def _taken_out_of_mlflow(runs: Collection[str]) -> str:
+    """Mark rows of other runs of this project as not current, and say how many there were."""
+    from pipeline.commands.runs import rows_of
+    from pipeline.tracking import mlflow_store, run_metadata
+
+    root = Path.cwd()
+    try:
+        store = mlflow_store.Store.existing(root)
+    except PipelineError as error:
+        return f"MLflow's tables stay as they are ({error})"
+    gone = [
+        row
+        for row in rows_of(store)
+        if row.current
+        and row.own_folder is None
+        and row.variant == run_metadata.WORKSPACE
+        and (store.is_local or row.tags.get(mlflow_store.CHECKOUT) == mlflow_store.checkout(root))
+        and key_of(row.experiment, row.seed) not in runs
+    ]
+    for row in gone:
+        store.set_tags(row.run, {mlflow_store.CURRENT: "no"})
+    return f"rows taken out of MLflow's tables: {len(gone)}"

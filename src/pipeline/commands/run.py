@@ -26,6 +26,7 @@ from pipeline.progress import FILE, log_of
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import RUNS_FILE, key_of, table_of, write_plan
 from pipeline.settings.reader import suggestion
+from pipeline.stages.check import refuse_files_of_the_future
 from pipeline.stages.shared.attempt import WORK
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def run(arguments: argparse.Namespace) -> str:
         mend_lock(root)
         command = ["dvc", "repro", *(target.dvc for target in chosen)]
     else:
+        refuse_files_of_the_future(params)
         command = [
             "snakemake",
             "--cores",
@@ -76,11 +78,13 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.dry_run:
         return shell_command(*command)
     _work(command, root, params, [target.dvc for target in chosen], arguments.cores)
-    if arguments.names:
-        return f"{engine}: {', '.join(arguments.names)} up to date."
     from pipeline.commands.compare import answer  # NumPy, which Snakemake's rules need not wait for
 
-    return answer(root)
+    if not arguments.names:
+        return answer(root)
+    done = f"{engine}: {', '.join(arguments.names)} up to date."
+    table = answer(root, [run for name in arguments.names for run in params.runs_of(name)])
+    return f"{done}\n\n{table}" if table else done
 
 
 def _work(

@@ -19,7 +19,7 @@ from pipeline.tracking.run_metadata import git
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pipeline.commands.parser import Parser
 
@@ -87,17 +87,17 @@ def add_options(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """Return the rows and their revisions in the present repository, as a table or for one run."""
     root = Path.cwd()
-    rows = _rows(mlflow_store.Store.existing(root))
+    rows = rows_of(mlflow_store.Store.existing(root))
     if arguments.exact:  # rows of earlier versions lack the tag
         rows = [row for row in rows if row.tags.get(run_metadata.EXACT) == "yes"]
     if arguments.at is not None:
         return _at(root, rows, arguments.at)
     if arguments.run is None:
-        return _table(root, [row for row in rows if row.current])
+        return _table(root, [row for row in rows if row.current], whole=not arguments.exact)
     return "\n\n".join(_details(root, row) for row in _named(rows, arguments.run))
 
 
-def _rows(store: mlflow_store.Store) -> list[Found]:
+def rows_of(store: mlflow_store.Store) -> list[Found]:
     """Return every row that a stage has written, sorted by experiment and seed."""
     rows = []
     # MLflow returns at most 50,000 rows at once.
@@ -142,7 +142,8 @@ def _named(rows: Sequence[Found], name: str) -> list[Found]:
     return exact or partial
 
 
-def _table(root: Path, rows: Iterable[Found]) -> str:
+def _table(root: Path, rows: Sequence[Found], *, whole: bool) -> str:
+    """Return a line for each row and, for a `whole` table, for each policy here without a row."""
     lines = [("run", "MLflow run", "mean return", "its files")]
     for row in rows:
         state = "not all made"
@@ -152,6 +153,12 @@ def _table(root: Path, rows: Iterable[Found]) -> str:
             same = all(_current_digest(root, path) == digest for _, path, digest in outputs)
             state = "those in results/" if same else "others than in results/"
         lines.append((row.name, row.run, _number(row.score), state))
+    known = {row.name for row in rows}
+    for path in sorted(root.glob("results/train/**/policy.pt")) if whole else ():
+        matched = _POLICY.fullmatch(path.relative_to(root).as_posix())
+        name = matched and f"{matched['experiment']}-{matched['seed']}"
+        if name and name not in known:
+            lines.append((name, "no row", "-", "made without this store"))
     return "\n".join(aligned(lines))
 
 

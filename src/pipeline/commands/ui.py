@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.commands import engines
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, SettingsError
 from pipeline.stages.shared import process
 from pipeline.tracking import mlflow_store, mlflow_view
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.commands.parser import Parser
 
 _START_S, _END_S = 300.0, 10.0
+_LAST_PORT = 65535
 _log = logging.getLogger(__name__)
 
 
@@ -43,6 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
     if remote:
         _say_where(store, address)
         return
+    _refuse_unusable(port)
     # One worker and no job runner: by default MLflow starts 15 processes that take 3.1 GB.
     command = ["mlflow", "ui", "--workers", "1", "--backend-store-uri", store.uri]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -57,9 +61,32 @@ def run(arguments: argparse.Namespace) -> None:
         except KeyboardInterrupt:
             return
     if code != 0:
-        raise PipelineError(
-            f"the MLflow server ended with exit code {code}; choose another --port if it is taken"
-        )
+        raise PipelineError(f"the MLflow server ended with exit code {code}")
+
+
+def _refuse_unusable(port: int) -> None:
+    """Raise SettingsError for a port that the server cannot have.
+
+    The program that has it may answer, with the pages of another project.
+    """
+    if not 0 < port <= _LAST_PORT:
+        raise SettingsError(f"--port must be from 1 to {_LAST_PORT}, got {port}")
+    if reason := _why_not_free(port):
+        free = next((p for p in range(port + 1, _LAST_PORT + 1) if not _why_not_free(p)), 0)
+        hint = f"; `pipeline ui --port {free}` takes a free one" if free else ""
+        raise SettingsError(f"--port {port} cannot be used: {reason}{hint}")
+
+
+def _why_not_free(port: int) -> str | None:
+    try:
+        with socket.socket() as tried:
+            if os.name == "posix":  # a server that has just ended does not count; not so on Windows
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(("127.0.0.1", port))
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        return "another program serves there" if taken else str(error.strerror)
+    return None
 
 
 def _ready(server: subprocess.Popen[bytes], health: str) -> bool:

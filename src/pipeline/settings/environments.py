@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -227,12 +227,29 @@ class PathSource(EnvironmentParams):
         _need("path", "path", self.path, "where the build is")
 
     def found(self, root: Path) -> str:
-        """Return `path`, with the suffix of a build if the name alone does not exist in `root`."""
-        if not (root / self.path).exists():
-            for suffix in _SUFFIXES:
-                if (root / f"{self.path}{suffix}").exists():
-                    return f"{self.path}{suffix}"
-        return self.path
+        """Return the whole build, relative to `root`: a file, an application or a folder.
+
+        That is `path`, with the suffix of a program if it was left out. A Unity player needs the
+        files of its folder, and a program of macOS needs its application.
+
+        Raises:
+            SettingsError: It is a folder that contains `root`.
+        """
+        names = [f"{self.path}{suffix}" for suffix in ("", *_SUFFIXES)]
+        name = next((name for name in names if (root / name).exists()), self.path)
+        folder, program = PurePath(name).parent, root / name
+        app = next((path for path in (folder, *folder.parents) if path.suffix == ".app"), None)
+        if app is not None:
+            name = app.as_posix()
+        elif program.is_file() and _is_player(program):
+            name = folder.as_posix()
+        if root.resolve().is_relative_to((root / name).resolve()):
+            raise SettingsError(
+                f"{self.path}: a player is copied with all files of its folder, and that folder, "
+                f"{(root / name).resolve()}, contains the project {root.resolve()}; move the "
+                "player's files into a folder of their own"
+            )
+        return name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -364,6 +381,14 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
         hint = f"; did you mean '{near[0]}:{rest}'?" if near else "."
         raise SettingsError(f"{text!r} names no environment{hint} Give {FORMS}")
     return BuiltinSource(source="builtin", name=text)
+
+
+def _is_player(program: Path) -> bool:
+    """Return whether a program is a Unity player for Linux or Windows, with files in its folder."""
+    data = (f"{program.stem}_Data", f"{program.name}_Data")
+    if any((program.parent / name).is_dir() for name in data):
+        return True
+    return any(program.parent.glob("UnityPlayer.*"))
 
 
 def _scheme(url: str) -> str:

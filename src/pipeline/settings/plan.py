@@ -25,7 +25,7 @@ from pipeline.settings.nodes import fail, fail_at
 from pipeline.settings.params import SECTIONS_OF_NAMES
 from pipeline.settings.run_file import to_mapping
 from pipeline.settings.sweeps import proposal_file
-from pipeline.settings.yaml_file import dump_yaml, read_yaml, unusable_for_dvc
+from pipeline.settings.yaml_file import dump_yaml, read_yaml, shared_maps, unusable_for_dvc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -207,6 +207,12 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
             n_stages,
             _MOST_STAGES,
         )
+    for line, at, first in shared_maps(params.path):
+        _log.warning(
+            "%s:%d: %s is the map of %s, by an alias, so `dvc exp run -S` on one changes both; "
+            "write the map out where they may differ.",
+            params.path, line, at, first,
+        )  # fmt: skip
     write_whole(path, _text_of(table))
 
 

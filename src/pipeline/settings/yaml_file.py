@@ -246,6 +246,23 @@ def unusable_for_dvc(path: Path, named: Collection[str]) -> Iterator[tuple[str, 
     return walk(root, "")
 
 
+def shared_maps(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Yield line and dotted key of each map that an alias repeats, and the key of its anchor."""
+    places: dict[int, str] = {}
+
+    def walk(node: yaml.Node | None, at: str, line: int) -> Iterator[tuple[int, str, str]]:
+        if not isinstance(node, yaml.MappingNode):
+            return
+        first = places.setdefault(id(node), at)
+        if first != at:
+            yield line, at, first
+            return
+        for key, value in node.value:
+            yield from walk(value, join(at, key.value), key.start_mark.line + 1)
+
+    return walk(yaml.compose(read_text(path), Loader=_Loader), "", 1)
+
+
 def dump_yaml(value: Any) -> str:
     """Return block-style YAML that `parse_yaml`, and any YAML 1.1 reader, reads back as equal.
 
@@ -356,4 +373,6 @@ def _syntax_message(error: yaml.MarkedYAMLError, source: str) -> str:
     mark = error.problem_mark or error.context_mark
     place = f"{source}:{mark.line + 1}" if mark else source
     parts = [part for part in (error.context, error.problem) if part]
+    if "'\\t'" in str(error.problem):
+        return f"{place}: here is a tab, where YAML takes spaces only; write spaces for it."
     return f"{place}: cannot be read as YAML: {', '.join(parts)}."

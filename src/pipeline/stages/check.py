@@ -8,13 +8,16 @@ file alone, which is the same as before unless one of these has changed.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.errors import SettingsError, StageError
-from pipeline.settings.environments import BridgeSource, BuiltinSource
+from pipeline.settings.environments import BridgeSource, BuiltinSource, PathSource
 from pipeline.settings.nodes import fail_at, find
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import RUNS_FILE, check_files, check_plan, check_settings
@@ -29,6 +32,11 @@ if TYPE_CHECKING:
 _WITH_RESULTS = (
     *("demos", "pretrain", "train", "propose", "sweep", "export", "evaluate", "report"),
 )
+
+_CLOCKS_DIFFER_S = 10.0
+"""How far clocks of machines that share a disk may differ."""
+_NAMED = 5
+"""Files in a message."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -81,8 +89,39 @@ def refuse_linked_results(root: Path) -> None:
             )
 
 
+def refuse_files_of_the_future(params: Params) -> None:
+    """Refuse inputs and results that are dated in the future, by a clock that was wrong.
+
+    Snakemake runs a job to its end, finds its outputs older than such an input, and deletes them.
+
+    Raises:
+        StageError: There are such files.
+    """
+    root, now = params.path.parent, time.time()
+    places = ["constraints.txt", "config", "data", "src/pipeline", "workflow", "build/env"]
+    places += [f"results/{stage}" for stage in _WITH_RESULTS]
+    places += [experiment.trainer for experiment in params.experiments.values()]
+    builds = (source for source in params.environments.values() if isinstance(source, PathSource))
+    places += [build.found(root) for build in builds]
+    late = set()
+    for place in places:
+        for file in (root / place, *(root / place).rglob("*")):
+            with contextlib.suppress(OSError):
+                if file.stat().st_mtime > now + _CLOCKS_DIFFER_S:
+                    late.add(os.path.relpath(file, root))
+    if late:
+        names, more = sorted(late)[:_NAMED], len(late) - _NAMED
+        rest = f"; so are {more} others" if more > 0 else ""
+        raise StageError(
+            f"{names[0]}: is dated in the future, so each job of Snakemake that reads it fails; "
+            f"when the clock is right: `touch {shlex.join(names)}`{rest}"
+        )
+
+
 def check_ids(params: Params) -> None:
-    """Refuse unknown simulators and ids; modules may lie beside params.yaml.
+    """Refuse unknown simulators and ids, and builds in the folder of the project itself.
+
+    Modules may be in the folder of params.yaml.
 
     Raises:
         SettingsError: A name is unknown; the message has its place, and the nearest names.
@@ -103,11 +142,13 @@ def check_ids(params: Params) -> None:
                 from pipeline.simulators import registry
 
                 registry.entry(environment.name or name)
+            elif isinstance(environment, PathSource):
+                environment.found(params.path.parent)
         except SettingsError as error:
             # The registry knows neither file nor line. The error names the key that the user
             # wrote, or the section if the key is missing.
             root, at = read_yaml(params.path), f"environments.{name}"
             section = find(root, at).value
-            key = next((key for key in ("id", "name") if key in section), None)
+            key = next((key for key in ("id", "name", "path") if key in section), None)
             at = f"{at}.{key}" if isinstance(section, dict) and key else at
             raise fail_at(root, at, str(error)) from error

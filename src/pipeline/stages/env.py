@@ -145,12 +145,6 @@ def _copied(source: Path, folder: Path) -> Path:
 
     folder.mkdir(parents=True)
     if source.is_file():
-        # A Unity player looks for `<name>_Data` beside itself; alone it would end at once.
-        if source.with_name(f"{source.stem}_Data").exists():
-            raise StageError(
-                f"{source}: this program needs the files beside it; let `path` name their folder, "
-                f"{source.parent}"
-            )
         copy = Path(shutil.copy(source, folder / source.name))
         if not os.access(copy, os.X_OK):
             copy.chmod(0o755)

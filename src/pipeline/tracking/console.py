@@ -73,11 +73,12 @@ class ConsoleSink(Sink):
         self._tasks: dict[str, TaskID] = {}
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Show the settings that a behavior is trained with."""
-        text = hyperparameters_text(settings)
+        """Show the settings that a behavior is trained with, or say in which log they are."""
         if "max_steps" in settings:
             self._max_steps[behavior] = settings["max_steps"]
-        self._say(f"Hyperparameters for behavior name {behavior}:\n{text}")
+        text = f"Hyperparameters for behavior name {behavior}:\n{hyperparameters_text(settings)}"
+        log = progress.log_aside(text)
+        self._say(f"The settings of behavior {behavior} are in {log}." if log else text)
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Show one summary."""

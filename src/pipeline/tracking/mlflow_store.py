@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import re
+import shlex
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,8 +36,9 @@ CURRENT = "pipeline.current"
 """Tag of a run: `yes` if it is the current run of its experiment and seed."""
 TRAINED = "dvc.train"
 """Tag of a run: DVC's digest of its policy."""
-_CHECKOUT = "pipeline.checkout"
-IDENTITY = ("pipeline.experiment", "pipeline.seed", _CHECKOUT, VARIANT)
+CHECKOUT = "pipeline.checkout"
+"""Tag of a run: the copy of the repository that it is of, by its `checkout`."""
+IDENTITY = ("pipeline.experiment", "pipeline.seed", CHECKOUT, VARIANT)
 """Tags that are equal for runs of the same experiment, seed, checkout and variant."""
 _GIT_WAIT_S = 5.0
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
@@ -100,11 +102,12 @@ class Store:
     _monitors: list[Any] = field(default_factory=list)
 
     @classmethod
-    def open(cls, root: Path) -> Store:
+    def open(cls, root: Path, *, create: bool = True) -> Store:
         """Open the store, and create it if needed; many processes may do so at once.
 
         Raises:
-            PipelineError: The store's file cannot be opened.
+            PipelineError: The store's file cannot be opened, or its experiment was deleted, or is
+                not there and is not to be created.
             mlflow.exceptions.MlflowException: The store cannot be reached or read.
             filelock.Timeout: Another process holds the new store's lock for too long.
         """
@@ -135,11 +138,19 @@ class Store:
                 mlflow_database.follow(uri, _locations(client), artifacts)
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
             experiment = client.get_experiment_by_name(name)
+            if experiment is None and not create:
+                raise PipelineError(_missing(client, name))
             if experiment is None:
                 # A server has a place of its own for artifacts.
                 location = artifacts.as_uri() if file is not None else None
                 experiment = _create_experiment(client, name, location)
             identifier = experiment.experiment_id
+            if experiment.lifecycle_stage != "active":
+                restore = f"{_mlflow(uri)} restore -x {identifier}"
+                raise PipelineError(
+                    f"MLflow's experiment {name!r} was deleted; `{restore}` brings it back with "
+                    "its runs, and MLFLOW_EXPERIMENT_NAME names another"
+                )
             for tag, text in mlflow_view.missing(identifier, experiment.tags).items():
                 # Another client may write the same tag; a later stage writes a missing one.
                 with contextlib.suppress(MlflowException):
@@ -156,12 +167,9 @@ class Store:
         uri = default_uri(root)
         file = mlflow_database.file_of(uri)
         if file is not None and not file.exists():
-            raise PipelineError(
-                "there are no runs yet: run `dvc repro` or `snakemake --cores 1` in this folder "
-                "first"
-            )
+            raise PipelineError(_no_store(root, file))
         try:
-            return cls.open(root)
+            return cls.open(root, create=False)
         except Exception as error:
             # MLflow is imported late, so its exceptions are recognized by their modules' names.
             if type(error).__module__.partition(".")[0] not in ("mlflow", "sqlalchemy"):
@@ -204,7 +212,7 @@ class Store:
     def of_same(self, tags: Mapping[str, str], *, more: str = "") -> list[Any]:
         """Return the runs of the same experiment, seed, checkout and variant, newest first."""
         # A checkout's own store moves with it, so every run in it is this checkout's.
-        names = [name for name in IDENTITY if not (self.is_local and name == _CHECKOUT)]
+        names = [name for name in IDENTITY if not (self.is_local and name == CHECKOUT)]
         query = " and ".join(f"tags.`{name}` = {_quoted(tags[name])}" for name in names)
         return list(self.client.search_runs([self.experiment_id], query + more))
 
@@ -345,6 +353,37 @@ def _locations(client: Any) -> list[str]:
 
     experiments = client.search_experiments(view_type=ViewType.ALL)
     return [each.artifact_location for each in experiments if mlflow_view.is_ours(each.tags)]
+
+
+def _no_store(root: Path, file: Path) -> str:
+    if next((root / "results/train").rglob("seed*"), None) is None:
+        return (
+            "there are no runs yet: run `dvc repro` or `snakemake --cores 1` in this folder first"
+        )
+    return (
+        f"results/ has runs, but there is no MLflow store {file}, which neither git nor DVC "
+        f"carries: copy {file.name} and {_ARTIFACTS}/ from the folder in which they were made, or "
+        "name that store with MLFLOW_TRACKING_URI; `dvc repro --force` makes runs and rows again"
+    )
+
+
+def _missing(client: Any, name: str) -> str:
+    """Return what to do when the experiment is not there, which may have been renamed."""
+    ours = [each for each in client.search_experiments() if mlflow_view.is_ours(each.tags)]
+    if not ours:
+        return f"MLflow has no experiment {name!r} yet: run `dvc repro` or `snakemake --cores 1`"
+    rename = f"{_mlflow(client.tracking_uri)} rename -x {ours[0].experiment_id} --new-name"
+    names = ", ".join(repr(each.name) for each in ours)
+    return (
+        f"MLflow has no experiment {name!r}; this pipeline's runs are in {names}: "
+        f"MLFLOW_EXPERIMENT_NAME={shlex.quote(ours[0].name)} chooses it, and "
+        f"`{rename} {shlex.quote(name)}` renames it"
+    )
+
+
+def _mlflow(uri: str) -> str:
+    """Return the start of a command about an experiment, for a shell."""
+    return f"MLFLOW_TRACKING_URI={shlex.quote(uri)} mlflow experiments"
 
 
 def _create_experiment(client: Any, name: str, place: str | None) -> Any:

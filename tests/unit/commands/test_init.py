@@ -36,10 +36,16 @@ def behavior(*observations: ObservationSpec, actions: ActionSpec = STEER, n_agen
         (behavior(VECTOR, n_teams=2), {"learning_rate_schedule": "constant"}),
         (behavior(VECTOR, n_agents=1), {"buffer_size": 2048, "batch_size": 128}),
         (behavior(VECTOR, n_agents=1000), {"buffer_size": 16384}),
+        (behavior(VECTOR), {"trainer_type": "sac", "steps_per_update": 12, "init_entcoef": 0.5}),
+        (behavior(VECTOR), {"trainer_type": "sac", "buffer_size": 200_000}),
+        (behavior(IMAGE), {"trainer_type": "sac", "buffer_size": 2**28 // (3 * 64 * 64)}),
+        (behavior(VECTOR, actions=CHOOSE), {"trainer_type": "sac", "init_entcoef": 0.05}),
+        (behavior(VECTOR, in_groups=True), {"trainer_type": "sac"}),
     ],
 )
 def test_settings_suit_what_is_seen_and_done(given: Behavior, expected: dict):
-    settings = load_run_settings(None, overrides={"behaviors": {"B": trainer_of(given)}})
+    trainer = "sac" if expected.get("trainer_type") == "sac" else None
+    settings = load_run_settings(None, overrides={"behaviors": {"B": trainer_of(given, trainer)}})
     behavior_settings = settings.behaviors["B"]
     for key, value in expected.items():
         parts = (

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, cast
 
 from pipeline.errors import FetchError, shell_command
-from pipeline.files import as_typed
+from pipeline.files import as_typed, similar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -81,6 +81,22 @@ def meant(text: str) -> str | None:
 
 def _topmost_programs(folder: Path) -> list[Path]:
     return _topmost(_players(folder), folder) or _topmost(_executables(folder), folder)
+
+
+def program_of(build: Path) -> Path:
+    """Return the program of a build: a program, an application of macOS, or a folder with one.
+
+    Raises:
+        FetchError: There is none or there are several, or they are for another platform.
+    """
+    label = os.path.relpath(build)
+    if not build.exists():
+        raise FetchError(
+            f"{label}: does not exist{similar(label)}; name the program of a build, or its folder"
+        )
+    if build.is_file() or build.suffix == ".app":
+        return _inside_app(build, label)
+    return find_program(build, label=label)
 
 
 def runs_headless(program: Path) -> bool:
@@ -168,4 +184,7 @@ def _not_one(candidates: list[Path], folder: Path, label: str) -> str:
             f"{label}: expected one program, found none. It must end in .x86_64, .x86, .app or "
             ".exe, or be executable."
         )
-    return f"{label}: expected one program, found {listed}. Say which is meant, with 'executable'."
+    return (
+        f"{label}: expected one program, found {listed}. Move each build into a folder of its own; "
+        "for an archive, say which is meant, with 'executable'."
+    )

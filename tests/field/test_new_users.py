@@ -1,0 +1,382 @@
+"""What new users did in their first hour: a project around a build, a cluster, first runs."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from fake_player import fake_player
+from refusals import refusal
+
+from pipeline import cli, progress
+from pipeline.commands import run, ui
+from pipeline.commands.card import source_of
+from pipeline.envs.sources import programs
+from pipeline.errors import SettingsError
+from pipeline.settings import load_run_settings
+from pipeline.settings.experiments import ResourceParams
+from pipeline.settings.params import load_params
+from pipeline.settings.plan import plan
+from pipeline.stages import env
+from pipeline.stages.check import check_ids
+from pipeline.stages.shared import executable
+from pipeline.tracking.console import ConsoleSink
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYOUTS = {
+    "linux": ("MyGame.x86_64", "MyGame_Data/globalgamemanagers", "UnityPlayer.so"),
+    "windows": (
+        *("MyGame.exe", "MyGame_Data/globalgamemanagers", "UnityPlayer.dll"),
+        "UnityCrashHandler64.exe",
+    ),
+    "darwin": ("MyGame.app/Contents/MacOS/MyGame", "MyGame.app/Contents/Info.plist"),
+}
+"""Files of a build by Unity, the program first."""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must fail with one line; gives the line without `error: `."""
+
+    def call(*words: str) -> str:
+        capsys.readouterr()
+        assert cli.main([*words]) == 2
+        error = capsys.readouterr().err
+        assert (error[:7], error.count("\n")) == ("error: ", 1), error
+        return error[7:-1]
+
+    return call
+
+
+def player(folder: Path, platform: str = "linux") -> Path:
+    """Make a build with the layout of Unity's."""
+    program, *others = (folder / name for name in LAYOUTS[platform])
+    for path in (program, *others):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("of Unity\n")
+    fake_player(folder, "--quiet").replace(program)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("platform", "named"),
+    [
+        ("linux", "builds/MyGame.x86_64"),
+        ("linux", "builds/MyGame"),
+        ("linux", "builds"),
+        ("windows", "builds/MyGame.exe"),
+        ("windows", "builds"),
+        ("darwin", "builds/MyGame.app"),
+        ("darwin", "builds/MyGame.app/Contents/MacOS/MyGame"),
+        ("darwin", "builds"),
+    ],
+)
+def test_a_project_around_a_player_with_its_files(here, monkeypatch, capsys, platform, named):
+    monkeypatch.setattr(programs, "this_platform", lambda: platform)
+    program = player(here / "builds", platform)
+    assert cli.main(["init", "game", "--unity", named]) == 0, capsys.readouterr().err
+    assert "Wrote game: Echo with 3 agents" in capsys.readouterr().out
+    params = load_params("game/params.yaml")
+    ((name, source),) = params.environments.items()
+    app = platform == "darwin" and named != "builds"
+    assert (name, source.path) == ("mygame", "../builds/MyGame.app" if app else "../builds")
+    assert list(params.experiments) == ["mygame_ppo"]
+    monkeypatch.chdir("game")
+    env.make(name, source, Path("made"), Path(), Path("work"))
+    build = executable.load(Path("made"))
+    assert build.file.read_bytes() == program.read_bytes()
+    assert os.access(build.file, os.X_OK)
+    made = {path.name for path in Path("made").rglob("*") if path.is_file()}
+    assert made == {Path(file).name for file in LAYOUTS[platform]} | {"environment.json"}
+    # What the README and a model card print can be given to `--env`.
+    command = f"--env {os.path.relpath(program)} "
+    assert command in Path("README.md").read_text()
+    assert source_of(source) == os.path.relpath(program)
+
+
+@pytest.mark.parametrize("named", ["builds", "builds/MyGame.x86_64"])
+def test_a_folder_with_two_programs_is_refused_by_both_names(here, refused, named):
+    player(here / "builds")
+    shutil.copy("builds/MyGame.x86_64", "builds/Other.x86_64")
+    assert refused("init", "game", "--unity", named).startswith(
+        "builds: expected one program, found MyGame.x86_64, Other.x86_64. Move each build "
+        "into a folder of its own"
+    )
+    assert not Path("game").exists()
+
+
+def test_a_path_in_params_to_a_player_stands_for_its_folder(here):
+    """A person who writes `path: builds/MyGame.x86_64` by hand gets what `init` writes."""
+    player(here / "builds")
+    (here / "plain").write_text("#!/bin/sh\n")
+    Path("params.yaml").write_text(
+        "environments:\n"
+        "  game: {source: path, path: builds/MyGame.x86_64}\n"
+        "  short: {source: path, path: builds/MyGame}\n"
+        "  plain: {source: path, path: plain}\n"
+    )
+    params = load_params("params.yaml")
+    found = {
+        name: entry["path"] for name, entry in plan(params)["runs"]["path_environments"].items()
+    }
+    assert found == {"game": "builds", "short": "builds", "plain": "plain"}
+    env.make("game", params.environments["game"], here / "made", here, here / "work")
+    assert (here / "made/UnityPlayer.so").is_file()
+
+
+@pytest.mark.parametrize("project", ["game", "."])
+def test_a_project_in_the_folder_of_the_player_is_refused(here, refused, project):
+    """It would be copied into itself."""
+    player(here)
+    error = refused("init", project, "--unity", "MyGame.x86_64")
+    assert f"that folder, {here}, contains the project {(here / project).resolve()}; move" in error
+    assert not Path("params.yaml").exists()
+    Path("params.yaml").write_text("environments:\n  game: {source: path, path: .}\n")
+    assert refusal(SettingsError, check_ids, load_params("params.yaml")).startswith(
+        "params.yaml:2: environments.game.path: .: a player is copied with all files of its folder"
+    )
+
+
+def test_a_project_has_every_profile_and_what_it_names(here, monkeypatch):
+    assert cli.main(["init", "mine"]) == 0
+    profiles = sorted(path.parent.name for path in here.glob("mine/profiles/*/config.yaml"))
+    assert profiles == ["cluster-generic", "default", "kubernetes", "local", "slurm"]
+    monkeypatch.chdir("mine")
+    for name in profiles:
+        text = Path(f"profiles/{name}/config.yaml").read_text()
+        assert text == (ROOT / f"profiles/{name}/config.yaml").read_text()
+        for program in re.findall(r'-cmd: "(\S+)"', text):
+            assert os.access(program, os.X_OK), program
+
+
+def test_the_page_about_clusters_shows_the_project_s_own_profile(here):
+    """Partition and account, which most clusters ask for, are lines to fill in."""
+    page = (ROOT / "docs/tutorials/cluster.md").read_text()
+    profile = (ROOT / "profiles/slurm/config.yaml").read_text()
+    shown, limits = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.S))
+    filled_in = yaml.safe_load(re.sub(r"# (- \w+)", r"\1", profile))
+    for key, values in shown.items():
+        assert values == filled_in[key]
+    assert "slurm_partition=short" in shown["default-resources"]
+    assert "slurm_account=my_group" in shown["default-resources"]
+    ((_, experiment),) = limits["experiments"].items()
+    assert ResourceParams(**experiment["resources"]).minutes == 240
+    assert f"time limit ({ResourceParams().minutes} minutes" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["local", "cluster-generic", "slurm"])
+def test_snakemake_takes_each_profile_in_a_project(here, profile):
+    """Without the package of a scheduler, Snakemake names that package, and not a file of ours."""
+    assert cli.main(["init", "mine"]) == 0
+    command = [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}", "-n"]
+    done = subprocess.run(  # noqa: S603  # a fixed command
+        command, cwd="mine", capture_output=True, text=True, check=False
+    )
+    plugin = f"snakemake_executor_plugin_{profile.replace('-', '_')}"
+    if profile == "local" or find_spec(plugin):
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"^train +3$", done.stdout, re.MULTILINE)
+    else:
+        assert "config.yaml" not in done.stderr
+        assert f"invalid choice: '{profile}'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "n_agents", "steps"),
+    [
+        (["--env", "balance_ball"], "ppo", 12, 4096),
+        (["--env", "balance_ball", "--trainer", "sac"], "sac", 12, 4096),
+        (["--gymnasium", "CartPole-v1", "--trainer", "sac"], "sac", 16, 4096),
+        (["--env", "push_together"], "poca", 48, 16384),
+    ],
+)
+def test_a_project_has_a_short_run_and_the_trainer_that_was_asked_for(
+    here, monkeypatch, words, kind, n_agents, steps
+):
+    """The README's "to see that it runs" was a run of up to a million steps."""
+    assert cli.main(["init", "mine", *words]) == 0
+    monkeypatch.chdir("mine")
+    params = load_params("params.yaml")
+    ((experiment, section),) = params.experiments.items()
+    assert experiment == f"{section.environment}_{kind}"
+    command = re.search(r"^pipeline learn (\S+) --env \S+ --run-id first$", readme(), re.MULTILINE)
+    full, short = (
+        load_run_settings(Path(file)).behaviors for file in (section.trainer, command[1])
+    )
+    assert full == params.run_settings(experiment).behaviors
+    for name, behavior in short.items():
+        assert (behavior.trainer_type, behavior.max_steps) == (kind, steps)
+        assert replace(behavior, max_steps=0, summary_freq=0) == replace(
+            full[name], max_steps=0, summary_freq=0
+        )
+        if kind == "sac":  # a gradient step for each step of all agents
+            assert behavior.hyperparameters.steps_per_update == n_agents
+
+
+def readme() -> str:
+    return Path("README.md").read_text()
+
+
+def test_the_readme_of_a_project_names_pages_that_are_there(here, monkeypatch):
+    assert cli.main(["init", "mine"]) == 0
+    monkeypatch.chdir("mine")
+    pages = re.findall(r"`([\w/-]+\.md)`", readme())
+    assert "tutorials/cluster.md" in pages
+    assert [page for page in pages if not (ROOT / "docs" / page).is_file()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["ppo", "sac"])
+def test_the_readme_s_short_run_takes_less_than_a_minute(here, monkeypatch, capsys, trainer):
+    assert cli.main(["init", "mine", "--gymnasium", "CartPole-v1", "--trainer", trainer]) == 0
+    monkeypatch.chdir("mine")
+    (command,) = re.findall(r"^pipeline (learn .*)$", readme(), re.MULTILINE)
+    began = time.monotonic()
+    assert cli.main(shlex.split(command)) == 0, capsys.readouterr().err
+    assert time.monotonic() - began < 60
+    assert Path("results/first/CartPole-v1.onnx").is_file()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])  # noqa: S104  # of a foreign program
+def test_a_port_of_another_project_s_pages_is_refused_before_an_address_is_printed(
+    here, refused, monkeypatch, caplog, address
+):
+    """Its pages were taken for one's own."""
+    monkeypatch.setattr(ui.mlflow_store.Store, "existing", lambda _: SimpleNamespace(uri="sqlite:"))
+    with socket.socket() as other, caplog.at_level("INFO"):
+        other.bind((address, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        error = refused("ui", "--port", str(port))
+    start = f"--port {port} cannot be used: another program serves there; `pipeline ui --port "
+    assert error.startswith(start)
+    free = int(re.search(r"--port (\d+)` takes a free one$", error)[1])
+    assert port < free <= 65535
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "65536", "700000"])
+def test_a_port_that_no_program_can_have_is_refused(here, refused, monkeypatch, port):
+    monkeypatch.setattr(ui.mlflow_store.Store, "existing", lambda _: SimpleNamespace(uri="sqlite:"))
+    assert refused("ui", "--port", port) == f"--port must be from 1 to 65535, got {port}"
+
+
+OLD = "default:\n  trainer: ppo\n  memory_size: 8\n  batch_size: 64\nWalker:\n  max_steps: 1e3\n"
+
+
+def test_an_upgrade_of_an_old_file_prints_counts_and_lists_keys_on_demand(here, capsys):
+    """It printed 240 lines for a file of an old release."""
+    Path("old.yaml").write_text(OLD)
+    assert cli.main(["config", "upgrade", "old.yaml", "-o", "new.yaml"]) == 0
+    counts, wrote = capsys.readouterr().out.splitlines()
+    assert wrote.startswith("Wrote new.yaml; read again, it gives the same settings")
+    assert cli.main(["config", "upgrade", "old.yaml", "-o", "newer.yaml", "--verbose"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    titles = [line for line in listed if line.endswith(":") and line[0] != " "]
+    assert titles == ["Moved:", "Without an equal:", "Worth knowing:"]
+    places = [*map(listed.index, titles), len(listed) - 1]
+    moved, gone, known = (b - a - 1 for a, b in itertools.pairwise(places))
+    assert min(moved, gone, known) > 0
+    assert counts == (
+        f"Keys: {moved} moved, {gone} without an equal, {known} worth knowing (`--verbose` lists "
+        "each)."
+    )
+
+
+@pytest.mark.parametrize("started_by", ["dvc", "pipeline run", "snakemake"])
+def test_settings_of_a_training_go_into_its_log(here, monkeypatch, started_by):
+    """`dvc repro` printed 40 lines of them for each training; the others print into the log."""
+    monkeypatch.delenv("DVC_STAGE", raising=False)
+    if started_by != "snakemake":
+        monkeypatch.setenv("DVC_STAGE", "train@x-1")
+    if started_by == "pipeline run":
+        monkeypatch.setenv(progress.FILE, str(here / "events"))
+        monkeypatch.setattr(progress, "_print_to", lambda _: None)
+    log, printed = Path("logs/train/x/seed1.log"), io.StringIO()
+    log.parent.mkdir(parents=True)
+    log.write_text("of an earlier run\n")
+    with progress.reporting("train", "x/seed1", here):
+        for name in ("Walker", "Other"):
+            ConsoleSink(stream=printed).began(name, {"max_steps": 7})
+    settings = "Hyperparameters for behavior name {}:\n\tmax_steps:\t7\n"
+    if started_by == "dvc":
+        assert printed.getvalue() == "".join(
+            f"[INFO] The settings of behavior {name} are in {log}.\n"
+            for name in ("Walker", "Other")
+        )
+        assert log.read_text() == settings.format("Walker") + settings.format("Other")
+    else:
+        assert printed.getvalue() == "".join(
+            f"[INFO] {settings.format(name)}" for name in ("Walker", "Other")
+        )
+        assert log.read_text() == "of an earlier run\n"
+    ConsoleSink(stream=printed).began("After", {})
+    assert printed.getvalue().endswith("Hyperparameters for behavior name After:\n\n")
+
+
+@pytest.mark.parametrize("engine", ["dvc", "snakemake"])
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [(["mine"], "mine 2"), (["mine-2"], "mine 1"), (["few", "mine"], "mine 2")],
+)
+def test_a_run_of_an_experiment_ends_with_its_table(
+    here, monkeypatch, capsys, engine, names, shown
+):
+    """It ended with "up to date"."""
+    Path("params.yaml").write_text(
+        "environments: {balance_ball: balance_ball}\nexperiments:\n"
+        + "".join(
+            f"  {name}: {{environment: balance_ball, trainer: t.yaml, overrides: {{}}, "
+            "seeds: [1, 2], stages: [train, export, evaluate], "
+            "evaluation: {episodes: 2, seed: 1}}\n"
+            for name in ("mine", "other")
+        )
+        + "subsets: {few: [mine-1]}\n"
+    )
+    Path("t.yaml").write_text("behaviors: {B: {max_steps: 10}}\n")
+    for name in ("mine", "other"):
+        for seed in (1, 2):
+            made = Path(f"results/evaluate/{name}/seed{seed}/metrics.json")
+            made.parent.mkdir(parents=True)
+            numbers = {"mean_return": float(seed), "episodes": 2}
+            made.write_text(json.dumps({"B": numbers}))
+    monkeypatch.setattr(run, "_work", lambda *_: None)
+    assert cli.main(["run", *names, "--engine", engine]) == 0, capsys.readouterr().err
+    first, *table = capsys.readouterr().out.splitlines()
+    assert first == f"{engine}: {', '.join(names)} up to date."
+    name, n_seeds = shown.split()
+    rows = [line.split() for line in table if line.startswith(("mine ", "other "))]
+    assert [row[0] for row in rows] == [name]
+    assert n_seeds in rows[0]
+
+
+def test_a_run_without_a_result_to_show_says_that_it_is_up_to_date(here, monkeypatch, capsys):
+    assert cli.main(["init", "mine"]) == 0
+    monkeypatch.chdir("mine")
+    monkeypatch.setattr(run, "_work", lambda *_: None)
+    capsys.readouterr()
+    assert cli.main(["run", "balance_ball_ppo-1"]) == 0
+    assert capsys.readouterr().out == "snakemake: balance_ball_ppo-1 up to date.\n"
