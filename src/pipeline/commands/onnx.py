@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import ExportError
+from pipeline.errors import ExportError, brief
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -89,7 +89,6 @@ def check(
 
 def _in_words(layout: ModelDescription, model: onnx.ModelProto) -> Iterator[str]:
     from pipeline.export.layout import MEANING
-    from pipeline.protocol.specs import brief
 
     # Of any exporter, so of any length, with any characters.
     said = {

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import files
-from pipeline.errors import ExportError
+from pipeline.errors import ExportError, brief
 from pipeline.export.contract import NEWEST_VERSION
 from pipeline.export.layout import MEANING, describe, load
 from pipeline.export.policy import create_session
 from pipeline.export.recording import CONTINUOUS, DISCRETE, RECURRENT_IN, RECURRENT_OUT, logits_of
 from pipeline.export.rules import publishing_findings
 from pipeline.nets.onnx_graph import OnnxGraph
-from pipeline.protocol.specs import brief, scales_of
+from pipeline.protocol.specs import scales_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
