@@ -236,6 +236,57 @@ def test_call_that_comes_during_close_is_told_to_stop(kind):
         closed.result(20)
 
 
+@both_servers
+def test_after_release_each_environment_that_greets_has_a_conversation_of_its_own(kind):
+    with ThreadPoolExecutor(1) as pool, kind() as server:
+        for n in (1, 2, 3):
+            stray = Channel(server.port, METHOD)
+            refused = pool.submit(
+                stray.call, UnityMessageProto(header={"status": 200}).SerializeToString()
+            )
+            _until(lambda refused=refused: server.is_called(0.02) or refused.done())
+            assert not server.is_called(0)
+            with pytest.raises(ConnectionError):
+                refused.result(20)
+            stray.close()
+            end = Channel(server.port, METHOD)
+            for size in (n, 10 * n):
+                answer = pool.submit(end.call, message(size))
+                received = server.receive(20, no_check)
+                assert len(received.unity_output.rl_output.side_channel) == size
+                if size == n:
+                    server.reply(message(100 * n))
+                    assert answer.result(20) == message(100 * n)
+            server.release(0.05)
+            assert UnityMessageProto.FromString(answer.result(20)).header.status == 400
+            assert server.peer == ""
+            with pytest.raises(UnityCommunicationException, match="still at work"):
+                server.reply(message())
+            end.close()
+
+
+@both_servers
+def test_release_forgets_that_the_environment_was_lost(kind, monkeypatch):
+    monkeypatch.setattr("pipeline.protocol.calls.LOST_S", 0.05)
+    with ThreadPoolExecutor(1) as pool, kind() as server:
+        end = Channel(server.port, METHOD)
+        greet(server, end)
+        answer = pool.submit(end.call, message())
+        server.receive(20, no_check)
+        end._connection.socket.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(ConnectionError):
+            answer.result(20)
+        if kind is HastyGrpcServer:
+            _until(lambda: server._lost_at is not None)
+        server.reply(message())
+        with pytest.raises(UnityCommunicatorStoppedException, match="closed its connection"):
+            server.receive(20, no_check)
+        server.release(0.05)
+        with pytest.raises(UnityTimeOutException):  # nobody is there, so nobody is lost
+            server.receive(0.3, no_check)
+        end.close()
+
+
 def test_close_waits_until_the_environment_takes_its_answer():
     with ThreadPoolExecutor(1) as pool:
         server = Server()

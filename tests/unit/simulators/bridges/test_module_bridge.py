@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import bridge_toys
 import numpy as np
 import pytest
 
 from pipeline.errors import SettingsError
+from pipeline.protocol.specs import ActionTuple
+from pipeline.seeding import derive, stream
 from pipeline.simulators import registry
 
 FILE = """
@@ -50,7 +53,26 @@ def forgets(*, seed, n_agents):
     squares(seed=seed, n_agents=n_agents)
 
 A_TEXT = "text"
+
+IMAGE = gymnasium.spaces.Box(0, 255, (24, 24, 3), numpy.uint8)
+PUSH = gymnasium.spaces.Box(-numpy.inf, numpy.inf, (1,), numpy.float32)
+
+def painter(length=3, render_mode=None):
+    env = bridge_toys.Recorder(IMAGE, PUSH, length)
+    env.render_mode = render_mode
+    return env
+
+class Flock(bridge_toys.Dying):
+    def __init__(self, wind, render_mode=None):
+        self.wind, self.render_mode = wind, render_mode
+    def observation_space(self, agent):
+        return IMAGE if agent == "bird_0" else super().observation_space(agent)
+    def action_space(self, agent):
+        return PUSH if agent == "bird_0" else super().action_space(agent)
+    def _observe(self):
+        return {**super()._observe(), "bird_0": IMAGE.sample()}
 """
+SPACES = {"visual": "never", "action_scale": 7.0}
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +113,49 @@ def test_a_simulator_gets_the_seed_and_a_function_its_keywords():
     assert any(not np.array_equal(a, b) for a, b in zip(first.obs, other.obs, strict=True))
     ((decision, _),) = made("Count", kwargs={"start": 4.0}).reset().values()
     assert set(decision.obs[0].ravel().tolist()) == {4.0}
+
+
+def test_every_option_reaches_each_copy_of_a_users_environment_of_gymnasium():
+    drawn = {"kwargs": {"length": 2}, "render_mode": "rgb_array"}
+    simulator = made("painter", seed=5, n_agents=2, **SPACES, **drawn)
+    envs = simulator._envs
+    assert [(env.length, env.render_mode) for env in envs] == [(2, "rgb_array")] * 2
+    assert len({id(env) for env in envs}) == 2
+    simulator.set_parameter("wind", 0.5)
+    simulator.reset()
+    for k, env in enumerate(envs):
+        first = bridge_toys.Recorder(env.observation_space).reset(seed=derive(5, "gymnasium", k))
+        assert np.array_equal(env.observations[0], first[0])
+        assert env.options == [{"wind": 0.5}]
+    ((name, spec),) = simulator.behavior_specs.items()
+    assert spec.observation_specs[0].shape == (24 * 24 * 3,)
+    simulator.step({name: ActionTuple(np.float32([[1], [-0.5]]), None)})
+    assert [float(env.actions[0][0]) for env in envs] == [7.0, -3.5]
+
+
+def test_every_option_reaches_each_copy_of_a_users_environment_of_pettingzoo():
+    drawn = {"kwargs": {"wind": 3}, "render_mode": "rgb_array"}
+    sides = {"teams": {"bug_1": 2, "bird": 1}, "groups": "all"}
+    simulator = made("Flock", seed=5, n_agents=2, **sides, **SPACES, **drawn)
+    envs = simulator._envs
+    assert [(env.wind, env.render_mode) for env in envs] == [(3, "rgb_array")] * 2
+    simulator.reset()
+    seeds = [stream(5, "pettingzoo", k).integers(2**31) for k in range(2)]
+    assert [env.seed for env in envs] == seeds
+    specs = simulator.behavior_specs
+    assert {name: spec.observation_specs[0].shape for name, spec in specs.items()} == {
+        "bug?team=0": (2,),
+        "bug?team=2": (2,),
+        "bird?team=1": (24 * 24 * 3,),
+    }
+    actions = dict.fromkeys(("bug?team=0", "bug?team=2"), ActionTuple(None, np.int32([[0], [2]])))
+    actions["bird?team=1"] = ActionTuple(np.float32([[1], [-0.5]]), None)
+    steps = simulator.step(actions)
+    assert [float(env.taken[0]["bird_0"][0]) for env in envs] == [7.0, -3.5]
+    assert [env.taken[0]["bug_1"] for env in envs] == [5, 7]
+    for decisions, _ in steps.values():
+        assert decisions.group_id.tolist() == [1, 2]
+        assert decisions.group_reward.tolist() == [2.0, 2.0]  # the mean of 1, 2 and 3
 
 
 @pytest.mark.parametrize(
