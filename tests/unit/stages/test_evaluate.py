@@ -1,4 +1,4 @@
-"""What the stage `evaluate` asks of environment, policies and camera, and whose numbers it tells."""
+"""What the stage `evaluate` asks of environment, policies and camera, and what it tells."""
 
 from __future__ import annotations
 
