@@ -88,6 +88,23 @@ def test_one_seed_of_the_dag_may_be_named_by_any_of_its_stages(tmp_path, capsys)
         assert (table["a"]["seeds"], table["a"]["mean"]) == ("1", "10")
 
 
+def test_a_run_that_is_named_twice_counts_once_with_each_of_its_behaviors(tmp_path):
+    run = dag(tmp_path, "a", 1, [0.0, 1.0], evaluated=10.0)
+    dag(tmp_path, "a", 2, [0.0, 1.0], evaluated=30.0)
+    dag(tmp_path, "b", 1, [0.0, 1.0], evaluated=50.0)
+    metrics = tmp_path / "results/evaluate/a/seed1/metrics.json"
+    metrics.write_text(
+        json.dumps({"Walker": {"mean_return": 10.0}, "Jumper": {"mean_return": 7.0}})
+    )
+    found = compare.outcomes_of([run, run.parent, run.parent.parent / "b"])
+    assert [(x.experiment, x.behavior, x.seed, x.evaluated) for x in found] == [
+        ("a", "Jumper", 1, 7.0),
+        ("a", "Walker", 1, 10.0),
+        ("a", "Walker", 2, 30.0),
+        ("b", "Walker", 1, 50.0),
+    ]
+
+
 def test_the_trials_of_a_sweep_are_compared_beside_other_experiments(tmp_path, capsys):
     for experiment, evaluated in (("rates/001", 1.0), ("rates/002", 2.0), ("rates_best", 3.0)):
         dag(tmp_path, experiment, 1, [0.0, 1.0], evaluated=evaluated)

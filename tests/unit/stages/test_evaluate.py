@@ -1,0 +1,132 @@
+"""What the stage `evaluate` asks of environment, policies and camera, and what it tells."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.envs import unity
+from pipeline.evaluation import episodes as episodes_module
+from pipeline.evaluation import video
+from pipeline.evaluation.episodes import Episode
+from pipeline.export import policy
+from pipeline.settings import load_run_settings
+from pipeline.stages import evaluate
+
+MEDIAN, BEST = (
+    Episode(index=k, behavior="A", agent=0, episode_return=1.0 * k, length=3, interrupted=False)
+    for k in range(2)
+)
+
+
+@pytest.mark.parametrize("is_filmed", [True, False])
+def test_episodes_are_played_as_asked_and_filmed_when_all_have_been_played(
+    is_filmed, monkeypatch, tmp_path
+):
+    calls = []
+
+    @contextlib.contextmanager
+    def environment(*arguments, **options):
+        calls.append(("open", arguments, options))
+        yield "env"
+        calls.append("close")
+
+    def noted(name, result=None):
+        def call(*arguments, **options):
+            calls.append((name, arguments, options))
+            return result
+
+        return call
+
+    monkeypatch.setattr(unity, "UnityEnvironment", environment)
+    monkeypatch.setattr(policy, "OnnxPolicy", lambda path: f"policy of {path}")
+    monkeypatch.setattr(episodes_module, "evaluate", noted("play", [MEDIAN, BEST]))
+    monkeypatch.setattr(video, "check", lambda file, paths: calls.append(("check", file, [*paths])))
+    monkeypatch.setattr(video, "choose", lambda _: {"median": MEDIAN, "best": BEST})
+    monkeypatch.setattr(video, "film", noted("film"))
+    monkeypatch.chdir(tmp_path)
+    build = SimpleNamespace(file=Path("game"), args=("--level", "7"))
+    videos = {"best": Path("b.gif"), "median": Path("m.gif")} if is_filmed else None
+    played = evaluate.play(
+        {"A": Path("a.onnx"), "B": Path("b.onnx")},
+        build,
+        episodes=4,
+        seed=9,
+        log_folder=Path("logs"),
+        videos=videos,
+    )
+    assert played == [MEDIAN, BEST]
+    policies = {"A": "policy of a.onnx", "B": "policy of b.onnx"}
+    options = {"seed": 9, "additional_args": ("--level", "7"), "no_graphics": True}
+    expected = [
+        ("open", (Path("game"),), options | {"log_folder": tmp_path / "logs"}),
+        ("play", ("env", policies), {"episodes": 4, "seed": 9}),
+        "close",
+    ]
+    if is_filmed:
+        wanted = {Path("b.gif"): BEST, Path("m.gif"): MEDIAN}
+        arguments = (Path("game"), ("--level", "7"), policies, played, wanted)
+        film = ("film", arguments, {"seed": 9})
+        expected = [("check", Path("game"), [*wanted]), *expected, film]
+    assert calls == expected
+
+
+def test_numbers_of_each_behavior_are_told_with_its_policy_and_scored_without_self_play(tmp_path):
+    exported = tmp_path / "results/export/e/seed7"
+    exported.mkdir(parents=True)
+    content = {"A": {"policy_md5": "a", "step": 30}, "B": {"policy_md5": "b", "step": 50}}
+    (exported / "export.json").write_text(json.dumps(content))
+    behaviors = {"A": {}, "B": {"self_play": {}}}
+    run = SimpleNamespace(
+        root=tmp_path,
+        name="e",
+        folder=lambda stage: Path("results") / stage / "e/seed7",
+        experiment=SimpleNamespace(environment="ball"),
+        params=SimpleNamespace(
+            run_settings=lambda _: load_run_settings(None, overrides={"behaviors": behaviors})
+        ),
+    )
+    metrics = evaluate.metrics_of(
+        [
+            MEDIAN,
+            replace(BEST, episode_return=5.0),
+            replace(MEDIAN, behavior="B?team=1", episode_return=8.0),
+            replace(MEDIAN, behavior="C", episode_return=2.0),
+        ]
+    )
+    named = evaluate._with_policy(metrics, run)
+    assert {name: (v["policy_md5"], v["mean_return"]) for name, v in named.items()} == {
+        "A": ("a", 2.5),
+        "B": ("b", 8.0),
+        "C": (None, 2.0),
+    }
+    told = {}
+
+    def note(name):
+        return lambda *arguments, **options: told.setdefault(name, (arguments, options))
+
+    names = ("settings", "results", "artifacts", "picture", "made", "score")
+    record = SimpleNamespace(**{name: note(name) for name in names})
+    outputs = (Path("x/episodes.csv"), Path("x/returns.png"))
+    params = {"episodes": 4, "seed": 9}
+    attempt = SimpleNamespace(
+        out=lambda name: tmp_path / name, job=SimpleNamespace(params=params, outputs=outputs)
+    )
+    evaluate._tell(record, run, attempt, metrics)
+    build = tmp_path / "build/env/ball"
+    assert told["score"] == (
+        ({"A": 2.5},),
+        {"environment": "ball", "build": build, "params": params},
+    )
+    assert told["picture"] == ((tmp_path / "returns.png",), {"step": 50})
+    assert told["artifacts"][0][0] == [tmp_path / "episodes.csv", tmp_path / "returns.png"]
+    assert told["settings"][0] == (params,)
+    assert told["made"][0] == (tmp_path / "metrics.json",)
+    (results,) = told["results"][0]
+    assert (results["A/mean_return"], results["B/mean_return"]) == (2.5, 8.0)
+    assert "B/std_return" not in results, "of one episode"
