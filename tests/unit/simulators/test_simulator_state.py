@@ -111,7 +111,8 @@ def test_a_simulator_without_state_says_so():
         behavior_specs, reset, step = simulator.behavior_specs, simulator.reset, simulator.step
 
     _, answer = play(Stateless(), command(RESET, frame(Kind.CAN)))
-    assert answers(answer) == [(Kind.CANNOT, b"Stateless does not give its state")]
+    remedy = b"give the environment get_state() and set_state(state)"
+    assert answers(answer) == [(Kind.CANNOT, b"Stateless does not give its state; " + remedy)]
 
 
 def test_get_state_and_set_state_are_as_good():

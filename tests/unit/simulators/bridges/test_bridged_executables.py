@@ -123,7 +123,8 @@ def test_an_executable_needs_nothing_but_python_and_describes_itself(built, tmp_
         "  observes  observation: vector 14\n"
         "  acts      branches of (5,) choices\n"
         "\n"
-        "gives no state: PettingZooSimulator does not give its state\n"
+        "gives no state: PettingZooSimulator does not give its state; give the environment "
+        "get_state() and set_state(state)\n"
     )
 
 
