@@ -103,9 +103,9 @@ def answer(root: Path, runs: Collection[tuple[str, int]] | None = None) -> str:
     params = load_params(root / "params.yaml")
     outcomes: list[Outcome] = []
     for name, seed in dict.fromkeys(runs):
-        experiment = params.experiment(name)
-        place = {"environment": experiment.environment, "stages": experiment.stages}
-        outcomes += trials_of(root / "results", name, seed, **place)
+        setup = params.experiment(name)
+        environment, stages = setup.environment, setup.stages
+        outcomes += trials_of(root / "results", name, seed, environment=environment, stages=stages)
     tasks = compare(outcomes)
     return _answer(tasks, root) if tasks else ""
 

@@ -102,5 +102,5 @@ def _sac_of(behavior: Behavior) -> dict[str, Any]:
 
 def rollout_of(behavior: Behavior) -> int:
     """Return 128 steps of each agent, within limits between too rare and too noisy updates."""
-    rows = 2 ** math.ceil(math.log2(max(behavior.n_agents, 1) * 128))
+    rows: int = 2 ** math.ceil(math.log2(max(behavior.n_agents, 1) * 128))
     return min(max(rows, 2048), 16384)
