@@ -61,6 +61,7 @@ def test_steps_statistics_and_rows_of_all_become_those_of_each_once(make_learner
     assert (learner.step, sync.steps, sync.held) == (77, 0, size // 2 + 9)
     assert (learner.statistics.take_ended(), learner.statistics.n_episodes) == ([3.0, 5.0, 10.0], 3)
     assert [sync.should_update(), sync.held] == [True, 0]
+    learner.trajectories.n_closed = 2 * size
     # The next meeting adds nothing of what all know already, and a process without rows waits.
     sync.apply([sync.local_state(), {**sync.local_state(), "rows": 0}])
     assert (learner.step, learner.statistics.n_episodes) == (77, 3)

@@ -1,0 +1,52 @@
+"""What `pipeline evaluate` asks for, and which episode it tells of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import main
+from pipeline.evaluation.episodes import Episode
+from pipeline.export import policy
+from pipeline.stages import evaluate
+from pipeline.stages.shared import named_env
+
+
+@pytest.mark.parametrize(("kind", "told"), [("best", (2, 9.0)), (None, (0, 2.0))])
+def test_options_reach_the_episodes_and_the_film_and_both_behaviors_are_told(
+    kind, told, monkeypatch, capsys
+):
+    seen = {}
+    played = [
+        Episode(
+            index=k, behavior=name, agent=0, episode_return=value, length=3 + k, interrupted=False
+        )
+        for name, values in (("A?team=0", (2.0, 1.0, 9.0)), ("B", (50.0,)))
+        for k, value in enumerate(values)
+    ]
+
+    def play(models, build, **options):
+        seen.update(options, models=models, program=build.file, args=build.args)
+        return played
+
+    monkeypatch.setattr(policy, "OnnxPolicy", lambda _: None)
+    monkeypatch.setattr(named_env, "executable_of", lambda name: Path(f"{name}.x86_64"))
+    monkeypatch.setattr(evaluate, "play", play)
+    options = ["--episodes", "3", "--seed", "12", "--video", "a.gif"]
+    options += ["--video-episode", kind] if kind else []
+    words = ["evaluate", "dir/A.onnx", "--env", "game", *options, "--env-args", "--level", "7"]
+    assert main(words) == 0
+    assert seen == {
+        "models": {"A": Path("dir/A.onnx")},
+        "program": Path("game.x86_64"),
+        "args": ("--level", "7"),
+        "episodes": 3,
+        "seed": 12,
+        "videos": {kind or "median": Path("a.gif")},
+    }
+    first, second, film = capsys.readouterr().out.splitlines()
+    mean = "A: 3 episodes, mean return 4.000 (1.000 to 9.000), mean length 4.0"
+    assert (first, second.partition(",")[0]) == (mean, "B: 1 episodes")
+    number, value = told
+    assert f"number {number}, return {value:.3f}, {3 + number} steps" in film
