@@ -56,7 +56,8 @@ def test_what_is_packed_and_what_the_player_is_told_reach_the_simulator(monkeypa
     monkeypatch.setattr(client, "converse", lambda make, **how: conversations.append((make, how)))
     monkeypatch.setattr(registry, "make", lambda name, **how: made.append((name, how)))
     monkeypatch.setattr(executable, "_set_up_signals", lambda: None)
-    monkeypatch.setattr(executable.gc, "freeze", lambda: None)
+    for name in ("collect", "freeze"):  # of all that the tests hold
+        monkeypatch.setattr(executable.gc, name, lambda: None)
     packed = {"id": "CartPole-v1", "visual": "never", "n_agents": 5}
     words = ["--mlagents-port", "7105", "--connect-timeout", "7", "--compress"]
     for more in ([], ["--num-agents", "3"]):
