@@ -121,3 +121,25 @@ def test_unknown_channel_is_one_warning_and_the_others_get_theirs(caplog):
 def test_training_analytics_that_come_are_ignored_like_any_unknown_channel(caplog):
     SideChannelManager().deliver(wire.pack([(wire.TRAINING_ANALYTICS, b"any")]))
     assert str(wire.TRAINING_ANALYTICS) in caplog.text
+
+
+def test_messages_go_once_and_channel_by_channel_whichever_came_first():
+    engine, parameters = EngineConfigurationChannel(), EnvironmentParametersChannel()
+    raw = RawBytesChannel(uuid.UUID(int=1))
+    manager = SideChannelManager([engine, parameters, raw])
+    raw.send_raw_data(b"first")
+    parameters.set_float_parameter("wind", 1.0)
+    engine.set_configuration_parameters(time_scale=2.0)
+    parameters.set_float_parameter("wind", 3.0)
+    frames = wire.unpack(manager.outgoing())
+    assert [channel for channel, _ in frames] == [
+        wire.ENGINE_CONFIGURATION,
+        wire.ENVIRONMENT_PARAMETERS,
+        wire.ENVIRONMENT_PARAMETERS,
+        uuid.UUID(int=1),
+    ]
+    assert [payload[-4:] for _, payload in frames[1:3]] == [struct.pack("<f", x) for x in (1, 3)]
+    assert manager.outgoing() == b""
+    manager.deliver(wire.pack([(uuid.UUID(int=1), b"a"), (uuid.UUID(int=1), b"b")]))
+    assert raw.get_and_clear_received_messages() == [b"a", b"b"]
+    assert raw.get_and_clear_received_messages() == []

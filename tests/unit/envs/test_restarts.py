@@ -25,6 +25,8 @@ from pipeline.errors import (
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
+from pipeline.protocol import state as codec
+from pipeline.protocol.side_channels import IncomingMessage
 from pipeline.protocol.specs import ActionTuple
 from pipeline.protocol.steps import steps_to_mapping
 from pipeline.settings.schema.run import EnvironmentSettings
@@ -355,3 +357,35 @@ def test_after_a_failure_no_executable_is_waited_for(packed, tmp_path, monkeypat
         if error is not None:
             raise error
     assert seconds_waited == [wait_s, wait_s]
+
+
+def test_a_state_is_that_of_the_last_request_with_what_was_kept_then(monkeypatch):
+    monkeypatch.setattr("pipeline.envs.state._MAX_RECORDED_BYTES", 8)
+
+    def answer(kind, content=b""):
+        channel.on_message_received(IncomingMessage(codec.message(kind, content)))
+
+    channel = StateChannel()
+    answer(codec.Kind.CAN)
+    channel.sent(b"aaaa")
+    channel.ask({"kept": 1})
+    channel.sent(b"bb")
+    answer(codec.Kind.STATE, b"one")
+    channel.ask({"kept": 2})
+    assert channel.take() is None, "the answer to the second request is still to come"
+    channel.sent(b"cc")
+    answer(codec.Kind.STATE, b"two")
+    channel.sent(b"dd")
+    channel.sent(b"eeee")  # 8 bytes since the state; those before it count no more
+    state = channel.take()
+    assert (state["kept"], state["environment"].tobytes()) == (2, b"two")
+    assert channel.take() is None
+    assert channel.messages == [b"cc", b"dd", b"eeee"]
+    for saved in (state, {**state, "kept": 3}):
+        channel.restore(saved)
+        channel.sent(b"f")
+        with pytest.raises(ValueError, match="not taken up"):
+            channel.check_restored(saved)
+        answer(codec.Kind.RESTORE)
+        channel.check_restored(saved)
+        assert (channel.state["kept"], channel.messages) == (saved["kept"], [])

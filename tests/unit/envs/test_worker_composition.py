@@ -14,11 +14,17 @@ from pipeline.envs import workers
 from pipeline.envs.base import BaseEnv
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.pettingzoo_wrapper import UnityParallelEnv
+from pipeline.envs.side_channels import EnvironmentParametersChannel, StatsSideChannel
+from pipeline.envs.silence import SilenceWatch
+from pipeline.envs.state import StateChannel
+from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import UnityTimeOutException
+from pipeline.protocol.generated.messages import ReceivedMessageProto, UnityMessageProto
 from pipeline.protocol.parameters import UNIFORM, Sampler
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings.schema.run import EnvironmentSettings
+from pipeline.simulators import client
 
 NAME = "Toy?team=0"
 SPEC = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec.create_hybrid(1, [4]))
@@ -417,3 +423,174 @@ def test_pettingzoo_sees_each_agents_own_observation_mask_reward_and_end():
     )
     assert rewards == {two: 12.0, three: 7.0}
     assert wrapped.agents == [two]
+
+
+class Pair:
+    """A behavior with numbers, and one with choices that comes with the second message."""
+
+    behavior_specs: ClassVar = {
+        "A": BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, ())),
+        "B": BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(0, (3,))),
+    }
+    messages: ClassVar = [{"A": [1, 2]}, {"B": [7, 8, 9], "A": [2]}, {"B": [8]}, {"A": [1, 2]}]
+
+    def __init__(self) -> None:
+        self.at, self.n_resets, self.told, self.taken = 0, 0, [], []
+
+    def reset(self):
+        self.n_resets += 1
+        self.at = 0
+        return self._shown()
+
+    def step(self, actions):
+        taken = {name: action for name, action in actions.items() if len(action.continuous)}
+        self.taken.append(
+            {name: [*a.continuous.ravel(), *a.discrete.ravel()] for name, a in taken.items()}
+        )
+        self.at += 1
+        return self._shown()
+
+    def _shown(self):
+        return {
+            name: (
+                decision_steps([np.array(ids, np.float32)[:, None] + 10 * self.at], ids),
+                terminal_steps([np.zeros((0, 1))]),
+            )
+            for name, ids in self.messages[self.at].items()
+        }
+
+    def stats(self):
+        return [("at", float(self.at), 1)]
+
+    def set_parameter(self, name, value):
+        self.told.append((name, value))
+
+    def get_state(self):
+        return {"at": self.at, "told": [list(pair) for pair in self.told]}
+
+    def set_state(self, state):
+        self.at = state["at"]
+
+    def close(self):
+        pass
+
+
+class Wire:
+    """The server's end of a conversation with a simulator of this process."""
+
+    port, peer = 5004, "here"
+
+    def __init__(self, simulator) -> None:
+        self.session = client.Session(simulator)
+        self.calls = [
+            client._hello(),
+            UnityMessageProto(header={"status": 200}).SerializeToString(),
+        ]
+
+    def receive(self, *_):
+        return ReceivedMessageProto.FromString(self.calls.pop(0))
+
+    def reply(self, content):
+        message = ReceivedMessageProto.FromString(content)
+        if len(self.calls) == 1:
+            self.greeting = UnityMessageProto.FromString(content).unity_input
+            return
+        command = message.unity_input.rl_input
+        self.session._hear(command.side_channel)
+        self.calls.append(self.session._advance(command))
+
+    def release(self, _):
+        pass
+
+
+def connected(simulator, **options):
+    channels = [EnvironmentParametersChannel(), StatsSideChannel(), StateChannel()]
+    return UnityEnvironment(None, server=Wire(simulator), side_channels=channels, **options)
+
+
+def seen(env):
+    """What each agent of each known behavior shows."""
+    return {
+        name: {
+            agent: float(env.get_steps(name)[0][agent].obs[0][0])
+            for agent in env.get_steps(name)[0]
+        }
+        for name in env.behavior_specs
+    }
+
+
+def test_over_the_wire_each_behavior_keeps_its_agents_and_its_actions():
+    pair = Pair()
+    env = connected(pair, seed=77, num_areas=3)
+    start = env._server.greeting.rl_initialization_input
+    assert (start.seed, start.num_areas) == (77, 3)
+    env.reset()
+    assert seen(env) == {"A": {1: 1.0, 2: 2.0}}
+    env.set_actions("A", ActionTuple(np.array([[0.5], [-0.5]], np.float32)))
+    env.step()
+    assert seen(env) == {"A": {2: 12.0}, "B": {7: 17.0, 8: 18.0, 9: 19.0}}
+    env.set_actions("B", ActionTuple(discrete=np.array([[1], [2], [0]], np.int32)))
+    env.set_action_for_agent("A", 2, ActionTuple(np.array([[0.25]], np.float32)))
+    env.step()
+    assert seen(env) == {"A": {}, "B": {8: 28.0}}
+    env.set_actions("B", ActionTuple(discrete=np.array([[2]], np.int32)))
+    env.step()
+    assert seen(env) == {"A": {1: 31.0, 2: 32.0}, "B": {}}
+    assert pair.taken == [{"A": [0.5, -0.5]}, {"A": [0.25], "B": [1, 2, 0]}, {"B": [2]}]
+    assert env.take_stats() == {"at": [(float(k), 1) for k in range(4)]}
+    assert env.take_stats() == {}
+    env.set_actions("A", ActionTuple(np.ones((2, 1), np.float32)))
+    env.reset()
+    env.step()
+    assert pair.taken[-1] == {"A": [0.0, 0.0]}, "a reset forgets what was set"
+    env.close()
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_restored_environment_forgets_its_own_actions_and_begins_no_episode(in_process):
+    pairs = Pair(), Pair()
+    first, second = (InProcessEnvironment(p) if in_process else connected(p) for p in pairs)
+    first.reset()
+    first.step()
+    first.take_stats()
+    first.set_parameter("wind", 2.0)
+    first.request_state()
+    first.step()
+    state = first.state_dict()
+    assert first.state_dict() is None
+    second.reset()
+    second.take_stats()
+    second.set_actions("A", ActionTuple(np.ones((2, 1), np.float32)))
+    second.load_state_dict(state)
+    assert (pairs[1].at, pairs[1].n_resets) == (1, 1)
+    assert seen(second) == {"A": {2: 12.0}, "B": {7: 17.0, 8: 18.0, 9: 19.0}}
+    second.step()
+    assert pairs[1].taken == [{"A": [0.0], "B": [0, 0, 0]}]
+    assert seen(second) == seen(first) == {"A": {}, "B": {8: 28.0}}
+    second.reset()
+    assert (pairs[1].at, pairs[1].n_resets) == (0, 2)
+    for env in (first, second):
+        env.close()
+
+
+def test_a_silence_counts_waits_alone_and_ends_with_all_that_it_counted(caplog):
+    now = [0.0]
+    watch = SilenceWatch("Game", lambda: "it is quiet", clock=lambda: now[0])
+
+    def lines(seconds, *, waits=True):
+        (watch.begin_wait if waits else watch.end_wait)()
+        now[0] += seconds
+        watch.check()
+        found = [record.args[:3] for record in caplog.records]
+        caplog.clear()
+        return found
+
+    for _ in range(2):  # the second silence is as the first
+        watch.count()
+        assert lines(29) == []
+        assert lines(500, waits=False) == [], "the trainer was at work, and did not wait"
+        assert lines(1) == [("Game", 1, 30.0)]
+        assert lines(269) == []
+        assert lines(1) == [("Game", 1, 300.0)]
+        watch.end()
+        assert not watch.is_on

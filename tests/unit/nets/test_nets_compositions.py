@@ -121,3 +121,24 @@ def test_a_gradient_is_shortened_after_the_mean_over_processes():
         (slope * weight).sum().backward()
         optimizer.step(max_norm=1.0)
         torch.testing.assert_close(optimizer.gradient.norm(), torch.tensor(norm))
+
+
+def test_an_optimizer_forgets_what_it_knew_when_it_loads_and_what_others_gathered():
+    """A first step of Adam is the learning rate, whichever size the gradient has."""
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    fresh = FlatAdam([torch.nn.Parameter(torch.zeros(2)) for _ in range(2)], learning_rate=0.25)
+    optimizer, other = (FlatAdam(weights, learning_rate=1e-3) for _ in range(2))
+    for user in (optimizer, other, optimizer):
+        user.zero_gradients()
+        (3.0 * weights[0] - 2.0 * weights[1]).sum().backward()
+    assert optimizer.gradient[:2].tolist() == [3.0, 3.0]
+    assert other.gradient[:2].tolist() == [3.0, 3.0], "its own, once"
+    for _ in range(3):
+        optimizer.step()
+    optimizer.load_state_dict(fresh.state_dict())
+    before = optimizer.flat.detach().clone()
+    optimizer.zero_gradients()
+    assert not optimizer.gradient.any()
+    optimizer.flat.grad.fill_(-7.0)
+    optimizer.step()
+    torch.testing.assert_close(optimizer.flat.detach() - before, torch.full_like(before, 0.25))

@@ -1,7 +1,7 @@
 import pytest
 
 from pipeline.errors import SettingsError
-from pipeline.simulators import executable, registry
+from pipeline.simulators import client, executable, registry
 
 
 @pytest.mark.parametrize("dash", ["-", "--"])
@@ -49,3 +49,22 @@ def test_every_simulator_is_made_by_name_with_its_number_of_agents(name):
         n_deciding = sum(len(decisions) for decisions, _ in simulator.reset().values())
         assert n_deciding == (n_agents or registry.entry(name).n_agents)
         simulator.close()
+
+
+def test_what_is_packed_and_what_the_player_is_told_reach_the_simulator(monkeypatch):
+    conversations, made = [], []
+    monkeypatch.setattr(client, "converse", lambda make, **how: conversations.append((make, how)))
+    monkeypatch.setattr(registry, "make", lambda name, **how: made.append((name, how)))
+    monkeypatch.setattr(executable, "_set_up_signals", lambda: None)
+    for name in ("collect", "freeze"):  # of all that the tests hold
+        monkeypatch.setattr(executable.gc, name, lambda: None)
+    packed = {"id": "CartPole-v1", "visual": "never", "n_agents": 5}
+    words = ["--mlagents-port", "7105", "--connect-timeout", "7", "--compress"]
+    for more in ([], ["--num-agents", "3"]):
+        assert executable.main("gymnasium", [*words, *more], options=packed) == 0
+    for (make, how), n_agents in zip(conversations, (5, 3), strict=True):
+        assert how == {"port": 7105, "connect_timeout_s": 7.0, "compress": True}
+        make(11, 4)
+        options = {"id": "CartPole-v1", "visual": "never"}
+        assert made.pop() == ("gymnasium", {"seed": 11, "n_agents": 4 * n_agents, **options})
+    assert packed["n_agents"] == 5

@@ -129,3 +129,21 @@ def test_get_state_and_set_state_are_as_good():
 def test_description_says_whether_there_is_a_state(capsys):
     assert executable.main("pong", ["--describe"]) == 0
     assert "gives its state: " in capsys.readouterr().out
+
+
+def test_only_the_message_that_restores_begins_no_episodes_and_each_answer_comes_once():
+    player, resumed = Player("grid_world"), Player("grid_world")
+    rng = np.random.default_rng(0)
+    player.say(command(RESET))
+    ((_, saved),) = answers(player.step(rng, frame(Kind.STATE)))
+    assert answers(player.step(rng)) == []
+    for _ in range(2):  # also a second time, in the midst of episodes
+        restored = resumed.say(command(RESET, frame(Kind.RESTORE, saved)))
+        assert (answers(restored), of_agents(restored)) == ([(Kind.RESTORE, b"")], {})
+        begun = resumed.say(command(RESET))
+        assert answers(begun) == []
+        assert of_agents(begun), "episodes begin again"
+    resumed.say(command(RESET, frame(Kind.RESTORE, saved)))
+    rngs = np.random.default_rng(1), np.random.default_rng(1)
+    resumed.step(rngs[0])
+    assert of_agents(resumed.say(command(RESET))), "the step was the message after"

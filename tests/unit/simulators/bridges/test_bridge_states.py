@@ -190,3 +190,28 @@ class Turns(bridge_toys.Turns):
 
 def test_environment_of_turns_goes_on_with_the_agent_whose_turn_it_is():
     check_goes_on(lambda: PettingZooSimulator(id=[Turns(), Turns(), Turns()], seed=5))
+
+
+class Told(Restorable):
+    def reset(self, *, seed=None, options=None):
+        self.options = options
+        return super().reset(seed=seed)
+
+
+class ToldTogether(Together):
+    def reset(self, seed=None, options=None):
+        self.options = options
+        return super().reset(seed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "env"), [(GymnasiumSimulator, Told), (PettingZooSimulator, ToldTogether)]
+)
+def test_parameters_are_restored_with_the_environments(kind, env):
+    original, restored = (kind(id=[env(), env()], seed=5) for _ in range(2))
+    original.set_parameter("wind", 2.0)
+    restored.set_parameter("gone", 1.0)
+    original.reset()
+    restored.load_state_dict(original.state_dict())
+    restored.reset()
+    assert [copy.options for copy in restored._envs] == [{"wind": 2.0}] * 2

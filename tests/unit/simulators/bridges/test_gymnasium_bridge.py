@@ -8,6 +8,7 @@ from pipeline.errors import SettingsError
 from pipeline.protocol.specs import ActionTuple
 from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
+from pipeline.simulators.bridges.batches import Batch, Codec
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 
 
@@ -173,3 +174,25 @@ def test_what_is_not_installed_is_named(monkeypatch):
     )
     with pytest.raises(SettingsError, match=r"needs is not installed .*'box3d'.*constraints.txt"):
         GymnasiumSimulator(id="test/Broken-v0")
+
+
+def test_each_mask_is_of_its_own_agent_also_where_earlier_agents_gave_none_or_ended():
+    codec = Codec(
+        spaces.Box(0, 9, (1,)), spaces.MultiDiscrete([2, 3]), where="x", visual="auto", scale=None
+    )
+    batch = Batch(codec, 5)
+    allowed = {2: ([1, 0], [1, 1, 0]), 3: ([0, 1], [0, 1, 1])}
+    for agent in (1, 2, 5, 3, 4):
+        row = (agent / 2, agent, 0, agent / 4)
+        if agent == 5:
+            batch.end(np.float32([agent]), True, row)
+            continue
+        info = {"action_mask": allowed[agent]} if agent in allowed else {}
+        batch.decide(np.float32([agent]), info, row)
+    decisions, terminals = batch.steps()
+    assert decisions.agent_id.tolist() == [1, 2, 3, 4]
+    assert decisions.obs[0].ravel().tolist() == [1, 2, 3, 4]
+    assert (terminals.agent_id.tolist(), terminals.obs[0].tolist()) == ([5], [[5]])
+    first, second = (mask.tolist() for mask in decisions.action_mask)
+    assert first == [[False, False], [False, True], [True, False], [False, False]]
+    assert second == [[False] * 3, [False, False, True], [True, False, False], [False] * 3]

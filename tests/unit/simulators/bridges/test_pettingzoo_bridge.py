@@ -324,3 +324,56 @@ def test_an_environment_that_a_module_registers_is_found():
         assert len(asking(simulator.reset())) == 3
     finally:
         del pettingzoo.parallel_registry["test/dying-v0"]
+
+
+class Changing(bridge_toys.Dying):
+    """Only `bug_1` is in the second episode; the bird observes nothing in the first step."""
+
+    def __init__(self):
+        self.n_episodes, self.seeds = 0, []
+
+    def reset(self, seed=None, options=None):
+        observed, infos = super().reset(seed, options)
+        self.n_episodes += 1
+        self.seeds.append(seed)
+        if self.n_episodes == 2:
+            self.agents = ["bug_1"]
+            observed = {"bug_1": observed["bug_1"]}
+        return observed, infos
+
+    def step(self, actions):
+        observed, rewards, *rest = super().step(actions)
+        if self.n == 1:
+            observed.pop("bird_0", None)
+        return observed, rewards, *rest
+
+
+def test_an_episode_carries_nothing_into_the_next_and_no_copy_into_another(module):
+    simulator = PettingZooSimulator(id=module(parallel_env=Changing), n_agents=2, seed=5)
+    choose(simulator, simulator.reset(), 0)  # rewards of 3 are pending for both birds
+    simulator._envs[1].n_episodes = 3
+    steps = simulator.reset()
+    assert asking(steps) == [
+        *(("bug?team=0", k) for k in (1, 3, 4)),
+        ("bird?team=0", 5),
+    ]
+    steps = choose(simulator, steps, 0)  # bug_0 of the first copy has not left: it is not in it
+    assert asking(steps) == [("bug?team=0", k) for k in (1, 3, 4)]
+    steps = choose(simulator, steps, 0)
+    assert ended(steps) == {3: ("bug?team=0", False, 2.0)}
+    assert steps["bird?team=0"][0][5].reward == 3.0 + 4.0
+    steps = choose(simulator, choose(simulator, steps, 0), 0)
+    # the first copy has lost its only agent, and begins with all of them
+    assert ended(steps) == dict.fromkeys((1, 4), ("bug?team=0", False, 5.0))
+    assert asking(steps) == [
+        ("bug?team=0", 0),
+        ("bug?team=0", 1),
+        *(("bird?team=0", k) for k in (2, 5)),
+    ]
+    steps = choose(simulator, choose(simulator, steps, 0), 0)
+    assert {0: ("bug?team=0", False, 2.0)}.items() <= ended(steps).items(), (
+        "as in its first episode"
+    )
+    streams = [stream(5, "pettingzoo", k) for k in range(2)]
+    drawn = [[int(rng.integers(2**31)) for _ in range(3)] for rng in streams]
+    assert [env.seeds for env in simulator._envs] == drawn

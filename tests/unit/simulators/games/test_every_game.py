@@ -12,8 +12,11 @@ from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import SettingsError
 from pipeline.protocol.parameters import Sampler
 from pipeline.protocol.simulator import Restorable
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.seeding import stream
 from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
+from pipeline.simulators.games import areas
 
 CONFIGURATIONS = {
     "couriers": "ppo/Couriers.yaml",
@@ -223,3 +226,51 @@ def test_its_configuration_names_its_behaviors_and_plays_itself_where_there_are_
     for settings in behaviors.values():
         assert (settings.self_play is not None) == (len(teams) > 1)
         assert settings.trainer_type == CONFIGURATIONS[name].partition("/")[0]
+
+
+class Counting(areas.SoloAreas):
+    """Shows ten times the episode's number, and its steps; the choice 1 ends the task."""
+
+    def __init__(self, seed=3):
+        spec = BehaviorSpec([areas.vector(1)], ActionSpec(0, (2,)))
+        super().__init__("counting", "C?team=0", spec, max_step=3, seed=seed, n_agents=3)
+        self._episode = self._keep("episode", ())
+
+    def _place(self, rows):
+        self._episode[rows] += 1
+
+    def _advance(self, action):
+        return np.float32([1, 2, 3]), action.discrete[:, 0] == 1
+
+    def _observe(self, rows):
+        return [np.float32(10 * self._episode[rows] + self._n_steps[rows])[:, None]]
+
+
+def test_an_area_ends_and_begins_by_itself_and_is_restored_by_itself():
+    game, restored = Counting(), Counting()
+
+    def step(*choices, of=game):
+        actions = {"C?team=0": ActionTuple(discrete=np.int32(choices)[:, None])}
+        ((decisions, ended),) = of.step(actions).values()
+        assert decisions.agent_id.tolist() == [0, 1, 2]
+        shown = decisions.obs[0].ravel().tolist(), decisions.reward.tolist()
+        ends = ended.agent_id, ended.obs[0].ravel(), ended.reward, ended.interrupted
+        return *shown, list(zip(*(values.tolist() for values in ends), strict=True))
+
+    game.reset()
+    assert step(0, 1, 0) == ([11, 20, 11], [1, 0, 3], [(1, 11, 2, False)])
+    state = game.state_dict()
+    assert step(0, 0, 0) == ([12, 21, 12], [1, 2, 3], [])
+    # the task of the first ends in its last step, so it is not cut short
+    last = [20, 22, 20], [0, 2, 0], [(0, 13, 1, False), (2, 13, 3, True)]
+    assert step(1, 0, 0) == last
+    restored.reset()
+    restored.load_state_dict(state)
+    assert step(0, 0, 0, of=restored) == ([12, 21, 12], [1, 2, 3], [])
+    assert step(1, 0, 0, of=restored) == last
+    ((decisions, ended),) = game.reset().values()
+    assert (decisions.obs[0].ravel().tolist(), len(ended)) == ([30, 30, 30], 0)
+    assert decisions.reward.tolist() == [0, 0, 0]
+    drawn = [stream(3, "counting", area).random(2).tolist() for area in range(3)]
+    assert game._uniform(np.array([2, 0]), 2).tolist() == [drawn[2], drawn[0]]
+    assert game._uniform(np.array([1]), 2).tolist() == [drawn[1]]
