@@ -523,9 +523,9 @@ def test_the_report_shows_no_film_of_an_earlier_policy(project):
 
 def test_a_card_has_no_score_of_an_earlier_policy(project, monkeypatch):
     monkeypatch.chdir(project)
-    assert card._of_dag("a", 1, "walk").metrics["Walker"]["mean_return"] == 11.0
+    assert card._of_dag("a", 1, "walk", []).metrics["Walker"]["mean_return"] == 11.0
     trained(project, "a", 1, b"other", end=1.0)
     with pytest.raises(SettingsError, match=r"is of an earlier policy .* `dvc repro export@a-1`"):
-        card._of_dag("a", 1, "walk")
+        card._of_dag("a", 1, "walk", [])
     exported(project, "a", 1)
-    assert card._of_dag("a", 1, "walk").metrics == {}
+    assert card._of_dag("a", 1, "walk", []).metrics == {}

@@ -169,11 +169,11 @@ def test_same_seed_changes_lessons_at_the_same_steps(configured, tmp_path, train
     assert ("pay", 4.0) in runs[0][0]
 
 
-@pytest.mark.parametrize(("behavior", "n_warnings"), [("Toy", 0), ("Tory", 1), ("Toy?team=0", 1)])
+@pytest.mark.parametrize(("behavior", "n_warnings"), [("Toy", 0), ("Tory", 1)])
 def test_a_behavior_that_is_never_shown_is_named(
     behavior, n_warnings, configured, caplog, train_in
 ):
-    settings = configured("Toy", "Tory", "Toy?team=0", pay=[1.0, LATER | {"behavior": behavior}, 2])
+    settings = configured("Toy", "Tory", pay=[1.0, LATER | {"behavior": behavior}, 2])
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         train_in(Told(n_agents=4), settings)
