@@ -120,6 +120,16 @@ def test_players_may_come_in_any_order_and_get_seeds_by_port(
     assert f"Connected: player 1 of 2 on port {ports}, from 127.0.0.1." in lines
 
 
+def test_who_has_connected_first_becomes_the_worker_of_its_port(ports, play):
+    play(ports + 1)
+    later = threading.Timer(0.3, play, (ports,))
+    later.start()
+    with attached(ports) as workers:
+        assert [env.port for env in workers.envs] == [ports, ports + 1]
+        workers.reset()
+    later.join()
+
+
 def test_a_player_that_was_started_again_at_once_goes_on_with_a_new_episode(ports, play, caplog):
     play(ports)
     seeds = play(ports + 1, Leaves, Chase)

@@ -79,6 +79,8 @@ def test_every_random_operator_has_a_seed_of_its_own_that_a_float_holds(monkeypa
     ]
     assert len(set(seeds)) == len(seeds) == 300  # one continuous draw, and one of each branch
     assert all(seed.is_integer() and 0 <= seed < 1 << 24 for seed in seeds)
+    # The model itself has none: it may still be published.
+    assert not any(a.name == "seed" for node in model.graph.node for a in node.attribute)
 
 
 def test_same_seed_gives_the_same_samples_in_another_process(hybrid, tmp_path):
