@@ -368,7 +368,7 @@ def test_a_run_of_an_experiment_ends_with_its_table(
     first, *table = capsys.readouterr().out.splitlines()
     assert first == f"{engine}: {', '.join(names)} up to date."
     name, n_seeds = shown.split()
-    rows = [line.split() for line in table if line.startswith(("mine ", "other "))]
+    rows = [line.split() for line in table if line.startswith(("mine  ", "other  "))]
     assert [row[0] for row in rows] == [name]
     assert n_seeds in rows[0]
 
