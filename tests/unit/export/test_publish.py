@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -13,7 +14,7 @@ import torch
 from pipeline import files
 from pipeline.errors import ExportError
 from pipeline.export.layout import TensorInfo
-from pipeline.export.policy import OnnxPolicy
+from pipeline.export.policy import OnnxPolicy, create_session
 from pipeline.export.publish import publish
 from pipeline.export.recording import Recording, record
 
@@ -275,3 +276,29 @@ def test_every_row_of_a_long_recording_is_compared_also_doubles(tmp_path):
         recording.expected[CONTINUOUS][row] += 1e-3
         with pytest.raises(ExportError, match=f"row {row}, column 0"):
             publish(graph, tmp_path / "p.onnx", recording=recording)
+
+
+def test_step_by_step_a_file_goes_on_with_its_own_memory(tmp_path, monkeypatch):
+    """Each row alone is right within the tolerance; the error doubles from step to step."""
+    graph = reference.policy(continuous=2, memory=6)
+    recording = recorded(graph, n_rows=5)
+    known = dict(zip((row.tobytes() for row in recording.feeds["obs_0"]), range(5), strict=True))
+
+    def session(*args):
+        real = create_session(*args)
+
+        def run(names, feeds):
+            values = real.run(names, feeds)
+            rows = [known[row.tobytes()] for row in feeds["obs_0"]]
+            drift = feeds["recurrent_in"] - recording.feeds["recurrent_in"][rows]
+            memory = recording.expected["recurrent_out"][rows] + 2 * drift + 3e-6
+            return [
+                memory if name == "recurrent_out" else value
+                for name, value in zip(names, values, strict=True)
+            ]
+
+        return SimpleNamespace(run=run)
+
+    monkeypatch.setattr("pipeline.export.publish.create_session", session)
+    with pytest.raises(ExportError, match=r"output recurrent_out, row 2, column 0 is"):
+        publish(graph, tmp_path / "p.onnx", recording=recording)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hpack import Encoder
 from http2_peer import (
     BLOCK,
+    FIELDS,
     TRAILERS,
     RawClient,
     call,
     cancel,
+    cut,
     message,
     no_check,
     opening,
@@ -22,10 +26,13 @@ from http2_peer import (
     update,
 )
 
+from pipeline.errors import UnityCommunicationException
 from pipeline.protocol import frames as f
-from pipeline.protocol import http2
+from pipeline.protocol import http2, incoming
+from pipeline.protocol.calls import METHOD
 from pipeline.protocol.frames import frame
 from pipeline.protocol.http2 import PREFACE
+from pipeline.protocol.incoming import IncomingConnection
 from pipeline.protocol.server import Server
 
 UNKNOWN = 0xEE
@@ -246,3 +253,66 @@ def test_first_call_may_have_4_megabytes(server, client):
     with ThreadPoolExecutor(1) as pool:
         pool.submit(client.send, sent)
         served(server, client, 1, size)
+
+
+@pytest.fixture
+def connection():
+    """A connection on which a client has greeted, and the client's end of it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours = listener.accept()[0]
+    pair = IncomingConnection(ours, METHOD), theirs
+    read(pair, PREFACE + settings())
+    yield pair
+    ours.close()
+    theirs.close()
+
+
+def read(connection: tuple[IncomingConnection, socket.socket], *parts: bytes) -> list[int]:
+    """Return the streams of the calls that wait after some frames have come."""
+    ours, theirs = connection
+    theirs.sendall(b"".join(parts))
+    select.select([ours.socket], [], [], 10)
+    ours.read()
+    assert ours.failure == ""
+    return [stream for stream, _ in ours.messages]
+
+
+@pytest.mark.parametrize("of_trailers", [False, True])
+def test_the_table_of_fields_follows_the_headers_of_a_call_that_is_refused(
+    connection, of_trailers, monkeypatch
+):
+    monkeypatch.setattr(incoming, "MAX_CALLS", 1)
+    encoder = Encoder()
+    read(connection, opening(1, encoder.encode(FIELDS)))
+    if of_trailers:
+        refused = opening(3, encoder.encode(FIELDS))
+        refused += opening(3, encoder.encode([("x", "y")]), f.END_STREAM)
+    else:
+        refused = opening(3, encoder.encode([*FIELDS, ("x", "y")]), f.END_STREAM)
+    assert read(connection, refused, cancel(1)) == []
+    assert read(connection, call(5, message(5), encoder.encode(FIELDS))) == [5]
+
+
+def test_a_cancelled_call_takes_no_other_with_it_that_waits(connection):
+    calls = [call(stream, message(stream)) for stream in (1, 3, 5)]
+    assert read(connection, *calls, cancel(3)) == [1, 5]
+
+
+def test_refused_calls_count_only_until_they_are_over(connection, monkeypatch):
+    monkeypatch.setattr(incoming, "MAX_CALLS", 1)
+    monkeypatch.setattr(incoming, "_MAX_REFUSED", 1)
+    over = cancel(3), frame(f.DATA, f.END_STREAM, 5, b"x"), opening(7, TRAILERS, f.END_STREAM)
+    for stream, ending in zip((3, 5, 7), over, strict=True):
+        read(connection, opening(1) if stream == 3 else b"", opening(stream), ending)
+    assert read(connection, opening(9)) == []
+
+
+def test_answers_in_turn_are_sent_on_the_streams_and_windows_of_their_own_calls(connection):
+    ours, theirs = connection
+    read(connection, settings(window=4), call(1, message(1)), call(3, message(3)), update(3, 1000))
+    ours.respond(3, b"three", 1.0)
+    with pytest.raises(UnityCommunicationException, match="only 4 of a message's 8 bytes"):
+        ours.respond(1, b"one", 0.0)
+    sent = [(x.stream, x.payload) for x in cut(theirs.recv(1 << 16)) if x.kind == f.DATA]
+    assert sent == [(3, prefixed(b"three")), (1, prefixed(b"one")[:4])]

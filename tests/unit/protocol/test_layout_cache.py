@@ -217,3 +217,20 @@ def test_very_long_messages_are_not_remembered(remembered, monkeypatch):
     decoder, steps = used()
     assert_read_as_in_full(decoder, encode_steps(*steps, SPEC))
     assert not remembered
+
+
+def test_the_layout_that_is_dropped_is_the_one_that_was_made_first(monkeypatch):
+    """A layout in place of another of the same length counts as new."""
+    monkeypatch.setattr(layout_cache, "_MAX_LAYOUTS", 2)
+    monkeypatch.setattr(Decoder, "_is_layout_due", lambda _: True)
+    first, second, third = (
+        encode_steps(*sample(SPEC, n, 0, seed=n), SPEC).SerializeToString() for n in (2, 3, 4)
+    )
+    decision, terminal = sample(SPEC, 2, 0, seed=2)
+    others = replace(decision, agent_id=decision.agent_id + 1)
+    instead = encode_steps(others, terminal, SPEC).SerializeToString()
+    assert len(instead) == len(first)
+    decoder = Decoder(SPEC, "b")
+    for data in (first, second, instead, third, third, instead):
+        decoder.decode(data)
+    assert decoder.n_cached == 2

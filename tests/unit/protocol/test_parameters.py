@@ -180,3 +180,13 @@ def test_parameters_are_drawn_in_the_order_of_their_names():
         controls.set_sampler(name, sampler(UNIFORM, (0.0, 1.0)))
     controls.draw()
     assert [name for name, _ in simulator.given] == names
+
+
+def test_controls_that_are_taken_up_forget_what_they_drew_before():
+    simulator = Plain()
+    original, resumed = Controls(Plain()), Controls(simulator)
+    original.set_sampler("speed", sampler(GAUSSIAN, (0.0, 1.0)))
+    resumed.set_sampler("size", sampler(GAUSSIAN, (0.0, 1.0)))
+    resumed.load_state_dict(original.state_dict())
+    resumed.draw()
+    assert [name for name, _ in simulator.given] == ["speed"]

@@ -446,6 +446,19 @@ def test_samplers_without_a_seed_count_up_from_the_runs() -> None:
     assert seeds == {"slope": [7], "mass": [11], "gap": [8, 9]}
 
 
+def test_samplers_count_up_from_the_seed_that_was_decided_not_from_that_of_the_file() -> None:
+    settings = load(EXAMPLE)
+    decided = settings.with_seed(20)
+    assert decided.env_settings.seed == 20
+    assert decided.environment_parameters is not None
+    assert settings.environment_parameters is not None
+    seeds = [
+        [[lesson.value.seed for lesson in item.curriculum] for item in parameters.values()]
+        for parameters in (decided.environment_parameters, settings.environment_parameters)
+    ]
+    assert seeds == [[[20], [11], [21, 22]], [[-1], [11], [-1, -1]]]
+
+
 def test_the_documented_spelling_of_a_sampler_is_accepted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -253,3 +253,53 @@ def test_wandb_that_cannot_open_is_named_once_and_left_alone(folder: Path, caplo
 def test_numbers_of_several_behaviors_begin_with_their_behavior():
     assert flat({"A": {"steps": 1}}) == {"steps": 1}
     assert flat({"A": {"steps": 1}, "B": {"steps": 2}}) == {"A/steps": 1, "B/steps": 2}
+
+
+def test_a_row_is_told_with_what_the_run_was_started(folder: Path):
+    text = "behaviors: {Walker: {max_steps: 40}, Guide: {max_steps: 70}}"
+    (folder / "trainer.yaml").write_text(f"{text}\nenv_settings: {{num_envs: 2}}\n")
+    started = {"num_envs": 5, "device": "cuda", "torch_threads": 3, "resume": True}
+    run = described(folder, debug_folder=folder / "debug", **started)
+    configuration = yaml.safe_load(run.row.configuration)
+    assert configuration["env_settings"]["num_envs"] == 5
+    assert yaml.safe_load(described(folder).row.configuration)["env_settings"]["num_envs"] == 2
+    assert {run.row.params[name] for name in ("torch_threads", "device")} == {3, "cuda"}
+    assert (run.keep_earlier, run.key.resumed) == (True, True)
+    assert (described(folder).keep_earlier, described(folder).key.resumed) == (False, False)
+    assert (run.debug_folder, run.key.seed) == (folder / "debug", 3)
+    assert (run.max_steps, run.prefixed) == ({"Walker": 40, "Guide": 70}, True)
+
+
+def test_mlflow_is_told_once_of_the_run_and_of_each_behavior_its_own(folder: Path, monkeypatch):
+    told = []
+
+    class Record:
+        def __init__(self, _key, *, prefix):
+            told.append(("made", prefix))
+
+        def __getattr__(self, name):
+            return lambda *values, **options: told.append((name, *values, options))
+
+    monkeypatch.setattr("pipeline.tracking.sinks.mlflow.MlflowRun", Record)
+    clock = iter((100.0, 130.0))
+    monkeypatch.setattr("pipeline.tracking.sinks.mlflow.time.monotonic", clock.__next__)
+    run = described(folder)
+    (sink,) = named_sinks(run, ["mlflow"])
+    for behavior, threshold in (("Walker", 1), ("Guide", 2)):
+        sink.began(behavior, {"threshold": threshold})
+    (run.folder / "Guide").mkdir(parents=True)
+    (run.folder / "Guide/checkpoint.pt").touch()
+    (run.folder / "Walker.onnx").touch()
+    results = {"Walker": {"interrupted_at_step": 30.0}, "Guide": {"interrupted_at_step": 20.0}}
+    sink.ended(results)
+    assert told[0] == ("made", False)
+    assert [call[0] for call in told[1:]] == [
+        "describe",
+        "params",
+        "trained",
+        "made",
+        "model",
+        "made",
+    ]
+    assert told[2][1] == {"Guide.threshold": 2}
+    assert told[3][1:] == (results, {"curve": [], "seconds": 30.0, "interrupted": [20, 30]})

@@ -117,6 +117,9 @@ def test_writers_get_the_samples_of_the_behavior_that_is_summarised():
         ("B", "Goals", 10.0),
         ("B", 20, 10.0),
     ]
+    told.clear()
+    sink.metrics("A", {"Goals": 7.0}, 40)  # a summary without samples has none of the one before
+    assert told == [("A", "Step", 40.0), ("A", "Goals", 7.0), ("A", 40, 7.0)]
 
 
 def test_names_of_numbers_and_settings_begin_with_their_behavior_where_there_are_several():
