@@ -185,3 +185,48 @@ def test_a_saved_state_has_the_slots_in_use_alone():
     state = slots.state_dict()
     assert state["heard"].shape == (3,)
     assert state["n_slots"] == 3
+
+
+def test_an_agent_is_heard_of_when_its_episode_ends():
+    slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
+    quiet = slots.deciding("quiet", agents)
+    for _ in range(STALE_AFTER_MESSAGES):
+        slots.deciding("others", agents)
+    slots.ended("quiet", ids(5, 3))
+    slots.deciding("others", agents)
+    assert sorted(slots.sweep()) == sorted(set(quiet) - {quiet[3], quiet[5]})
+
+
+@pytest.mark.parametrize("joining", ["worker", "a new one"])
+def test_a_worker_that_joins_late_or_comes_back_counts_from_now_on(joining):
+    """From anywhere before, its messages would not be counted until they caught up."""
+    slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
+    slots.deciding("worker", agents)
+    for _ in range(STALE_AFTER_MESSAGES // 2):
+        others = slots.deciding("others", agents)
+    slots.forget(lambda source: source == "worker")
+    for _ in range(STALE_AFTER_MESSAGES + 1):
+        slots.deciding(joining, agents)
+    assert sorted(slots.sweep()) == sorted(others)
+
+
+def test_a_message_that_is_looked_up_early_counts_once():
+    slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
+    slots.deciding("quiet", agents)
+    for _ in range(STALE_AFTER_MESSAGES // 2 + 1):
+        early = slots.deciding("others", agents, is_early=True)
+        assert slots.deciding("others", agents) is early
+    assert len(slots.sweep()) == 0
+
+
+def test_silent_agents_keep_their_slots_until_as_many_others_have_come_again():
+    slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
+    quiet = slots.deciding("quiet", agents)
+    slots.deciding("others", agents)
+    slots.sweep()
+    for _ in range(STALE_AFTER_MESSAGES):
+        slots.deciding("others", agents)
+    slots.deciding("more", np.arange(2 * MIN_SLOTS_TO_SWEEP - 1, dtype=np.int32))
+    assert len(slots.sweep()) == 0
+    slots.deciding("more", ids(-1))
+    assert sorted(slots.sweep()) == sorted(quiet)

@@ -82,6 +82,32 @@ def test_twins_in_pairs_value_each_action_as_each_of_them_alone(seen, remembers)
     assert not fresh_values[1].requires_grad
 
 
+@kinds
+@pytest.mark.parametrize("seen", SEEN)
+def test_fresh_actions_are_valued_by_both_twins_as_each_step_leaves_them(seen, remembers):
+    torch.manual_seed(0)
+    spec, settings = BehaviorSpec(SEEN[seen], ActionSpec(2, ())), network(remembers=remembers)
+    twins = TwinQNetworks(spec, settings, 1)
+    optimizer = FlatAdam(twins.parameters(), learning_rate=0.05, pairs=twins.pairs)
+    twins.share_weights(optimizer.paired)
+    obs, fresh = drawn(SEEN[seen]), torch.randn(6, 2)
+    sequences = SequenceState(memory=torch.zeros(3, 4), lengths=LENGTHS) if remembers else None
+    before = None
+    for _ in range(2):
+        values, fresh_values = twins(obs, taken=fresh, fresh=fresh, sequences=sequences)
+        for value, twin, fresh_value in zip(
+            values, (twins.first, twins.second), fresh_values, strict=True
+        ):
+            alone = twin(twin.body.features(obs), fresh, sequences)
+            torch.testing.assert_close(value, alone)
+            torch.testing.assert_close(fresh_value, alone)
+        assert before is None or (values - before).abs().amax((1, 2, 3)).min() > 0.01
+        before = values.detach()
+        optimizer.zero_gradients()
+        values.square().sum().backward()
+        optimizer.step()
+
+
 def test_twins_begin_with_weights_of_their_own():
     twins = TwinQNetworks(
         BehaviorSpec(SEEN["vectors"], ActionSpec(2, (3,))), network(remembers=False), 2
