@@ -303,3 +303,5 @@ def test_mlflow_is_told_once_of_the_run_and_of_each_behavior_its_own(folder: Pat
     ]
     assert told[2][1] == {"Guide.threshold": 2}
     assert told[3][1:] == (results, {"curve": [], "seconds": 30.0, "interrupted": [20, 30]})
+    outputs = [(call[1].name, call[2]["what"]) for call in told if call[0] == "made"]
+    assert outputs == [("Walker.onnx", "export.Walker"), ("checkpoint.pt", "train.Guide")]
