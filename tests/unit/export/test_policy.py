@@ -202,3 +202,15 @@ def test_file_that_is_not_onnx_is_refused(tmp_path):
         OnnxPolicy(path)
     with pytest.raises(ExportError, match="cannot be read"):
         OnnxPolicy(tmp_path / "absent.onnx")
+
+
+def test_choices_of_package_1_are_drawn_from_the_stream_of_the_seed(hybrid):
+    model, mask = build_model(hybrid), [np.zeros((40, 3), np.bool_)]
+    first, same, other = (OnnxPolicy(model, seed=seed) for seed in (3, 3, 4))
+    even = np.zeros((40, 3), np.float32)
+    drawn = first._drawn(even, mask)
+    np.testing.assert_array_equal(same._drawn(even, mask), drawn)
+    for policy in (other, first):
+        assert (policy._drawn(even, mask) != drawn).any()
+        policy.reset(3)
+        np.testing.assert_array_equal(policy._drawn(even, mask), drawn)

@@ -302,3 +302,15 @@ def test_step_by_step_a_file_goes_on_with_its_own_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.export.publish.create_session", session)
     with pytest.raises(ExportError, match=r"output recurrent_out, row 2, column 0 is"):
         publish(graph, tmp_path / "p.onnx", recording=recording)
+
+
+def test_ties_and_errors_of_a_report_are_of_all_parts_of_a_long_recording(tmp_path):
+    """Rows are compared 125 at a time; the last rows are in no small batch."""
+    ties = with_equal_logits(2, bias=[1.0, 1.0])
+    recording = choosing(ties, [[int(row in (3, 60, 128))] for row in range(130)])
+    assert publish(ties, tmp_path / "p.onnx", recording=recording).discrete_ties == 3
+    graph = reference.policy(continuous=1)
+    recording = recorded(graph, n_rows=130)
+    recording.expected[CONTINUOUS][100] += 8e-6
+    report = publish(graph, tmp_path / "p.onnx", recording=recording)
+    assert report.max_continuous_error == pytest.approx(8e-6, abs=1e-6)

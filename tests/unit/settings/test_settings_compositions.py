@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
 from pipeline.settings.named_files import demonstrations
 from pipeline.settings.params import Params, load_params
@@ -276,3 +277,38 @@ def test_demonstrations_are_those_of_every_signal_and_of_cloning_in_order() -> N
         ("reward_signals.gail.demo_path[1]", "b.demo"),
         ("behavioral_cloning.demo_path[0]", "c.demo"),
     ]
+
+
+def test_samples_of_many_combinations_change_one_key_of_the_first(
+    params: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.settings.sweeps._MOST_COMBINATIONS", 5)
+    axes = {"a": Axis(values=(1, 2)), "b": Axis(values=(3, 4, 5))}
+    samples = list(replace(params.sweeps["search"], parameters=axes).samples())
+    pairs = [(values["a"], values["b"]) for values in samples]
+    assert pairs == [(1, 3), (2, 3), (1, 3), (1, 4), (1, 5)]
+
+
+def test_networks_of_an_experiment_are_those_of_its_trainer_and_of_nothing_else(
+    params: Params,
+) -> None:
+    networks = "network_settings: {hidden_units: 24}"
+    (params.path.parent / "t.yaml").write_text(
+        f"default_settings: {{trainer_type: poca, {networks}, max_steps: 9}}\n"
+        "behaviors: {Ball: {trainer_type: sac, network_settings: {num_layers: 1}}}\n"
+    )
+    (params.path.parent / "u.yaml").write_text(f"behaviors: {{Ball: {{{networks}}}}}\n")
+    reduced, others = params.network_settings("cloned"), params.network_settings("base")
+    ball, default = reduced.behaviors["Ball"], reduced.for_behavior("Other")
+    assert (ball.trainer_type, default.trainer_type) == ("sac", "poca")
+    assert (ball.network_settings.hidden_units, ball.network_settings.num_layers) == (24, 1)
+    assert (default.network_settings.hidden_units, default.network_settings.num_layers) == (24, 2)
+    assert ball.max_steps == default.max_steps == 500_000
+    assert (others.behaviors["Ball"].trainer_type, others.default_settings) == ("ppo", None)
+    with pytest.raises(SettingsError, match="The behavior name Other has not been specified"):
+        others.for_behavior("Other")
+
+
+def test_runs_of_a_sweep_are_its_trials_and_its_best(params: Params) -> None:
+    assert params.runs_of("grid") == [("grid/001", 5), ("grid/002", 5), ("grid_best", 7)]
+    assert params.runs_of("search") == [(f"search/00{number}", 6) for number in (1, 2, 3)]

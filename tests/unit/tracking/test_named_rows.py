@@ -19,6 +19,7 @@ from pipeline.stages import export, train
 from pipeline.stages.shared import run_context
 from pipeline.tracking.base import Tracker
 from pipeline.tracking.run_metadata import flat
+from pipeline.tracking.sinks import mlflow as mlflow_sink
 from pipeline.tracking.sinks import named_sinks
 from pipeline.tracking.tracked_run import run_outside_dag
 
@@ -275,14 +276,15 @@ def test_mlflow_is_told_once_of_the_run_and_of_each_behavior_its_own(folder: Pat
 
     class Record:
         def __init__(self, _key, *, prefix):
-            told.append(("made", prefix))
+            told.append(("run", prefix))
 
         def __getattr__(self, name):
             return lambda *values, **options: told.append((name, *values, options))
 
-    monkeypatch.setattr("pipeline.tracking.sinks.mlflow.MlflowRun", Record)
+    monkeypatch.setattr(mlflow_sink, "MlflowRun", Record)
     clock = iter((100.0, 130.0))
-    monkeypatch.setattr("pipeline.tracking.sinks.mlflow.time.monotonic", clock.__next__)
+    own = SimpleNamespace(monotonic=clock.__next__)
+    monkeypatch.setattr(mlflow_sink, "time", own)
     run = described(folder)
     (sink,) = named_sinks(run, ["mlflow"])
     for behavior, threshold in (("Walker", 1), ("Guide", 2)):
@@ -292,7 +294,7 @@ def test_mlflow_is_told_once_of_the_run_and_of_each_behavior_its_own(folder: Pat
     (run.folder / "Walker.onnx").touch()
     results = {"Walker": {"interrupted_at_step": 30.0}, "Guide": {"interrupted_at_step": 20.0}}
     sink.ended(results)
-    assert told[0] == ("made", False)
+    assert told[0] == ("run", False)
     assert [call[0] for call in told[1:]] == [
         "describe",
         "params",
@@ -303,3 +305,5 @@ def test_mlflow_is_told_once_of_the_run_and_of_each_behavior_its_own(folder: Pat
     ]
     assert told[2][1] == {"Guide.threshold": 2}
     assert told[3][1:] == (results, {"curve": [], "seconds": 30.0, "interrupted": [20, 30]})
+    outputs = [(call[1].name, call[2]["what"]) for call in told if call[0] == "made"]
+    assert outputs == [("Walker.onnx", "export.Walker"), ("checkpoint.pt", "train.Guide")]
