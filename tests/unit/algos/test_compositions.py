@@ -409,3 +409,42 @@ def test_each_quantity_follows_its_own_schedule(falls):
     kinds = {f"{name}_schedule": "linear" if name == falls else "constant" for name in start}
     now = Schedule.at(5, PPOSettings(**start, **kinds), 10)
     assert {name for name in start if getattr(now, name) != start[name]} == {falls}
+
+
+class Cloning:
+    """Notes the steps that it is told."""
+
+    n_parts = 0
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def update(self, *, step=0):
+        self.told.append(step)
+        return 0.0
+
+    def update_in_parts(self, *, step=0):
+        self.told.append(step)
+        yield from ()
+        return 0.0
+
+
+@pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
+def test_cloning_is_told_how_far_the_training_is(trainer):
+    """Its learning rate falls with the steps of the policy."""
+    play = Play(
+        learner(trainer, hyperparameters={"buffer_init_steps": 0} if trainer == "sac" else {})
+    )
+    algorithm = play.learner.algorithm
+    algorithm.bc = cloning = Cloning()
+    varied(play)
+    algorithm.update(play.rollout(), step=3)
+    assert set(cloning.told) == {3}
+
+
+def test_sac_s_steps_of_signals_and_of_its_networks_are_each_counted_on_from_a_state():
+    settings = {"steps_per_update": 4, "reward_signal_steps_per_update": 8}
+    original, restored = (learner("sac", hyperparameters=settings).algorithm for _ in range(2))
+    original.n_updates, original.n_signal_updates = 11, 6
+    restored.load_state_dict(copy.deepcopy(original.state_dict()))
+    assert (restored.n_updates, restored.n_signal_updates) == (11, 6)

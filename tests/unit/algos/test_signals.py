@@ -184,6 +184,11 @@ def normalizers(reward_signal):
 # --- random network distillation
 
 
+@pytest.mark.parametrize("name", ["curiosity", "rnd", "gail"])
+def test_a_signal_learns_at_the_rate_of_its_own_section(name, tmp_path):
+    assert signal(name, folder=tmp_path, learning_rate=0.0625).optimizer.learning_rate == 0.0625
+
+
 def test_rnd_rewards_what_it_has_not_learned_more_than_what_it_has():
     rnd = signal("rnd", network_settings={"hidden_units": 64, "num_layers": 2})
     known, unknown = steps(seed=1), steps(seed=2, shift=2.0)

@@ -216,6 +216,17 @@ def test_without_a_file_every_row_is_new(memory):
             np.testing.assert_array_equal(new[name], rows)
 
 
+def test_files_of_rows_that_were_forgotten_are_forgotten_too():
+    rng, replay = np.random.default_rng(4), twenty(memory=False)
+    replay.add(rollout([4], rng))
+    replay.note_kept("before", "digest", 4)
+    replay.clear()
+    assert (len(replay), replay.kept) == (0, [])
+    replay.add(rollout([3], rng))
+    replay.note_kept("after", "digest", 3)
+    assert replay.kept == [("after", "digest", 3)]
+
+
 def test_a_saved_replay_with_more_rows_than_there_is_room_for_is_refused():
     big, small = (Replay(FIELDS, n_obs=2, capacity=n) for n in (20, 10))
     big.add(rollout([15], np.random.default_rng(1)))

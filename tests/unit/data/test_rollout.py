@@ -277,6 +277,24 @@ def test_storage_taken_up_again_goes_on_as_it_would_have():
     assert_equal_contents(went_on, fresh, dirty)
 
 
+def test_who_waits_for_a_reward_waits_for_it_in_a_storage_taken_up_again():
+    original, fresh, dirty = _storage(), _storage(), _storage()
+    obs, reward = np.full((1, 2), 3, np.float32), np.array([0.5, 0.25], np.float32)
+    for storage, slot in ((original, 1), (dirty, 0)):
+        storage.reserve(2)
+        storage.begin_transition(np.array([slot]), {"obs_0": obs})
+    for storage in (fresh, dirty):
+        storage.load_open_state(original.open_state(2))
+        assert storage.are_waiting(np.array([1, 0])).tolist() == [True, False]
+        ends = {"ended": True, "interrupted": np.array([False, False])}
+        storage.complete_transition(
+            np.array([0, 1]), reward, [np.zeros((2, 2), np.float32)], **ends
+        )
+        assert storage.rollout().slots.tolist() == [1]
+        assert storage.rollout().fields["reward"].tolist() == [0.25]
+        assert storage.rollout().fields["obs_0"].tolist() == [[3, 3]]
+
+
 def test_storage_that_had_room_from_the_start_keeps_the_same_rows():
     grown, roomy = recurrent(capacity=1), recurrent(capacity=1000)
     late = Trajectories(RECURRENT, n_obs=1, horizon=5, capacity=7)

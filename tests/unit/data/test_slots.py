@@ -230,3 +230,19 @@ def test_silent_agents_keep_their_slots_until_as_many_others_have_come_again():
     assert len(slots.sweep()) == 0
     slots.deciding("more", ids(-1))
     assert sorted(slots.sweep()) == sorted(quiet)
+
+
+def test_a_state_has_each_source_s_messages_and_the_order_of_free_slots_and_stays_as_it_is():
+    slots, resumed = Slots(), Slots()
+    slots.deciding("a", ids(0, 1, 2, 3))
+    for _ in range(4):
+        slots.deciding("b", ids(0))
+    slots.release("a", [3])
+    slots.release("a", [1])
+    state = slots.state_dict()
+    resumed.load_state_dict(state)
+    for each in (slots, resumed):
+        each.deciding("a", ids(0, 2))
+        assert each.state_dict()["clock"] == 3, "b has sent most, from 0 on"
+        assert each.deciding("a", ids(8, 9)).tolist() == [1, 3], "freed last, taken first"
+    assert state["heard"].tolist() == [0, 0, 0, 0, 3]

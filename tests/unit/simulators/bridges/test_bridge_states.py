@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 from pettingzoo import ParallelEnv
 
+from pipeline.errors import UnityEnvironmentException
 from pipeline.protocol import state
+from pipeline.protocol.parameters import Parameters
+from pipeline.simulators.bridges.copies import ParallelCopy
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
 
@@ -215,3 +218,55 @@ def test_parameters_are_restored_with_the_environments(kind, env):
     restored.load_state_dict(original.state_dict())
     restored.reset()
     assert [copy.options for copy in restored._envs] == [{"wind": 2.0}] * 2
+
+
+class Guest:
+    """b ends before it has decided, is named once more, comes back, ends, and is seen once more."""
+
+    possible_agents = ["a", "b"]
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.n = ["a"], 0
+        return {"a": 0.0}, {}
+
+    def step(self, actions):
+        self.n += 1
+        self.agents = {3: ["a", "b"], 6: []}.get(self.n, ["a"])
+        seen = ["a"] if self.n == 6 else ["a", "b"]
+        over = {"a": self.n == 6, "b": self.n in (1, 2, 4)}
+        return dict.fromkeys(seen, 0.0), {"a": 1.0}, over, {}, {}
+
+    def get_state(self):
+        return {"n": self.n, "agents": list(self.agents)}
+
+    def set_state(self, saved):
+        self.n, self.agents = saved["n"], list(saved["agents"])
+
+
+def guests() -> ParallelCopy:
+    rng, parameters = np.random.default_rng(0), Parameters()
+    return ParallelCopy(Guest(), groups=[["a", "b"]], rng=rng, where="g", parameters=parameters)
+
+
+@pytest.mark.parametrize("restores", [False, True])
+def test_each_end_of_an_agent_counts_once_in_every_episode_and_after_a_restore(restores):
+    copy = guests()
+    assert [event.agent for event in copy.reset()] == [0]
+    asks, goes = (0, None, 1.0), (1, False, 0.0)
+    episode = [[asks, goes], [asks], [asks, (1, None, 0.0)], [asks, goes], [asks]]
+    episode.append([(0, False, 1.0), (0, None, 0.0)])
+    for expected in episode * 2:
+        events = [(e.agent, e.interrupted, e.group_reward) for e in copy.step({0: 0})]
+        assert events == expected
+        if restores:
+            saved, copy = state.decode(state.encode(copy.state_dict())), guests()
+            copy.load_state_dict(saved)
+
+
+def test_an_agent_that_vanishes_after_a_restore_is_missed():
+    copy, restored = guests(), guests()
+    list(copy.reset())
+    restored.load_state_dict(copy.state_dict())
+    restored.env.step = lambda _: (restored.env.agents.clear(), ({}, {}, {}, {}, {}))[1]
+    with pytest.raises(UnityEnvironmentException, match="the agent 'a' has left"):
+        list(restored.step({0: 0}))
