@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,11 +27,12 @@ def test_options_reach_the_episodes_and_the_film_and_both_behaviors_are_told(
         for k, value in enumerate(values)
     ]
 
-    def play(models, build, **options):
-        seen.update(options, models=models, program=build.file, args=build.args)
+    def play(policies, build, **options):
+        seen.update(options, policies=policies, program=build.file, args=build.args)
         return played
 
-    monkeypatch.setattr(policy, "OnnxPolicy", lambda _: None)
+    loaded = SimpleNamespace(has_deterministic_actions=True)
+    monkeypatch.setattr(policy, "OnnxPolicy", lambda _: loaded)
     monkeypatch.setattr(named_env, "executable_of", lambda name: Path(f"{name}.x86_64"))
     monkeypatch.setattr(evaluate, "play", play)
     options = ["--episodes", "3", "--seed", "12", "--video", "a.gif"]
@@ -38,14 +40,15 @@ def test_options_reach_the_episodes_and_the_film_and_both_behaviors_are_told(
     words = ["evaluate", "dir/A.onnx", "--env", "game", *options, "--env-args", "--level", "7"]
     assert main(words) == 0
     assert seen == {
-        "models": {"A": Path("dir/A.onnx")},
+        "policies": {"A": loaded},
         "program": Path("game.x86_64"),
         "args": ("--level", "7"),
         "episodes": 3,
         "seed": 12,
+        "deterministic": True,
         "videos": {kind or "median": Path("a.gif")},
     }
-    first, second, film = capsys.readouterr().out.splitlines()
+    first, second, _, film = capsys.readouterr().out.splitlines()
     mean = "A: 3 episodes, mean return 4.000 (1.000 to 9.000), mean length 4.0"
     assert (first, second.partition(",")[0]) == (mean, "B: 1 episodes")
     number, value = told

@@ -120,6 +120,7 @@ def test_each_of_several_runs_has_its_own_folder_seed_numbers_and_times(monkeypa
 
     def train(_plan, given, folder, _weights, timers):
         begun.append((given.env_settings.seed, folder.path.name))
+        folder.start()
         timers.start()
         results = {
             name: BehaviorResult(

@@ -163,6 +163,7 @@ def test_a_stage_tells_how_it_begins_learns_and_ends(events, tmp_path, error, st
     try:
         with stage_side.reporting("train", "ppo/seed1", tmp_path):
             for sink in sinks:
+                sink.began("Ball", {"max_steps": 9})
                 sink.metrics("Ball", {names.REWARD: 2.0}, 3)
             if error is not None:
                 raise error

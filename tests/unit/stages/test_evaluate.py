@@ -14,7 +14,6 @@ from pipeline.envs import unity
 from pipeline.evaluation import episodes as episodes_module
 from pipeline.evaluation import video
 from pipeline.evaluation.episodes import Episode
-from pipeline.export import policy
 from pipeline.settings import load_run_settings
 from pipeline.stages import evaluate
 
@@ -44,7 +43,6 @@ def test_episodes_are_played_as_asked_and_filmed_when_all_have_been_played(
         return call
 
     monkeypatch.setattr(unity, "UnityEnvironment", environment)
-    monkeypatch.setattr(policy, "OnnxPolicy", lambda path: f"policy of {path}")
     monkeypatch.setattr(episodes_module, "evaluate", noted("play", [MEDIAN, BEST]))
     monkeypatch.setattr(video, "check", lambda file, paths: calls.append(("check", file, [*paths])))
     monkeypatch.setattr(video, "choose", lambda _: {"median": MEDIAN, "best": BEST})
@@ -52,26 +50,27 @@ def test_episodes_are_played_as_asked_and_filmed_when_all_have_been_played(
     monkeypatch.chdir(tmp_path)
     build = SimpleNamespace(file=Path("game"), args=("--level", "7"))
     videos = {"best": Path("b.gif"), "median": Path("m.gif")} if is_filmed else None
+    policies = {"A": "policy of A", "B": "policy of B"}
     played = evaluate.play(
-        {"A": Path("a.onnx"), "B": Path("b.onnx")},
+        policies,
         build,
+        deterministic=False,
         episodes=4,
         seed=9,
         log_folder=Path("logs"),
         videos=videos,
     )
     assert played == [MEDIAN, BEST]
-    policies = {"A": "policy of a.onnx", "B": "policy of b.onnx"}
     options = {"seed": 9, "additional_args": ("--level", "7"), "no_graphics": True}
     expected = [
         ("open", (Path("game"),), options | {"log_folder": tmp_path / "logs"}),
-        ("play", ("env", policies), {"episodes": 4, "seed": 9}),
+        ("play", ("env", policies), {"episodes": 4, "seed": 9, "deterministic": False}),
         "close",
     ]
     if is_filmed:
         wanted = {Path("b.gif"): BEST, Path("m.gif"): MEDIAN}
         arguments = (Path("game"), ("--level", "7"), policies, played, wanted)
-        film = ("film", arguments, {"seed": 9})
+        film = ("film", arguments, {"seed": 9, "deterministic": False})
         expected = [("check", Path("game"), [*wanted]), *expected, film]
     assert calls == expected
 
@@ -99,7 +98,7 @@ def test_numbers_of_each_behavior_are_told_with_its_policy_and_scored_without_se
             replace(MEDIAN, behavior="C", episode_return=2.0),
         ]
     )
-    named = evaluate._with_policy(metrics, run)
+    named = evaluate._with_policy(metrics, run, {})
     assert {name: (v["policy_md5"], v["mean_return"]) for name, v in named.items()} == {
         "A": ("a", 2.5),
         "B": ("b", 8.0),

@@ -280,7 +280,9 @@ def load_policy(path: Path) -> SavedPolicy:
         policy.load_state_dict(weights)
         step = int(state["learner"]["step"])
         recorded = state["learner"]["recorded"]
+        recorded_obs = [values.numpy() for values in recorded["obs"]]
         allowed = recorded["allowed"]
+        recorded_masks = None if allowed is None else allowed.float().numpy()
         interrupted = [int(step) for step in state.get("run", {}).get("interrupted", ())]
     except (SettingsError, *MISFITS) as error:
         raise CheckpointError(
@@ -293,8 +295,8 @@ def load_policy(path: Path) -> SavedPolicy:
         settings=settings,
         policy=policy,
         step=step,
-        recorded_obs=[values.numpy() for values in recorded["obs"]],
-        recorded_masks=None if allowed is None else allowed.float().numpy(),
+        recorded_obs=recorded_obs,
+        recorded_masks=recorded_masks,
         interrupted=interrupted,
     )
 
