@@ -594,3 +594,10 @@ def test_a_silence_counts_waits_alone_and_ends_with_all_that_it_counted(caplog):
         assert lines(1) == [("Game", 1, 300.0)]
         watch.end()
         assert not watch.is_on
+
+
+def test_workers_behind_one_that_takes_no_parameters_are_sent_them_too():
+    envs = [Worker(0), Worker(1, takes=False), Worker(2)]
+    with WorkerSet(envs) as workers:
+        assert not workers.set_parameter("gravity", 2.0)
+    assert all(("gravity", 2.0) in env.calls for env in envs)
