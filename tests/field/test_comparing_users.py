@@ -235,6 +235,12 @@ def test_five_seeds_of_equal_budgets_are_conclusive_where_they_do_not_overlap(tm
     )
 
 
+def test_equal_returns_ask_for_no_more_seeds(tmp_path, capsys):
+    for name in "ab":
+        evaluated_runs(tmp_path, name, range(5), steps=8_000)
+    assert compared(tmp_path, capsys).splitlines()[1] == "a (2) and b do equally well."
+
+
 def test_the_best_of_three_is_compared_with_each_of_the_others(tmp_path):
     evaluated_runs(tmp_path, "a", range(5), steps=8_000)
     evaluated_runs(tmp_path, "b", range(10, 15), steps=8_000)

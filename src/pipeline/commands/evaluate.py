@@ -66,6 +66,8 @@ def run(arguments: argparse.Namespace) -> str:
     from pipeline.stages.shared.executable import Build
     from pipeline.stages.shared.named_env import executable_of
 
+    if arguments.episodes < 1:
+        raise SettingsError(f"--episodes: must be at least 1, got {arguments.episodes}.")
     policies = _policies(arguments.models)  # refuses a broken file before an environment is built
     deterministic = can_be_deterministic(policies) and not arguments.stochastic
     program = executable_of(arguments.env)

@@ -68,8 +68,10 @@ def conclusion(task: Task) -> str:
     # Divided among the comparisons (Bonferroni): one of many is far apart by chance more often.
     limit = (1 - statistics.CONFIDENCE) / len(against)
     shown = [pair for pair in against if pair.better == name and pair.chance <= limit]
-    unclear = [pair for pair in against if pair not in shown]
-    sentences = []
+    unclear = [pair for pair in against if pair not in shown and pair.chance < 1.0]
+    equal = [pair for pair in against if pair.chance >= 1.0]
+    others = ", ".join(pair.than if pair.better == name else pair.better for pair in equal)
+    sentences = [f"{name} ({number(best.iqm)}) and {others} do equally well."] if equal else []
     for group, verb, end in (
         (shown, "does better than", "."),
         (unclear, "is not shown to do better than", "; more seeds would tell."),

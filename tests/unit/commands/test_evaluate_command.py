@@ -14,6 +14,12 @@ from pipeline.stages import evaluate
 from pipeline.stages.shared import named_env
 
 
+@pytest.mark.parametrize("n", [0, -3])
+def test_a_number_of_episodes_below_1_is_refused_before_anything_is_built(n, capsys):
+    assert main(["evaluate", "A.onnx", "--env", "balance_ball", "--episodes", str(n)]) == 2
+    assert capsys.readouterr().err == f"error: --episodes: must be at least 1, got {n}.\n"
+
+
 @pytest.mark.parametrize(("kind", "told"), [("best", (2, 9.0)), (None, (0, 2.0))])
 def test_options_reach_the_episodes_and_the_film_and_both_behaviors_are_told(
     kind, told, monkeypatch, capsys

@@ -57,6 +57,7 @@ def test_a_word_is_the_executable_that_lies_there_and_else_the_simulator(folder:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("CartPole-v1", r"A registered environment of Gymnasium .* `gymnasium:CartPole-v1`\."),
         ("balnce_ball", r"No simulator is called so \(did you mean 'balance_ball'\?\)\. Give a p"),
         ("Game", r"No simulator is called so\. Give a path \(\./Game\), a simulator"),
         ("build/tag", "`pipeline env build tag -o build/tag` makes it, and the name tag alone"),

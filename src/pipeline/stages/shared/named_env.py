@@ -97,6 +97,8 @@ def _hint(path: str) -> str:
     if word in registry.SIMULATORS:
         built = shell_command("pipeline", "env", "build", word, "-o", path)
         return f"`{built}` makes it, and the name {word} alone is built and kept by itself."
+    if re.search(r"-v\d+$", path):
+        return f"A registered environment of Gymnasium is named so: `gymnasium:{path}`."
     if word == path:
         return f"No simulator is called so{registry.near(word)}. Give {FORMS}."
     if near := files.similar(path).removeprefix("; d"):
