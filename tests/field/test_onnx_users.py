@@ -268,6 +268,8 @@ def test_check_names_the_packages_and_keeps_numbers_for_full(hybrid, fixtures):
     assert "version_number 3, opset 9, IR version 6" in check(path, full=True)
     old = check(fixtures / "onnx/SoccerTwos.onnx")
     assert "SoccerTwos.onnx: Unity can load this file with package 1.x and newer." in old
+    assert "acts      discrete actions, 9 choices over all branches" in old
+    assert "acts      1 branch of 3 choices" in text
 
 
 def test_check_compares_with_a_demonstration_and_with_an_environment(hybrid, tmp_path, capsys):

@@ -88,6 +88,7 @@ def check(
 
 
 def _in_words(layout: ModelDescription, model: onnx.ModelProto) -> Iterator[str]:
+    from pipeline.export.contract import NEWEST_VERSION
     from pipeline.export.layout import MEANING
 
     # Of any exporter, so of any length, with any characters.
@@ -108,7 +109,14 @@ def _in_words(layout: ModelDescription, model: onnx.ModelProto) -> Iterator[str]
         yield f"  acts      {layout.continuous_size} continuous action{plural}{meaning}"
     if layout.discrete_branches:
         meaning = said.get("discrete_actions", "")
-        yield f"  acts      branches of {layout.discrete_branches} choices{meaning}"
+        sizes = layout.discrete_branches
+        # A file of package 1.x has the sum of all branches alone.
+        what = (
+            f"{len(sizes)} branch{'es' * (len(sizes) > 1)} of {', '.join(map(str, sizes))} choices"
+            if layout.version == NEWEST_VERSION
+            else f"discrete actions, {sum(sizes)} choices over all branches"
+        )
+        yield f"  acts      {what}{meaning}"
     if layout.memory_size > 0:
         yield f"  remembers {layout.memory_size} numbers"
 
