@@ -380,3 +380,10 @@ def test_a_run_without_a_result_to_show_says_that_it_is_up_to_date(here, monkeyp
     capsys.readouterr()
     assert cli.main(["run", "balance_ball_ppo-1"]) == 0
     assert capsys.readouterr().out == "snakemake: balance_ball_ppo-1 up to date.\n"
+    curve = Path("results/train/balance_ball_ppo/seed1/progress.csv")
+    curve.parent.mkdir(parents=True)
+    curve.write_text("no curve\n")
+    assert cli.main(["run", "balance_ball_ppo-1"]) == 0
+    first, _, last = capsys.readouterr().out.splitlines()
+    assert first == "snakemake: balance_ball_ppo-1 up to date."
+    assert last.startswith(f"There is no table of them: {curve.resolve()}: cannot be read")

@@ -21,7 +21,14 @@ from pipeline.commands.engines import (
     snakemake_summary,
     unseen,
 )
-from pipeline.errors import Interrupted, SettingsError, StageError, shell_command
+from pipeline.errors import (
+    Interrupted,
+    PipelineError,
+    SettingsError,
+    StageError,
+    one_line,
+    shell_command,
+)
 from pipeline.progress import FILE, log_of
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import RUNS_FILE, key_of, table_of, write_plan
@@ -83,7 +90,10 @@ def run(arguments: argparse.Namespace) -> str:
     if not arguments.names:
         return answer(root)
     done = f"{engine}: {', '.join(arguments.names)} up to date."
-    table = answer(root, [run for name in arguments.names for run in params.runs_of(name)])
+    try:
+        table = answer(root, [run for name in arguments.names for run in params.runs_of(name)])
+    except PipelineError as error:  # the runs are up to date all the same
+        table = f"There is no table of them: {one_line(error)}"
     return f"{done}\n\n{table}" if table else done
 
 
