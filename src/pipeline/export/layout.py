@@ -89,19 +89,17 @@ def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
     except OSError as error:
         hint = similar(path) or "; check the path"
         raise ExportError(f"{path}: cannot be read ({error.strerror}){hint}") from error
+    other = foreign(content, own=b"\x08") or (
+        "is not an ONNX model; name the .onnx file of a run, or export that policy again"
+    )
     model = onnx.ModelProto()
     try:
         # Not `onnx.load`, which follows external data to other files.
         model.ParseFromString(content)
     except Exception as error:
-        kind = foreign(content, own=b"\x08") or "is not an ONNX file; export the policy again"
-        raise ExportError(f"{path}: {kind}") from error
+        raise ExportError(f"{path}: {other}") from error
     if not model.HasField("graph") or not model.graph.output:
-        kind = (
-            foreign(content, own=b"\x08")
-            or "is not an ONNX file with a graph; export the policy again"
-        )
-        raise ExportError(f"{path}: {kind}")
+        raise ExportError(f"{path}: {other}")
     flaw = data_flaw(model)
     if flaw is not None:
         raise ExportError(f"{path}: {flaw}; export the policy again")
