@@ -19,75 +19,96 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
 
-COMMANDS = {
-    "init": "write a project that trains in an environment of yours",
-    "doctor": "check this machine and folder, and say what to do",
-    "plan": "write the table of runs from params.yaml",
-    "run": "bring some experiments, sweeps, runs or subsets up to date",
-    "sync": "make DVC agree with Snakemake's results, or Snakemake with DVC's",
-    "env": "build, list and fetch environments",
-    "demo": "record, import, export, merge, trim and look at demonstrations",
-    "config": "look at trainer configurations, and upgrade them",
-    "learn": "train in an executable or in the Unity Editor",
-    "attach": "bring a player that runs here to a trainer on another machine",
-    "evaluate": "play episodes with an ONNX policy in an executable",
-    "timers": "say where a run's time went, and what would make it faster",
-    "compare": "compare runs over their seeds: returns, probabilities, steps to learn, time",
-    "provenance": "say what made an ONNX policy, and whether the present tree would make the same",
-    "runs": "say which MLflow run and which DVC revision belong together",
-    "onnx": "look at exported policies",
-    "card": "write a run's policies with a model card",
-    "push": "upload a run and its model card to the Hugging Face Hub",
-    "pull": "download a policy from the Hugging Face Hub",
-    "sign": "sign a folder with a policy, with a key of yours",
-    "verify": "say whether a folder is what the owner of a key has signed",
-    "ui": "show runs in the browser, on this machine only",
-    "completion": "print a script with which a shell completes these commands",
+GROUPS = {
+    "a project of your own": {
+        "init": "write a project that trains in an environment of yours",
+        "doctor": "check this machine and folder, and say what to do",
+    },
+    "the whole pipeline, also by `dvc repro` and `snakemake --cores 8`": {
+        "plan": "write the table of runs from params.yaml",
+        "run": "bring some experiments, sweeps, runs or subsets up to date",
+        "compare": "compare runs over their seeds: returns, probabilities, steps to learn, time",
+        "ui": "show runs in the browser, on this machine only",
+        "runs": "say which MLflow run and which DVC revision belong together",
+        "sync": "make DVC agree with Snakemake's results, or Snakemake with DVC's",
+    },
+    "one thing at a time": {
+        "learn": "train in an executable or in the Unity Editor",
+        "evaluate": "play episodes with an ONNX policy in an executable",
+        "env": "build, list and fetch environments",
+        "demo": "record, import, export, merge, trim and look at demonstrations",
+        "config": "look at trainer configurations, and upgrade them",
+        "onnx": "look at exported policies",
+        "timers": "say where a run's time went, and what would make it faster",
+        "attach": "bring a player that runs here to a trainer on another machine",
+    },
+    "show it to others": {
+        "card": "write a run's policies with a model card",
+        "push": "upload a run and its model card to the Hugging Face Hub",
+        "pull": "download a policy from the Hugging Face Hub",
+        "provenance": "say what made an ONNX policy, and whether the present tree would make the "
+        "same",
+        "sign": "sign a folder with a policy, with a key of yours",
+        "verify": "say whether a folder is what the owner of a key has signed",
+    },
+    "the shell": {
+        "completion": "print a script with which a shell completes these commands",
+    },
 }
+COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
 """Every command and its line of help. `commands/<name>.py` has its options in `add_options`, and
 does the work in `run`, or has subcommands of its own."""
 
-EXAMPLES = """\
-a project of your own, outside a checkout
-  pipeline init DIR --gymnasium CartPole-v1
-  pipeline init DIR --unity path/to/build
-  pipeline doctor                   what is missing on this machine
+EXAMPLES = {
+    "init": ("init DIR --gymnasium CartPole-v1", "init DIR --unity path/to/build"),
+    "run": ("run --cores 8", "run smoke --cores 2    one subset, experiment, sweep or run"),
+    "compare": ("compare", "compare results/train/collector_ppo results/train/collector_bc_ppo"),
+    "runs": ("runs collector_ppo-1",),
+    "evaluate": ("evaluate results/export/collector_ppo/seed1/FoodCollector.onnx --env collector",),
+    "env": (
+        "env build balance_ball -o build/balance_ball",
+        "env build gymnasium:CartPole-v1 -o build/cartpole --copies 8",
+        "env fetch URL --sha256 DIGEST",
+    ),
+    "demo": (
+        "demo record balance_ball -o data/demos/mine.demo --episodes 20",
+        "demo info data/demos/mine.demo",
+        "demo import play.csv --spec gymnasium:CartPole-v1 -o play.demo",
+    ),
+    "config": (
+        "config check old/trainer_config.yaml",
+        "config upgrade old/trainer_config.yaml old/curricula -o config/new.yaml",
+    ),
+    "onnx": ("onnx check results/export/collector_ppo/seed1/FoodCollector.onnx",),
+    "timers": ("timers results/first",),
+    "card": ("card collector_ppo-1 -o food --license apache-2.0",),
+    "push": ("push food --repo-id me/food",),
+    "pull": ("pull me/food -o theirs",),
+    "provenance": ("provenance results/export/collector_ppo/seed1/FoodCollector.onnx",),
+    "sign": ("sign food --key me.pem --new-key",),
+    "verify": ("verify theirs --key me.pem.pub",),
+}
+"""Command lines that the help of a command shows."""
 
-the whole pipeline
-  pipeline plan                     after editing experiments or seeds in params.yaml
-  dvc repro                         run what is out of date, one stage after another
-  snakemake --cores 8               the same, in parallel
-  pipeline compare                  what came of it: a table of all experiments
-  pipeline run --cores 8            the same, with a line for each stage and a table at the end
-  pipeline run smoke --cores 2      one subset, experiment, sweep or run of params.yaml
-  pipeline sync                     tell one engine what the other has done
-  pipeline ui                       curves, parameters and models in the browser
+_FIRST = (
+    "pipeline init DIR --gymnasium CartPole-v1 && cd DIR && pipeline run --cores 2",
+    "pipeline learn config/ppo/3DBall.yaml --env balance_ball --run-id first",
+    "pipeline evaluate results/first/3DBall.onnx --env balance_ball",
+)
 
-one thing at a time
-  pipeline env build balance_ball -o build/balance_ball
-  pipeline env fetch URL --sha256 DIGEST
-  pipeline env build gymnasium:CartPole-v1 -o build/cartpole --copies 8
-  pipeline learn config/ppo/3DBall.yaml --env balance_ball --run-id first
-  pipeline evaluate results/export/collector_ppo/seed1/FoodCollector.onnx --env collector
-  pipeline timers results/first
-  pipeline compare results/train/collector_ppo results/train/collector_bc_ppo
-  pipeline config check old/trainer_config.yaml
-  pipeline config upgrade old/trainer_config.yaml old/curricula -o config/new.yaml
-  pipeline demo record balance_ball -o data/demos/mine.demo --episodes 20
-  pipeline demo info data/demos/mine.demo
-  pipeline demo import play.csv --spec gymnasium:CartPole-v1 -o play.demo
-  pipeline onnx check results/export/collector_ppo/seed1/FoodCollector.onnx
-  pipeline runs collector_ppo-1
-  pipeline provenance results/export/collector_ppo/seed1/FoodCollector.onnx
 
-show it to others
-  pipeline card collector_ppo-1 -o food --license apache-2.0
-  pipeline sign food --key me.pem --new-key
-  pipeline push food --repo-id me/food
-  pipeline pull me/food -o theirs && pipeline verify theirs --key me.pem.pub
+class _Overview(Parser):
+    """The parser of all commands, whose help has them in groups."""
 
-`pipeline COMMAND --help` says more about each.
-"""
+    def format_help(self) -> str:
+        """Return usage, commands in groups, and examples."""
+        lines = [self.format_usage(), self.description or ""]
+        width = max(map(len, COMMANDS))
+        for title, commands in GROUPS.items():
+            lines += ["", title, *(f"  {name:{width}}  {text}" for name, text in commands.items())]
+        lines += ["", "for example", *(f"  {line}" for line in _FIRST)]
+        lines += ["", "`pipeline COMMAND --help` has options and examples; --version the version."]
+        return "\n".join(lines) + "\n"
 
 
 def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
@@ -183,17 +204,18 @@ def parser_for(words: Sequence[str], *, name: str | None = None) -> Parser:
 
 def _parser(names: Collection[str], *, program: str | None = None) -> Parser:
     """Return the parser with all commands, and the options of those in `names`."""
-    parser = Parser(
+    parser = _Overview(
         prog="pipeline",
         description="From an environment to a trained, exported, evaluated and compared agent.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"pipeline {__version__}")
     for name, text in COMMANDS.items():
         subparser = parser.add_command(name, text)
         # the others' modules are not imported, which keeps every command quick to start
         if name in names:
+            if lines := [f"  pipeline {line}" for line in EXAMPLES.get(name, ())]:
+                subparser.epilog = "\n".join(["for example", *lines])
+                subparser.formatter_class = argparse.RawDescriptionHelpFormatter
             command = importlib.import_module(f"pipeline.commands.{name}")
             subparser.prog = program or subparser.prog
             subparser.set_defaults(work=getattr(command, "run", None))

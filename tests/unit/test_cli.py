@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,19 @@ def test_help_teaches_by_example(capsys):
         cli.main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    for example in ("pipeline plan", "dvc repro", "snakemake --cores", "pipeline learn config/"):
+    for example in ("pipeline init", "dvc repro", "snakemake --cores", "pipeline learn config/"):
         assert example in text
+    assert [text.count(f"\n  {name} ") for name in cli.COMMANDS] == [1] * len(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("name", cli.EXAMPLES)
+def test_examples_of_a_command_are_command_lines_that_it_takes(capsys, name):
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    assert f"\nfor example\n  pipeline {cli.EXAMPLES[name][0]}\n" in capsys.readouterr().out
+    for example in cli.EXAMPLES[name]:
+        words = shlex.split(example.partition("    ")[0])
+        assert cli.parser_for(words).parse_args(words).work is not None
 
 
 @pytest.mark.parametrize(

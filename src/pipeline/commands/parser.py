@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
         # argparse allows one group of subcommands for each parser, made when the first is added.
         if self._subcommands is None:
             self._subcommands = self.add_subparsers(
-                title="commands", metavar="COMMAND", required=True
+                title="commands", metavar="COMMAND", required=True, parser_class=Parser
             )
         command = self._subcommands.add_parser(
             name, help=text, description=text[0].upper() + text[1:] + "."
