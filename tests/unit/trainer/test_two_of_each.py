@@ -13,6 +13,7 @@ from steps import decision_steps, take_turn, terminal_steps
 from test_restarted_worker import FailsAt, Long
 from test_restored_learner import PLAIN, SPEC, learner_of, messages
 from test_sync import Pair as TwoProcesses
+from test_trainer_composition import alternate, player
 from toys import Corridor
 
 from pipeline.envs.in_process import InProcessEnvironment
@@ -22,9 +23,14 @@ from pipeline.tracking import names
 from pipeline.trainer import loop as loop_module
 from pipeline.trainer.checkpoints import manager as manager_module
 from pipeline.trainer.checkpoints import replay_files
+from pipeline.trainer.checkpoints.file import digest, from_saved, to_saved
 from pipeline.trainer.checkpoints.manager import CheckpointManager
 from pipeline.trainer.checkpoints.resume_points import JointResumePoints
+from pipeline.trainer.curriculum import Curriculum
+from pipeline.trainer.distributed.group import DistributedGroup
 from pipeline.trainer.distributed.sync import LearnerSync
+from pipeline.trainer.learner import Learner
+from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.statistics import Statistics
 from pipeline.trainer.timing import Stopwatch
 
@@ -127,7 +133,7 @@ def test_beside_an_update_one_policy_acts_is_kept_and_normalises_as_at_its_begin
     learner = learner_of(make_learner, "ppo", PLAIN, threaded=True, self_play=games)
     normalizer = learner.algorithm.policy.normalizers.by_observation["0"]
     obs = [np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)]
-    n_under_way, begun = 0, {}
+    n_under_way, begun, kept = 0, {}, []
     for number, steps in enumerate(messages(40, seed=2, grouped=False)):
         take_turn(learner, steps)
         while learner.learn():
@@ -150,6 +156,8 @@ def test_beside_an_update_one_policy_acts_is_kept_and_normalises_as_at_its_begin
         now = flat, float(normalizer.count)
         assert begun.setdefault(learner.n_updates, now) == now, "until the update is over"
         n_under_way += 1
+        kept.append((weights, digest(weights)))
+    assert all(digest(weights) == expected for weights, expected in kept), "as they were then"
     assert n_under_way > len(begun) > 2
 
 
@@ -219,28 +227,27 @@ def test_a_moment_of_all_processes_is_written_once_when_all_have_it():
         points.meet([note, note | {"progress": progress or note["progress"]}], group)
         return points.is_due
 
-    for number in (1, 2):
+    for number, (end, n_written) in enumerate(((None, 1), ("lost", 1), (None, 2)), 1):
         points.want()
         assert meet()
         points.begin([], {})
-        assert calls == ["snapshot", "request"] * number, "the states are those of the next message"
+        assert calls == ["snapshot", "request"] * number, "states are those of the next message"
         assert not points.is_due
         assert not meet()
         points.complete()
+        before = len(written)
         assert not meet("waits")
-        assert len(written) == number - 1
-        assert not meet()
-        assert len(written) == number
+        assert len(written) == before
+        assert not meet(end)
         for _ in range(2):
             assert not meet(), "asked for once"
-        states, environments = written[-1]
+        assert len(written) == n_written
+    for states, environments in written:
         assert environments == ["ours"]
         assert {name: state["held"] for name, state in states.items()} == held
-        ranks = {name: state["ranks"] for name, state in states.items()}
-        assert ranks == {
+        assert {name: state["ranks"] for name, state in states.items()} == {
             name: [{"held": n, "environments": ["theirs"]}] for name, n in (("A", 3), ("B", 4))
         }
-        assert len(written) == number
 
 
 def test_a_resumed_run_deletes_later_checkpoints_of_each_behavior_with_their_policies(
@@ -303,3 +310,122 @@ def test_a_file_of_new_rows_never_has_the_name_of_one_that_is_still_needed(tmp_p
         )
         replay_files.save_new_rows(tmp_path, SimpleNamespace(replay_to_keep=replay, step=8))
     assert made == ["replay-8-1.npz", "replay-8-1.npz", "replay-8-6.npz"]
+
+
+def test_a_behavior_s_device_is_chosen_for_the_agents_of_all_workers(quick, make_loop, monkeypatch):
+    asked = {}
+
+    def chosen(name, *_, n_agents, kept):
+        asked[name] = n_agents, kept
+        return torch.device("cpu")
+
+    monkeypatch.setattr(loop_module, "fastest_device", chosen)
+    envs = [Pair(Corridor(n_agents=a), Corridor(n_agents=b)) for a, b in ((1, 4), (2, 5))]
+    with WorkerSet([InProcessEnvironment(env) for env in envs]) as workers:
+        loop = make_loop(workers, quick("One", "Two"))
+        loop.device = None
+        loop._begin()
+        loop._saved = {"Two": {"run": {"devices": {"One": "no", "Two": "cuda:7"}}}}
+        monkeypatch.setattr(loop_module, "restore", lambda *_, **__: None)
+        monkeypatch.setattr(loop.keeper, "restore", lambda *_, **__: None)
+        loop._step()
+        assert asked == {"One": (3, None), "Two": (9, "cuda:7")}
+        assert loop._shared_state()["devices"] == {"One": "cpu", "Two": "cpu"}
+
+
+def test_decisions_of_a_ghost_are_counted_over_all_workers_and_by_its_own_behavior():
+    self_play, pick, aim = SelfPlay(), player("Pick", swap_steps=5), player("Aim", swap_steps=5)
+    alternate(self_play, pick, aim)
+    assert [list(x.past.opponents) for x in (pick, aim)] == [[], ["Aim?team=1"]]
+    ends = terminal_steps([], [9], reward=1.0)
+    steps = [(decision_steps([], [0, 1]), ends), (decision_steps([], [0, 1, 2]), ends)]
+    self_play.on_step("Aim?team=1", aim, steps)
+    assert (pick.past.ghost_steps, aim.past.ghost_steps) == (0, 5)
+    assert (pick.past.rating, aim.past.rating) == (1200.0, 1200.0), "a ghost's games do not count"
+    self_play.on_step("Pick?team=0", pick, steps)
+    assert (pick.past.ghost_steps, aim.past.ghost_steps) == (0, 5)
+    assert pick.past.rating > 1200.0 > aim.past.ratings[0]
+    assert not self_play.advance()
+    assert aim.past.last_swap == 0
+    aim.past.ghost_steps += 1
+    assert not self_play.advance()
+    assert aim.past.last_swap == 6
+
+
+def test_a_behavior_is_measured_over_as_many_episodes_as_its_own_lessons_ask_for(quick):
+    def lessons(behavior, length):
+        criteria = {"measure": "reward", "behavior": behavior, "threshold": 2.0}
+        criteria |= {"min_lesson_length": length, "signal_smoothing": False}
+        first = {"name": "first", "value": 1.0, "completion_criteria": criteria}
+        return {"curriculum": [first, {"name": "second", "value": 2.0}]}
+
+    settings = quick("One", "Two", parameters={"p": lessons("One", 1), "q": lessons("Two", 3)})
+    curriculum, begun = Curriculum(settings.environment_parameters), []
+    for one, two in ((0.0, 9.0), (0.0, 9.0), (3.0, None), (None, 9.0)):
+        for name, value in (("One", one), ("Two", two)):
+            returns = [] if value is None else [value]
+            curriculum.observe(name, returns=returns, step=0, max_steps=1)
+        begun.append(curriculum.advance().parameters)
+    # One's last return is above 2; then all begin anew, and Two has one episode of three.
+    assert begun == [(), (), ("p",), ()]
+
+
+def test_who_only_acts_or_has_finished_observes_nothing(make_learner, quick):
+    settings = quick(network_settings=PLAIN).behaviors["Toy"]
+    device = torch.device("cpu")
+    learners = [Learner("Toy", SPEC, settings, seed=1, device=device, learns=x) for x in (1, 0)]
+    learners.append(Learner("Toy", SPEC, settings, seed=1, device=device))
+    learners[2].step = settings.max_steps
+    counts = []
+    for learner in learners:
+        for steps in messages(12, seed=1, grouped=False):
+            take_turn(learner, steps)
+        counts.append(float(learner.algorithm.policy.normalizers.by_observation["0"].count))
+    assert counts[0] > 1.0
+    assert counts[1:] == [1.0, 1.0]
+    assert learners[1].step > 0
+
+
+def test_a_process_weighs_as_much_as_others_again_after_its_minibatches():
+    group = object.__new__(DistributedGroup)
+    group.rank, group.size, group._weight = 0, 2, 1.0
+    group._numbers = lambda _: np.array([[1, 3], [1, 1]])
+    assert [group._weight for _ in group.weighted([1, 3])] == [1.0, 1.5]
+    assert group._weight == 1.0
+
+
+def test_what_is_taken_up_from_a_file_may_be_written_to_and_the_file_s_state_stays():
+    saved = to_saved({"rows": [np.arange(3.0)]})
+    taken = from_saved(saved)
+    taken["rows"][0][:] = 9.0
+    assert saved["rows"][0].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_numbered_checkpoint_is_whole_before_it_is_told_of_and_before_older_ones_go(
+    tmp_path, quick, make_learner, monkeypatch
+):
+    learner, seen = make_learner(Corridor.spec, keep_checkpoints=1), []
+
+    def export(path, folder, *, label):
+        assert path.exists()
+        (folder / f"{folder.name}{label}.onnx").touch()
+
+    keeper = CheckpointManager(tmp_path, quick(), exporter=export)
+
+    def told(name, path, step):
+        steps = [entry["steps"] for entry in keeper.status.read()[name]["checkpoints"]]
+        seen.append((path.with_suffix(".onnx").exists(), step, steps))
+
+    keeper.on_checkpoint = told
+    learner.step = 10
+    keeper.milestone(learner, {})
+    learner.step = 20
+    with monkeypatch.context() as patch:
+        patch.setattr(manager_module, "save_checkpoint", None)
+        with pytest.raises(TypeError):
+            keeper.milestone(learner, {})
+    assert (tmp_path / "Toy/Toy-10.pt").exists()
+    assert not keeper.has_numbered(learner)
+    keeper.milestone(learner, {})
+    assert [path.name for path in tmp_path.glob("Toy/*.pt")] == ["Toy-20.pt"]
+    assert seen == [(True, 10, [10]), (True, 20, [20])]
