@@ -17,6 +17,7 @@ import torch
 from steps import decision_steps, take_turn, terminal_steps
 from test_signals import CPU, demo
 
+from pipeline.algos import replay_sampler, reward_signals
 from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.algos.rows import Rows
 from pipeline.algos.schedules import Schedule
@@ -505,6 +506,38 @@ def test_each_step_of_a_signal_is_on_rows_drawn_for_it():
             drawn = algorithm.replay.sample(stream, 24)
         expected = drawn.fields["done"][8 * number : 8 * number + 8]
         assert batch.done.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("memory", [None, MEMORY])
+def test_rows_that_are_read_or_rewarded_in_pieces_are_those_of_one_piece(memory, monkeypatch):
+    own = {"network_settings": NETWORK}
+    signals = {"curiosity": own, "extrinsic": {}, "rnd": own}
+    play = Play(learner("poca", memory=memory, signals=signals))
+    varied(play)
+    rollout, intrinsic = play.rollout(), play.learner.algorithm.intrinsic
+    intrinsic.signals.by_name["curiosity"].has_learned = True
+    whole = intrinsic.begin(rollout)
+    assert rollout.n_rows > 9
+    monkeypatch.setattr(reward_signals, "_CHUNK", 4)
+    np.testing.assert_allclose(intrinsic.begin(rollout), whole, rtol=1e-5)
+    play = Play(learner("sac", memory=memory, hyperparameters={"buffer_size": 100}))
+    varied(play)
+    algorithm = play.learner.algorithm
+    algorithm.replay.add(play.rollout())
+    monkeypatch.setattr(replay_sampler, "CHUNK", 16)
+    stream = copy.deepcopy(algorithm.minibatch_stream)
+    batches = list(algorithm.sampler.minibatches(5))
+    drawn = [algorithm.replay.sample(stream, n) for n in ([8] * 5 if memory else [16, 16, 8])]
+    expected = np.concatenate([sampled.fields["reward"] for sampled in drawn])
+    assert torch.cat([batch.reward for batch in batches]).tolist() == expected.tolist()
+    assert len(batches) == 5
+    if memory:
+        lengths = [sampled.lengths.tolist() for sampled in drawn]
+        assert [batch.sequences.lengths.tolist() for batch in batches] == lengths
+        for batch, sampled in zip(batches, drawn, strict=True):
+            assert batch.sequences.memory.tolist() == sampled.memory.tolist()
+    else:
+        assert [len(batch) for batch in batches] == [8] * 5
 
 
 def test_a_minibatch_of_sequences_is_weighed_by_its_rows():
