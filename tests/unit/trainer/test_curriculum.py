@@ -186,6 +186,11 @@ def test_lessons_that_share_a_measure_smooth_it_each_for_itself():
         assert played(resumed, [4.0]) == [(1, "p", "q", False)]
     curriculum = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, high, 2.0]))
     assert played(curriculum, [0.0], [4.0]) == [(2, "q", False)]
+    other = {"behavior": "Other", "threshold": 9.0}
+    curriculum = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, other, 2.0]))
+    assert played(curriculum, [0.0], [4.0]) == []
+    curriculum.observe("Other", returns=[1.0], step=0, max_steps=1)
+    assert curriculum.advance() == Change(), "an episode of the other behavior is no news of this"
 
 
 def test_the_buffer_is_as_long_as_the_longest_lesson_that_measures_the_behavior():
