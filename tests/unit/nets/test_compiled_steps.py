@@ -55,7 +55,7 @@ STEPS = [
 ]
 
 
-def stepped(toy, number, lengths=None):
+def stepped(toy, number):
     """One of the steps above; results, and all that the optimizer keeps afterwards."""
     n, n_other, max_norm, toy.optimizer.learning_rate, factor = STEPS[number]
     toy.optimizer.average = None if factor is None else (lambda gradient: gradient.mul_(factor))
@@ -65,32 +65,30 @@ def stepped(toy, number, lengths=None):
         "y": torch.randn(n_other, 1, generator=draw),
     }
     toy.scale.fill_(1.0 + number)
-    results = toy.optimizer.descend(toy.losses, columns, max_norm=max_norm, lengths=lengths)
+    results = toy.optimizer.descend(toy.losses, columns, max_norm=max_norm)
     kept = toy.optimizer.state_dict()["state"][0]
     return [*results, toy.optimizer.flat.detach(), toy.optimizer.gradient, *kept.values()]
 
 
-@pytest.mark.parametrize("lengths", [None, {"x": Length("x", 4), "y": Length("y", 4)}])
-def test_each_step_is_the_one_of_backward_whatever_has_changed_since_the_last(traced, lengths):
+def test_each_step_is_the_one_of_backward_whatever_has_changed_since_the_last(traced):
     plain, fast, other = Toy(), Toy(), Toy()
     fast.optimizer.compiled = CompiledSteps(fast.optimizer)
     other.optimizer.compiled = CompiledSteps(other.optimizer)
-    stepped(other, 3, lengths)
+    stepped(other, 3)
     untouched = other.optimizer.flat.detach().clone()
     assert len(traced) == 1
     spent = []
     for number in range(len(STEPS)):
-        expected, actual = stepped(plain, number), stepped(fast, number, lengths)
+        expected, actual = stepped(plain, number), stepped(fast, number)
         for wanted, got in zip(expected, actual, strict=True):
             torch.testing.assert_close(got, wanted)
         spent.append(fast.optimizer.compile_s)
-    # With lengths one program takes both numbers of rows.
-    assert len(traced) == 1 + (4 if lengths else 5)
+    assert len(traced) == 6
     assert torch.equal(other.optimizer.flat, untouched)
     assert sorted(spent) == spent
-    assert len(set(spent)) == len(traced) - 1, "each program's time is added"
+    assert len(set(spent)) == 5, "each program's time is added"
     assert plain.traced == [False] * len(STEPS)
-    assert sum(fast.traced) == len(traced) - 1, "known while a loss is traced, and not otherwise"
+    assert sum(fast.traced) == 5, "known while a loss is traced, and not otherwise"
     assert not IS_TRACED.get()
 
 
@@ -98,7 +96,7 @@ def test_columns_of_equal_length_are_not_taken_for_one_of_that_length(traced):
     plain, fast = Toy(), Toy()
     fast.optimizer.compiled = CompiledSteps(fast.optimizer)
     lengths = {"x": Length("x", 4), "y": Length("y", 4)}
-    for n, n_other in ((4, 4), (7, 2), (2, 9)):
+    for n, n_other in ((4, 4), (7, 2), (2, 9)):  # by one program
         columns = {"x": torch.full((n, 3), 0.5), "y": torch.arange(float(n_other))[:, None]}
         (wanted,) = plain.optimizer.descend(plain.losses, columns)
         (got,) = fast.optimizer.descend(fast.losses, columns, lengths=lengths)
