@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +17,13 @@ import torch
 from steps import decision_steps, take_turn, terminal_steps
 from test_signals import CPU, demo
 
+from pipeline.algos import replay_sampler, reward_signals
 from pipeline.algos.process_group import SINGLE_PROCESS
+from pipeline.algos.rows import Rows
 from pipeline.algos.schedules import Schedule
+from pipeline.nets.encoder import Normalizers
 from pipeline.nets.group_critic import GroupLayout
+from pipeline.nets.memory import SequenceState
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 from pipeline.settings.schema import PPOSettings
@@ -448,3 +453,105 @@ def test_sac_s_steps_of_signals_and_of_its_networks_are_each_counted_on_from_a_s
     original.n_updates, original.n_signal_updates = 11, 6
     restored.load_state_dict(copy.deepcopy(original.state_dict()))
     assert (restored.n_updates, restored.n_signal_updates) == (11, 6)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
+def test_every_signal_normalises_what_came_whether_or_not_the_policy_does(trainer, normalize):
+    own = {"network_settings": NETWORK}
+    signals = {"curiosity": own, "extrinsic": {}, "rnd": own}
+    network = NETWORK | {"normalize": normalize}
+    algorithm = learner(trainer, signals=signals, network_settings=network).algorithm
+    rng, expected = np.random.default_rng(0), Normalizers(SPEC.observation_specs, enabled=True)
+    for _ in range(2):
+        obs = [rng.normal(4.0, 2.0, (9, n)).astype(np.float32) for n in SIZES]
+        algorithm.observe(obs)
+        expected.update([torch.from_numpy(values) for values in obs])
+    networks = algorithm.signals.modules.values()
+    found = [m for network in networks for m in network.modules() if isinstance(m, Normalizers)]
+    assert len(found) == 2
+    for normalizers in (*found, *([algorithm.policy.normalizers] * normalize)):
+        torch.testing.assert_close(normalizers.state_dict(), expected.state_dict())
+    assert bool(algorithm.policy.normalizers) == normalize
+
+
+@pytest.mark.parametrize("trainer", ["ppo", "sac"])
+def test_weights_of_another_run_are_those_of_all_its_networks(trainer):
+    first, second = (learner(trainer, seed=seed).algorithm for seed in (1, 2))
+    second.observe([np.ones((4, n), np.float32) for n in SIZES])
+    taken = second.weights()
+    left, n_loaded = first.load_weights(taken)
+    assert not left
+    assert n_loaded == sum(map(len, taken.values()))
+    for name, network in second.networks.items():
+        torch.testing.assert_close(first.networks[name].state_dict(), network.state_dict())
+    kept = copy.deepcopy(taken)
+    for parameter in second.signals.by_name["rnd"].predictor.parameters():
+        parameter.data.add_(1.0)
+    second.optimizer.flat.data.add_(1.0)
+    torch.testing.assert_close(taken, kept, rtol=0, atol=0)
+
+
+def test_each_step_of_a_signal_is_on_rows_drawn_for_it():
+    play = Play(learner("sac", hyperparameters={"buffer_size": 100}))
+    varied(play)
+    algorithm = play.learner.algorithm
+    algorithm.replay.add(play.rollout())
+    stream = copy.deepcopy(algorithm.minibatch_stream)
+    for batch in algorithm.sampler.transitions(3):
+        drawn = algorithm.replay.sample(stream, 8)
+        assert batch.columns["reward"].tolist() == drawn.fields["reward"].tolist()
+    for number, batch in enumerate(algorithm.sampler.minibatches(3)):
+        if not number:
+            drawn = algorithm.replay.sample(stream, 24)
+        expected = drawn.fields["done"][8 * number : 8 * number + 8]
+        assert batch.done.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("memory", [None, MEMORY])
+def test_rows_that_are_read_or_rewarded_in_pieces_are_those_of_one_piece(memory, monkeypatch):
+    own = {"network_settings": NETWORK}
+    signals = {"curiosity": own, "extrinsic": {}, "rnd": own}
+    play = Play(learner("poca", memory=memory, signals=signals))
+    varied(play)
+    rollout, intrinsic = play.rollout(), play.learner.algorithm.intrinsic
+    intrinsic.signals.by_name["curiosity"].has_learned = True
+    whole = intrinsic.begin(rollout)
+    assert rollout.n_rows > 9
+    monkeypatch.setattr(reward_signals, "_CHUNK", 4)
+    np.testing.assert_allclose(intrinsic.begin(rollout), whole, rtol=1e-5)
+    play = Play(learner("sac", memory=memory, hyperparameters={"buffer_size": 100}))
+    varied(play)
+    algorithm = play.learner.algorithm
+    algorithm.replay.add(play.rollout())
+    monkeypatch.setattr(replay_sampler, "CHUNK", 16)
+    stream = copy.deepcopy(algorithm.minibatch_stream)
+    batches = list(algorithm.sampler.minibatches(5))
+    drawn = [algorithm.replay.sample(stream, n) for n in ([8] * 5 if memory else [16, 16, 8])]
+    expected = np.concatenate([sampled.fields["reward"] for sampled in drawn])
+    assert torch.cat([batch.reward for batch in batches]).tolist() == expected.tolist()
+    assert len(batches) == 5
+    if memory:
+        lengths = [sampled.lengths.tolist() for sampled in drawn]
+        assert [batch.sequences.lengths.tolist() for batch in batches] == lengths
+        for batch, sampled in zip(batches, drawn, strict=True):
+            assert batch.sequences.memory.tolist() == sampled.memory.tolist()
+    else:
+        assert [len(batch) for batch in batches] == [8] * 5
+
+
+def test_a_minibatch_of_sequences_is_weighed_by_its_rows():
+    weighed = []
+    group = SimpleNamespace(
+        minibatch_sizes=lambda n, size: [size] * (n // size),
+        weighted=lambda sizes: (weighed.append(list(sizes)), sizes)[1],
+    )
+    state = SequenceState(memory=torch.arange(4.0)[:, None], lengths=torch.tensor([3, 1, 2, 2]))
+    rows = Rows(columns={"obs_0": torch.arange(8.0)}, sequences=state)
+    batches = list(rows.minibatches(np.random.default_rng(0), 2, group))
+    assert weighed == [[len(batch) for batch in batches]]
+    first = {0: [0.0, 1.0, 2.0], 1: [3.0], 2: [4.0, 5.0], 3: [6.0, 7.0]}
+    for batch in batches:
+        numbers = batch.sequences.memory[:, 0].int().tolist()
+        assert batch.sequences.lengths.tolist() == [len(first[number]) for number in numbers]
+        assert batch.obs[0].tolist() == [row for number in numbers for row in first[number]]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import onnx
 import pytest
@@ -141,6 +143,27 @@ def test_who_is_not_asked_keeps_the_memory_and_nobody_does_after_a_reset():
     assert np.abs(actions[0] - actions[2]).min() > 1e-4
     both.reset(seed=3)
     np.testing.assert_array_equal(both.act(last, deterministic=True).continuous, actions[2])
+
+
+def test_a_step_that_is_refused_leaves_every_memory_as_it_was():
+    graph = reference.policy(continuous=2, memory=6)
+    model = build_model(graph)
+    first, last = (steps(graph, 2, agent_ids=[4, 9], seed=seed) for seed in (1, 2))
+    policies = [OnnxPolicy(model), OnnxPolicy(model)]
+    for policy in policies:
+        policy.act(first, deterministic=True)
+    session = policies[0]._session
+
+    def run(names, feeds):
+        action, memory = session.run(names, feeds)
+        return [action * np.nan, memory]
+
+    policies[0]._session = SimpleNamespace(run=run)
+    with pytest.raises(ExportError, match="not finite"):
+        policies[0].act(steps(graph, 3, agent_ids=[9, 7, 4], seed=3), deterministic=True)
+    policies[0]._session = session
+    actions = [policy.act(last, deterministic=True).continuous for policy in policies]
+    np.testing.assert_array_equal(*actions)
 
 
 def test_inputs_are_found_by_their_names_in_whatever_order_a_file_lists_them():

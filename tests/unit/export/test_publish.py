@@ -265,6 +265,17 @@ def test_choices_of_a_policy_that_rounds_coarsely_are_ties_at_as_much(tmp_path):
             publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
+def test_a_choice_is_judged_by_the_logits_and_the_rounding_of_its_own_branch(tmp_path):
+    graph = with_equal_logits(2, 2, bias=[1.0, 1.0])
+    reference.fill(graph.actor.heads.branches[1], 0.0, [1.0, 1.0 - 6e-5])
+    recording = choosing(graph, [[1, 1]])
+    for rounding, is_right in ((0.0, False), (2e-5, True)):
+        recording.rounding.update({"branch.0.out": 1.0 - rounding, "branch.1.out": rounding})
+        with nullcontext() if is_right else pytest.raises(ExportError, match="row 0, column 1"):
+            report = publish(graph, tmp_path / "p.onnx", recording=recording)
+    assert report.discrete_ties == 2
+
+
 def test_every_row_of_a_long_recording_is_compared_also_doubles(tmp_path):
     graph = reference.policy(continuous=1)
     obs = [values.astype(np.float64) for values in reference.observations(graph, 300)]

@@ -6,11 +6,14 @@ import copy
 
 import pytest
 import torch
+from onnx.numpy_helper import to_array
 
 from pipeline.nets.actor_critic import Actor, ActorAndCritic, Critic
+from pipeline.nets.attention import EntityEncoder
 from pipeline.nets.encoder import Normalizers
 from pipeline.nets.layers import RunningNormalizer
 from pipeline.nets.memory import SequenceState
+from pipeline.nets.onnx_graph import OnnxGraph
 from pipeline.nets.optimizer import FlatAdam
 from pipeline.nets.q_networks import TwinQNetworks, taken_value
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -168,3 +171,38 @@ def test_an_optimizer_forgets_what_it_knew_when_it_loads_and_what_others_gathere
     optimizer.flat.grad.fill_(-7.0)
     optimizer.step()
     torch.testing.assert_close(optimizer.flat.detach() - before, torch.full_like(before, 0.25))
+
+
+def test_vectors_behind_an_image_are_normalised_by_their_own_statistics_in_the_file_too():
+    specs = [ObservationSpec.visual(1, 20, 20), *VECTORS, ObservationSpec.entities(4, 3)]
+    normalizers, graph = Normalizers(specs, enabled=True), OnnxGraph()
+    rows = [values * (i + 1) + 10 * i for i, values in enumerate(drawn(specs, 50))]
+    normalizers.update(rows)
+    names = list(normalizers.to_onnx(graph, [f"obs_{i}" for i in range(5)]))
+    weights = {w.name: to_array(w) for w in graph.model("m").graph.initializer}
+    for i, (given, made) in enumerate(zip(rows, normalizers(rows), strict=True)):
+        if len(specs[i].shape) > 1:
+            assert made is given
+            assert names[i] == f"obs_{i}"
+            continue
+        alone = RunningNormalizer(given.shape[1])
+        alone.update(given)
+        assert torch.equal(made, alone(given))
+        for part, values in zip(("mean", "std"), alone.statistics(), strict=True):
+            assert weights[f"obs_{i}.{part}"].tolist() == values.tolist()
+
+
+def test_each_list_of_entities_has_an_embedding_of_its_own_and_the_rows_that_any_agent_uses():
+    torch.manual_seed(0)
+    encoder = EntityEncoder(2, [3, 3])
+    own, lists = torch.randn(2, 2), [torch.randn(2, 4, 3) for _ in range(2)]
+    lists[0][0, 1:] = lists[1][1, :] = 0.0  # of another length for each agent
+    code = torch.nn.functional.silu(encoder.own(own))
+    embedded = [
+        torch.nn.functional.silu(layer(torch.cat((code[:, None].expand(2, 4, -1), entities), 2)))
+        for layer, entities in zip(encoder.embeddings, lists, strict=True)
+    ]
+    padding = torch.cat(lists, 1).square().sum(2) < 0.01
+    expected = encoder.attention(torch.cat(embedded, 1), padding)
+    torch.testing.assert_close(encoder(own, lists), expected)
+    assert not torch.allclose(encoder(own, lists[::-1]), expected, atol=1e-3)

@@ -175,6 +175,24 @@ def test_buffers_of_other_behaviors_are_emptied_too():
     assert curriculum.advance() == Change(parameters=("q",))
 
 
+def test_lessons_that_share_a_measure_smooth_it_each_for_itself():
+    """Means 0 and 4 are smoothed to 0 and 3; a second time, from 3, they would be 3.75."""
+    low, high = (SMOOTH | {"threshold": threshold} for threshold in (3.5, 2.5))
+    curriculum = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, low, 2.0]))
+    assert played(curriculum, [0.0], [4.0]) == []
+    later = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, low, 2.0]))
+    later.load_state_dict(curriculum.state_dict())
+    for resumed in (curriculum, later):  # 0.25 times 3 and 0.75 times 4 are 3.75
+        assert played(resumed, [4.0]) == [(1, "p", "q", False)]
+    curriculum = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, high, 2.0]))
+    assert played(curriculum, [0.0], [4.0]) == [(2, "q", False)]
+    other = {"behavior": "Other", "threshold": 9.0}
+    curriculum = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, other, 2.0]))
+    assert played(curriculum, [0.0], [4.0]) == []
+    curriculum.observe("Other", returns=[1.0], step=0, max_steps=1)
+    assert curriculum.advance() == Change(), "an episode of the other behavior is no news of this"
+
+
 def test_the_buffer_is_as_long_as_the_longest_lesson_that_measures_the_behavior():
     short = PLAIN | {"min_lesson_length": 1}
     long = PLAIN | {"min_lesson_length": 4, "threshold": 2.0}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 import pytest
 import torch
 
 from pipeline.settings.schema.trainer import SelfPlaySettings
+from pipeline.trainer.checkpoints.file import digest
 from pipeline.trainer.opponents import LATEST, SnapshotPool
 
 CPU = torch.device("cpu")
@@ -150,3 +152,38 @@ def test_in_another_window_an_opponent_keeps_the_rating_of_its_snapshot_where_th
     assert weight == stored(past)[drawn]
     expected = stored(restored).index(weight) if weight in stored(restored) else 0
     assert opponent.drawn == expected
+
+
+def test_each_team_s_opponent_is_drawn_and_plays_by_itself():
+    past, policy = made(save_steps=1, window=3, play_against_latest_model_ratio=0.0)
+    fill(past, policy, 3)
+    teams, pairs = [TEAM, "Duel?team=2"], set()
+    for _ in range(60):
+        past.swap(teams)
+        drawn = [past.opponents[team].drawn for team in teams]
+        assert [past.opponents[team].policy.weight.item() for team in teams] == drawn
+        pairs.add(tuple(drawn))
+    assert len(pairs) == 9
+
+
+def test_a_state_stays_as_it_is_and_has_the_streams_of_teams_that_learn_now():
+    past = played()
+    for opponent in past._players.values():
+        torch.rand(3, generator=opponent._stream)
+    state = past.state_dict()
+    kept = copy.deepcopy(state)
+    restored, policy = made(seed=8, save_steps=1, window=3)
+    restored.load_state_dict(state)
+    for pool in (past, restored):
+        streams = [opponent._stream.get_state() for opponent in pool._players.values()]
+        for stream, team in zip(streams, (TEAM, "Duel?team=2"), strict=True):
+            assert torch.equal(stream, kept["opponents"][team]["stream"])
+    for pool in (restored, past):
+        set_weight(policy, 77.0)
+        pool.save_due(10**6)
+        pool.ratings[0] = 5.0
+        pool.opponents[TEAM].policy.weight.data.fill_(88.0)
+        pool.swap(["Duel?team=2"])
+    assert 77.0 in stored(restored)
+    assert 77.0 not in stored(past)
+    assert digest(state) == digest(kept)

@@ -9,7 +9,8 @@ from crowds import LargestName
 from remembering import Cue
 from toys import Both, Chase, Corridor
 
-from pipeline.algos.bc import BehavioralCloning
+from pipeline import seeding
+from pipeline.algos.bc import BehavioralCloning, hold_out
 from pipeline.algos.policy import Policy
 from pipeline.data.demonstrations import load_expert_rows
 from pipeline.errors import DemonstrationError
@@ -18,6 +19,7 @@ from pipeline.protocol.demo import writing_demo
 from pipeline.protocol.specs import ActionTuple
 from pipeline.settings import load_run_settings
 from pipeline.settings.schema import DemoSource
+from pipeline.trainer import pretraining
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.checkpoints.restore import load_policy
 from pipeline.trainer.pretraining import TRAIN_LOSS, pretrain
@@ -63,6 +65,29 @@ def test_loss_falls_on_steps_that_were_not_learned_from(demo, quick, tmp_path, r
     assert losses[-1] == result.loss < 0.6 * losses[0]
     assert result.held_out_loss < 0.6 * losses[0]
     assert recorder.n_closed == 1
+
+
+def test_the_held_out_loss_is_of_the_saved_policy_on_rows_that_it_has_not_seen(
+    demo, quick, tmp_path, monkeypatch
+):
+    parts = []
+
+    def made(policy, rows, **options):
+        parts.append(rows.obs[0].tolist())
+        return BehavioralCloning(policy, rows, **options)
+
+    monkeypatch.setattr(pretraining, "BehavioralCloning", made)
+    result = run([demo()], quick(network_settings={"normalize": True}), tmp_path, epochs=2)
+    rows = load_expert_rows([tmp_path / "d.demo"], Both.spec)
+    seen, unseen = hold_out(rows, 0.1, seeding.stream(1, "held-out"))
+    assert parts == [seen.obs[0].tolist(), unseen.obs[0].tolist()]
+    saved = load_policy(result.checkpoint)
+    options = {"batch_size": 32, "num_epoch": 1, "learning_rate": 1e-3, "seed": 1}
+    losses = [BehavioralCloning(saved.policy, x, **options).measure() for x in (unseen, seen)]
+    assert result.held_out_loss == pytest.approx(losses[0], rel=1e-5)
+    assert abs(losses[0] - losses[1]) > 1e-3
+    assert len(saved.recorded_obs[0]) == 32
+    assert {*saved.recorded_obs[0][:, 0].tolist()} <= {*seen.obs[0][:, 0].tolist()}
 
 
 def test_cloned_policy_acts_at_the_expert_s_scale(demo, quick, tmp_path):

@@ -1,3 +1,4 @@
+import copy
 import statistics
 
 import pytest
@@ -61,10 +62,13 @@ def test_state_continues_in_the_middle_of_a_period():
 def test_state_is_not_changed_by_what_comes_later():
     numbers = Statistics()
     numbers.add_episodes([1.0], [3])
+    numbers.add_environment(REPORTED)
     state = numbers.state_dict()
+    kept = copy.deepcopy(state)
     numbers.add_episodes([9.0], [3])
-    assert state["returns"] == [1.0]
-    assert state["recent"] == [1.0]
+    numbers.add_environment(REPORTED | {"Game/Latest": [(1.0, Method.MOST_RECENT)]})
+    assert (state["returns"], state["recent"]) == ([1.0], [1.0])
+    assert state == kept
 
 
 REPORTED = {

@@ -340,6 +340,7 @@ def test_checkpoints_follow_the_updates_and_the_interval_of_their_own_behavior(p
     assert run["next_checkpoint"] == {"One": 400, "Two": 400}
     assert run["steps"] == {"One": 250, "Two": 370}
     assert pair.resume_points.is_due
+    assert not pair._updated, "until the next update"
     # a resumed behavior has what its own file says is due, though another one's would be sooner
     run = {"next_checkpoint": {"One": 200, "Two": 350}}
     assert [Progress.of(learner, run).next_checkpoint for learner in (one, two)] == [200, 350]

@@ -1,0 +1,105 @@
+"""Compiled gradient steps beside those of `backward`, as what they depend on changes in between.
+
+What is traced decides; making a program of it takes seconds, and is left out here.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.data.columns import Length
+from pipeline.nets.compiled import CompiledSteps
+from pipeline.nets.layers import IS_TRACED
+from pipeline.nets.optimizer import FlatAdam
+
+
+class Toy(nn.Module):
+    """Two layers of one shape that lie side by side, a scale, and a parameter without use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two, self.idle = nn.Linear(3, 2), nn.Linear(3, 2), nn.Linear(2, 1)
+        self.register_buffer("scale", torch.ones(()))
+        pairs = [(self.one.weight, self.two.weight)]
+        self.optimizer = FlatAdam(self.parameters(), learning_rate=0.1, pairs=pairs)
+        self.traced: list[bool] = []
+
+    def losses(self, columns):
+        self.traced.append(IS_TRACED.get())
+        both = columns["x"] @ self.optimizer.paired[0].transpose(1, 2)
+        error = both[0] + self.one.bias * self.scale - columns["y"].mean() - self.two.bias
+        return error.square().mean() + both[1].square().mean(), (error,)
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """The programs that were made, which are left as they were traced."""
+    programs = []
+    monkeypatch.setattr(torch, "compile", lambda made, **_: (programs.append(made), made)[1])
+    return programs
+
+
+# Rows, other rows, the largest norm, the learning rate, and a factor of other processes.
+STEPS = [
+    (4, 4, None, 0.1, None),
+    (4, 4, 0.05, 0.1, None),
+    (4, 4, None, 0.02, None),
+    (6, 4, None, 0.02, None),
+    (4, 4, None, 0.05, 0.5),
+    (4, 4, 0.05, 0.05, 0.5),
+    (4, 4, 0.05, 0.1, None),
+    (6, 4, None, 0.3, None),
+]
+
+
+def stepped(toy, number):
+    """One of the steps above; results, and all that the optimizer keeps afterwards."""
+    n, n_other, max_norm, toy.optimizer.learning_rate, factor = STEPS[number]
+    toy.optimizer.average = None if factor is None else (lambda gradient: gradient.mul_(factor))
+    draw = torch.Generator().manual_seed(number)
+    columns = {
+        "x": torch.randn(n, 3, generator=draw),
+        "y": torch.randn(n_other, 1, generator=draw),
+    }
+    toy.scale.fill_(1.0 + number)
+    results = toy.optimizer.descend(toy.losses, columns, max_norm=max_norm)
+    kept = toy.optimizer.state_dict()["state"][0]
+    return [*results, toy.optimizer.flat.detach(), toy.optimizer.gradient, *kept.values()]
+
+
+def test_each_step_is_the_one_of_backward_whatever_has_changed_since_the_last(traced):
+    plain, fast, other = Toy(), Toy(), Toy()
+    fast.optimizer.compiled = CompiledSteps(fast.optimizer)
+    other.optimizer.compiled = CompiledSteps(other.optimizer)
+    stepped(other, 3)
+    untouched = other.optimizer.flat.detach().clone()
+    assert len(traced) == 1
+    spent = []
+    for number in range(len(STEPS)):
+        expected, actual = stepped(plain, number), stepped(fast, number)
+        for wanted, got in zip(expected, actual, strict=True):
+            torch.testing.assert_close(got, wanted)
+        spent.append(fast.optimizer.compile_s)
+    assert len(traced) == 6
+    assert torch.equal(other.optimizer.flat, untouched)
+    assert sorted(spent) == spent
+    assert len(set(spent)) == 5, "each program's time is added"
+    assert plain.traced == [False] * len(STEPS)
+    assert sum(fast.traced) == 5, "known while a loss is traced, and not otherwise"
+    assert not IS_TRACED.get()
+
+
+def test_columns_of_equal_length_are_not_taken_for_one_of_that_length(traced):
+    plain, fast = Toy(), Toy()
+    fast.optimizer.compiled = CompiledSteps(fast.optimizer)
+    lengths = {"x": Length("x", 4), "y": Length("y", 4)}
+    for n, n_other in ((4, 4), (7, 2), (2, 9)):  # by one program
+        columns = {"x": torch.full((n, 3), 0.5), "y": torch.arange(float(n_other))[:, None]}
+        (wanted,) = plain.optimizer.descend(plain.losses, columns)
+        (got,) = fast.optimizer.descend(fast.losses, columns, lengths=lengths)
+        torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(fast.optimizer.flat, plain.optimizer.flat)
+    assert len(traced) == 1
