@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from refusals import refusal
 
+from pipeline.errors import SettingsError
 from pipeline.plugins import Group
-from pipeline.settings import load_run_settings, to_mapping
+from pipeline.settings import load_run_settings, parse_yaml, to_mapping
 from pipeline.settings.params import Params, load_params
+from pipeline.settings.plan import plan
+from pipeline.settings.reader import ContradictionError
+from pipeline.settings.run_file import structure
 from pipeline.settings.schema import RunSettings, TrainerSettings
 from pipeline.settings.schema.reward_signals import (
     CuriositySettings,
@@ -18,6 +23,7 @@ from pipeline.settings.schema.reward_signals import (
     RNDSettings,
 )
 from pipeline.settings.schema.trainer import POCASettings, SACSettings
+from pipeline.settings.sweeps import BestParams, SweepParams
 
 
 def network(encoder: str) -> NetworkSettings:
@@ -163,3 +169,112 @@ def test_a_trial_is_checked_over_the_experiment_of_its_own_sweep(tmp_path: Path)
         ball = params.trial_settings("grid", {rate: value}).behaviors["Ball"]
         assert (ball.trainer_type, ball.max_steps) == ("ppo", 800)
         assert ball.hyperparameters.learning_rate == value
+
+
+def read_text(text: str) -> RunSettings:
+    return structure(parse_yaml(text, source="f"))
+
+
+def lessons(*values: str) -> str:
+    listed = ", ".join(f"{{name: l{k}, value: {k}{value}}}" for k, value in enumerate(values))
+    return f"environment_parameters: {{wind: {{curriculum: [{listed}]}}}}\n"
+
+
+def test_every_lesson_but_the_last_has_to_end_not_the_first_alone() -> None:
+    ends = ", completion_criteria: {behavior: A, threshold: 1}"
+    said = refusal(SettingsError, read_text, lessons(ends, ends, "", ""))
+    assert "curriculum[2]: A non-terminal lesson does not have a completion_criteria" in said
+    read_text(lessons(ends, ends, ends, ""))
+
+
+def test_a_misspelt_signal_is_told_before_what_is_wrong_in_one_above_it() -> None:
+    signals = "{extrinsic: {gamma: 7}, gial: {}}"
+    said = refusal(SettingsError, read_text, f"behaviors: {{A: {{reward_signals: {signals}}}}}")
+    assert "gial" in said
+
+
+def test_reward_signals_keep_the_order_in_which_they_are_written() -> None:
+    text = "behaviors: {A: {reward_signals: {rnd: {}, extrinsic: {}, curiosity: {}}}}"
+    assert list(read_text(text).behaviors["A"].reward_signals) == ["rnd", "extrinsic", "curiosity"]
+
+
+def test_a_document_with_keys_of_the_past_is_read_alike_a_second_time(caplog) -> None:
+    document = parse_yaml(
+        "behaviors: {A: {framework: x, network_settings: {conditioning_type: none},"
+        " reward_signals: {curiosity: {encoding_size: 9}}}}",
+        source="f",
+    )
+    first, n_told = structure(document), len(caplog.messages)
+    assert structure(document) == first
+    assert first.behaviors["A"].reward_signals["curiosity"].network_settings.hidden_units == 9
+    assert (n_told, len(caplog.messages)) == (3, 6)
+
+
+def more(folder: Path, text: str) -> Params:
+    project(folder, "{}")
+    (folder / "params.yaml").write_text(FILE.replace("OVERRIDES", "{}") + text)
+    return load_params(folder / "params.yaml")
+
+
+LIST = "{experiment: EXPERIMENT, method: list, configurations: [{a.b: 1}, {a.c: 2}], seeds: [1]}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"  other: {LIST.replace('EXPERIMENT', 'bose')}\n", "sweeps.other.experiment"),
+        (f"  a.b: {LIST.replace('EXPERIMENT', 'base')}\n", "sweeps.a.b: the name 'a.b'"),
+        ("subsets: {a.b: [base]}\n", "subsets.a.b: the name 'a.b'"),
+        ("subsets: {few: [base, bose]}\n", "subsets.few: there is no experiment"),
+    ],
+)
+def test_a_mistake_in_the_second_of_two_is_found_too(text: str, said: str, tmp_path: Path) -> None:
+    assert said in refusal(SettingsError, more, tmp_path, text)
+
+
+def test_an_experiment_may_not_be_called_as_the_best_of_a_sweep(tmp_path: Path) -> None:
+    project(tmp_path, "{}")
+    (tmp_path / "params.yaml").write_text(
+        FILE.replace("OVERRIDES", "{}").replace("  first:", "  grid_best:")
+    )
+    said = refusal(SettingsError, load_params, tmp_path / "params.yaml")
+    assert "would lie in those of the experiment 'grid_best'" in said
+
+
+def test_a_subset_has_each_run_once_and_a_run_may_be_of_a_name_with_hyphens(tmp_path: Path) -> None:
+    project(tmp_path, "{}")
+    text = FILE.replace("OVERRIDES", "{}").replace("  first:", "  to-and-fro:")
+    (tmp_path / "params.yaml").write_text(
+        f"{text}subsets: {{few: [base-2, to-and-fro-3, base, grid_best]}}\n"
+    )
+    params = load_params(tmp_path / "params.yaml")
+    runs = [("base", 2), ("to-and-fro", 3), ("base", 1), ("grid_best", 7)]
+    assert params.runs_of("few") == runs
+    assert params.runs_of("to-and-fro-3") == runs[1:2]
+
+
+def test_each_configuration_of_a_list_is_alone_and_seeds_of_the_best_are_checked() -> None:
+    changes = ({"a.b": 1}, {"a.c": 2})
+    common = {"experiment": "e", "method": "list", "configurations": changes, "seeds": (1,)}
+    assert SweepParams(**common).trials() == {"001": {"a.b": 1}, "002": {"a.c": 2}}
+    with pytest.raises(ContradictionError, match="best"):
+        SweepParams(**common, best=BestParams(seeds=(5, 5)))
+
+
+def test_a_proposal_depends_on_whose_score_counts_and_every_sweep_has_its_proposals(
+    tmp_path: Path,
+) -> None:
+    parameters = "{behaviors.Ball.hyperparameters.learning_rate: {min: 0.1, max: 0.2}}"
+    search = f"experiment: base, method: optuna, parameters: {parameters}, seed: 1, seeds: [4]"
+    params = more(
+        tmp_path,
+        f"  one: {{{search}, runs: 2, behavior: Ball}}\n"
+        f"  two: {{{search}, runs: 3, behavior: Foe, parallel: 2}}\n",
+    )
+    first, second = params.sweeps["one"], params.sweeps["two"]
+    assert first.search() != second.search()
+    proposals = plan(params)["runs"]["proposals"]
+    assert {name: (entry["trial"], entry["told"]) for name, entry in proposals.items()} == {
+        "one-002": ("one/002", "one/001"),
+        "two-003": ("two/003", "two/001"),
+    }
