@@ -106,8 +106,10 @@ def test_a_recording_counts_what_has_ended_in_each_part_of_it(tmp_path):
     assert (meta.number_steps, meta.number_episodes, meta.mean_reward) == (5, 4, 27 / 4)
 
 
-def test_what_is_given_out_first_may_be_changed_before_messages_that_recur():
+@pytest.mark.parametrize("many", [1, 256])
+def test_what_is_given_out_first_may_be_changed_before_messages_that_recur(many, monkeypatch):
     """The first message gives the layout that later ones are read by."""
+    monkeypatch.setattr(vectorized, "MANY", many)
     ids = np.array([3, 1], np.int32)
     decisions = DecisionSteps(
         [np.repeat(numbers(ids, factor)[:, None], 2, axis=1) for factor in (10, 20)],
@@ -125,7 +127,7 @@ def test_what_is_given_out_first_may_be_changed_before_messages_that_recur():
         assert same_steps((seen, TerminalSteps.empty(SPEC)), (decisions, TerminalSteps.empty(SPEC)))
         first, second = seen.action_mask
         first[:] = True
-        assert [mask.tolist() for mask in (second,)] == [masks(ids)[1].tolist()]
+        assert second.tolist() == masks(ids)[1].tolist(), "each branch has memory of its own"
         second[:] = True
         for values in (*seen.obs, seen.reward, seen.agent_id, seen.group_id, seen.group_reward):
             values[:] = 7

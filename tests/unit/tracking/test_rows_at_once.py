@@ -218,7 +218,8 @@ def test_stages_go_on_in_the_run_of_their_policy_and_training_anew_begins_anothe
     assert third == second
     assert recorded() == (second, {"train": "f3"})
     assert store.calls("run2")[-1] == ("end", "FINISHED"), "the attempt has no policy of its own"
-    assert [call for call in store.calls(second) if call[0] == "watch"] == [("watch",)]
+    for run in (first, second):  # in training alone, not in the stages after it
+        assert [call for call in store.calls(run) if call[0] == "watch"] == [("watch",)]
     assert not [call for call in store.calls(second)[1:] if call[0] == "created"]
 
 
@@ -245,3 +246,24 @@ def test_a_run_is_described_with_its_data_and_scores_of_each_behavior(tmp_path, 
     assert (tags["dvc.environment"], tags["dvc.demonstrations"]) == ("e1", "d1")
     assert tags["mlflow.note.content"] == "n"
     assert scored == [(identifier, "w.A", "1.5"), (identifier, "w.B", "2.5")]
+
+
+@pytest.mark.parametrize(("fails", "lost"), [((1, 2, 4, 5, 7), 5), ((2, 3, 4), 3 + 5 + 1)])
+def test_failures_count_in_a_row_and_for_each_run_alone(fails, lost, tmp_path, store, monkeypatch):
+    """After three the rest is dropped, with the end."""
+
+    def log_artifact(run, _path, _folder):
+        store.calls(run).append(("tried",))
+        tried = len([call for call in store.calls(run) if call == ("tried",)])
+        if run == "run0" and tried in fails:
+            raise RuntimeError("no answer")
+
+    monkeypatch.setattr(store, "log_artifact", log_artifact)
+    both = [begun(MlflowRun(key(tmp_path, seed=seed))) for seed in (1, 2)]
+    for run in both:
+        for _ in range(9):
+            run.artifacts([tmp_path])
+        run.end(timeout_s=20)
+    assert [run.lost for run in both] == [lost, 0]
+    ended = [("end", "FINISHED") in store.calls(run.run_id) for run in both]
+    assert ended == [lost == 5, True]

@@ -188,8 +188,8 @@ def test_each_behavior_has_a_bar_a_speed_and_an_end_of_its_own(monkeypatch):
     for behavior, step, reward, trains in (
         ("A", 100, 1.0, 1.0),
         ("C", 7, 5.0, 0.0),  # only plays
-        ("B", 10, 2.0, 1.0),
         ("A", 400, 3.0, 1.0),
+        ("B", 10, 2.0, 1.0),
         ("B", 40, 4.0, 1.0),
         ("A", 430, 5.0, 1.0),
         ("A", 440, 6.0, 0.0),  # past its last step
@@ -198,8 +198,8 @@ def test_each_behavior_has_a_bar_a_speed_and_an_end_of_its_own(monkeypatch):
     assert told == [
         (100, 1000, 1.0),
         (7, None, 5.0),
-        (10, 90, 2.0),
         (400, 1000, 3.0),
+        (10, 90, 2.0),
         (40, 90, 4.0),
         (430, 1000, 5.0),
         (440, 1000, 6.0),
@@ -208,11 +208,11 @@ def test_each_behavior_has_a_bar_a_speed_and_an_end_of_its_own(monkeypatch):
         task.description: (task.total, task.completed, task.fields["note"])
         for task in sink._progress.tasks
     }
-    # A had 10 steps/s, then 1.5 and 1, each of which counts half
+    # A had 15 steps/s, then twice 1, each of which counts half
     assert bars == {
-        "A": (1000, 440, "reward 6.000  (3 steps/s, 2:46 left)"),
+        "A": (1000, 440, "reward 6.000  (4 steps/s, 2:04 left)"),
         "C": (None, 7, "reward 5.000  "),
-        "B": (90, 40, "reward 4.000  (2 steps/s, 0:33 left)"),
+        "B": (90, 40, "reward 4.000  (3 steps/s, 0:17 left)"),
     }
     sink.close()
     sink.close()
@@ -253,6 +253,8 @@ def test_times_that_are_exact_stay_as_they_were_at_the_end(tmp_path: Path):
     for now[0] in (103.0, 105.0):
         sink.start()
     sink.metrics("A", {"Time/update": 50.0}, 1)
+    learning = sink.tree()["children"]["TrainerController.start_learning"]
+    assert learning["total"] == 2.0, "since the first of several starts"
     sink.updated("A", Update(step=1, update_s=0.0, n_episodes=0, recent_returns=()))
     now[0] = 110.0
     sink.finish({"total": 6.0, "update": 2.0}, n_updates=8, n_exchanges=3)
@@ -263,6 +265,15 @@ def test_times_that_are_exact_stay_as_they_were_at_the_end(tmp_path: Path):
     assert (tree["total"], learning["total"]) == (10.0, 6.0)
     assert learning["children"]["_update_policy"] == {"total": 2.0, "count": 8, "self": 2.0}
     assert tree["gauges"] == {}
+
+
+def test_learning_begins_with_the_first_summary_if_nobody_has_said_so(tmp_path: Path):
+    now = [100.0]
+    sink = TimersSink(tmp_path / "timers.json", clock=lambda: now[0])
+    for now[0] in (103.0, 105.0):
+        sink.metrics("A", {}, 1)
+    learning = sink.tree()["children"]["TrainerController.start_learning"]
+    assert learning["total"] == 2.0
 
 
 def test_the_sinks_of_packages_take_part_behind_one_that_cannot(tmp_path, monkeypatch, caplog):
