@@ -12,7 +12,7 @@ from pipeline.errors import StageError
 from pipeline.evaluation.comparison import Outcome, compare
 from pipeline.settings.params import Params, load_params
 from pipeline.settings.plan import write_plan
-from pipeline.settings.sweeps import proposal_file
+from pipeline.settings.sweeps import SweepParams, proposal_file
 from pipeline.stages import report
 from pipeline.stages.propose import propose
 from pipeline.stages.shared import attempt, policies
@@ -114,8 +114,16 @@ def test_a_sweep_ranks_its_own_trials_by_their_mean_over_the_seeds(root: Path):
     assert sorted(facts["inputs"]) == sorted([*seen, *proposed])
 
 
-def test_a_proposal_is_told_the_trial_it_waited_for_and_keeps_those_that_are_under_way(root: Path):
-    journals = []
+def test_a_proposal_is_told_the_trial_it_waited_for_and_keeps_those_that_are_under_way(
+    root: Path, monkeypatch
+):
+    journals, asked, search = [], [], SweepParams.propose
+
+    def noting(sweep, number, told, waiting):
+        asked.append((number, [score for _, score in told.values()], list(waiting)))
+        return search(sweep, number, told, waiting)
+
+    monkeypatch.setattr(SweepParams, "propose", noting)
     for trial in ("rates/003", "rates/004"):
         propose(trial, root)
         journals.append(json.loads((root / proposal_file(trial)).read_text()))
@@ -126,6 +134,8 @@ def test_a_proposal_is_told_the_trial_it_waited_for_and_keeps_those_that_are_und
     # of the sweep's behavior, for each seed
     assert fourth["told"]["002"]["curves"] == [[[100, 2.0], [200, 3.0]], [[100, 6.0], [200, 8.0]]]
     assert fourth["waiting"]["003"] == third["values"]
+    waiting = [third["waiting"]["002"], fourth["waiting"]["003"]]
+    assert asked == [(3, [7.0], waiting[:1]), (4, [7.0, 4.0], waiting[1:])]
     facts = json.loads((root / "results/.work/propose/rates/004/stage.json").read_text())
     assert sorted(facts["inputs"]) == [
         *(f"results/evaluate/rates/002/seed{seed}/metrics.json" for seed in (1, 2)),
