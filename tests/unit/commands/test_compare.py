@@ -265,3 +265,81 @@ def test_runs_that_differ_in_seed_and_port_are_one_experiment(tmp_path: Path):
     runs = [tmp_path / f"run{number}" for number in (1, 2)]
     (members,) = compare._experiments(runs).values()
     assert members == {1: (runs[0], "game"), 2: (runs[1], "game")}
+
+
+def test_each_behavior_and_run_has_its_own_steps_seconds_and_seeds(tmp_path: Path):
+    runs = [learned(tmp_path, f"walk-{seed}", seed) for seed in (1, 2)]
+    runs += [learned(tmp_path, f"fast_seed{seed}", seed, rate=1e-3) for seed in (3, 4)]
+    runs += [learned(tmp_path, "alone", 1, rate=1e-2)]
+    for number, run in enumerate(runs):
+        with (run / "progress.csv").open("a") as file:
+            file.write("Jumper,1000,5.0\n")
+        status = {
+            name: {"final_checkpoint": {"steps": 100 * number + k}}
+            for k, name in enumerate(("Jumper", "Walker"))
+        }
+        (run / "run_logs/training_status.json").write_text(json.dumps(status))
+    found = compare.outcomes_of(runs)
+    assert [(x.experiment, x.behavior, x.seed, x.steps, x.seconds) for x in found] == [
+        (name, behavior, seed, 100 * number + k, 60.0 + seed)
+        for number, (name, seed) in enumerate(
+            (("walk", 1), ("walk", 2), ("fast", 3), ("fast", 4), ("alone", 1))
+        )
+        for k, behavior in ((1, "Walker"), (0, "Jumper"))
+    ]
+    (told,) = compare._seeds(runs)
+    assert told.splitlines()[1:] == [f"{runs[0]}, {runs[1]}", f"{runs[2]}, {runs[3]}"]
+
+
+def test_every_behavior_has_a_table_in_each_form(tmp_path: Path, capsys):
+    runs = [dag(tmp_path, name, 1, [0.0, 1.0], evaluated=10.0) for name in "ab"]
+    for run, jumped in zip(runs, (7.0, 8.0), strict=True):
+        metrics = tmp_path / "results/evaluate" / run.parent.name / "seed1/metrics.json"
+        values = {"Walker": {"mean_return": 1.0}, "Jumper": {"mean_return": jumped}}
+        metrics.write_text(json.dumps(values))
+    text = compared(capsys, *runs)
+    assert text.index("Jumper") < text.index("Walker")
+    means = [("Jumper", "7"), ("Jumper", "8"), ("Walker", "1"), ("Walker", "1")]
+    table = csv.DictReader(io.StringIO(compared(capsys, *runs, "--csv")))
+    assert sorted((row["behavior"], row["mean"]) for row in table) == means
+    value = json.loads(compared(capsys, *runs, "--json"))
+    assert sorted((e["behavior"], f"{e['mean']:g}") for e in value["experiments"]) == means
+    assert len(value["improvements"]) == 2
+
+
+def test_two_projects_may_share_names_of_several_experiments(tmp_path: Path):
+    runs = [
+        dag(tmp_path / project, name, seed, [0.0, 1.0], evaluated=seed)
+        for project in ("here", "there")
+        for name in "ab"
+        for seed in (1, 2)
+    ]
+    found = [(outcome.experiment, outcome.seed) for outcome in compare.outcomes_of(runs)]
+    there = tmp_path / "there/results"
+    names = ("a", "b", str(there / "a"), str(there / "b"))
+    assert found == [(name, seed) for name in names for seed in (1, 2)]
+
+
+def test_the_answer_for_some_runs_has_each_once_in_its_own_environment(tmp_path: Path):
+    (tmp_path / "t.yaml").write_text("behaviors: {Walker: {max_steps: 5}}\n")
+    more = "overrides: {}, trainer: t.yaml, evaluation: {episodes: 1, seed: 2}"
+    (tmp_path / "params.yaml").write_text(
+        "environments:\n  ball: {source: builtin, name: balance_ball}\n"
+        "  duel: {source: builtin, name: pong}\nexperiments:\n"
+        f"  a: {{environment: ball, seeds: [1, 2], stages: [train, export, evaluate], {more}}}\n"
+        f"  b: {{environment: duel, seeds: [1, 2], stages: [train, export, evaluate], {more}}}\n"
+    )
+    assert compare.answer(tmp_path, [("a", 1)]) == "", "nothing is there yet"
+    for name in "ab":
+        for seed in (1, 2):
+            dag(tmp_path, name, seed, [0.0, 1.0], evaluated=10.0 * seed)
+    text = compare.answer(tmp_path, [("b", 2), ("a", 1), ("b", 2), ("a", 2)])
+    tables = {
+        part.split(": Walker")[0]: line.split()[:3]
+        for part, line in zip(
+            [line for line in text.splitlines() if line.endswith(": Walker")],
+            [line for line in text.splitlines() if line.endswith("30.0 s")],
+            strict=True,
+        )
+    }
+    assert tables == {"duel": ["b", "1", "20"], "ball": ["a", "2", "15"]}

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from wire_messages import decode_list, decode_steps
 
+from pipeline.errors import UnityObservationException
 from pipeline.protocol import vectorized
 from pipeline.protocol.demo import read_demo, writing_demo
 from pipeline.protocol.demo_file import parse_demo
 from pipeline.protocol.encoding import encode_steps
 from pipeline.protocol.generated.messages import UnityRLOutputProto
+from pipeline.protocol.layout_cache import Decoder
+from pipeline.protocol.simulator import restore, state_of
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.steps import (
+    DecisionSteps,
+    TerminalSteps,
+    refuse_other_shapes,
+    same_steps,
+)
 
 SPEC = BehaviorSpec([ObservationSpec.vector(2)] * 2, ActionSpec(1, (3, 2)))
 ENDED = {5: True, 2: False, 9: True, 4: False}
@@ -94,3 +104,79 @@ def test_a_recording_counts_what_has_ended_in_each_part_of_it(tmp_path):
     assert demo.interrupted.tolist() == [False, False, True, False, False]
     meta = demo.metadata
     assert (meta.number_steps, meta.number_episodes, meta.mean_reward) == (5, 4, 27 / 4)
+
+
+@pytest.mark.parametrize("many", [1, 256])
+def test_what_is_given_out_first_may_be_changed_before_messages_that_recur(many, monkeypatch):
+    """The first message gives the layout that later ones are read by."""
+    monkeypatch.setattr(vectorized, "MANY", many)
+    ids = np.array([3, 1], np.int32)
+    decisions = DecisionSteps(
+        [np.repeat(numbers(ids, factor)[:, None], 2, axis=1) for factor in (10, 20)],
+        numbers(ids, 0.5),
+        ids,
+        masks(ids),
+        ids + 100,
+        numbers(ids, 0.25),
+    )
+    data = encode_steps(decisions, TerminalSteps.empty(SPEC), SPEC).SerializeToString()
+    decoder = Decoder(SPEC, "b")
+    for n_cached in range(4):
+        seen, _ = decoder.decode(data)
+        assert decoder.n_cached == n_cached
+        assert same_steps((seen, TerminalSteps.empty(SPEC)), (decisions, TerminalSteps.empty(SPEC)))
+        first, second = seen.action_mask
+        first[:] = True
+        assert second.tolist() == masks(ids)[1].tolist(), "each branch has memory of its own"
+        second[:] = True
+        for values in (*seen.obs, seen.reward, seen.agent_id, seen.group_id, seen.group_reward):
+            values[:] = 7
+
+
+def test_steps_with_and_without_masks_or_agents_are_not_the_same():
+    one = decode_steps(message().value, SPEC)
+    decision, terminal = decode_steps(message().value, SPEC)
+    assert same_steps(one, (decision, terminal))
+    assert not same_steps(one, (replace(decision, action_mask=None), terminal))
+    assert not same_steps(one, (decision, TerminalSteps.empty(SPEC)))
+    cut = replace(terminal, interrupted=~terminal.interrupted)
+    assert not same_steps(one, (decision, cut))
+
+
+def test_saved_steps_of_ended_agents_have_to_fit_as_those_of_the_others_do():
+    decision, terminal = decode_steps(message().value, SPEC)
+    refuse_other_shapes("B", SPEC, (decision, terminal))
+    for part in ("obs", "reward", "group_id", "group_reward", "interrupted"):
+        values = getattr(terminal, part)
+        shorter = [value[1:] for value in values] if part == "obs" else values[1:]
+        other = replace(terminal, **{part: shorter})
+        with pytest.raises(ValueError, match="the steps of B have other shapes"):
+            refuse_other_shapes("B", SPEC, (decision, other))
+
+
+def test_the_agent_that_lacks_an_observation_is_named_and_not_the_first():
+    infos = list(message().value)
+    del infos[2].observations[1]
+    with pytest.raises(UnityObservationException, match=rf"Agent with id={ORDER[2]} of .* sent 1 "):
+        decode_steps(infos, SPEC)
+
+
+def test_a_simulator_with_both_pairs_of_methods_is_restored_by_ours():
+    class Both:
+        count = 3
+
+        def state_dict(self):
+            return {"count": self.count}
+
+        def load_state_dict(self, state):
+            self.count = state["count"]
+
+        def get_state(self):
+            raise AssertionError
+
+        set_state = get_state
+
+    source, target = Both(), Both()
+    source.count = 5
+    restore(target, state_of(source))
+    assert target.count == 5

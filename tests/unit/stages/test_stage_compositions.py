@@ -1,0 +1,283 @@
+"""Sweeps, reports and attempts of several trials, seeds, behaviors and experiments."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import StageError
+from pipeline.evaluation.comparison import Outcome, compare
+from pipeline.settings.params import Params, load_params
+from pipeline.settings.plan import write_plan
+from pipeline.settings.sweeps import SweepParams, proposal_file
+from pipeline.stages import report
+from pipeline.stages.propose import propose
+from pipeline.stages.shared import attempt, policies
+from pipeline.stages.sweep import rank_named
+from pipeline.tracking.run_metadata import POLICY_DIGEST, dvc_digest
+
+RATE = "behaviors.Foe.hyperparameters.learning_rate"
+PARAMS = f"""\
+environments:
+  ball: {{source: builtin, name: balance_ball}}
+  duel: {{source: builtin, name: pong}}
+experiments:
+  plain:
+    overrides: {{}}
+    evaluation: {{episodes: 2, seed: 9}}
+    SHARED
+  base:
+    overrides: {{behaviors.Foe.max_steps: 7, behaviors.Ball.max_steps: 9}}
+    evaluation: {{episodes: 2, seed: 9, video: true}}
+    SHARED
+  other:
+    overrides: {{behaviors.Foe.hyperparameters.learning_rate: 0.5}}
+    evaluation: {{episodes: 2, seed: 9, video: true}}
+    SHARED
+sweeps:
+  first: {{experiment: plain, method: list, configurations: [{{{RATE}: 0.1}}], seeds: [1]}}
+  rates:
+    experiment: base
+    method: optuna
+    behavior: Foe
+    goal: minimize
+    parameters: {{{RATE}: {{min: 1e-5, max: 1e-2, scale: log}}}}
+    runs: 4
+    parallel: 2
+    seed: 0
+    startup: 4
+    seeds: [1, 2]
+"""
+SHARED = """environment: ball
+    trainer: t.yaml
+    seeds: [1, 2]
+    stages: [train, export, evaluate]"""
+SCORES = {"001": 5.0, "002": 2.0, "003": 3.0, "004": 2.0}
+
+
+def evaluated(root: Path, trial: str, seed: int, score: float) -> Path:
+    policy = root / f"results/train/{trial}/seed{seed}/policy.pt"
+    metrics = root / f"results/evaluate/{trial}/seed{seed}/metrics.json"
+    for path in (policy, metrics):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    policy.write_text(f"{trial} {seed}")
+    digest = {POLICY_DIGEST: dvc_digest(policy)}
+    numbers = {"Ball": {"mean_return": -score, **digest}, "Foe": {"mean_return": score, **digest}}
+    metrics.write_text(json.dumps(numbers))
+    curve = f"Ball,100,{-score}\nFoe,100,{score}\nFoe,200,{score + seed}\n"
+    policy.with_name("progress.csv").write_text(f"behavior,step,reward\n{curve}")
+    return policy
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A project with a sweep whose trials have been evaluated with both seeds."""
+    foes = "{Ball: {trainer_type: ppo}, Foe: {trainer_type: ppo}}"
+    (tmp_path / "t.yaml").write_text(f"behaviors: {foes}\n")
+    (tmp_path / "params.yaml").write_text(PARAMS.replace("SHARED", SHARED))
+    (tmp_path / "build/env/ball").mkdir(parents=True)
+    write_plan(load_params(tmp_path / "params.yaml"), tmp_path / "workflow/runs.yaml")
+    for number, score in SCORES.items():
+        for seed in (1, 2):
+            evaluated(tmp_path, f"rates/{number}", seed, score + 4 * (seed - 1))
+    return tmp_path
+
+
+def test_a_sweep_ranks_its_own_trials_by_their_mean_over_the_seeds(root: Path):
+    for trial in ("rates/003", "rates/004"):
+        propose(trial, root)
+    rank_named("rates", root)
+    made = root / "results/sweep/rates"
+    values = {
+        number: json.loads((root / proposal_file(f"rates/{number}")).read_text())["values"][RATE]
+        for number in ("003", "004")
+    }
+    drawn = load_params(root / "params.yaml").sweeps["rates"].trials()
+    values |= {number: drawn[number][RATE] for number in ("001", "002")}
+    best = json.loads((made / "best.json").read_text())
+    assert best == {"trial": "rates/002", "values": {RATE: values["002"]}}
+    assert json.loads((made / "metrics.json").read_text()) == {"mean_return": 4.0, "trials": 4}
+    with (made / "trials.csv").open(newline="") as file:
+        rows = [(r["trial"], r["rank"], r["score"], float(r[RATE])) for r in csv.DictReader(file)]
+    assert rows == [
+        ("1", "4", "7.0", values["001"]),
+        ("2", "1", "4.0", values["002"]),
+        ("3", "3", "5.0", values["003"]),
+        ("4", "2", "4.0", values["004"]),
+    ]
+    facts = json.loads((root / "results/.work/sweep/rates/stage.json").read_text())
+    seen = [f"results/evaluate/rates/{n}/seed{s}/metrics.json" for n in SCORES for s in (1, 2)]
+    proposed = [f"results/propose/rates/{n}.json" for n in ("003", "004")]
+    assert sorted(facts["inputs"]) == sorted([*seen, *proposed])
+
+
+def test_a_proposal_is_told_the_trial_it_waited_for_and_keeps_those_that_are_under_way(
+    root: Path, monkeypatch
+):
+    journals, asked, search = [], [], SweepParams.propose
+
+    def noting(sweep, number, told, waiting):
+        asked.append((number, [score for _, score in told.values()], list(waiting)))
+        return search(sweep, number, told, waiting)
+
+    monkeypatch.setattr(SweepParams, "propose", noting)
+    for trial in ("rates/003", "rates/004"):
+        propose(trial, root)
+        journals.append(json.loads((root / proposal_file(trial)).read_text()))
+    third, fourth = journals
+    assert (list(third["told"]), sorted(third["waiting"])) == (["001"], ["002", "003"])
+    assert (list(fourth["told"]), sorted(fourth["waiting"])) == (["001", "002"], ["003", "004"])
+    assert fourth["told"]["002"]["score"] == 4.0
+    # of the sweep's behavior, for each seed
+    assert fourth["told"]["002"]["curves"] == [[[100, 2.0], [200, 3.0]], [[100, 6.0], [200, 8.0]]]
+    assert fourth["waiting"]["003"] == third["values"]
+    waiting = [third["waiting"]["002"], fourth["waiting"]["003"]]
+    assert asked == [(3, [7.0], waiting[:1]), (4, [7.0, 4.0], waiting[1:])]
+    facts = json.loads((root / "results/.work/propose/rates/004/stage.json").read_text())
+    assert sorted(facts["inputs"]) == [
+        *(f"results/evaluate/rates/002/seed{seed}/metrics.json" for seed in (1, 2)),
+        "results/propose/rates/003.json",
+        *(f"results/train/rates/002/seed{seed}/progress.csv" for seed in (1, 2)),
+    ]
+
+
+def test_a_sweep_with_one_evaluation_of_an_earlier_policy_is_refused(root: Path):
+    for trial in ("rates/003", "rates/004"):
+        propose(trial, root)
+    (root / "results/train/rates/002/seed2/policy.pt").write_text("another")
+    with pytest.raises(StageError, match=r"rates/002/seed2.*was trained again with seed 2"):
+        rank_named("rates", root)
+
+
+def outcomes(scores: dict[str, dict[str, list[float]]], **more: object) -> list[Outcome]:
+    """Outcomes in the environment `ball`, by experiment and behavior, for seeds from 1 on."""
+    return [
+        Outcome(
+            experiment=name,
+            environment="ball",
+            behavior=behavior,
+            seed=seed,
+            evaluated=score,
+            **more,
+        )
+        for name, behaviors in scores.items()
+        for behavior, returns in behaviors.items()
+        for seed, score in enumerate(returns, start=1)
+    ]
+
+
+@pytest.fixture
+def params(root: Path) -> Params:
+    return load_params(root / "params.yaml")
+
+
+def test_a_report_has_what_differs_between_experiments_for_each_behavior(params: Params):
+    both = {"Ball": [1.0, 3.0], "Foe": [2.0, 6.0]}
+    tasks = compare(outcomes({"plain": both, "base": both, "other": both}))
+    setups = {task.behavior: dict(report._setups(task, params)) for task in tasks}
+    ends = {
+        behavior: [text.partition("against plain: ")[2] for text in texts.values()]
+        for behavior, texts in setups.items()
+    }
+    assert ends == {
+        "Ball": ["", "max_steps 9 instead of 500000", "the same"],
+        "Foe": [
+            "",
+            "max_steps 7 instead of 500000",
+            "learning_rate 0.5 instead of 0.0003",
+        ],
+    }
+    assert all(
+        text.startswith("PPO (t.yaml), ") for texts in setups.values() for text in texts.values()
+    )
+    summary = report._summary(tasks)
+    assert {
+        name: {b: v["mean_return"] for b, v in entry.items()} for name, entry in summary.items()
+    } == {name: {"Ball": 2.0, "Foe": 4.0} for name in ("plain", "base", "other")}
+
+
+def test_a_report_reads_the_results_of_every_seed_and_of_every_sweep(params: Params):
+    paths = {path.as_posix() for path in report.inputs(params)}
+    assert {path for path in paths if "median.gif" in path} == {
+        f"results/evaluate/{name}/seed{seed}/median.gif"
+        for name in ("base", "other")
+        for seed in (1, 2)
+    }
+    assert {path for path in paths if "/plain/" in path} == {
+        f"results/{file}"
+        for seed in (1, 2)
+        for file in (
+            f"train/plain/seed{seed}/metrics.json",
+            f"train/plain/seed{seed}/progress.csv",
+            f"evaluate/plain/seed{seed}/metrics.json",
+            f"evaluate/plain/seed{seed}/episodes.csv",
+        )
+    }
+    trials = {
+        path
+        for path in paths
+        if path.startswith(("results/evaluate/first/", "results/evaluate/rates/"))
+    }
+    assert len(trials) == 1 + 4 * 2
+
+
+def test_the_film_of_each_experiment_is_of_its_median_seed(
+    root: Path, params: Params, tmp_path: Path
+):
+    for name in ("base", "other"):
+        for seed in (1, 2, 3):
+            film = root / f"results/evaluate/{name}/seed{seed}/median.gif"
+            film.parent.mkdir(parents=True, exist_ok=True)
+            film.write_text(f"{name} {seed}")
+    scores = {"plain": {"Foe": [0.0] * 3}, "base": {"Foe": [9.0, 1.0, 5.0]}}
+    found = outcomes(scores) + outcomes({"other": {"Foe": [4.0, 2.0, 3.0]}})
+    others = [
+        Outcome(experiment="pong", environment="duel", behavior="A", seed=1, evaluated=1.0),
+        *outcomes({"base": {"Zoo": [1.0, 2.0, 3.0]}}),
+    ]
+    tasks = compare([*found, *others])
+    folder = tmp_path / "figures"
+    folder.mkdir()
+    films = {
+        (task.environment, task.behavior): report._films(task, tasks, root, params, folder)
+        for task in tasks
+        if task.environment == "ball"
+    }
+    assert films["ball", "Zoo"] == [], "another behavior of the same episodes"
+    texts = [(folder / film.file).read_text() for film in films["ball", "Foe"]]
+    assert texts == ["base 3", "other 3"]
+
+
+def test_checkpoints_in_any_order_give_the_same_file_and_come_back_as_they_were(tmp_path: Path):
+    from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
+
+    files = {name: tmp_path / f"{name}.pt" for name in ("b", "a")}
+    for name, path in files.items():
+        save_checkpoint(path, {"step": len(name), "name": name})
+    policies.join(files, tmp_path / "one.pt", history=[{"stage": "x"}])
+    policies.join(dict(reversed(files.items())), tmp_path / "two.pt", history=[{"stage": "x"}])
+    assert (tmp_path / "one.pt").read_bytes() == (tmp_path / "two.pt").read_bytes()
+    parts = policies.split(tmp_path / "one.pt", tmp_path / "parts")
+    assert {name: load_checkpoint(path)["name"] for name, path in parts.items()} == {
+        "a": "a",
+        "b": "b",
+    }
+
+
+def test_the_end_of_a_call_is_noted_in_each_of_its_finished_jobs_and_in_no_other(tmp_path: Path):
+    marks = {
+        "train/a": {"call": "me", "finished": True},
+        "train/b": {"call": "me", "finished": False},
+        "export/a": {"call": "other", "finished": True},
+        "report/all": {"call": "me", "finished": True},
+    }
+    paths = {job: tmp_path / attempt.WORK / job / "attempt.json" for job in marks}
+    for job, path in paths.items():
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(marks[job]))
+    attempt.note_finished(tmp_path, "me")
+    left = {job: json.loads(path.read_text()).get("call") for job, path in paths.items()}
+    assert left == {"train/a": None, "train/b": "me", "export/a": "other", "report/all": None}

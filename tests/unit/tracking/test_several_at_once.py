@@ -1,0 +1,303 @@
+"""Two sinks, writers, behaviors or runs at once: each gets what is its own, and all of it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline import progress
+from pipeline.envs.side_channels import StatsAggregationMethod
+from pipeline.errors import SettingsError
+from pipeline.settings import RunSettings
+from pipeline.tracking import names, sinks
+from pipeline.tracking.base import Sink, Tracker, Update
+from pipeline.tracking.console import ConsoleSink
+from pipeline.tracking.sinks import TrackedRun, standard_sinks, stats_writers
+from pipeline.tracking.sinks.tensorboard import TensorBoardSink
+from pipeline.tracking.timers import TimersSink
+from pipeline.tracking.updates_csv import UpdatesCsvSink
+
+CALLS = ("began", "samples", "metrics", "distribution", "updated", "saved", "ended", "failed")
+
+
+def noting(*, fails: bool = False) -> Sink:
+    """A sink of a class of its own, which notes each call; it may fail in all of them."""
+
+    def call_of(name: str):
+        def call(self, *values: object) -> None:
+            self.calls.append((name, *values))
+            if fails:
+                raise OSError(f"{name} is full")
+
+        return call
+
+    kind = type(
+        "Fails" if fails else "Good", (Sink,), {name: call_of(name) for name in (*CALLS, "close")}
+    )
+    sink = kind()
+    sink.calls = []
+    return sink
+
+
+def test_every_sink_is_told_everything_in_order_also_behind_two_that_fail(caplog):
+    broken, good, other, last = noting(fails=True), noting(), noting(fails=True), noting()
+    type(other).__name__ = "Other"
+    error = ValueError("no")
+    update = Update(step=1, update_s=0.0, n_episodes=0, recent_returns=())
+    samples = {"Goals": (StatsAggregationMethod.SUM, [1.0])}
+    with (
+        caplog.at_level(logging.WARNING),
+        contextlib.suppress(ValueError),
+        Tracker([broken, good, other, last]) as tracker,
+    ):
+        tracker.began("A", {"x": 1})
+        tracker.samples("A", samples)
+        tracker.metrics("A", {"a": 1.0, "b": float("nan")}, 5)
+        tracker.distribution("A", "a", [1.0, float("inf"), 3.0], 5)
+        tracker.updated("A", update)
+        tracker.saved("A", Path("c.pt"), 6)
+        tracker.ended({"A": {"x": 1.0, "y": None}, "B": {"z": float("inf"), "w": 2.0}})
+        raise error
+    expected = [
+        ("began", "A", {"x": 1}),
+        ("samples", "A", samples),
+        ("metrics", "A", {"a": 1.0}, 5),
+        ("distribution", "A", "a", [1.0, 3.0], 5),
+        ("updated", "A", update),
+        ("saved", "A", Path("c.pt"), 6),
+        ("ended", {"A": {"x": 1.0}, "B": {"w": 2.0}}),
+        ("failed", error),
+        ("close",),
+    ]
+    for sink in (broken, good, other, last):
+        assert sink.calls == expected
+    assert tracker.failures == {"Fails": 9, "Other": 9}
+    assert [message.split(" failed")[0] for message in caplog.messages] == ["Fails", "Other"]
+
+
+class Writer:
+    """Notes what it is told, and may fail each time."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails, self.told = fails, []
+
+    def _note(self, *call: object) -> None:
+        self.told.append(call)
+        if self.fails:
+            raise OSError("full")
+
+    def add_property(self, category, kind, value):
+        self._note(category, kind.name, value)
+
+    def on_add_stat(self, category, key, value, method):
+        self._note(category, key, value, method.name)
+
+    def write_stats(self, category, values, step):
+        self._note(category, {key: summary.full_dist for key, summary in values.items()}, step)
+
+
+def test_a_writer_behind_one_that_fails_is_told_the_same():
+    from pipeline import compat
+
+    compat.stand_in()
+    writers = [Writer(fails=True), Writer(), Writer(fails=True), Writer()]
+    sink = stats_writers.StatsWriterSink(writers)
+    with Tracker([sink]) as tracker:
+        tracker.began("A", {"self_play": {}, "x": 1})
+        tracker.began("B", {"self_play": None})
+        tracker.samples("A", {"Goals": (StatsAggregationMethod.SUM, [1.0, 2.0])})
+        tracker.metrics("A", {"Goals": 3.0, names.LESSON_NUMBER + "mass": 2.0, "Time/x": 1.0}, 7)
+    told = [
+        ("A", "HYPERPARAMETERS", {"self_play": {}, "x": 1}),
+        ("A", "SELF_PLAY", True),
+        ("B", "HYPERPARAMETERS", {"self_play": None}),
+        ("A", "Step", 7.0, "MOST_RECENT"),
+        ("A", "Goals", 1.0, "SUM"),
+        ("A", "Goals", 2.0, "SUM"),
+        ("A", names.LESSON_NUMBER + "mass", 2.0, "MOST_RECENT"),
+        ("A", {"Step": [7.0], "Goals": [1.0, 2.0], names.LESSON_NUMBER + "mass": [2.0]}, 7),
+    ]
+    # a call that fails ends what is reported of that behavior then, and nothing else
+    for writer in writers:
+        assert writer.told == [told[0], told[2], told[3]]
+    alone = Writer()
+    sink = stats_writers.StatsWriterSink([alone, Writer()])
+    sink.began("A", {"self_play": {}, "x": 1})
+    sink.began("B", {"self_play": None})
+    sink.samples("A", {"Goals": (StatsAggregationMethod.SUM, [1.0, 2.0])})
+    sink.metrics("A", {"Goals": 3.0, names.LESSON_NUMBER + "mass": 2.0, "Time/x": 1.0}, 7)
+    assert alone.told == told
+
+
+def test_the_errors_of_all_writers_are_told_together():
+    from pipeline import compat
+
+    compat.stand_in()
+    writers = [Writer(fails=True), Writer(), Writer(fails=True)]
+    with pytest.raises(RuntimeError, match=r"^Writer: OSError: full; Writer: OSError: full$"):
+        stats_writers.StatsWriterSink(writers).metrics("A", {}, 7)
+
+
+def test_writers_are_those_of_every_package_but_one_that_fails(tmp_path, monkeypatch, caplog):
+    made, seen = [Writer() for _ in range(3)], []
+
+    def fails(_):
+        raise ValueError("no licence")
+
+    def point(name, function, package="p"):
+        dist = SimpleNamespace(name=package, version="1")
+        return SimpleNamespace(name=name, load=lambda: function, dist=dist)
+
+    points = [
+        point("default", fails, "mlagents"),
+        point("a", fails),
+        point("b", lambda options: seen.append(options) or made[:2]),
+        point("c", lambda options: seen.append(options) or made[2:]),
+    ]
+    monkeypatch.setattr(stats_writers, "all_of", lambda _: points)
+    run = TrackedRun(folder=tmp_path, max_steps={}, settings=RunSettings(debug=True))
+    sink = stats_writers.for_run(run)
+    assert list(sink._writers) == made
+    assert seen[0].checkpoint_settings.write_path == str(tmp_path)
+    assert seen[1].checkpoint_settings.run_logs_dir == str(tmp_path / "run_logs")
+    assert seen[1].checkpoint_settings.run_id == "ppo"
+    assert seen[0].debug is seen[0].as_dict()["debug"] is True
+    assert ["'a' of p 1" in message for message in caplog.messages] == [True]
+    monkeypatch.setattr(stats_writers, "all_of", lambda _: points[:2])
+    assert stats_writers.for_run(run) is None, "the only writer cannot be made"
+
+
+def test_each_behavior_has_a_bar_a_speed_and_an_end_of_its_own(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    told = []
+    monkeypatch.setattr(progress, "tell", lambda **facts: told.append(tuple(facts.values())))
+    # the start, and once for each summary
+    clock = iter((0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0)).__next__
+    sink = ConsoleSink(stream=Terminal(), clock=clock)
+    for behavior, max_steps in (("A", 1000), ("B", 90), ("C", 50)):
+        sink.began(behavior, {"max_steps": max_steps})
+    for behavior, step, reward, trains in (
+        ("A", 100, 1.0, 1.0),
+        ("C", 7, 5.0, 0.0),  # only plays
+        ("A", 400, 3.0, 1.0),
+        ("B", 10, 2.0, 1.0),
+        ("B", 40, 4.0, 1.0),
+        ("A", 430, 5.0, 1.0),
+        ("A", 440, 6.0, 0.0),  # past its last step
+    ):
+        sink.metrics(behavior, {names.REWARD: reward, names.IS_TRAINING: trains}, step)
+    assert told == [
+        (100, 1000, 1.0),
+        (7, None, 5.0),
+        (400, 1000, 3.0),
+        (10, 90, 2.0),
+        (40, 90, 4.0),
+        (430, 1000, 5.0),
+        (440, 1000, 6.0),
+    ]
+    bars = {
+        task.description: (task.total, task.completed, task.fields["note"])
+        for task in sink._progress.tasks
+    }
+    # A had 15 steps/s, then twice 1, each of which counts half
+    assert bars == {
+        "A": (1000, 440, "reward 6.000  (4 steps/s, 2:04 left)"),
+        "C": (None, 7, "reward 5.000  "),
+        "B": (90, 40, "reward 4.000  (3 steps/s, 0:17 left)"),
+    }
+    sink.close()
+    sink.close()
+
+
+def test_each_behavior_has_event_files_of_its_own_and_old_ones_go_once(tmp_path: Path):
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    old = [tmp_path / f"{name}/events.out.tfevents.{n}.here" for name in "AB" for n in (1, 2)]
+    for path in old:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"")
+    run = TrackedRun(folder=tmp_path, max_steps={}, keep_earlier=False)
+    sink = TensorBoardSink(run)
+    for behavior, step in (("A", 1), ("B", 2), ("A", 3), ("B", 4)):
+        sink.began(behavior, {"step": step})
+        sink.metrics(behavior, {"a": step}, step)
+    sink.close()
+    assert not any(path.exists() for path in old)
+    for behavior, steps in (("A", [0, 1, 0, 3]), ("B", [0, 2, 0, 4])):
+        (path,) = (tmp_path / behavior).iterdir()
+        events = LegacyEventFileLoader(str(path)).Load()
+        assert [event.step for event in events if event.summary.value] == steps
+
+
+def test_an_update_is_in_the_file_at_once(tmp_path: Path):
+    sink = UpdatesCsvSink(tmp_path)
+    for step in (1, 2):
+        update = Update(step=step, update_s=0.0, n_episodes=0, recent_returns=())
+        sink.updated("A", update)
+        assert len((tmp_path / "A.csv").read_text().splitlines()) == 1 + step
+    sink.close()
+
+
+def test_times_that_are_exact_stay_as_they_were_at_the_end(tmp_path: Path):
+    now = [100.0]
+    sink = TimersSink(tmp_path / "timers.json", clock=lambda: now[0])
+    for now[0] in (103.0, 105.0):
+        sink.start()
+    sink.metrics("A", {"Time/update": 50.0}, 1)
+    learning = sink.tree()["children"]["TrainerController.start_learning"]
+    assert learning["total"] == 2.0, "since the first of several starts"
+    sink.updated("A", Update(step=1, update_s=0.0, n_episodes=0, recent_returns=()))
+    now[0] = 110.0
+    sink.finish({"total": 6.0, "update": 2.0}, n_updates=8, n_exchanges=3)
+    now[0] = 200.0
+    sink.close()  # of the tracker
+    tree = json.loads((tmp_path / "timers.json").read_text())
+    learning = tree["children"]["TrainerController.start_learning"]
+    assert (tree["total"], learning["total"]) == (10.0, 6.0)
+    assert learning["children"]["_update_policy"] == {"total": 2.0, "count": 8, "self": 2.0}
+    assert tree["gauges"] == {}
+
+
+def test_learning_begins_with_the_first_summary_if_nobody_has_said_so(tmp_path: Path):
+    now = [100.0]
+    sink = TimersSink(tmp_path / "timers.json", clock=lambda: now[0])
+    for now[0] in (103.0, 105.0):
+        sink.metrics("A", {}, 1)
+    learning = sink.tree()["children"]["TrainerController.start_learning"]
+    assert learning["total"] == 2.0
+
+
+def test_the_sinks_of_packages_take_part_behind_one_that_cannot(tmp_path, monkeypatch, caplog):
+    asked = []
+
+    class Known:
+        ours = ("stats_writers", "tensorboard", "mlflow", "jsonl")
+
+        def __iter__(self):
+            return iter((*self.ours, "broken", "good"))
+
+    def named(_run, chosen):
+        asked.append(list(chosen))
+        if "broken" in chosen:
+            raise SettingsError("no such module")
+        return list(chosen)
+
+    monkeypatch.setattr(sinks, "SINKS", Known())
+    monkeypatch.setattr(sinks, "named_sinks", named)
+    run = TrackedRun(folder=tmp_path, max_steps={}, debug_folder=tmp_path / "debug")
+    console, curve, updates, *others = standard_sinks(run)
+    assert others == ["stats_writers", "tensorboard", "good"]
+    assert asked[1:] == [["broken"], ["good"]]
+    assert "The sink broken takes no part in this run: no such module" in caplog.text
+    assert (curve.path, updates._folder) == (tmp_path / "progress.csv", tmp_path / "debug")
+    staged = TrackedRun(folder=tmp_path, max_steps={}, record=console)
+    assert standard_sinks(staged)[2:] == ["stats_writers", "tensorboard", "mlflow", "good"]
