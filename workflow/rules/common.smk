@@ -75,7 +75,9 @@ os.environ.setdefault(CALL, uuid.uuid4().hex)
 onstart:  # a job whose submission fails has lost its earlier outputs
     if not workflow.remote_exec and workflow.executor_plugin.name == "slurm":
         try:
-            refuse_absent_slurm(without_accounts=workflow.executor_settings.no_account)
+            refuse_absent_slurm(
+                without_accounts=workflow.executor_settings.no_account
+            )
         except PipelineError as error:
             raise WorkflowError(str(error)) from None
 

@@ -86,8 +86,7 @@ rule train:
             of="train_from_scratch",
         ),
     message:
-        "Train {wildcards.experiment}, seed {wildcards.seed}"
-        + ASKED
+        "Train {wildcards.experiment}, seed {wildcards.seed}" + ASKED
     shell:
         "python workflow/scripts/train.py {wildcards.experiment} --seed {wildcards.seed}"
         " > {log} 2>&1"
