@@ -111,7 +111,7 @@ rl-pipeline {version}.
 
 ```
 python -m venv .venv && source .venv/bin/activate
-pip install 'rl-pipeline[train]=={version}' -c constraints.txt
+pip install 'rl-pipeline[train]=={version}' -c constraints.txt    # or a checkout: 'FOLDER[train]'
 pipeline doctor                 # what is missing on this machine
 pipeline run --engine dvc       # everything, with a line for each stage and a table at the end
 ```
