@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from pipeline.commands.parser import Parser
+    from pipeline.settings import RunSettings
     from pipeline.settings.experiments import ExperimentParams
     from pipeline.settings.params import Params
-    from pipeline.settings.run_file import RunSettings
 
     Settings = Mapping[str, tuple[RunSettings, ExperimentParams | None]]
 

@@ -11,8 +11,8 @@ from pipeline.settings import to_mapping
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from pipeline.settings import RunSettings
     from pipeline.settings.experiments import ExperimentParams
-    from pipeline.settings.run_file import RunSettings
 
 _NO_PART_OF_RESULTS = (
     *("trainer_type", "checkpoint_interval", "keep_checkpoints", "even_checkpoints"),
