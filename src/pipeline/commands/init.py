@@ -226,10 +226,10 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
 
 def _name_of(environment: EnvironmentParams, project: Path) -> str:
     """Return a name for params.yaml, which becomes a folder; of a build that of the project."""
-    is_build = isinstance(environment, PathSource)
-    source = project.resolve().name if is_build else getattr(environment, "id", "")
-    source = source or source_of(environment, project)
+    source = getattr(environment, "id", "") or source_of(environment, project)
     word = getattr(environment, "name", None) or Path(source.partition(":")[0]).stem
+    if isinstance(environment, PathSource):
+        word = project.resolve().name
     return re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_") or "environment"
 
 
