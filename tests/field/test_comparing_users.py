@@ -196,8 +196,8 @@ def test_three_seeds_with_another_budget_are_no_certainty(tmp_path, capsys):
     text = compared(tmp_path, capsys)
     lines = text.splitlines()
     assert lines[1] == (
-        "b (10.47) is not shown to do better than a (4.167): between equal experiments, chance "
-        "makes a difference as clear as this in 10 % of cases; more seeds would tell. Their "
+        "b (10.47) did better than a (4.167) on these seeds, which may be luck: experiments that "
+        "are equally good would be apart as clearly in 10 % of cases. Run more seeds. Their "
         "trained steps differ, so this is no comparison of equal budgets."
     )
     row = next(line for line in lines if line.startswith("b   "))
@@ -230,8 +230,8 @@ def test_five_seeds_of_equal_budgets_are_conclusive_where_they_do_not_overlap(tm
     # The curves end at other steps, since few episodes end; the training was equally long.
     assert not [line for line in lines if "rained steps differ" in line]
     assert lines[1] == (
-        "b (12) does better than a (2): between equal experiments, chance makes a difference as "
-        "clear as this in 0.79 % of cases."
+        "b (12) does better than a (2): experiments that are equally good would be apart as "
+        "clearly in 0.79 % of cases."
     )
 
 
@@ -251,9 +251,9 @@ def test_the_best_of_three_is_compared_with_each_of_the_others(tmp_path):
         for seed in range(1, 6)
         for found in trials_of(tmp_path / "results", name, seed, environment="walk")
     )
-    shown, not_shown = tables.conclusion(task).split(". ")
+    shown, not_shown = tables.conclusion(task).removesuffix(" Run more seeds.").split(". ")
     assert shown.startswith("b (12) does better than a (2): ")
-    assert not_shown.startswith("b (12) is not shown to do better than c (11.5): ")
+    assert not_shown.startswith("b (12) did better than c (11.5) on these seeds, ")
     (note,) = [note for note in tables.notes(task) if "t-test" in note]
     assert "here it is 0.5 to 10 (" in note
 
@@ -460,11 +460,11 @@ def reported(tmp_path: Path) -> Path:
     return tmp_path / "results/report"
 
 
-def test_the_report_begins_with_what_to_conclude_and_what_differs(reported):
+def test_the_report_begins_with_what_to_conclude_and_what_differs(reported, capsys):
     markdown = (reported / "report.md").read_text().splitlines()
     assert markdown[0] == "# 3 experiments in walk"
     assert markdown[2].startswith(
-        "**walk: Walker**: sac (10.47) is not shown to do better than base (4.167), fast (4.167): "
+        "**walk: Walker**: sac (10.47) did better than base (4.167), fast (4.167) on these seeds, "
     )
     assert markdown[2].endswith("so this is no comparison of equal budgets.")
     setups = [line for line in markdown if line.startswith("- **")][:3]
@@ -475,6 +475,10 @@ def test_the_report_begins_with_what_to_conclude_and_what_differs(reported):
         "network_settings.memory",
     ]
     assert setups[2].startswith("- **sac**: SAC (sac.yaml), 6,003 steps, seeds 1, 2, 3; against ")
+    runs = [str(reported.parent / "train" / name) for name in ("base", "fast")]
+    assert main(["compare", *runs]) == 0
+    differences = setups[1].partition("; against base: ")[2]
+    assert f"fast, against base: {differences}\n" in capsys.readouterr().out
     table = next(k for k, line in enumerate(markdown) if line.startswith("| Experiment"))
     meaning = markdown.index("<details><summary>What the words and columns mean</summary>")
     assert markdown.index(setups[2]) < table < meaning

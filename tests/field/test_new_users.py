@@ -101,8 +101,8 @@ def test_a_project_around_a_player_with_its_files(here, monkeypatch, capsys, pla
     params = load_params("game/params.yaml")
     ((name, source),) = params.environments.items()
     app = platform == "darwin" and named != "builds"
-    assert (name, source.path) == ("mygame", "../builds/MyGame.app" if app else "../builds")
-    assert list(params.experiments) == ["mygame_ppo"]
+    assert (name, source.path) == ("game", "../builds/MyGame.app" if app else "../builds")
+    assert list(params.experiments) == ["game_ppo"]
     monkeypatch.chdir("game")
     env.make(name, source, Path("made"), Path(), Path("work"))
     build = executable.load(Path("made"))

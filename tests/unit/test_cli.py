@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 from pathlib import Path
@@ -124,11 +125,17 @@ def test_recorded_episodes_are_the_same_for_the_same_seed(tmp_path, capsys):
     assert contents[0] == contents[1] != contents[2]
 
 
-def test_ui_without_runs_says_what_to_do(tmp_path, monkeypatch, capsys):
+def test_ui_without_runs_says_what_to_do(tmp_path, monkeypatch, capsys, caplog):
+    caplog.set_level(logging.INFO)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert cli.main(["ui"]) == 2
     assert "there are no runs yet" in capsys.readouterr().err
+    (tmp_path / "results/cart").mkdir(parents=True)
+    (tmp_path / "results/cart/configuration.yaml").touch()
+    assert cli.main(["ui"]) == 2
+    said = "Curves of runs of `pipeline learn` (1 here): `tensorboard --logdir results`"
+    assert said in caplog.messages
 
 
 @pytest.mark.parametrize("command", ["onnx check", "evaluate", "provenance", "demo info"])

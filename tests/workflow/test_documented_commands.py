@@ -17,7 +17,7 @@ PROGRAM = re.compile(
     r"(pipeline|python|make|git|dvc|snakemake|pip|source|cd|sed|tensorboard|build/\w+) "
 )
 ELSEWHERE = {
-    "git clone <this repository> && cd <it>": "every test of tests/workflow works in a copy",
+    "git clone URL rl-pipeline && cd rl-pipeline": "every test of tests/workflow works in a copy",
     "make install": "what CI begins with",
     "source .venv/bin/activate": "what CI begins with",
     "make run": "pipeline run --engine dvc, in tests/workflow/test_engines.py and test_progress.py",

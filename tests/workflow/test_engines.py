@@ -196,6 +196,16 @@ def test_sync_refuses_to_bless_what_is_not_up_to_date(toy):
         sync(root, engine)
 
 
+def test_sync_says_which_file_was_edited_during_the_run(toy):
+    root, engine = toy
+    file = "src/pipeline/algos/ppo.py"
+    with (root / file).open("a") as source:
+        source.write("\n# a remark\n")
+    with pytest.raises(StageError, match=rf"would run .* \(changed: {file}\)\. Run") as caught:
+        sync(root, engine)
+    assert len(str(caught.value).splitlines()) == 1
+
+
 def test_a_deleted_deliverable_is_noticed_and_made_again(toy):
     root, engine = toy
     metrics = root / "results/evaluate/grid_world_ppo/seed1/metrics.json"

@@ -20,7 +20,11 @@ from pipeline.errors import PipelineError
 from pipeline.settings.nodes import respelled
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_plan, key_of, plan
-from pipeline.stages.check import check_params, refuse_files_of_the_future
+from pipeline.stages.check import (
+    check_params,
+    refuse_absent_slurm,
+    refuse_files_of_the_future,
+)
 from pipeline.stages.shared.attempt import CALL, note_finished
 from pipeline.stages.shared.project import PROJECT, pinned
 from pipeline.stages.shared.sources import CODE as NOTES, note, stages
@@ -66,6 +70,16 @@ if "--attempt" in sys.argv and sys.argv[sys.argv.index("--attempt") + 1] != "1":
 # What finishes in a call that is killed is not made again: see stages/shared/attempt.py. A
 # scheduler's jobs have the call from the engine that has submitted them.
 os.environ.setdefault(CALL, uuid.uuid4().hex)
+
+
+onstart:  # a job whose submission fails has lost its earlier outputs
+    if not workflow.remote_exec and workflow.executor_plugin.name == "slurm":
+        try:
+            refuse_absent_slurm(
+                without_accounts=workflow.executor_settings.no_account
+            )
+        except PipelineError as error:
+            raise WorkflowError(str(error)) from None
 
 
 onsuccess:

@@ -9,11 +9,6 @@ for NAME in [*PARAMS.subsets, *PARAMS.experiments, *PARAMS.sweeps]:
             lambda wildcards, name=NAME: known(
                 [target.file for target in targets(PARAMS, [name])]
             ),
-            [
-                path
-                for path in [f"results/sweep/{NAME}/best.json"]
-                if NAME in PARAMS.sweeps
-            ],
         localrule: True
 
     for STAGE in stages_of_all(NAME):

@@ -1,6 +1,7 @@
 # Imitation, then reinforcement, which resumes after a kill, hence the retries. A scheduler's job
 # leaves them to the engine that has submitted it: its own time may be over.
 RETRIES = 0 if workflow.remote_exec else 3
+ASKED = "; threads {threads}, MB {resources.mem_mb}, minutes {resources.runtime}, GPUs {resources.gpu}"
 
 
 rule pretrain:
@@ -38,6 +39,7 @@ rule pretrain:
         ),
     message:
         "Imitate the demonstrations: {wildcards.experiment}, seed {wildcards.seed}"
+        + ASKED
     shell:
         "python workflow/scripts/pretrain.py {wildcards.experiment} --seed {wildcards.seed}"
         " > {log} 2>&1"
@@ -84,7 +86,7 @@ rule train:
             of="train_from_scratch",
         ),
     message:
-        "Train {wildcards.experiment}, seed {wildcards.seed}"
+        "Train {wildcards.experiment}, seed {wildcards.seed}" + ASKED
     shell:
         "python workflow/scripts/train.py {wildcards.experiment} --seed {wildcards.seed}"
         " > {log} 2>&1"
@@ -118,6 +120,7 @@ use rule train as train_pretrained with:
         ),
     message:
         "Train {wildcards.experiment}, seed {wildcards.seed}, from the pretrained policy"
+        + ASKED
 
 
 rule propose:
@@ -219,6 +222,7 @@ use rule train as train_chosen with:
         ),
     message:
         "Train with what a sweep has chosen, {wildcards.experiment}, seed {wildcards.seed}"
+        + ASKED
 
 
 for TABLE in TRAINING:

@@ -11,19 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.commands.parser import aligned
-from pipeline.errors import SettingsError, brief
+from pipeline.errors import PipelineError, SettingsError, brief
 from pipeline.evaluation import tables
 from pipeline.evaluation.comparison import Outcome, Task, compare
 from pipeline.settings import load_run_settings, to_mapping
 from pipeline.settings.params import load_params
+from pipeline.settings.sweeps import best_file
 from pipeline.stages.reporting.results import read_curves, trials_of
+from pipeline.stages.reporting.setups import against_first, as_text, setup_of
 from pipeline.stages.shared.attempt import read_map
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from pipeline.commands.parser import Parser
+    from pipeline.settings import RunSettings
+    from pipeline.settings.experiments import ExperimentParams
+    from pipeline.settings.params import Params
+
+    Settings = Mapping[str, tuple[RunSettings, ExperimentParams | None]]
 
 _CONFIGURATION, _PROGRESS = "configuration.yaml", "progress.csv"
 _STAGES = ("pretrain", "train", "export", "evaluate")
@@ -89,8 +96,9 @@ def run(arguments: argparse.Namespace) -> str:
         # NaN is no JSON; an error here is better than a file that other programs refuse.
         return json.dumps(value, indent=2, allow_nan=False)
     if not runs:
-        return _answer(tasks, Path.cwd())
-    return "\n\n".join([*map(_text, tasks), *_seeds(_learned(runs))])
+        return _answer(tasks, Path.cwd(), load_params("params.yaml"))
+    settings = _settings_of(runs, tasks)
+    return "\n\n".join([*(_text(task, settings) for task in tasks), *_seeds(_learned(runs))])
 
 
 def answer(root: Path, runs: Collection[tuple[str, int]] | None = None) -> str:
@@ -98,27 +106,73 @@ def answer(root: Path, runs: Collection[tuple[str, int]] | None = None) -> str:
 
     Of `runs`, experiments and seeds, alone if they are given; empty if none has a result to show.
     """
-    if runs is None:
-        return _answer(compare(_of_params(root)), root)
     params = load_params(root / "params.yaml")
+    if runs is None:
+        return _answer(compare(_of_params(root)), root, params)
     outcomes: list[Outcome] = []
     for name, seed in dict.fromkeys(runs):
         setup = params.experiment(name)
         environment, stages = setup.environment, setup.stages
         outcomes += trials_of(root / "results", name, seed, environment=environment, stages=stages)
     tasks = compare(outcomes)
-    return _answer(tasks, root) if tasks else ""
+    return _answer(tasks, root, params, {name for name, _ in runs}) if tasks else ""
 
 
-def _answer(tasks: Sequence[Task], root: Path) -> str:
-    """Return tables that fit a terminal, and where to see more."""
+def _answer(
+    tasks: Sequence[Task], root: Path, params: Params, names: Collection[str] | None = None
+) -> str:
+    """Return tables that fit a terminal, the choices of sweeps, and where to see more."""
     report = Path("results/report/report.html")
+    swept = {name.partition("/")[0] for name in names} if names else params.sweeps
     look = [
+        *(("Sweep:", text) for name in swept if (text := _chosen(root, params, name))),
         *([("Report:", str(report))] if (root / report).is_file() else []),
         ("Curves:", "pipeline ui  (MLflow on http://127.0.0.1:5000)"),
         ("Change:", "edit params.yaml and run again: only what the change touches runs"),
     ]
-    return "\n\n".join([*(_text(task, _NARROW) for task in tasks), "\n".join(aligned(look))])
+    settings = _of_experiments(params, tasks)
+    texts = [_text(task, settings, _NARROW) for task in tasks]
+    return "\n\n".join([*texts, "\n".join(aligned(look))])
+
+
+def _chosen(root: Path, params: Params, name: str) -> str:
+    """Return which trial is the best of a sweep, and where the others are; empty if unknown."""
+    best = read_map(root / best_file(name))
+    score = read_map(root / best_file(name).with_name("metrics.json"))
+    if name not in params.sweeps or not best or not score:
+        return ""
+    metric = params.sweeps[name].metric
+    values = (f"{key.rpartition('.')[2]} {as_text(best['values'][key])}" for key in best["values"])
+    return (
+        f"{best['trial']} is the best of {score['trials']}, with {metric} "
+        f"{tables.number(score[metric])} ({', '.join(values)}); "
+        f"all: {best_file(name).with_name('trials.csv')}, `pipeline compare results/train/{name}`"
+    )
+
+
+def _of_experiments(params: Params, tasks: Iterable[Task]) -> Settings:
+    """Return the settings of the experiments that params.yaml has."""
+    found = {}
+    for name in {standing.experiment for task in tasks for standing in task.standings}:
+        with suppress(PipelineError, KeyError):  # a run of before, or a trial not yet proposed
+            found[name] = (params.run_settings(name), params.experiment(name))
+    return found
+
+
+def _settings_of(runs: Sequence[Path], tasks: Sequence[Task]) -> Settings:
+    """Return the settings of experiments of these runs, by the name that they are compared by."""
+    found: dict[str, tuple[RunSettings, ExperimentParams | None]] = {}
+    learned = _learned(runs)
+    places = (_PLACE.fullmatch(run.resolve().as_posix()) for run in runs if run not in learned)
+    files_of = {Path(place["results"]).parent / "params.yaml" for place in places if place}
+    for file in files_of:
+        if file.is_file() and len(files_of) == 1:
+            found |= _of_experiments(load_params(file), tasks)
+    others = _apart([(run, _of_dag(run)) for run in runs if run not in learned])
+    for name, members in _experiments(learned, {other.experiment for other in others}).items():
+        run, _ = next(iter(members.values()))
+        found[name] = (load_run_settings(run / _CONFIGURATION), None)
+    return found
 
 
 def _of_params(root: Path) -> list[Outcome]:
@@ -291,7 +345,7 @@ def _name_of(names: Sequence[str]) -> str:
     return common.removesuffix("seed").rstrip("-_. ") or names[0]
 
 
-def _text(task: Task, columns: Collection[str] = _COLUMNS) -> str:
+def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -> str:
     rows = [_COLUMNS, *tables.rows(task, wall_clock=True)]
     indices = [k for k, name in enumerate(_COLUMNS) if name in columns]
     lines = [
@@ -300,6 +354,15 @@ def _text(task: Task, columns: Collection[str] = _COLUMNS) -> str:
         "",
         *aligned([[row[k] for k in indices] for row in rows], first_number=1),
     ]
+    names = [standing.experiment for standing in task.standings]
+    if names[0] in settings:
+        setups = {
+            name: setup_of(settings[name][0], task.behavior, settings[name][1])
+            for name in names
+            if name in settings
+        }
+        different = against_first(setups).items()
+        lines += ["", *(f"{name}, against {names[0]}: {text}" for name, text in different)]
     if task.improvements:
         lines += ["", *aligned([tables.PAIRS_HEADER, *tables.pairs(task)], first_number=2)]
     return "\n".join([*lines, "", *tables.notes(task), *tables.cautions(task)])

@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -32,6 +32,7 @@ _OUTPUT = re.compile(r"\w+/(?!report/)\w+/(.+?)(?:/seed(\d+))?(?:[./][^/]*)?")
 """A stage's output: its name, and its seed if it has one. The report belongs to no run."""
 _LOG_HEADER = re.compile(r"\A.*?^  Config MD5: \S+$", re.MULTILINE | re.DOTALL)
 """The lines about itself with which Snakemake's log begins."""
+_UPDATED = re.compile(r"Updated input files: ([^;\n]+)")
 _STAGE = re.compile(r"^  \S", re.MULTILINE)
 
 
@@ -43,6 +44,8 @@ class State:
     """Jobs that the engine would run."""
     unrecorded: tuple[str, ...] = ()
     """Jobs whose results exist without the engine's record of how they were made."""
+    changed: tuple[str, ...] = ()
+    """Files that are other than when results were made from them, as far as the engine says."""
 
     @property
     def up_to_date(self) -> bool:
@@ -62,16 +65,38 @@ def dvc_state(root: Path) -> State:
         stages = {
             name: reasons for name, reasons in stages.items() if reasons != ["always changed"]
         }
-        return State(pending=tuple(stages))
+        changes = (reason for reasons in stages.values() for reason in reasons)
+        deps = [change.get("changed deps", {}) for change in changes if isinstance(change, dict)]
+        changed = {name for names in deps for name, how in names.items() if how == "modified"}
+        if edited := _edited_sources(root):
+            changed = {*changed, *edited} - {"src/pipeline", "workflow/scripts"}
+        return State(pending=tuple(stages), changed=tuple(sorted(changed)))
     except ValueError:
         raise StageError(f"`dvc status` printed no JSON:\n{result.stdout.strip()}") from None
+
+
+def _edited_sources(root: Path) -> set[str]:
+    """Return the source files that are other than DVC's stages have noted."""
+    code, edited = code_of(root), set()
+    for path in (root / sources.CODE).glob("*.txt"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            noted, _, name = line.partition("  ")
+            file = sources.place(code, name)
+            if not file.is_file() or sources.git_id(file) != noted:
+                edited.add(name)
+    return edited
 
 
 def snakemake_state(root: Path) -> State:
     """Ask Snakemake which jobs it would run, and for which it has no record."""
     # Without the profile, an incomplete output is an error here, and is not just made again.
     _must(["snakemake", "--dry-run", "--quiet", "all", "--workflow-profile", "none"], root)
-    return snakemake_summary(root)
+    state = snakemake_summary(root)
+    if not state.pending:
+        return state
+    output = _must(["snakemake", "--dry-run", "--workflow-profile", "none"], root)
+    changed = {name for names in _UPDATED.findall(output) for name in names.split(", ")}
+    return replace(state, changed=tuple(sorted(changed)))
 
 
 def snakemake_summary(root: Path) -> State:

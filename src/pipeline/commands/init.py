@@ -90,7 +90,8 @@ experiments:
     environment: {name}
     trainer: {trainer}
     overrides: {{}}
-    seeds:
+    # Does it work at all? For a try of a minute: one seed, `episodes: 2`, and in place of `{{}}`
+{short}    seeds:
       - 1
       - 2
       - 3
@@ -110,7 +111,7 @@ rl-pipeline {version}.
 
 ```
 python -m venv .venv && source .venv/bin/activate
-pip install 'rl-pipeline[train]=={version}' -c constraints.txt
+pip install 'rl-pipeline[train]=={version}' -c constraints.txt    # or a checkout: 'FOLDER[train]'
 pipeline doctor                 # what is missing on this machine
 pipeline run --engine dvc       # everything, with a line for each stage and a table at the end
 ```
@@ -130,6 +131,9 @@ To see that it runs, before the agents train in full, a run of about a minute:
 ```
 {learn}
 ```
+
+The same for the whole pipeline: `params.yaml` has an example of fewer steps, as a comment, and
+`pipeline plan` says how much there is to train.
 
 Each command explains itself with `--help`. The documentation is in `docs/` of rl-pipeline's
 repository: `index.md` says what is where, `tutorials/cluster.md` how the same runs on SLURM,
@@ -221,9 +225,11 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
 
 
 def _name_of(environment: EnvironmentParams, project: Path) -> str:
-    """Return a name for params.yaml, which becomes a folder."""
+    """Return a name for params.yaml, which becomes a folder; of a build that of the project."""
     source = getattr(environment, "id", "") or source_of(environment, project)
     word = getattr(environment, "name", None) or Path(source.partition(":")[0]).stem
+    if isinstance(environment, PathSource):
+        word = project.resolve().name
     return re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_") or "environment"
 
 
@@ -287,6 +293,8 @@ def _texts(
     comment = "".join(f"# {line}\n" for line in _described(behaviors))
     left_out: tuple[Any, ...] = (None, [], {}, "auto")  # the defaults
     options = {key: value for key, value in to_map(environment).items() if value not in left_out}
+    steps = {key: {"max_steps": settings["max_steps"]} for key, settings in short.items()}
+    tried = dump_yaml({"behaviors": steps})
     entry = dump_yaml({name: {"source": environment.source, **options}})
     texts = {
         "params.yaml": PARAMS.format(
@@ -294,6 +302,7 @@ def _texts(
             experiment=f"{name}_{kind}",
             name=name,
             trainer=trainer,
+            short="".join(f"    #   {line}\n" for line in tried.splitlines()),
         ),
         trainer: f"# Where to begin, chosen by what the environment says of itself:\n{comment}"
         + dump_yaml({"behaviors": trainers}),

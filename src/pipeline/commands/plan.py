@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,33 @@ def run(arguments: argparse.Namespace) -> str:
     # In a container fewer cores may be allowed than the machine has.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     lines.append(f"Wrote {RUNS_FILE}. Run `dvc repro` or `snakemake --cores {cores or 1}`.")
+    with contextlib.suppress(PipelineError):  # of a trainer file, which the run will report
+        lines.append(_amount(params))
     return "\n".join(lines)
+
+
+def _amount(params: Params) -> str:
+    """Return how much there is to train, as params.yaml has it."""
+    tables = plan(params)["runs"].items()
+    trainings = Counter(
+        entry["experiment"]
+        for table, entries in tables
+        if table.startswith("train")
+        for entry in entries.values()
+    )
+    steps = 0
+    for name, n_seeds in trainings.items():
+        try:
+            settings = params.run_settings(name)
+        except PipelineError:  # what a search has not chosen yet begins as its experiment
+            settings = params.run_settings(params.experiment(name).base or name)
+        behaviors = settings.behaviors.values() or [settings.default_settings]
+        steps += n_seeds * sum(behavior.max_steps for behavior in behaviors if behavior)
+    n_trials = sum("/" in name for name in trainings)
+    n_others = len(trainings) - n_trials
+    kinds = f"{n_others} experiment{'s' * (n_others != 1)}"
+    kinds += f" and {n_trials} trials" * bool(n_trials)
+    return f"To train in all: {kinds}, {trainings.total()} runs, {steps:,} steps."
 
 
 def left_over(params: Params) -> list[str]:

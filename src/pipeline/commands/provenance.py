@@ -255,6 +255,8 @@ def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
         ids = {path: fact.split()[2] for fact, _, path in facts}
         if all(ids.get(path) == blob for path, blob in blobs.items()):
             return commit, f"{line} (the newest change of src with these sources)"
+    if not lines:
+        return None, "not known: no commit here has src, the sources"
     return None, (
         f"none of the last {len(lines)} that changed src has these sources: they were not "
         "committed, or elsewhere"

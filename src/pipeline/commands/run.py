@@ -33,6 +33,7 @@ from pipeline.progress import FILE, log_of
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import RUNS_FILE, key_of, table_of, write_plan
 from pipeline.settings.reader import suggestion
+from pipeline.settings.sweeps import best_file
 from pipeline.stages.check import refuse_files_of_the_future
 from pipeline.stages.shared.attempt import WORK
 
@@ -217,7 +218,7 @@ _LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The last stage of one run, under each engine's name for it."""
+    """The last stage of one run, or the ranking of a sweep, under each engine's name for it."""
 
     dvc: str
     """The stage of dvc.yaml."""
@@ -237,7 +238,15 @@ def targets(params: Params, names: Sequence[str], *, stage: str | None = None) -
                 f"{suggestion(name, names_of_runs)} Known: {', '.join(names_of_runs)}"
             )
         pairs |= dict.fromkeys(runs)
-    return [_target(params, experiment, seed, stage) for experiment, seed in pairs]
+    parts = dict.fromkeys(part for name in names for part in params.subsets.get(name, (name,)))
+    return [
+        *(_target(params, experiment, seed, stage) for experiment, seed in pairs),
+        *(
+            Target(f"sweep@{part}", best_file(part).as_posix())
+            for part in parts
+            if part in params.sweeps and stage is None
+        ),
+    ]
 
 
 def _target(params: Params, name: str, seed: int, stage: str | None) -> Target:

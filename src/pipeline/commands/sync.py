@@ -71,7 +71,8 @@ def _describe(name: str, state: engines.State) -> str:
         parts.append(f"would run {_listed(state.pending)}")
     if state.unrecorded:
         parts.append(f"has no record of {_listed(state.unrecorded)}")
-    return f"{name} {' and '.join(parts)}"
+    changed = f" (changed: {_listed(state.changed)})" if state.changed else ""
+    return f"{name} {' and '.join(parts)}{changed}"
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -40,6 +40,9 @@ def run(arguments: argparse.Namespace) -> None:
     A server that MLFLOW_TRACKING_URI names serves them already.
     """
     root, port = Path.cwd(), arguments.port
+    if learned := len([*root.glob("results/*/configuration.yaml")]):
+        text = "Curves of runs of `pipeline learn` (%d here): `tensorboard --logdir results`"
+        _log.info(text, learned)
     store = mlflow_store.Store.existing(root)
     remote = store.uri.startswith("http")
     address = store.uri.rstrip("/") if remote else f"http://127.0.0.1:{port}"

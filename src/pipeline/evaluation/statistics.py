@@ -216,9 +216,12 @@ def caution(n_seeds: int) -> str:
     """Return a warning about intervals of few seeds; empty if there are enough."""
     if n_seeds < FEWEST_SEEDS:
         subject = "1 seed is" if n_seeds == 1 else f"{n_seeds} seeds are"
-        return f"{subject} too few for an interval"
+        return f"{subject} too few for an interval; run {ENOUGH_SEEDS} or more"
     if n_seeds < ENOUGH_SEEDS:
-        return f"{n_seeds} seeds: the interval is wide, and still too narrow for its 95 %"
+        return (
+            f"{n_seeds} seeds are few: the 95 % interval misses what many seeds would give more "
+            f"often than in 5 % of cases; run {ENOUGH_SEEDS} or more"
+        )
     return ""
 
 

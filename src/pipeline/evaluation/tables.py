@@ -72,9 +72,9 @@ def conclusion(task: Task) -> str:
     equal = [pair for pair in against if pair.chance >= 1.0]
     others = ", ".join(pair.than if pair.better == name else pair.better for pair in equal)
     sentences = [f"{name} ({number(best.iqm)}) and {others} do equally well."] if equal else []
-    for group, verb, end in (
-        (shown, "does better than", "."),
-        (unclear, "is not shown to do better than", "; more seeds would tell."),
+    for group, verb, doubt, end in (
+        (shown, "does better than", "", "."),
+        (unclear, "did better than", " on these seeds, which may be luck", ". Run more seeds."),
     ):
         if group:
             names = [pair.than if pair.better == name else pair.better for pair in group]
@@ -82,8 +82,8 @@ def conclusion(task: Task) -> str:
             chances = [pair.chance for pair in group]
             cases = " to ".join(dict.fromkeys(map(percent, (min(chances), max(chances)))))
             sentences.append(
-                f"{name} ({number(best.iqm)}) {verb} {others}: between equal experiments, chance "
-                f"makes a difference as clear as this in {cases} of cases{end}"
+                f"{name} ({number(best.iqm)}) {verb} {others}{doubt}: experiments that are equally "
+                f"good would be apart as clearly in {cases} of cases{end}"
             )
     if task.has_unequal_budgets:
         sentences.append("Their trained steps differ, so this is no comparison of equal budgets.")

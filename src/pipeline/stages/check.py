@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import SettingsError, StageError
+from pipeline.errors import SettingsError, StageError, brief
 from pipeline.settings.environments import BridgeSource, BuiltinSource, PathSource
 from pipeline.settings.nodes import fail_at, find
 from pipeline.settings.params import load_params
@@ -115,6 +117,27 @@ def refuse_files_of_the_future(params: Params) -> None:
         raise StageError(
             f"{names[0]}: is dated in the future, so each job of Snakemake that reads it fails; "
             f"when the clock is right: `touch {shlex.join(names)}`{rest}"
+        )
+
+
+def refuse_absent_slurm(*, without_accounts: bool) -> None:
+    """Refuse a machine from which SLURM takes no job, before Snakemake submits the first.
+
+    Raises:
+        StageError: A command of SLURM is missing, or its controller does not answer.
+    """
+    needed = ("sbatch", "sinfo", *(() if without_accounts else ("sacct",)))
+    if missing := [command for command in needed if shutil.which(command) is None]:
+        raise StageError(
+            f"SLURM: no {' and no '.join(missing)} in PATH, so nothing was submitted or deleted: "
+            "start Snakemake on a machine that has them; where SLURM keeps no accounts, with "
+            "--slurm-no-account --slurm-status-command squeue"
+        )
+    asked = subprocess.run(["sinfo", "--noheader"], capture_output=True, text=True, check=False)  # noqa: S607
+    if asked.returncode:
+        raise StageError(
+            f"SLURM: `sinfo` failed ({brief(asked.stderr.strip())}), so nothing was submitted or "
+            "deleted: try again when `sinfo` answers"
         )
 
 

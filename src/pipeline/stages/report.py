@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
-from pipeline.settings import to_mapping
 from pipeline.settings.sweeps import best_name
 from pipeline.stages.reporting import render, results
+from pipeline.stages.reporting.setups import against_first, as_text, setup_of
 from pipeline.stages.shared import project
 from pipeline.stages.shared.attempt import Job, attempt_at
 from pipeline.stages.sweep import Trial, metrics_files, rank, scores_of, trials_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pipeline.evaluation.comparison import Task
     from pipeline.evaluation.plots import Curves
@@ -29,13 +27,6 @@ FOLDER = Path("results/report")
 TABLES = ("comparison.csv", "improvement.csv", "learning.csv")
 OUTPUTS = ("report.html", "report.md", "figures", *TABLES, "summary.json")
 MEDIAN = "median.gif"
-_NO_PART_OF_RESULTS = (
-    "trainer_type",
-    "checkpoint_interval",
-    "keep_checkpoints",
-    "even_checkpoints",
-)
-_MOST_DIFFERENCES = 6
 _CURVE_COLUMNS = ("environment", "behavior", "experiment", "seeds", "step", "iqm", "low", "high")
 
 
@@ -110,46 +101,21 @@ def _setups(task: Task, params: Params) -> list[tuple[str, str]]:
     """Return each experiment: its trainer, steps and seeds, and what differs from the first."""
     from pipeline.evaluation import tables
 
-    setups: list[tuple[str, str]] = []
-    first: dict[str, Any] | None = None
-    for standing in task.standings:
-        experiment = params.experiments[standing.experiment]
-        settings = to_mapping(params.run_settings(standing.experiment))
-        section = settings["behaviors"].get(task.behavior) or settings["default_settings"] or {}
-        facts = section | {
-            "pretrain": experiment.pretrain and asdict(experiment.pretrain),
-            "learners": experiment.learners,
-            **{key: settings[key] for key in ("environment_parameters", "env_settings")},
-        }
-        text = (
-            f"{section.get('trainer_type', '').upper()} ({experiment.trainer}), "
+    names = [standing.experiment for standing in task.standings]
+    setups = {
+        name: setup_of(params.run_settings(name), task.behavior, params.experiments[name])
+        for name in names
+    }
+    different = against_first(setups)
+    return [
+        (
+            name,
+            f"{setups[name].get('trainer_type', '').upper()} ({params.experiments[name].trainer}), "
             f"{tables.budget(standing)} steps, {_seeds(standing.seeds)}"
+            + (f"; against {names[0]}: {different[name]}" if name in different else ""),
         )
-        differences = _differences(first or facts, facts)
-        shown = [*islice(differences, _MOST_DIFFERENCES)]
-        if n_more := sum(1 for _ in differences):
-            shown.append(f"{n_more} more")
-        if first is not None:
-            text += f"; against {task.standings[0].experiment}: {', '.join(shown) or 'the same'}"
-        first = first or facts
-        setups.append((standing.experiment, text))
-    return setups
-
-
-def _differences(
-    first: Mapping[str, Any], other: Mapping[str, Any], place: str = ""
-) -> Iterator[str]:
-    """Yield what nested settings have other than `first`, or instead of a part of it."""
-    for key in dict.fromkeys([*first, *other]):
-        was, now = first.get(key), other.get(key)
-        name = f"{place}{key}"
-        if isinstance(was, dict) and isinstance(now, dict):
-            yield from _differences(was, now, "" if key == "hyperparameters" else f"{name}.")
-        elif isinstance(was, dict) or isinstance(now, dict):
-            yield f"{'with' if now else 'without'} {name}"
-        # A setting that only the other trainer knows is no difference of the experiments.
-        elif was != now and {key} <= {*first} & {*other} and key not in _NO_PART_OF_RESULTS:
-            yield f"{name} {_as_text(now)} instead of {_as_text(was)}"
+        for name, standing in zip(names, task.standings, strict=True)
+    ]
 
 
 def _curves(task: Task) -> dict[str, Curves]:
@@ -299,7 +265,7 @@ def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render
                 trial.name,
                 str(place),
                 f"{trial.score:.4g}",
-                *(_as_text(trial.values.get(k)) for k in keys),
+                *(as_text(trial.values.get(k)) for k in keys),
             )
             for place, trial in enumerate(ranked, start=1)
         ],
@@ -326,7 +292,3 @@ def _fresh(
 def _seeds(seeds: Sequence[int]) -> str:
     word = "seed" if len(seeds) == 1 else "seeds"
     return f"{word} {', '.join(map(str, seeds))}"
-
-
-def _as_text(value: Any) -> str:
-    return "-" if value is None else str(value)

@@ -93,7 +93,8 @@ def _begin_anew_if_not_exact(run: run_context.Run, attempt: Attempt, settings: R
         return
     # An unreadable checkpoint cannot be resumed exactly, either.
     with contextlib.suppress(CheckpointError):
-        if resumes_exactly(attempt.run, settings, n_learners=run.experiment.learners):
+        n_learners, device = run.experiment.learners, run.runtime()["device"]
+        if resumes_exactly(attempt.run, settings, n_learners=n_learners, device=device):
             return
     text = "%s: cannot be resumed exactly, as `exact: required` asks for; beginning anew"
     _log.info(text, run.instance)

@@ -303,7 +303,8 @@ class TrainingLoop:
             learner.algorithm.compile()
         if saved is not None:
             path = files.named(self.job.run_dir, name) / RESUME_FILE
-            restore(learner, saved, path, exact=self._exact)
+            if not restore(learner, saved, path, exact=self._exact):
+                self.resume_points.moved(run)
             self.keeper.restore(name, saved, exact=self._exact)
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif (first := weights_of(name, self.job.init_from, self.settings)) is not None:

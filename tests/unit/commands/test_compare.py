@@ -9,6 +9,8 @@ import pytest
 
 from pipeline.cli import main
 from pipeline.commands import compare
+from pipeline.commands.run import targets
+from pipeline.settings.params import load_params
 
 COLUMNS = "behavior,step,reward\n"
 
@@ -63,7 +65,7 @@ def test_experiments_of_the_dag_are_compared_by_their_evaluation(tmp_path, capsy
     train = tmp_path / "results/train"
     text = compared(capsys, train / "a", train / "b")
     assert "Returns are of the exported policies" in text
-    assert "a, b: 3 seeds: the interval is wide" in text
+    assert "a, b: 3 seeds are few: the 95 % interval misses" in text
     assert "30.0 s" in text
     table = rows(compared(capsys, train / "a", train / "b", "--csv"))
     assert (table["a"]["iqm"], table["b"]["iqm"], table["a"]["seeds"]) == ("11", "21", "3")
@@ -127,7 +129,7 @@ def test_learned_runs_that_differ_only_in_the_seed_are_one_experiment(tmp_path, 
     assert (experiments["walk"]["environment"], experiments["walk"]["iqm_low"]) == ("walker", None)
     (pair,) = value["improvements"]
     assert (pair["better"], pair["probability"]) == ("walk", 0.75)
-    assert "walk: 2 seeds are too few for an interval." in compared(capsys, *runs)
+    assert "walk: 2 seeds are too few for an interval; run 5 or more." in compared(capsys, *runs)
 
 
 def test_names_never_make_one_experiment_of_runs_with_other_settings(tmp_path, capsys):
@@ -142,6 +144,7 @@ def test_names_never_make_one_experiment_of_runs_with_other_settings(tmp_path, c
         ("walk", "2"),
     ]
     text = compared(capsys, *runs)
+    assert f"{runs[2]}, against walk: learning_rate 0.001 instead of 0.0003\n" in text
     assert text.endswith(f"only their seeds differ:\n{runs[0]}, {runs[1]}\n")
     trial = dag(tmp_path, "walk", 1, [0.0, 1.0], evaluated=10.0)
     table = rows(compared(capsys, trial, *runs, "--csv"))
@@ -236,7 +239,32 @@ def test_without_a_run_it_answers_for_every_experiment_of_params(
     assert set(rows(compared(capsys, "--csv"))) == {"a"}
 
 
-def test_a_trial_is_of_the_environment_of_its_sweeps_experiment(tmp_path: Path):
+def test_a_sweep_is_ranked_and_its_choice_is_said(tmp_path, monkeypatch, capsys):
+    write_swept(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    params = load_params(tmp_path / "params.yaml")
+    ranked, trained = "results/sweep/rates/best.json", "results/train/rates/001/seed1/policy.pt"
+    whole = [target.file for name in ("rates", "all") for target in targets(params, [name])]
+    assert whole.count(ranked) == 2
+    assert [target.file for target in targets(params, ["rates"], stage="train")] == [trained]
+    dag(tmp_path, "first", 1, [0.0, 1.0], evaluated=1.0)
+    assert "rates" not in compared(capsys)
+    best = {"trial": "rates/001", "values": {"behaviors.Ball.max_steps": 9}}
+    for file, content in (("best", best), ("metrics", {"mean_return": 87.25, "trials": 1})):
+        path = tmp_path / f"results/sweep/rates/{file}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content))
+    (line,) = [line for line in compared(capsys).splitlines() if line.startswith("Sweep:")]
+    assert line.split(maxsplit=1)[1] == (
+        "rates/001 is the best of 1, with mean_return 87.25 (max_steps 9); all: "
+        "results/sweep/rates/trials.csv, `pipeline compare results/train/rates`"
+    )
+    assert "Sweep:" in compare.answer(tmp_path, [("rates/001", 1), ("first", 1)])
+    assert "Sweep:" not in compare.answer(tmp_path, [("first", 1)])
+
+
+def write_swept(tmp_path: Path) -> None:
+    """Two experiments, and a sweep of the second."""
     (tmp_path / "t.yaml").write_text("behaviors: {Ball: {max_steps: 5}}\n")
     more = "overrides: {}, seeds: [1], stages: [train, export, evaluate]"
     experiments = "\n".join(
@@ -250,7 +278,12 @@ def test_a_trial_is_of_the_environment_of_its_sweeps_experiment(tmp_path: Path):
         f"experiments:\n{experiments}\n"
         "sweeps:\n  rates: {experiment: second, method: list, seeds: [1],\n"
         "    configurations: [{behaviors.Ball.max_steps: 9}]}\n"
+        "subsets: {all: [first, rates]}\n"
     )
+
+
+def test_a_trial_is_of_the_environment_of_its_sweeps_experiment(tmp_path: Path):
+    write_swept(tmp_path)
     results = tmp_path / "results"
     environments = [compare._environment_of(results, name) for name in ("rates/001", "first")]
     assert environments == ["duel", "ball"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,10 @@ def test_a_project_s_snakefile_imports_what_it_uses_and_no_more():
     assert SNAKEFILE.count("checkout()") == 1
 
 
+def steps(settings) -> int:
+    return sum(behavior.max_steps for behavior in settings.behaviors.values())
+
+
 @pytest.mark.parametrize(
     "words",
     [["--env", "balance_ball"], ["--env", "cart_env:make"], ["--pettingzoo", "mpe2.simple_tag_v3"]],
@@ -93,7 +98,16 @@ def test_a_project_is_planned(words: list[str], tmp_path: Path, monkeypatch, cap
     monkeypatch.chdir(tmp_path / "own")
     check_plan(params)
     (name,) = params.experiments
-    assert params.run_settings(name).behaviors
+    assert steps(params.run_settings(name)) >= 300_000
+    text = Path("params.yaml").read_text()
+    tried = re.sub(r"(overrides:) \{\}\n +# Does .*\n", r"\1\n", text).replace("    #   ", "      ")
+    Path("params.yaml").write_text(tried)
+    n_steps = steps(load_params().run_settings(name))
+    capsys.readouterr()
+    assert cli.main(["plan"]) == 0
+    planned = capsys.readouterr().out.splitlines()[-1]
+    assert planned == f"To train in all: 1 experiment, 3 runs, {3 * n_steps:,} steps."
+    assert n_steps <= 8192
     assert (tmp_path / "own/.gitignore").read_text().startswith("mine\n\n__pycache__")
     assert (tmp_path / "own/README.md").read_text() == "mine\n"
     assert str(tmp_path) not in (tmp_path / "own/params.yaml").read_text()
@@ -114,8 +128,8 @@ def test_a_build_is_named_from_the_project(tmp_path: Path, monkeypatch, fake, ca
     program = fake()
     monkeypatch.chdir(tmp_path)
     assert cli.main(["init", "game", "--unity", program.name]) == 0, capsys.readouterr().err
-    (environment,) = load_params(tmp_path / "game/params.yaml").environments.values()
-    assert environment.path == "../fake"
+    ((name, environment),) = load_params(tmp_path / "game/params.yaml").environments.items()
+    assert (name, environment.path) == ("game", "../fake")
     assert "Echo with" in capsys.readouterr().out
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from repositories import git
+from repositories import commit, git
 
 from pipeline.cli import main
 from pipeline.commands.provenance import commit_with
@@ -101,6 +101,11 @@ def test_sources_that_were_never_committed_have_no_commit(tree):
 
 def test_without_a_repository_the_commit_is_not_known(tmp_path):
     assert "no git repository" in commit_with(tmp_path, {})[1]
+    git(tmp_path, "init", "-q")
+    assert commit_with(tmp_path, {})[1] == "not known: no commit here has src, the sources"
+    (tmp_path / "params.yaml").touch()
+    commit(tmp_path, "a project of `pipeline init`")
+    assert commit_with(tmp_path, {})[1] == "not known: no commit here has src, the sources"
 
 
 def test_a_file_says_run_seed_parameters_and_digests(tree, tmp_path, capsys):

@@ -110,14 +110,14 @@ def test_fewer_than_three_seeds_have_no_interval():
         [outcome(name, k, evaluated=float(k)) for name in ("a", "b") for k in range(2)]
     )
     assert [row.interval for row in (*task.standings, *task.improvements)] == [None] * 3
-    assert tables.cautions(task) == ["a, b: 2 seeds are too few for an interval."]
+    assert tables.cautions(task) == ["a, b: 2 seeds are too few for an interval; run 5 or more."]
     assert tables.rows(task)[0][3] == "too few seeds"
 
 
 def test_three_seeds_have_an_interval_with_a_warning():
     (task,) = compare([outcome("a", k, evaluated=float(k)) for k in range(3)])
     assert task.standings[0].interval is not None
-    assert "3 seeds: the interval is wide" in tables.cautions(task)[0]
+    assert "3 seeds are few: the 95 % interval misses" in tables.cautions(task)[0]
 
 
 def test_ends_of_training_are_compared_when_one_run_was_not_evaluated():

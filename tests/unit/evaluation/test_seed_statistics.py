@@ -72,10 +72,10 @@ def test_band_of_curves_is_the_interval_at_each_point():
 
 
 def test_few_seeds_are_said_to_be_few():
-    assert statistics.caution(1) == "1 seed is too few for an interval"
-    assert statistics.caution(2) == "2 seeds are too few for an interval"
-    assert "wide" in statistics.caution(3)
-    assert "wide" in statistics.caution(4)
+    assert statistics.caution(1) == "1 seed is too few for an interval; run 5 or more"
+    assert statistics.caution(2) == "2 seeds are too few for an interval; run 5 or more"
+    assert statistics.caution(3).startswith("3 seeds are few: ")
+    assert statistics.caution(4).startswith("4 seeds are few: ")
     assert statistics.caution(5) == ""
 
 

@@ -61,6 +61,21 @@ def test_an_exact_run_says_nothing_and_goes_on_exactly(run, quick, tmp_path):
     assert "interrupted" not in load_checkpoint(tmp_path / "Toy/checkpoint.pt")["run"]
 
 
+def test_a_run_that_goes_on_with_another_kind_of_device_is_not_exact(run, quick, tmp_path):
+    with pytest.raises(Interrupted):
+        run(Corridor, stop=80)
+    path = tmp_path / "Toy/checkpoint.pt"
+    state = load_checkpoint(path)
+    of_cuda = torch.zeros(16, dtype=torch.uint8)  # its generators' states have this size
+    state["learner"]["algorithm"]["action_stream"] = of_cuda
+    save_checkpoint(path, state)
+    assert resumes_exactly(tmp_path, quick(), device="cuda")
+    assert not resumes_exactly(tmp_path, quick(), device="cpu")
+    step = state["learner"]["step"]
+    assert run(Corridor).interrupted == (step,)
+    assert load_policy(path).interrupted == [step]
+
+
 def test_each_interruption_of_a_run_without_states_is_kept(run, quick, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     for _ in range(2):
@@ -232,7 +247,9 @@ def test_exact_required_empties_what_cannot_go_on_exactly(
         run(env, stop=50)
     attempt = SimpleNamespace(run=tmp_path, resumed=True)
     experiment = SimpleNamespace(exact=exact, learners=n_learners)
-    stage = SimpleNamespace(experiment=experiment, instance="first/seed1")
+    stage = SimpleNamespace(
+        experiment=experiment, instance="first/seed1", runtime=lambda: {"device": "cpu"}
+    )
     train._begin_anew_if_not_exact(stage, attempt, quick())
     assert attempt.resumed is not begins_anew
     assert (not any(tmp_path.iterdir())) is begins_anew
@@ -273,7 +290,9 @@ def test_a_gymnasium_environment_without_state_says_so_and_its_policy_too(tmp_pa
     assert load_policy(policy).interrupted == list(result.interrupted) == [200]
     attempt = SimpleNamespace(run=tmp_path, resumed=True)
     stage = SimpleNamespace(
-        experiment=SimpleNamespace(exact="required", learners=1), instance="first/seed1"
+        experiment=SimpleNamespace(exact="required", learners=1),
+        instance="first/seed1",
+        runtime=lambda: {"device": "cpu"},
     )
     longer = load_run_settings(None, overrides={"default_settings": behavior | {"max_steps": 800}})
     train._begin_anew_if_not_exact(stage, attempt, longer)

@@ -45,8 +45,10 @@ _log = logging.getLogger(__name__)
 _MAKE_NETWORKS = ("trainer_type", "network_settings", "reward_signals", "behavioral_cloning")
 
 
-def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bool) -> None:
+def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bool) -> bool:
     """Continue a learner from what its resume file holds, with `exact` its open trajectories too.
+
+    Returns whether its random numbers go on, which differ between kinds of devices.
 
     Raises:
         CheckpointError: The state is of another behavior, or of other networks.
@@ -55,7 +57,9 @@ def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bo
     try:
         learner.load_state_dict(state["learner"])
         stream = learner.algorithm.action_stream
-        if len(state["learner"]["algorithm"]["action_stream"]) != len(stream.get_state()):
+        saved_stream = state["learner"]["algorithm"]["action_stream"]
+        goes_on = len(saved_stream) == len(stream.get_state())
+        if not goes_on:
             _log.warning(
                 "%s was trained on another kind of device than %s: its random numbers begin anew, "
                 "so the run does not go on exactly.",
@@ -67,6 +71,7 @@ def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bo
     except MISFITS as error:
         raise _misfit(path, learner.name, error) from error
     load_replay(path.parent, state, learner)
+    return goes_on
 
 
 def refuse_other_networks(run_dir: Path, settings: RunSettings) -> None:
@@ -213,10 +218,13 @@ def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]])
     return True
 
 
-def resumes_exactly(run_dir: Path, settings: RunSettings, *, n_learners: int = 1) -> bool:
+def resumes_exactly(
+    run_dir: Path, settings: RunSettings, *, n_learners: int = 1, device: str | None = None
+) -> bool:
     """Return whether the run of a folder continues as if it had not been interrupted.
 
-    True without resume files: the run begins at the beginning.
+    `device` is the one that it would continue on; None for the one that it was on. True without
+    resume files: the run begins at the beginning.
 
     Raises:
         CheckpointError: A resume file cannot be read.
@@ -230,6 +238,11 @@ def resumes_exactly(run_dir: Path, settings: RunSettings, *, n_learners: int = 1
         is_over = all(state["learner"]["step"] >= ends[name] for name, state in states.items())
     if states and is_over:
         return True  # it is complete, and has no use for environments
+    with usable(run_dir):
+        streams = [state["learner"]["algorithm"]["action_stream"] for state in states.values()]
+        were_on_cpu = {len(stream) == len(torch.Generator().get_state()) for stream in streams}
+    if device is not None and were_on_cpu - {torch.device(device).type == "cpu"}:
+        return False  # random numbers of another kind of device begin anew
     return all(
         state.get("environments") is not None
         and n_learners_of(state) == n_learners

@@ -67,6 +67,10 @@ class ResumePoints:
         self.interrupted = [int(step) for step in run.get("interrupted", ())]
         self._resumed_at = None if is_exact else max(run.get("steps", {}).values(), default=None)
 
+    def moved(self, run: Mapping[str, Any]) -> None:
+        """Take note that the run goes on from here on another kind of device, so not exactly."""
+        self._resumed_at = max(run.get("steps", {}).values(), default=None)
+
     def interrupt(self, learners: Iterable[Learner]) -> None:
         """Take note that the run was not resumed exactly."""
         self.interrupted.append(max((learner.step for learner in learners), default=0))
