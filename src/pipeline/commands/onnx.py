@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
 
-    import onnx
-
     from pipeline.commands.parser import Parser
     from pipeline.export.layout import ModelDescription
     from pipeline.protocol.specs import BehaviorSpec
@@ -82,21 +80,15 @@ def check(
     loads = _PACKAGES.get(layout.version or 0, "of no known package")
     lines = [f"{path}: Unity can load this file {loads}."]
     lines += [f"  fits      {behavior}"] if spec is not None else []
-    lines += _in_words(layout, model)
+    lines += _in_words(layout)
     lines += [f"  note      {finding.message}" for finding in publishing_findings(model, spec)]
     return "\n".join([*lines, *(_tensors(layout) if full else ())])
 
 
-def _in_words(layout: ModelDescription, model: onnx.ModelProto) -> Iterator[str]:
+def _in_words(layout: ModelDescription) -> Iterator[str]:
     from pipeline.export.contract import NEWEST_VERSION
-    from pipeline.export.layout import MEANING
 
-    # Of any exporter, so of any length, with any characters.
-    said = {
-        prop.key.removeprefix(MEANING): f": {brief(prop.value)}"
-        for prop in model.metadata_props
-        if prop.key.startswith(MEANING) and prop.value.isprintable()
-    }
+    said = {tensor: f": {brief(text)}" for tensor, text in layout.meanings.items()}
     kinds = {1: "vector of {}", 2: "list of up to {} x {}", 3: "image of {} x {} x {}"}
     for name, tensor in layout.inputs.items():
         sizes = tensor.shape[1:]
