@@ -106,6 +106,8 @@ def _verdict(file: Path, settings: RunSettings, present: Present) -> str:
             "what is no longer the same (`pipeline config upgrade --verbose` lists each)"
         )
     lines += [f"  rises:    {text}" for text in _rising(settings)]
+    for section, trainer in _sections(settings).items():
+        lines += [f"  sizes:    {section}: {text}" for text in trainer.contrary_sizes()]
     lines += [f"  not here: {text}" for text in missing_demonstrations(settings).values()]
     lines.append("`--full` prints every setting.")
     return "\n".join(lines)
@@ -114,18 +116,22 @@ def _verdict(file: Path, settings: RunSettings, present: Present) -> str:
 def _rising(settings: RunSettings) -> Iterator[str]:
     """Yield a line for each value below the one at which its linear schedule ends."""
     floors = {"learning_rate": LEARNING_RATE_FLOOR, "epsilon": EPSILON_FLOOR, "beta": BETA_FLOOR}
-    sections = {f"behaviors.{name}": item for name, item in settings.behaviors.items()}
-    if settings.default_settings is not None:
-        sections["default_settings"] = settings.default_settings
-    for section, trainer in sections.items():
+    for section, trainer in _sections(settings).items():
         for key, floor in floors.items():
             value = getattr(trainer.hyperparameters, key, floor)
             kind = getattr(trainer.hyperparameters, f"{key}_schedule", "constant")
             if kind == "linear" and value < floor:
                 yield (
-                    f"{brief(section)}.hyperparameters.{key} goes from {value:g} up to {floor:g}, "
+                    f"{section}.hyperparameters.{key} goes from {value:g} up to {floor:g}, "
                     f"where a linear schedule ends; {key}_schedule: constant keeps it"
                 )
+
+
+def _sections(settings: RunSettings) -> dict[str, TrainerSettings]:
+    """Return each behavior's settings by where the file has them."""
+    sections = {brief(f"behaviors.{name}"): item for name, item in settings.behaviors.items()}
+    default = settings.default_settings
+    return sections if default is None else {**sections, "default_settings": default}
 
 
 def _trained(settings: TrainerSettings) -> str:

@@ -119,8 +119,8 @@ def _parts(
         if isinstance(observation, Mapping):
             known = ", ".join(_name(meanings.get(name, "")) for name in inputs)
             raise ExportError(
-                f"{where}: the observation has the parts {brief(', '.join(leaves))}, the file "
-                f"knows {known}; give these, or a list of arrays [N, *shape] in the order of the file"
+                f"{where}: the observation has the parts {brief(', '.join(leaves))}, the file has "
+                f"{known}; give these, or a list of arrays [N, *shape] in the order of the file"
             )
     if isinstance(observation, list | tuple) and len(observation) == len(inputs):
         return observation

@@ -166,7 +166,7 @@ WANTED = r"give an image \[24, 20, 3\] of whole numbers from 0 to 255, or float3
         (GEAR, 5, r"give whole numbers \(2 to 4\), or float32 \[N, 3\]"),
         (spaces.Box(0, 1, (4,)), np.zeros(5), r"is float64 \[5\] .*; give float32 \[N, 4\]"),
         (spaces.Box(0, 1, (1,)), np.zeros(8), r"give float32 \[N, 1\]"),
-        (SPACE, {"camera": BLACK, "x": 1}, "has the parts camera, x, the file knows camera, first"),
+        (SPACE, {"camera": BLACK, "x": 1}, "has the parts camera, x, the file has camera, first"),
         (SPACE, BLACK, "wants 7 observations, not 1"),
         (spaces.Tuple((GEAR, CAMERA)), [GEAR.start, BLACK[None].repeat(2, 0)], "of .1, 2. agents"),
     ],
