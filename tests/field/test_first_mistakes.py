@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,70 @@ def test_a_minibatch_above_the_buffer_is_remarked_on(kind, end, tmp_path, capsys
         + end
     )
     assert checked(tmp_path, capsys, trainer(kind, batch_size=64, buffer_size=64)) == []
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch, capsys):
+    """Run `pipeline` with these words in an empty folder; return the error, of one line."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(str(trainer("ppo")))
+
+    def run(*words: str) -> str:
+        assert cli.main(list(words)) == 2
+        (line,) = [one for one in capsys.readouterr().err.splitlines() if "[INFO]" not in one]
+        return line
+
+    return run
+
+
+def test_a_configuration_as_environment_is_called_so(refused):
+    """The advice was `chmod -R 755 c.yaml`."""
+    line = refused("learn", "c.yaml", "--env", "c.yaml")
+    assert line.startswith("error: c.yaml: is a YAML file, and --env takes the environment; give a")
+    assert "chmod" not in line
+
+
+def test_an_unknown_device_is_answered_with_those_of_this_machine(refused, monkeypatch):
+    """torch lists 20 kinds, most of which nobody has."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    line = refused("learn", "c.yaml", "--env", "balance_ball", "--torch-device", "gpu")
+    assert line == (
+        "error: --torch-device: 'gpu' cannot be used here (known are cpu, cuda, cuda:N and mps); "
+        "use cpu, cuda:0, cuda:1, which this machine has"
+    )
+
+
+def test_a_folder_without_a_program_is_refused_whatever_is_hidden_or_vanishes_in_it(
+    refused, tmp_path, monkeypatch
+):
+    """It listed the scripts of .git/hooks, or ended with a traceback."""
+    for name in (".git/hooks/pre-push", "gone/a", "text"):
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text("#!/bin/sh\n")
+    (tmp_path / "mine/.git/hooks/pre-push").chmod(0o755)
+    scandir = os.scandir
+
+    def without_one(path="."):
+        if str(path).endswith("gone"):
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", without_one)
+    line = refused("learn", "c.yaml", "--env", "./mine")
+    assert "does not match any environments" in line
+    assert "pre-push" not in line
+    (tmp_path / "mine/Game").touch(0o755)
+    assert "There is mine/Game; write it so." in refused("learn", "c.yaml", "--env", "./mine")
+    monkeypatch.chdir(tmp_path / "mine")
+    assert "There is Game; write it so." in refused("learn", "../c.yaml", "--env", ".")
+
+
+def test_a_behavior_in_another_spelling_is_to_be_renamed_in_the_file(refused, tmp_path):
+    """ "did you mean 'Cartpole'?" told to rename the environment's behavior."""
+    (tmp_path / "c.yaml").write_text("behaviors:\n  Cartpole: {trainer_type: ppo}\n")
+    line = refused("learn", "c.yaml", "--env", "gymnasium:CartPole-v1", "--run-id", "a")
+    assert line == (
+        "error: The behavior name CartPole-v1 has not been specified in the trainer configuration "
+        "(c.yaml). The environment gives this name: rename 'Cartpole' there to 'CartPole-v1'."
+    )

@@ -187,6 +187,8 @@ def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
             yield join(path, index), item.where
     elif isinstance(node.value, dict):
         for key, item in node.value.items():
+            if path == "behaviors":
+                yield join(path, key), item.where
             yield from _places(item, join(path, key))
 
 
