@@ -6,10 +6,14 @@ import logging
 import os
 from pathlib import Path
 
+import onnx
 import pytest
+import reference
 
 import pipeline
 from pipeline import cli
+from pipeline.commands.onnx import check
+from pipeline.export.publish import build_model
 
 TOO_SHORT = "max_steps {} ends the run before the first update, for which hyperparameters.{} {} "
 SIZES = [
@@ -132,4 +136,27 @@ def test_a_behavior_in_another_spelling_is_to_be_renamed_in_the_file(refused, tm
     assert line == (
         "error: The behavior name CartPole-v1 has not been specified in the trainer configuration "
         "(c.yaml). The environment gives this name: rename 'Cartpole' there to 'CartPole-v1'."
+    )
+
+
+def test_onnx_check_takes_a_run_s_folder_and_says_who_made_the_file(refused, capsys):
+    model, run = build_model(reference.policy(continuous=2, branches=(3,))), Path("results/a")
+    (run / "3DBall").mkdir(parents=True)
+    onnx.save(model, run / "3DBall/3DBall-500.onnx")
+    onnx.save(model, run / "3DBall.onnx")
+    assert cli.main(["onnx", "check", "results/a"]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("results/a/3DBall.onnx: Unity can load this file")
+    assert second == "  made by   rl-pipeline"
+    model.producer_name, model.producer_version = "pytorch", "1.8"
+    onnx.save(model, run / "Other.onnx")
+    assert "  made by   pytorch 1.8\n" in check(run / "Other.onnx")
+    line = refused("onnx", "check", "results/a")
+    assert line.endswith("which has results/a/3DBall.onnx, results/a/Other.onnx; name one of them")
+    for file in run.glob("*.onnx"):
+        file.unlink()
+    assert cli.main(["onnx", "check", "results/a"]) == 0
+    assert "results/a/3DBall/3DBall-500.onnx: Unity" in capsys.readouterr().out
+    assert refused("onnx", "check", ".") == (
+        "error: .: is a folder, which has no .onnx file; name a run's"
     )

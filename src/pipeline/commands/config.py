@@ -14,7 +14,7 @@ from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mappi
 from pipeline.settings.legacy.formats import Family, kind_of, read_document
 from pipeline.settings.named_files import missing_demonstrations
 from pipeline.settings.reader import entries_of
-from pipeline.settings.run_file import as_written, read_present, structure
+from pipeline.settings.run_file import as_written, read_present, structure, upgrade_command
 
 if TYPE_CHECKING:
     import argparse
@@ -74,16 +74,17 @@ def check(arguments: argparse.Namespace) -> str:
     settings = load_run_settings(trainer, curriculum=curriculum, sampler=sampler)
     if not arguments.full:
         present = read_present(trainer, curriculum=curriculum, sampler=sampler)
-        return _verdict(file, settings, present)
+        olds = [path for path in (file, arguments.curriculum, arguments.sampler) if path]
+        return _verdict(olds, settings, present)
     mapping = to_mapping(settings)
     if trainer is None:
         mapping = {"environment_parameters": mapping["environment_parameters"]}
     return dump_yaml(mapping).rstrip("\n")
 
 
-def _verdict(file: Path, settings: RunSettings, present: Present) -> str:
-    """Return a few lines about the file; warnings have been logged."""
-    lines = [f"{file}: can be used."]
+def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> str:
+    """Return a few lines about the first of the files; warnings have been logged."""
+    lines = [f"{olds[0]}: can be used."]
     if settings.from_file:
         lines.append(f"  format: {present.family.value}")
         trained = [
@@ -103,7 +104,7 @@ def _verdict(file: Path, settings: RunSettings, present: Present) -> str:
     if moved or warned:
         lines.append(
             f"  brought to today's format: {moved} keys have another place; {warned} warnings tell "
-            "what is no longer the same (`pipeline config upgrade --verbose` lists each)"
+            f"what is no longer the same (`{upgrade_command(*olds)} --verbose` lists each)"
         )
     lines += [f"  rises:    {text}" for text in _rising(settings)]
     for section, trainer in _sections(settings).items():
