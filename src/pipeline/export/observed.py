@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _MASKS = ("action_mask", "mask")
 _ROUNDING = 1e-5
+_BYTES = (0.0, 255.0)
+_NUMBER = r"(-?\d+\.?\d*(?:e[-+]\d+)?)"
 
 
 def take_mask(observation: Any, layout: ModelDescription) -> tuple[Any, Any]:
@@ -150,16 +152,16 @@ def _name(text: str) -> str:
     return text.partition("; ")[0] or "without a name"
 
 
-def _bounds(text: str) -> tuple[np.float32, np.float32] | None:
+def _bounds(text: str) -> tuple[float, float] | None:
     """Return what 0 and 1 stand for in an image."""
-    found = re.search(r"; 0 to 1 stand for (\S+) to (\S+)$", text)
-    return None if found is None else (np.float32(found[1]), np.float32(found[2]))
+    found = re.search(f"; 0 to 1 stand for {_NUMBER} to {_NUMBER}$", text)
+    return None if found is None else (float(found[1]), float(found[2]))
 
 
 def _ranges(text: str) -> AnyArray:
     """Return [parts, 2]: first and last value of each one-hot part; none without."""
     _, _, ranges = text.partition("; one-hot of ")
-    pairs = re.findall(r"(-?\d+) to (-?\d+)", ranges)
+    pairs = re.findall(r"(-?\d{1,18}) to (-?\d{1,18})", ranges)
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
@@ -169,7 +171,7 @@ def _expected(shape: Any, text: str) -> str:
         network += ", channels first, from 0 to 1"
         bounds, (channels, height, width) = _bounds(text), shape
         if bounds is not None:
-            kind = "whole " if bounds == (0, 255) else ""
+            kind = "whole " if bounds == _BYTES else ""
             return (
                 f"an image [{height}, {width}, {channels}] of {kind}numbers from {bounds[0]:g} to "
                 f"{bounds[1]:g}, or {network}"
@@ -211,8 +213,8 @@ def _images(array: AnyArray, shape: Any, text: str) -> FloatArray | None:
     if channels == 1 and array.shape[-2:] == (height, width):
         array = array.reshape(-1, *shape)
     if is_networks:
-        images, bounds = array, (np.float32(0), np.float32(1))
-    elif is_float and bounds == (0, 255):
+        images, bounds = array, (0.0, 1.0)
+    elif is_float and bounds == _BYTES:
         return None  # they may have been divided by 255, or not
     elif array.ndim in (3, 4) and array.shape[-3:] == (height, width, channels):
         images = np.moveaxis(array, -1, -3)
@@ -221,7 +223,8 @@ def _images(array: AnyArray, shape: Any, text: str) -> FloatArray | None:
     else:
         return None
     # As the bridge scales them, in float32.
-    scaled = np.subtract(images, bounds[0]).astype(np.float32) / (bounds[1] - bounds[0])
+    low, high = np.float32(bounds[0]), np.float32(bounds[1])
+    scaled = np.subtract(images, low).astype(np.float32) / (high - low)
     is_inside = scaled.min(initial=0) >= -_ROUNDING and scaled.max(initial=0) <= 1 + _ROUNDING
     return scaled.reshape(-1, *shape) if is_inside else None
 
