@@ -22,7 +22,7 @@ from pipeline.stages.shared.named_env import environment_of, executable_of
 from pipeline.tracking.base import Sink, Update
 
 if TYPE_CHECKING:
-    from pipeline.arrays import BoolArray, FloatArray, IntArray
+    from pipeline.arrays import IntArray
     from pipeline.envs.base import BaseEnv
     from pipeline.evaluation.episodes import Episode
     from pipeline.export.policy import OnnxPolicy
@@ -271,7 +271,7 @@ def export_policy(checkpoint: Path | str, folder: Path | str) -> Path:
 
 
 class LoadedPolicy:
-    """A trained policy that acts on arrays, or on an environment's `DecisionSteps`.
+    """A trained policy that acts on observations, or on an environment's `DecisionSteps`.
 
     Attributes:
         behavior: name of the behavior as the file has it, without `?team=`.
@@ -284,8 +284,8 @@ class LoadedPolicy:
 
     def act(
         self,
-        obs: FloatArray | Sequence[FloatArray],
-        action_mask: Sequence[BoolArray] | None = None,
+        obs: Any,
+        action_mask: Any = None,
         *,
         agent_id: IntArray | None = None,
         deterministic: bool = True,
@@ -293,24 +293,56 @@ class LoadedPolicy:
         """Choose actions for N agents.
 
         Args:
-            obs: [N, *shape], or one such array for each observation.
-            action_mask: bool [N, branch size] per branch, True where forbidden; None allows all.
+            obs: what an environment of Gymnasium gives (N = 1), or a vectorized one; a list of
+                arrays, one for each input. Floats [N, *shape] are taken as the network's own.
+            action_mask: bool [N, branch size] per branch, True where forbidden, or Gymnasium's
+                (whole numbers, 1 where allowed); None allows all.
             agent_id: int [N], the agents whose memories are used; None for 0 to N - 1.
             deterministic: the most likely actions; False draws them.
 
         Raises:
-            ExportError: The observations do not fit the policy.
+            ExportError: The observations or the mask do not fit the policy.
         """
+        from pipeline.export import observed
         from pipeline.protocol.steps import DecisionSteps
 
-        parts = [obs] if isinstance(obs, np.ndarray) else list(obs)
+        layout, where = self.onnx.description, f"the policy {self.behavior}"
+        obs, own_mask = observed.take_mask(obs, layout)
+        mask = own_mask if action_mask is None else action_mask
+        parts = observed.rows_of(obs, layout, where)
         n = len(parts[0])
         agents = np.arange(n, dtype=np.int32) if agent_id is None else agent_id
         nothing = np.zeros(n, dtype=np.float32)
-        masks = None if action_mask is None else list(action_mask)
+        if mask is not None:
+            mask = observed.forbidden(mask, n, layout.discrete_branches, where)
         groups = np.zeros(n, dtype=np.int32)
-        steps = DecisionSteps(parts, nothing, agents, masks, groups, nothing)
+        steps = DecisionSteps(parts, nothing, agents, mask, groups, nothing)
         return self.onnx.act(steps, deterministic=deterministic)
+
+    def native(
+        self, actions: ActionTuple, action_space: Any, *, scale: float | None = None
+    ) -> list[Any]:
+        """Return each agent's action as one of an `action_space` of Gymnasium.
+
+        Args:
+            actions: what `act` returned.
+            action_space: of the environment that the policy was trained in.
+            scale: the `action_scale` of the training, for a space without bounds.
+
+        Raises:
+            PipelineError: The space has other actions than the policy.
+        """
+        from pipeline.simulators.bridges.spaces import Actions
+
+        codec = Actions(action_space, where=self.behavior, scale=scale)
+        layout = self.onnx.description
+        sizes = codec.spec.continuous_size, sum(codec.spec.discrete_branches)
+        if sizes != (layout.continuous_size, sum(layout.discrete_branches)):
+            raise SettingsError(
+                f"the policy {self.behavior} has other actions than {action_space}; give the "
+                "action_space of the environment that it was trained in"
+            )
+        return codec.native(actions)
 
     def end(self, agent_ids: Sequence[int]) -> None:
         """Forget the memories of agents whose episodes have ended."""
@@ -322,7 +354,7 @@ class LoadedPolicy:
 
 
 def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
-    """Return the policy of a checkpoint or of an ONNX file, ready to act on arrays.
+    """Return the policy of a checkpoint or of an ONNX file, ready to act on observations.
 
     Args:
         path: `<...>.onnx`, or a checkpoint (`.pt`).
@@ -336,11 +368,15 @@ def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     path = Path(path)
     if path.suffix == ".onnx":
         return LoadedPolicy(OnnxPolicy(path, seed=seed), path.stem)
-    from pipeline.export.publish import build_model
+    from onnx import helper
+
+    from pipeline.export.publish import build_model, meanings
     from pipeline.trainer.checkpoints.restore import load_policy as saved_policy
 
     saved = saved_policy(path)
-    return LoadedPolicy(OnnxPolicy(build_model(saved.policy), seed=seed), saved.behavior)
+    model = build_model(saved.policy)
+    helper.set_model_props(model, meanings(saved.policy.spec))
+    return LoadedPolicy(OnnxPolicy(model, seed=seed), saved.behavior)
 
 
 def evaluate(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 
 import pytest
 
@@ -58,9 +60,21 @@ def test_check_is_a_short_verdict_unless_all_is_asked_for(here, capsys):
         "  behaviors: Walker (ppo, 50,000 steps), any other (ppo, 50,000 steps)",
         "  environment parameters, with their lessons: gap (2), mass (1)",
         "  brought to today's format: 12 keys have another place; 3 warnings tell what is no "
-        "longer the same (`pipeline config upgrade --verbose` lists each)",
+        "longer the same (`pipeline config upgrade old.yaml Walker.json sampler.yaml -o "
+        "old.new.yaml --verbose` lists each)",
         "`--full` prints every setting.",
     ]
+
+
+def test_the_command_that_check_prints_writes_the_file(here, capsys, caplog):
+    """It lacked the file and `-o`, so that pasted it ended with exit code 2."""
+    with caplog.at_level(logging.INFO):
+        said = run(capsys, "check", "old.yaml")
+    (logged,) = [one for one in caplog.messages if "writes it as today's" in one]
+    for text in (said, logged):
+        command = re.search("`pipeline config (upgrade .*?)`", text)[1]
+        assert run(capsys, *command.split()).endswith("settings as old.yaml.\n")
+        (here / "old.new.yaml").unlink()
 
 
 def test_check_of_a_present_file_names_its_behaviors_and_what_is_not_here(here, capsys):

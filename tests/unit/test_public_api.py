@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from pathlib import Path
 
 import gymnasium
@@ -218,6 +219,22 @@ def test_a_mistake_in_a_name_is_one_line_that_says_what_may_stand_there(form, sa
     with pytest.raises(pipeline.PipelineError, match=said) as refused:
         pipeline.make_env(form)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_the_loop_of_ones_own_that_the_page_shows_plays_what_learn_trained(tmp_path: Path):
+    section = PAGE.read_text().partition("## Acting in a loop")[2].partition("\n## ")[0]
+    camping, script = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    (tmp_path / "camping.py").write_text(camping)
+    (tmp_path / "script.py").write_text(script)
+    own = (ROOT / "examples/environments/own.yaml").read_text()
+    (tmp_path / "own.yaml").write_text(own.replace("max_steps: 50000", "max_steps: 1024"))
+    (command,) = re.findall(r"`pipeline (learn .*?)`", section)
+    python("-m", "pipeline", *command.split(), cwd=tmp_path, timeout=600)
+    printed = python(tmp_path / "script.py", cwd=tmp_path, timeout=600)
+    totals = [float(line) for line in printed.stdout.splitlines()]
+    assert len(totals) == 3
+    assert all(0 < total < 50 for total in totals)  # at most 1 for each of 50 steps
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mappi
 from pipeline.settings.legacy.formats import Family, kind_of, read_document
 from pipeline.settings.named_files import missing_demonstrations
 from pipeline.settings.reader import entries_of
-from pipeline.settings.run_file import as_written, read_present, structure
+from pipeline.settings.run_file import as_written, read_present, structure, upgrade_command
 
 if TYPE_CHECKING:
     import argparse
@@ -74,16 +74,17 @@ def check(arguments: argparse.Namespace) -> str:
     settings = load_run_settings(trainer, curriculum=curriculum, sampler=sampler)
     if not arguments.full:
         present = read_present(trainer, curriculum=curriculum, sampler=sampler)
-        return _verdict(file, settings, present)
+        olds = [path for path in (file, arguments.curriculum, arguments.sampler) if path]
+        return _verdict(olds, settings, present)
     mapping = to_mapping(settings)
     if trainer is None:
         mapping = {"environment_parameters": mapping["environment_parameters"]}
     return dump_yaml(mapping).rstrip("\n")
 
 
-def _verdict(file: Path, settings: RunSettings, present: Present) -> str:
-    """Return a few lines about the file; warnings have been logged."""
-    lines = [f"{file}: can be used."]
+def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> str:
+    """Return a few lines about the first of the files; warnings have been logged."""
+    lines = [f"{olds[0]}: can be used."]
     if settings.from_file:
         lines.append(f"  format: {present.family.value}")
         trained = [
@@ -103,9 +104,11 @@ def _verdict(file: Path, settings: RunSettings, present: Present) -> str:
     if moved or warned:
         lines.append(
             f"  brought to today's format: {moved} keys have another place; {warned} warnings tell "
-            "what is no longer the same (`pipeline config upgrade --verbose` lists each)"
+            f"what is no longer the same (`{upgrade_command(*olds)} --verbose` lists each)"
         )
     lines += [f"  rises:    {text}" for text in _rising(settings)]
+    for section, trainer in _sections(settings).items():
+        lines += [f"  sizes:    {section}: {text}" for text in trainer.contrary_sizes()]
     lines += [f"  not here: {text}" for text in missing_demonstrations(settings).values()]
     lines.append("`--full` prints every setting.")
     return "\n".join(lines)
@@ -114,18 +117,22 @@ def _verdict(file: Path, settings: RunSettings, present: Present) -> str:
 def _rising(settings: RunSettings) -> Iterator[str]:
     """Yield a line for each value below the one at which its linear schedule ends."""
     floors = {"learning_rate": LEARNING_RATE_FLOOR, "epsilon": EPSILON_FLOOR, "beta": BETA_FLOOR}
-    sections = {f"behaviors.{name}": item for name, item in settings.behaviors.items()}
-    if settings.default_settings is not None:
-        sections["default_settings"] = settings.default_settings
-    for section, trainer in sections.items():
+    for section, trainer in _sections(settings).items():
         for key, floor in floors.items():
             value = getattr(trainer.hyperparameters, key, floor)
             kind = getattr(trainer.hyperparameters, f"{key}_schedule", "constant")
             if kind == "linear" and value < floor:
                 yield (
-                    f"{brief(section)}.hyperparameters.{key} goes from {value:g} up to {floor:g}, "
+                    f"{section}.hyperparameters.{key} goes from {value:g} up to {floor:g}, "
                     f"where a linear schedule ends; {key}_schedule: constant keeps it"
                 )
+
+
+def _sections(settings: RunSettings) -> dict[str, TrainerSettings]:
+    """Return each behavior's settings by where the file has them."""
+    sections = {brief(f"behaviors.{name}"): item for name, item in settings.behaviors.items()}
+    default = settings.default_settings
+    return sections if default is None else {**sections, "default_settings": default}
 
 
 def _trained(settings: TrainerSettings) -> str:

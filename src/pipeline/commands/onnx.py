@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
 
-    import onnx
-
     from pipeline.commands.parser import Parser
     from pipeline.export.layout import ModelDescription
     from pipeline.protocol.specs import BehaviorSpec
@@ -22,13 +20,15 @@ _PACKAGES = {
     3: "with package 2.0 and newer; an older one needs a file from the trainer of its own release",
 }
 """Packages of Unity that load a model, by its `version_number`."""
+_SHOWN = 10
+"""Files of a folder that an error lists."""
 
 
 def add_options(parser: Parser) -> None:
     """Add `check`."""
     text = "say which packages of Unity load an ONNX policy, and whether it fits a behavior"
     command = parser.add_command("check", text, _run)
-    command.add_argument("file", type=Path, help="the .onnx file")
+    command.add_argument("file", type=Path, help="the .onnx file, or a folder with one")
     compared = command.add_mutually_exclusive_group()
     compared.add_argument("--env", metavar="NAME", help="compare with a behavior of an environment")
     compared.add_argument("--demo", metavar="FILE", help="compare with that of a .demo file")
@@ -40,13 +40,31 @@ def _run(arguments: Namespace) -> str:
     from pipeline.api import make_env
     from pipeline.data.demo_spec import spec_of
 
-    path: Path = arguments.file
+    path = only_model(arguments.file)
     source = arguments.env or arguments.demo
     if source is None:
         return check(path, full=arguments.full)
     check(path, full=arguments.full)  # a broken file is refused before an environment starts
     behavior, spec, _ = spec_of(source, make_env, arguments.behavior, default=path.stem)
     return check(path, spec, f"{behavior} of {source}", full=arguments.full)
+
+
+def only_model(path: Path) -> Path:
+    """Return the only `.onnx` file of a folder, or the path itself if it is none.
+
+    Raises:
+        ExportError: The folder has none, or several.
+    """
+    if not path.is_dir():
+        return path
+    # Checkpoints' own files lie deeper than those of the run's end.
+    found = sorted(path.glob("*.onnx")) or sorted(path.glob("*/*.onnx"))
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(map(str, found[:_SHOWN]))
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    has = f"has {listed}{more}; name one of them" if found else "has no .onnx file; name a run's"
+    raise ExportError(f"{path}: is a folder, which {has}")
 
 
 def check(
@@ -81,22 +99,18 @@ def check(
     layout = describe(model)
     loads = _PACKAGES.get(layout.version or 0, "of no known package")
     lines = [f"{path}: Unity can load this file {loads}."]
+    maker = f"{model.producer_name} {model.producer_version}".strip()
+    lines += [f"  made by   {brief(maker)}"] if maker else []
     lines += [f"  fits      {behavior}"] if spec is not None else []
-    lines += _in_words(layout, model)
+    lines += _in_words(layout)
     lines += [f"  note      {finding.message}" for finding in publishing_findings(model, spec)]
     return "\n".join([*lines, *(_tensors(layout) if full else ())])
 
 
-def _in_words(layout: ModelDescription, model: onnx.ModelProto) -> Iterator[str]:
+def _in_words(layout: ModelDescription) -> Iterator[str]:
     from pipeline.export.contract import NEWEST_VERSION
-    from pipeline.export.layout import MEANING
 
-    # Of any exporter, so of any length, with any characters.
-    said = {
-        prop.key.removeprefix(MEANING): f": {brief(prop.value)}"
-        for prop in model.metadata_props
-        if prop.key.startswith(MEANING) and prop.value.isprintable()
-    }
+    said = {tensor: f": {brief(text)}" for tensor, text in layout.meanings.items()}
     kinds = {1: "vector of {}", 2: "list of up to {} x {}", 3: "image of {} x {} x {}"}
     for name, tensor in layout.inputs.items():
         sizes = tensor.shape[1:]

@@ -89,6 +89,8 @@ def find_executable(file_name: str | Path) -> Path:
 
 def _candidates(path: Path) -> list[Path]:
     """Return where an executable may lie on this system, best first."""
+    if not path.name:  # this folder
+        return [path]
     if sys.platform == "darwin":
         folder = path.with_name(path.name + ".app") / "Contents" / "MacOS"
         return [folder / path.name, *sorted(folder.glob("*")), path]

@@ -71,6 +71,8 @@ class ModelDescription:
     """Version of the default operator domain; 0 when it is not imported."""
     ir_version: int
     """Version of the file format."""
+    meanings: dict[str, str]
+    """What the file says of tensors, by their names: of any length, from any exporter."""
 
 
 def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
@@ -201,6 +203,11 @@ def describe(source: onnx.ModelProto | Path | str) -> ModelDescription:
         discrete_branches=branches,
         opset=next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0),
         ir_version=model.ir_version,
+        meanings={
+            prop.key.removeprefix(MEANING): prop.value
+            for prop in model.metadata_props
+            if prop.key.startswith(MEANING) and prop.value.isprintable()
+        },
     )
 
 

@@ -85,9 +85,17 @@ class Demonstration:
 
     def returns(self) -> list[float]:
         """Return the summed reward of each episode that has ended."""
-        ends = np.flatnonzero(self.done) + 1
-        parts = np.split(self.reward[: ends[-1]], ends[:-1]) if len(ends) else []
-        return [float(part.sum()) for part in parts]
+        return returns_of(self.reward, self.done)
+
+
+def returns_of(reward: FloatArray, done: BoolArray) -> list[float]:
+    """Return the summed reward of each episode that has ended, from rows [n].
+
+    A row's reward belongs to the action before it, so an episode's first belongs to none of its.
+    """
+    ends = np.flatnonzero(done) + 1
+    parts = np.split(reward[: ends[-1]], ends[:-1]) if len(ends) else []
+    return [float(sum(part[1:].tolist())) for part in parts]
 
 
 def read_demo(path: Path | str) -> Demonstration:
@@ -151,14 +159,14 @@ def describe(demo: Demonstration) -> str:
     ends = int(demo.done.sum())
     returns = demo.returns()
     scope = "per ended episode" if ends else "in all, no episode ended"
-    counted = demo.reward[: np.flatnonzero(demo.done)[-1] + 1] if ends else demo.reward
+    mean = np.mean(returns) if ends else demo.reward[1:].sum()
     lines = [
         f"behavior      {brief(demo.behavior_name)}",
         f"name          {brief(demo.metadata.demonstration_name) or '(none)'}",
         f"steps         {len(demo)}",
         f"episodes      {ends} ended ({int(demo.interrupted.sum())} of them cut short)",
-        f"mean reward   {counted.sum() / max(1, ends):.4g} {scope} "
-        f"(the header says {demo.metadata.mean_reward:.4g}: Unity counts one episode more)",
+        f"mean reward   {mean:.4g} {scope} (the header says {demo.metadata.mean_reward:.4g}: Unity "
+        "counts one episode more, and rewards before an episode's first action)",
         *([f"returns       {min(returns):.4g} to {max(returns):.4g}"] if ends else []),
         f"actions       {demo.spec.action_spec}",
     ]

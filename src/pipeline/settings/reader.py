@@ -212,11 +212,17 @@ def unknown_key(node: Node, path: str, key: str, known: Mapping[str, Any]) -> Ex
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest of `known`, or a full stop if none is near."""
+    near = nearest(word, known)
+    return "." if near is None else f"; did you mean {near!r}?"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return which of `known` is written most like a word; None if none is near."""
     by_lower = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), by_lower, n=1)
     if not near:  # a part of a name, as `min` for `min_value`
         near = [name for name in by_lower if word.lower() in name.split("_")]
-    return f"; did you mean {by_lower[near[0]]!r}?" if near else "."
+    return by_lower[near[0]] if near else None
 
 
 def display(node: Node) -> str:

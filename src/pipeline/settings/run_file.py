@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.errors import shell_command
 from pipeline.settings.inheritance import behavior_over, expanded, without_deprecated
 from pipeline.settings.legacy.convert import to_present
 from pipeline.settings.legacy.formats import Changes, Family, kind_of, read_document
@@ -187,6 +188,8 @@ def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
             yield join(path, index), item.where
     elif isinstance(node.value, dict):
         for key, item in node.value.items():
+            if path == "behaviors":
+                yield join(path, key), item.where
             yield from _places(item, join(path, key))
 
 
@@ -238,11 +241,8 @@ def _refuse_as_behavior(name: str, item: Node) -> None:
 def _tell(present: Present, path: Path | str | None) -> None:
     """Log what a user of an old file should know, once it is clear that it can be used."""
     if present.family is not Family.PRESENT:
-        _log.info(
-            "%s: the format is that of %s; `pipeline config upgrade` writes it as today's.",
-            path,
-            present.family.value,
-        )
+        text = "%s: the format is that of %s; `%s` writes it as today's."
+        _log.info(text, path, present.family.value, upgrade_command(Path(str(path))))
     behaviors = present.document.value.get("behaviors")
     if behaviors is not None and behaviors.value and "default" in behaviors.value:
         _log.warning(
@@ -253,6 +253,12 @@ def _tell(present: Present, path: Path | str | None) -> None:
     for change in present.changes.entries:
         if change.warns:
             _log.warning("%s", change)
+
+
+def upgrade_command(*olds: Path) -> str:
+    """Return the command that writes old files in today's format."""
+    new = olds[0].with_suffix(".new.yaml")
+    return shell_command("pipeline", "config", "upgrade", *olds, "-o", new)
 
 
 def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:

@@ -10,11 +10,12 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import PipelineError, SettingsError, UnityException, where
+from pipeline.errors import PipelineError, SettingsError, UnityException, brief, where
 from pipeline.simulators import registry
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ usage: {program} --mlagents-port PORT [options]
 {summary}
 
 An environment for a trainer that speaks the ML-Agents protocol: it connects to the trainer, which
-starts it. Options may be written with one dash or two; others are ignored, as by a Unity player.
+starts it. Options may be written with one dash or two. Those of Unity's own players, such as
+-screen-width 640, are ignored.
 
   --mlagents-port PORT   port on localhost where the trainer listens
   --num-agents N         {counted} in this process, before the trainer's num_areas
@@ -46,6 +48,30 @@ starts it. Options may be written with one dash or two; others are ignored, as b
 """
 _VALUED = ("mlagents-port", "num-agents", "connect-timeout", "logfile")
 _FLAGS = ("nographics", "batchmode", "compress", "describe", "help")
+# Of Unity's players, and of no effect here.
+_UNITY_VALUED = (
+    *("screen-width", "screen-height", "screen-quality", "screen-fullscreen", "window-mode"),
+    *(
+        "monitor",
+        "adapter",
+        "gpu-index",
+        "parenthwnd",
+        "job-worker-count",
+        "profiler-log-file",
+        "stacktracelogtype",
+    ),
+)
+_UNITY_FLAGS = (
+    *(
+        "nolog",
+        "popupwindow",
+        "single-instance",
+        "show-screen-selector",
+        "hidewindow",
+        "timestamps",
+    ),
+    *("silent-crashes", "no-stereo-rendering", "disable-gpu-skinning", "quit"),
+)
 
 
 def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) -> int:
@@ -65,7 +91,7 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
     try:
         parsed = parse(argv)
     except PipelineError as error:
-        sys.stderr.write(f"{display}: {error}\n\n{usage}")
+        sys.stderr.write(f"{display}: {error}\n")
         return 2
     if parsed.help:
         sys.stdout.write(usage)
@@ -103,16 +129,16 @@ class PlayerArguments:
     help: bool = False
     """Whether only the usage is wanted."""
     ignored: tuple[str, ...] = ()
-    """Arguments that were not understood, as written."""
+    """Arguments of Unity's players that have no effect here, as written."""
 
 
 def parse(argv: Sequence[str]) -> PlayerArguments:
     """Read the arguments of an executable.
 
     Raises:
-        SettingsError: A known option lacks its value, or has one of the wrong kind.
+        SettingsError: An option is not known, lacks its value, or has one of the wrong kind.
     """
-    # By hand and not by argparse, which refuses unknown options; Unity players ignore them.
+    # By hand and not by argparse, which does not take one dash for two, nor any case of letters.
     values: dict[str, str] = {}
     ignored = []
     rest = list(argv)
@@ -120,8 +146,16 @@ def parse(argv: Sequence[str]) -> PlayerArguments:
         word = rest.pop(0)
         name, equals_sign, value = word.lstrip("-").partition("=")
         name = name.lower()
-        if not word.startswith("-") or name not in _VALUED + _FLAGS:
+        is_option = word.startswith("-")
+        if is_option and (name in _UNITY_FLAGS or name.startswith("force-")):
             ignored.append(word)
+        elif is_option and name in _UNITY_VALUED:
+            ignored += [word, *(() if equals_sign else rest[:1])]
+            rest = rest if equals_sign else rest[1:]
+        elif not is_option or name not in _VALUED + _FLAGS:
+            near = get_close_matches(name, _VALUED + _FLAGS, n=1)
+            meant = f"did you mean --{near[0]}? " if near else ""
+            raise SettingsError(f"'{brief(word)}' is no option; {meant}--help lists all.")
         elif name in _FLAGS:
             values[name] = "yes"
         elif equals_sign:

@@ -157,23 +157,23 @@ class _Episode:
 
     def write(self, writer: DemoWriter) -> float:
         """Append the episode to a file, and return its sum of rewards."""
+        from pipeline.protocol.demo import returns_of
         from pipeline.protocol.specs import ActionTuple
 
         (last,) = self.end
         obs = [*(step.obs for step in self.steps), last.obs]
-        reward = [*(step.reward for step in self.steps), last.reward]
+        reward = np.array([*(step.reward for step in self.steps), last.reward], dtype=np.float32)
         is_last = np.arange(len(reward)) == len(reward) - 1
         masks = [step.action_mask for step in self.steps if step.action_mask is not None]
         writer.append(
             obs=[np.stack(rows) for rows in zip(*obs, strict=True)],
             actions=ActionTuple(*_with_zeros(self.actions)),
-            reward=np.array(reward, dtype=np.float32),
+            reward=reward,
             done=is_last,
             interrupted=is_last & last.interrupted,
             action_mask=_with_zeros(masks) or None,
         )
-        # A row's reward belongs to the action before it, so the first row's belongs to no action.
-        return float(sum(reward[1:]))
+        return returns_of(reward, is_last)[0]
 
 
 def _with_zeros(steps: Sequence[Sequence[AnyArray]]) -> list[AnyArray]:

@@ -311,6 +311,9 @@ class TrainingLoop:
             begin_with(learner, first, device=str(device), whole=self.job.whole_weights)
         elif self.job.resume:
             _log.warning("%s begins at step 0: %s has no checkpoint of it.", name, self.job.run_dir)
+        if learner.learns and saved is None:
+            for text in settings.contrary_sizes():
+                _log.warning("%s: %s.", name, text)
         n_held = (saved or {}).get("held", 0) if self._exact else None
         self.synchronizer.register(learner, seed=seed, held=n_held)
         if not learner.finished:

@@ -95,7 +95,12 @@ def usable_device(name: str | None) -> torch.device:
     # built in (NotImplementedError: mps, xla), or whose package is missing (ImportError: hpu).
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = str(error).splitlines()[0]
+        here = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
+        here += ["mps"] if torch.backends.mps.is_available() else []
+        names = f"use {', '.join(['cpu', *here])}, which this machine has"
+        if "Expected one of" in reason:  # of all that torch can be built for
+            reason = "known are cpu, cuda, cuda:N and mps"
         raise SettingsError(
-            f"torch_settings.device: {name!r} cannot be used here ({reason}); use cpu"
+            f"torch_settings.device: {name!r} cannot be used here ({reason}); {names}"
         ) from error
     return device

@@ -60,9 +60,9 @@ def test_what_is_written_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("done", "told"),
     [
-        ([0, 1, 0, 1, 0, 0], "7 per ended episode"),  # (1 + 2 + 3 + 8) / 2
-        ([0, 0, 0, 0, 0, 1], "78 per ended episode"),
-        ([0, 0, 0, 0, 0, 0], "78 in all, no episode ended"),
+        ([0, 1, 0, 1, 0, 0], "5 per ended episode"),  # (2 + 8) / 2: a first reward is of no action
+        ([0, 0, 0, 0, 0, 1], "77 per ended episode"),
+        ([0, 0, 0, 0, 0, 0], "77 in all, no episode ended"),
     ],
 )
 def test_mean_reward_is_of_ended_episodes_only(tmp_path, done, told):

@@ -100,7 +100,8 @@ def test_a_recording_counts_what_has_ended_in_each_part_of_it(tmp_path):
         writer.append_messages(content.infos[:3], content.actions[:3])
         writer.append_messages(content.infos[3:], content.actions[3:])
     demo = read_demo(tmp_path / "b.demo")
-    assert demo.returns() == [3, 3, 10]
+    # The first reward of an episode is of no action in it, as in the stage and in evaluation.
+    assert demo.returns() == [2, 0, 0]
     assert demo.interrupted.tolist() == [False, False, True, False, False]
     meta = demo.metadata
     assert (meta.number_steps, meta.number_episodes, meta.mean_reward) == (5, 4, 27 / 4)

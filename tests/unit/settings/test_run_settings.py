@@ -405,8 +405,12 @@ def test_an_unlisted_behavior_of_a_file_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("behaviors: {Walker: {}}")
     message = refusal(SettingsError, load_run_settings(file).for_behavior, "Waler?team=0")
-    assert "The behavior name Waler has not been specified in the trainer configuration" in message
-    assert "did you mean 'Walker'?" in message
+    assert message == (
+        f"The behavior name Waler has not been specified in the trainer configuration ({file}). "
+        "The environment gives this name: rename 'Walker' there to 'Waler'."
+    )
+    message = refusal(SettingsError, load_run_settings(file).for_behavior, "Hopper")
+    assert message.endswith("Add an entry for Hopper there, or set default_settings.")
 
 
 def test_without_a_file_every_behavior_gets_ppo_with_a_warning(

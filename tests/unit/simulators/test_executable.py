@@ -13,9 +13,26 @@ def test_a_player_s_arguments_are_understood_with_either_dash(dash):
     assert executable.parse([f"{dash}compress"]).compress
 
 
-def test_unknown_arguments_are_kept_as_ignored():
-    parsed = executable.parse(["--foo", "7", "-mlagents-port=5005", "--num-agents", "3"])
-    assert (parsed.port, parsed.n_agents, parsed.ignored) == (5005, 3, ("--foo", "7"))
+def test_options_of_unity_s_players_are_kept_as_ignored():
+    unity = ["-screen-width", "640", "-force-vulkan", "-popupwindow", "-Screen-Height=480"]
+    parsed = executable.parse([*unity, "-mlagents-port=5005", "--num-agents", "3"])
+    assert (parsed.port, parsed.n_agents, parsed.ignored) == (5005, 3, tuple(unity))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--num-agent 8", "'--num-agent' is no option; did you mean --num-agents? --help lists"),
+        ("-nographic", "'-nographic' is no option; did you mean --nographics?"),
+        ("--num-agents 8 9", "'9' is no option; --help lists all"),
+        ("--level 7", "'--level' is no option; --help lists all"),
+    ],
+)
+def test_a_misspelt_argument_is_refused_in_one_line(words, said, capsys):
+    """It was ignored, and the training went on with 12 agents."""
+    assert executable.main("grid_world", ["--mlagents-port", "5005", *words.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"grid_world: {said}")
 
 
 @pytest.mark.parametrize(

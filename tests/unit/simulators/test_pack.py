@@ -94,7 +94,7 @@ def test_a_packed_environment_plays_and_ends_with_code_0(launch, trainer, tmp_pa
     log = tmp_path / "logs" / "Player-0.log"
     process = launch(
         *("-nographics", "-batchmode", "--mlagents-port", trainer.port),
-        *("-logFile", log, "--num-agents", 2, "--unheard-of", "x"),
+        *("-logFile", log, "--num-agents", 2, "-screen-width", "640"),
     )
     hello = trainer.greet(seed=5, num_areas=2)
     assert hello.package_version == "3.0.0"
@@ -113,7 +113,7 @@ def test_a_packed_environment_plays_and_ends_with_code_0(launch, trainer, tmp_pa
     trainer.end()
     assert process.wait(timeout=WAIT_S) == 0
     assert process.stderr.read() == ""
-    assert "Ignored arguments: --unheard-of x" in log.read_text()
+    assert "Ignored arguments: -screen-width 640" in log.read_text()
 
 
 def test_the_number_of_agents_can_be_packed_in(launch, tmp_path, trainer):

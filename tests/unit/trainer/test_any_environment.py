@@ -304,7 +304,7 @@ def test_an_environment_of_pettingzoo_is_trained_in(tmp_path):
 
 
 def test_a_misspelled_behavior_in_a_map_is_refused_as_in_a_file(tmp_path):
-    message = r"name Walker has not been specified.*did you mean 'Wolker'"
+    message = r"name Walker has not been specified.*rename 'Wolker' there to 'Walker'"
     with pytest.raises(SettingsError, match=message):
         trained(Theirs(), tmp_path, "Wolker")
     result = pipeline.train(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pipeline.errors import FetchError, shell_command
@@ -12,7 +13,6 @@ from pipeline.files import as_typed, similar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from pipeline.settings.environments import Platform
 
@@ -147,7 +147,12 @@ def _executables(folder: Path) -> list[Path]:
 
 
 def _content(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.rglob("*")) if not path.name.startswith(_NO_PLAYER)]
+    paths = []
+    # Not `rglob`, which fails where a file vanishes while it looks.
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name[0] != "."]
+        paths += [Path(parent, name) for name in (*folders, *names)]
+    return [path for path in sorted(paths) if not path.name.startswith(_NO_PLAYER)]
 
 
 def _topmost(paths: Iterable[Path], folder: Path) -> list[Path]:

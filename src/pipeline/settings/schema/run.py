@@ -5,13 +5,14 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from pipeline.errors import SettingsError
+from pipeline.settings.nodes import join
 from pipeline.settings.reader import (
     Bounds,
     Count,
     CountOrUnlimited,
     CountOrZero,
     NonNegative,
-    suggestion,
+    nearest,
 )
 from pipeline.settings.schema.parameters import EnvironmentParameter, seeded
 from pipeline.settings.schema.reward_signals import ENCODERS, REWARD_SIGNALS
@@ -131,7 +132,7 @@ class RunSettings:
     places: dict[str, str] = field(
         default_factory=dict, compare=False, repr=False, metadata={"internal": True}
     )
-    """Where each path to a file is written, as `file:line` by dotted key."""
+    """Where each path to a file, and each behavior, is written: `file:line` by dotted key."""
 
     def place_of(self, key: str) -> str | None:
         """Return where the path under a dotted key is written; a behavior may inherit it."""
@@ -156,10 +157,17 @@ class RunSettings:
         if self.default_settings is not None:
             return self.default_settings
         if self.from_file:
+            near = nearest(plain, self.behaviors)
+            place = self.places.get(join("behaviors", near)) if near is not None else None
+            file = "" if place is None else f" ({place.rpartition(':')[0]})"
+            remedy = (
+                f"Add an entry for {plain} there, or set default_settings."
+                if near is None
+                else f"The environment gives this name: rename {near!r} there to {plain!r}."
+            )
             raise SettingsError(
                 f"The behavior name {plain} has not been specified in the trainer configuration"
-                f"{suggestion(plain, self.behaviors)} Please add an entry in the configuration "
-                f"file for {plain}, or set default_settings."
+                f"{file}. {remedy}"
             )
         _log.warning(
             "Behavior name %s does not match any behaviors specified in the trainer configuration "

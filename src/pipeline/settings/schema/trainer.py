@@ -1,5 +1,6 @@
 """The settings of one behavior: everything under `behaviors.<name>` and `default_settings`."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
@@ -252,6 +253,27 @@ class TrainerSettings:
                 raise ContradictionError("keep_checkpoints", text)
             # Applied here, so that a written configuration has the interval that is used.
             object.__setattr__(self, "checkpoint_interval", self.max_steps // self.keep_checkpoints)
+
+    def contrary_sizes(self) -> Iterator[str]:
+        """Yield a text for each pair of sizes with which a run learns nothing, or otherwise."""
+        h = self.hyperparameters
+        if not isinstance(h, OnPolicySettings | SACSettings):
+            return
+        needed = {"buffer_size": h.buffer_size}
+        if isinstance(h, SACSettings):
+            needed = {"buffer_init_steps": h.buffer_init_steps, "batch_size": h.batch_size}
+        key = max(needed, key=needed.__getitem__)
+        if self.max_steps < needed[key]:
+            yield (
+                f"max_steps {self.max_steps} ends the run before the first update, for which "
+                f"hyperparameters.{key} {needed[key]} has to be reached: nothing is learned"
+            )
+        if h.batch_size > h.buffer_size:
+            what = "nothing is learned" if isinstance(h, SACSettings) else "all in one minibatch"
+            yield (
+                f"hyperparameters.batch_size {h.batch_size} is above hyperparameters.buffer_size "
+                f"{h.buffer_size}: {what}"
+            )
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> Self:

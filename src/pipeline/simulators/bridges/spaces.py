@@ -53,7 +53,7 @@ class Leaf(NamedTuple):
     put: Put
     """Writes a value of the space into one agent's row, which holds zeros."""
     scale: str = ""
-    """What the numbers of an image stand for; empty of others, which stay as they are."""
+    """What the numbers stand for; empty of those that stay as they are."""
 
 
 class Observations:
@@ -84,7 +84,7 @@ class Observations:
 
     @property
     def scales(self) -> list[str]:
-        """One for each image: what its numbers stand for."""
+        """One for each image and each one-hot vector: what its numbers stand for."""
         return [f"obs_{i}: {leaf.scale}" for i, leaf in enumerate(self.leaves) if leaf.scale]
 
     def empty(self, n_agents: int) -> list[FloatArray]:
@@ -127,7 +127,7 @@ def _leaves(space: Any, path: Path, where: str, visual: str) -> Iterator[Leaf]:
             f"{where}: the observation '{name}' is {space}, which has no numbers in it; wrap the "
             "environment so that it leaves this observation out."
         )
-    yield Leaf(path, spec, put, _scale_of_image(space) if len(spec.shape) == 3 else "")
+    yield Leaf(path, spec, put, _scale(space, is_image=len(spec.shape) == 3))
 
 
 def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSpec, Put]:
@@ -192,7 +192,15 @@ def image_range(space: spaces.Box) -> tuple[Any, Any]:
     return low, width
 
 
-def _scale_of_image(space: spaces.Box) -> str:
+def _scale(space: Any, *, is_image: bool) -> str:
+    """Return what the numbers of an observation stand for; empty where they stay as they are."""
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        first = np.broadcast_to(np.ravel(space.start), sizes.shape)
+        ranges = zip(first.tolist(), (first + sizes - 1).tolist(), strict=True)
+        return "one-hot of " + ", ".join(f"{low} to {high}" for low, high in ranges)
+    if not is_image:
+        return ""
     low, width = image_range(space)
     if np.ndim(low):
         return "0 to 1 stand for the bounds that each pixel has in the space"

@@ -81,6 +81,10 @@ def _executable(path: str) -> Path:
         program = find_executable(path)
     except UnityEnvironmentException as error:
         raise UnityEnvironmentException(f"{error} {_hint(path)}") from error
+    if program.suffix in (".yaml", ".yml"):
+        raise UnityEnvironmentException(
+            f"{path}: is a YAML file, and --env takes the environment; give {FORMS}."
+        )
     if program.suffix == ".py" and not os.access(program, os.X_OK):
         raise UnityEnvironmentException(
             f"{path}: is a module and no executable; name the function or class in it that makes "

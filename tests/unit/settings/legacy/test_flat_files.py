@@ -83,7 +83,7 @@ def test_the_age_of_a_file_is_told_in_one_line(loaded, caplog):
     loaded(PPO)
     assert len(caplog.messages) == 1
     assert "old.yaml: the format is that of ML-Agents 0.3 to 0.16" in caplog.messages[0]
-    assert "`pipeline config upgrade`" in caplog.messages[0]
+    assert "`pipeline config upgrade " in caplog.messages[0]
 
 
 def test_a_section_takes_what_it_does_not_say_from_the_default_section(loaded):

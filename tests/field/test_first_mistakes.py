@@ -1,0 +1,162 @@
+"""What a newcomer got wrong, and what the program made of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import onnx
+import pytest
+import reference
+
+import pipeline
+from pipeline import cli
+from pipeline.commands.onnx import check
+from pipeline.export.publish import build_model
+
+TOO_SHORT = "max_steps {} ends the run before the first update, for which hyperparameters.{} {} "
+SIZES = [
+    ("ppo", {"max_steps": 99, "buffer_size": 100, "batch_size": 50}, ("buffer_size", 100)),
+    ("poca", {"max_steps": 99, "buffer_size": 100, "batch_size": 50}, ("buffer_size", 100)),
+    ("sac", {"max_steps": 99, "buffer_init_steps": 100}, ("batch_size", 128)),
+    ("sac", {"max_steps": 199, "buffer_init_steps": 200}, ("buffer_init_steps", 200)),
+    ("ppo", {"max_steps": 100, "buffer_size": 100, "batch_size": 100}, None),
+    ("sac", {"max_steps": 200, "buffer_init_steps": 200}, None),
+]
+
+
+def trainer(kind: str, *, max_steps: int = 1000, **sizes: int) -> dict:
+    network = {"hidden_units": 8, "num_layers": 1}
+    top = {"trainer_type": kind, "max_steps": max_steps, "network_settings": network}
+    return {"default_settings": {**top, "hyperparameters": sizes}}
+
+
+def checked(tmp_path: Path, capsys, settings: dict) -> list[str]:
+    path = tmp_path / "c.yaml"
+    path.write_text(str(settings))  # JSON of numbers and words is YAML
+    assert cli.main(["config", "check", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return [line.partition("sizes: ")[2].strip() for line in lines if "sizes: " in line]
+
+
+@pytest.mark.parametrize(("kind", "sizes", "missed"), SIZES)
+def test_a_run_that_ends_before_its_first_update_is_remarked_on(
+    kind, sizes, missed, tmp_path, capsys, caplog
+):
+    remarks = checked(tmp_path, capsys, trainer(kind, **sizes))
+    expected = [] if missed is None else [TOO_SHORT.format(sizes["max_steps"], *missed)]
+    assert [text.partition("has to be")[0] for text in remarks] == [
+        f"default_settings: {text}" for text in expected
+    ]
+    if kind == "poca":
+        return
+    with caplog.at_level(logging.WARNING):
+        done = pipeline.train("balance_ball", trainer(kind, **sizes), seed=1, run_dir=tmp_path)
+    said = [one.message for one in caplog.records if "first update" in one.message]
+    assert [text.partition("has to be")[0] for text in said] == [
+        f"3DBall: {text}" for text in expected
+    ]
+    assert not expected or done.behaviors["3DBall"].n_updates == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"), [("ppo", "all in one minibatch"), ("sac", "nothing is learned")]
+)
+def test_a_minibatch_above_the_buffer_is_remarked_on(kind, end, tmp_path, capsys):
+    (text,) = checked(tmp_path, capsys, trainer(kind, batch_size=65, buffer_size=64))
+    assert text == (
+        "default_settings: hyperparameters.batch_size 65 is above hyperparameters.buffer_size 64: "
+        + end
+    )
+    assert checked(tmp_path, capsys, trainer(kind, batch_size=64, buffer_size=64)) == []
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch, capsys):
+    """Run `pipeline` with these words in an empty folder; return the error, of one line."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(str(trainer("ppo")))
+
+    def run(*words: str) -> str:
+        assert cli.main(list(words)) == 2
+        (line,) = [one for one in capsys.readouterr().err.splitlines() if "[INFO]" not in one]
+        return line
+
+    return run
+
+
+def test_a_configuration_as_environment_is_called_so(refused):
+    """The advice was `chmod -R 755 c.yaml`."""
+    line = refused("learn", "c.yaml", "--env", "c.yaml")
+    assert line.startswith("error: c.yaml: is a YAML file, and --env takes the environment; give a")
+    assert "chmod" not in line
+
+
+def test_an_unknown_device_is_answered_with_those_of_this_machine(refused, monkeypatch):
+    """torch lists 20 kinds, most of which nobody has."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    line = refused("learn", "c.yaml", "--env", "balance_ball", "--torch-device", "gpu")
+    assert line == (
+        "error: --torch-device: 'gpu' cannot be used here (known are cpu, cuda, cuda:N and mps); "
+        "use cpu, cuda:0, cuda:1, which this machine has"
+    )
+
+
+def test_a_folder_without_a_program_is_refused_whatever_is_hidden_or_vanishes_in_it(
+    refused, tmp_path, monkeypatch
+):
+    """It listed the scripts of .git/hooks, or ended with a traceback."""
+    for name in (".git/hooks/pre-push", "gone/a", "text"):
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text("#!/bin/sh\n")
+    (tmp_path / "mine/.git/hooks/pre-push").chmod(0o755)
+    scandir = os.scandir
+
+    def without_one(path="."):
+        if str(path).endswith("gone"):
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", without_one)
+    line = refused("learn", "c.yaml", "--env", "./mine")
+    assert "does not match any environments" in line
+    assert "pre-push" not in line
+    (tmp_path / "mine/Game").touch(0o755)
+    assert "There is mine/Game; write it so." in refused("learn", "c.yaml", "--env", "./mine")
+    monkeypatch.chdir(tmp_path / "mine")
+    assert "There is Game; write it so." in refused("learn", "../c.yaml", "--env", ".")
+
+
+def test_a_behavior_in_another_spelling_is_to_be_renamed_in_the_file(refused, tmp_path):
+    """ "did you mean 'Cartpole'?" told to rename the environment's behavior."""
+    (tmp_path / "c.yaml").write_text("behaviors:\n  Cartpole: {trainer_type: ppo}\n")
+    line = refused("learn", "c.yaml", "--env", "gymnasium:CartPole-v1", "--run-id", "a")
+    assert line == (
+        "error: The behavior name CartPole-v1 has not been specified in the trainer configuration "
+        "(c.yaml). The environment gives this name: rename 'Cartpole' there to 'CartPole-v1'."
+    )
+
+
+def test_onnx_check_takes_a_run_s_folder_and_says_who_made_the_file(refused, capsys):
+    model, run = build_model(reference.policy(continuous=2, branches=(3,))), Path("results/a")
+    (run / "3DBall").mkdir(parents=True)
+    onnx.save(model, run / "3DBall/3DBall-500.onnx")
+    onnx.save(model, run / "3DBall.onnx")
+    assert cli.main(["onnx", "check", "results/a"]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("results/a/3DBall.onnx: Unity can load this file")
+    assert second == "  made by   rl-pipeline"
+    model.producer_name, model.producer_version = "pytorch", "1.8"
+    onnx.save(model, run / "Other.onnx")
+    assert "  made by   pytorch 1.8\n" in check(run / "Other.onnx")
+    line = refused("onnx", "check", "results/a")
+    assert line.endswith("which has results/a/3DBall.onnx, results/a/Other.onnx; name one of them")
+    for file in run.glob("*.onnx"):
+        file.unlink()
+    assert cli.main(["onnx", "check", "results/a"]) == 0
+    assert "results/a/3DBall/3DBall-500.onnx: Unity" in capsys.readouterr().out
+    assert refused("onnx", "check", ".") == (
+        "error: .: is a folder, which has no .onnx file; name a run's"
+    )
