@@ -253,7 +253,7 @@ def test_a_recorded_episode_has_the_actions_and_rewards_of_its_own_agent(tmp_pat
     demo = read_demo(tmp_path / "a.demo")
     assert (summary["episodes"], summary["steps"]) == (2, 2 + 3)
     assert (summary["min_return"], summary["max_return"]) == (10 + 10 + 100, 20 + 200)
-    assert len(demo.returns()) == 2
+    assert demo.returns() == [20 + 200, 10 + 10 + 100]  # without the first reward of each
     assert demo.obs[0].ravel().tolist() == [2.0, 2.0, 2.5, 1.0, 1.0, 1.0, 1.5]
     assert demo.continuous.ravel().tolist() == pytest.approx([0.2, 0.2, 0.0, 0.1, 0.1, 0.1, 0.0])
 
