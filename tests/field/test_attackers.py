@@ -394,6 +394,8 @@ HOSTILE = {
     "deep": lambda: nested(400),
     "expanded": lambda: torch.zeros(1).expand(10**9),
     "expanded_far": lambda: torch.zeros(1).expand(10**12),
+    "empty_and_endless": lambda: torch.zeros(0, 1 << 62),
+    "empty_and_endless_in_all": lambda: torch.zeros(1 << 32, 0, 1 << 32, dtype=torch.uint8),
     "views": views,
     "dtype": lambda: torch.float32,
     "size": lambda: torch.Size([2]),

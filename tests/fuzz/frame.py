@@ -127,6 +127,8 @@ def fuzz(
                 max_examples=examples,
                 deadline=None,
                 database=None,
+                # Not `explain`, which traces every line: examples then take longer than they may.
+                phases=set(hypothesis.Phase) - {hypothesis.Phase.explain},
                 report_multiple_bugs=False,
                 suppress_health_check=list(hypothesis.HealthCheck),
             )(hypothesis.given(strategy)(checked))

@@ -7,7 +7,9 @@ of tensors. Torch's own reader also makes other objects, some of which take memo
 from __future__ import annotations
 
 import io
+import math
 import pickletools
+import sys
 import zipfile
 import zlib
 from typing import Any
@@ -155,6 +157,9 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
             if not _is_plain(value):
                 return f"{place} is no plain tensor ({type(value).__name__} of {value.dtype})"
             n_tensor_bytes += value.numel() * value.element_size()
+            # NumPy has no array of such a shape, even if one axis is 0.
+            if value.element_size() * math.prod(max(1, n) for n in value.shape) > sys.maxsize:
+                return f"{place} has an axis without an end"
             if max(value.untyped_storage().nbytes(), n_tensor_bytes / 4) > n_bytes + _SPARE_BYTES:
                 return f"{place} has more numbers than the file"
         elif type(value) not in _PLAIN:
