@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from sys import maxsize
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -140,7 +141,9 @@ def data_flaw(model: onnx.ModelProto) -> str | None:
         # External data would be a path out of a file that somebody sent.
         if part.data_location != part.DEFAULT:
             return f"the weights {part.name!r} lie outside of the file"
-        if min(part.dims, default=0) < 0 or prod(part.dims) != _n_values(part):
+        # NumPy has no array of 0 times 2**62 numbers.
+        largest = 16 * prod(max(1, n) for n in part.dims)
+        if min(part.dims, default=0) < 0 or prod(part.dims) != _n_values(part) or largest > maxsize:
             return f"the tensor {part.name!r} has other data than its type and sizes say"
         if part.data_type in _FLOATS and not np.isfinite(onnx.numpy_helper.to_array(part)).all():
             return f"the tensor {part.name!r} holds numbers that are not finite"

@@ -443,6 +443,10 @@ def claim_a_huge_size(candidate):
     candidate.graph.initializer[0].dims.insert(0, 1 << 40)
 
 
+def claim_an_endless_size_without_data(candidate):
+    candidate.graph.initializer.append(TensorProto(name="odd", data_type=1, dims=[0, 1 << 62]))
+
+
 def name_it_in_two_lines(candidate):
     candidate.graph.initializer[0].name = "a\nb"
 
@@ -468,6 +472,7 @@ def name_it_in_two_lines(candidate):
         ("publish-data", shorten_its_data),
         ("publish-data", lengthen_a_single_value),
         ("publish-data", store_nothing),
+        ("publish-data", claim_an_endless_size_without_data),
         ("publish-data", forget_its_sizes),
         ("publish-data", use_an_unknown_type),
         ("publish-data", claim_a_huge_size),
