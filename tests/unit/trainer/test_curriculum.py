@@ -220,9 +220,11 @@ def test_require_reset_is_that_of_the_lesson_that_is_over():
     assert played(curriculum, [5.0], [5.0]) == [(1, "p", True), (2, "p", False)]
 
 
-def test_one_of_two_that_asks_for_a_reset_is_enough():
+@pytest.mark.parametrize("asks_first", [True, False])
+def test_one_of_two_that_asks_for_a_reset_is_enough(asks_first):
     with_reset = PLAIN | {"require_reset": True}
-    curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0], q=[1.0, with_reset, 2.0]))
+    first, second = (with_reset, PLAIN) if asks_first else (PLAIN, with_reset)
+    curriculum = Curriculum(parameters(p=[1.0, first, 2.0], q=[1.0, second, 2.0]))
     assert played(curriculum, [5.0]) == [(1, "p", "q", True)]
 
 
