@@ -88,6 +88,17 @@ def test_experiments_on_one_task_stand_beside_each_other():
     assert pair.chance == pytest.approx(2 / 252)
 
 
+@pytest.mark.parametrize("order", [("low", "high"), ("high", "low")])
+def test_an_interval_is_of_the_probability_that_it_stands_with(order):
+    scores = {"low": (1, 2, 3, 4, 5), "high": (3, 4, 5, 6, 7)}
+    runs = [outcome(n, k, evaluated=float(v)) for n in order for k, v in enumerate(scores[n])]
+    (pair,) = compare(runs)[0].improvements
+    # Of 25 pairs 19 are higher and 3 equal, which count half.
+    assert (pair.better, pair.than, pair.probability) == ("high", "low", pytest.approx(20.5 / 25))
+    assert pair.interval[0] < pair.probability < pair.interval[1]
+    assert pair.interval[0] > 0.4
+
+
 def test_equal_runs_give_equal_comparisons_and_the_seed_matters():
     def ends(**changes):
         (task,) = compare(experiments(), **changes)

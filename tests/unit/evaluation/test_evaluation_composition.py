@@ -11,7 +11,6 @@ from pipeline.evaluation.comparison import Curve, Outcome, compare
 from pipeline.evaluation.episodes import Episode, evaluate
 from pipeline.evaluation.statistics import detectable_difference, improvement_interval, iqm_band
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.stages.evaluate import metrics_of
 
 SPEC = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, ()))
 NAME = "Ball?team=0"
@@ -142,29 +141,6 @@ def episode(behavior, agent, value, length=1, index=0):
         length=length,
         interrupted=False,
     )
-
-
-def test_numbers_of_a_behavior_are_of_all_its_teams_and_of_no_other_behavior():
-    played = [
-        episode("A?team=0", 0, 1.0, 10),
-        episode("B?team=0", 0, 100.0, 90),
-        episode("A?team=1", 0, 3.0, 20),
-        episode("A?team=1", 1, 8.0, 30),
-    ]
-    metrics = metrics_of(played)
-    assert metrics["A"] | {"std_return": None, "ci_low": None, "ci_high": None} == {
-        "episodes": 3,
-        "mean_return": 4.0,
-        "median_return": 3.0,
-        "min_return": 1.0,
-        "max_return": 8.0,
-        "mean_length": 20.0,
-        "std_return": None,
-        "ci_low": None,
-        "ci_high": None,
-    }
-    assert metrics["A"]["ci_low"] < 4.0 < metrics["A"]["ci_high"]
-    assert (metrics["B"]["mean_return"], metrics["B"]["mean_length"]) == (100.0, 90.0)
 
 
 def test_films_show_their_own_episode_of_agents_that_play_several(tmp_path, monkeypatch):

@@ -129,3 +129,37 @@ def test_numbers_of_each_behavior_are_told_with_its_policy_and_scored_without_se
     (results,) = told["results"][0]
     assert (results["A/mean_return"], results["B/mean_return"]) == (2.5, 8.0)
     assert "B/std_return" not in results, "of one episode"
+
+
+def episode(behavior, agent, value, length=1, index=0):
+    return Episode(
+        index=index,
+        behavior=behavior,
+        agent=agent,
+        episode_return=value,
+        length=length,
+        interrupted=False,
+    )
+
+
+def test_numbers_of_a_behavior_are_of_all_its_teams_and_of_no_other_behavior():
+    played = [
+        episode("A?team=0", 0, 1.0, 10),
+        episode("B?team=0", 0, 100.0, 90),
+        episode("A?team=1", 0, 3.0, 20),
+        episode("A?team=1", 1, 8.0, 30),
+    ]
+    metrics = evaluate.metrics_of(played)
+    assert metrics["A"] | {"std_return": None, "ci_low": None, "ci_high": None} == {
+        "episodes": 3,
+        "mean_return": 4.0,
+        "median_return": 3.0,
+        "min_return": 1.0,
+        "max_return": 8.0,
+        "mean_length": 20.0,
+        "std_return": None,
+        "ci_low": None,
+        "ci_high": None,
+    }
+    assert metrics["A"]["ci_low"] < 4.0 < metrics["A"]["ci_high"]
+    assert (metrics["B"]["mean_return"], metrics["B"]["mean_length"]) == (100.0, 90.0)
