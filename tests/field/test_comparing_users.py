@@ -241,6 +241,17 @@ def test_equal_returns_ask_for_no_more_seeds(tmp_path, capsys):
     assert compared(tmp_path, capsys).splitlines()[1] == "a (2) and b do equally well."
 
 
+def test_one_seed_each_shows_no_difference(tmp_path, capsys):
+    """Four trials with a seed each were said to do equally well, with 15.7 and -0.7."""
+    for name, score in (("a", 15.7), ("b", -0.7)):
+        evaluated_runs(tmp_path, name, [score], steps=8_000)
+    text = compared(tmp_path, capsys)
+    assert text.splitlines()[1] == (
+        "a (15.7) is above b (-0.7), but so few seeds cannot show a difference. Run more seeds."
+    )
+    assert "Probability" not in text
+
+
 def test_the_best_of_three_is_compared_with_each_of_the_others(tmp_path):
     evaluated_runs(tmp_path, "a", range(5), steps=8_000)
     evaluated_runs(tmp_path, "b", range(10, 15), steps=8_000)

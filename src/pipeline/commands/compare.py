@@ -126,7 +126,8 @@ def _answer(
     swept = {name.partition("/")[0] for name in names} if names else params.sweeps
     look = [
         *(("Sweep:", text) for name in swept if (text := _chosen(root, params, name))),
-        *([("Report:", str(report))] if (root / report).is_file() else []),
+        # A run of some names leaves the report as it was.
+        *([("Report:", str(report))] if names is None and (root / report).is_file() else []),
         ("Curves:", "pipeline ui  (MLflow on http://127.0.0.1:5000)"),
         ("Change:", "edit params.yaml and run again: only what the change touches runs"),
     ]
@@ -363,6 +364,6 @@ def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -
         }
         different = against_first(setups).items()
         lines += ["", *(f"{name}, against {names[0]}: {text}" for name, text in different)]
-    if task.improvements:
+    if any(len(standing.seeds) > 1 for standing in task.standings) and task.improvements:
         lines += ["", *aligned([tables.PAIRS_HEADER, *tables.pairs(task)], first_number=2)]
     return "\n".join([*lines, "", *tables.notes(task), *tables.cautions(task)])

@@ -191,7 +191,8 @@ def run(arguments: argparse.Namespace) -> str:
     lines.append(
         "Run it, with `dvc repro`, with `snakemake --cores 2`, or with a table at the end:"
     )
-    return "\n".join([*lines, f"{shell_command('cd', folder)} && pipeline run --engine dvc"])
+    there = "" if folder.samefile(Path()) else f"{shell_command('cd', folder)} && "
+    return "\n".join([*lines, f"{there}pipeline run --engine dvc"])
 
 
 def _refuse_what_is_there(folder: Path, trainer: str) -> None:
@@ -213,6 +214,14 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
         environment: EnvironmentParams = PathSource(path=arguments.unity)
     else:
         environment = named(arguments.env or "balance_ball")
+    if isinstance(environment, BridgeSource) and environment.source == "module":
+        file = Path(f"{environment.id.partition(':')[0].partition('.')[0]}.py")
+        if file.is_file() and not (folder / file).exists():
+            raise SettingsError(
+                f"{file}: is here, but a project needs its environment beside params.yaml; "
+                f"`{shell_command('mkdir', '-p', folder)} && {shell_command('mv', file, folder)}`, "
+                "or make the project here: `pipeline init .` with the same options"
+            )
     if not isinstance(environment, PathSource):
         return environment
     if Path(environment.path, "ProjectSettings").is_dir():

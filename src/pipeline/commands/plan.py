@@ -103,7 +103,8 @@ def _amount(params: Params) -> str:
     n_others = len(trainings) - n_trials
     kinds = f"{n_others} experiment{'s' * (n_others != 1)}"
     kinds += f" and {n_trials} trials" * bool(n_trials)
-    return f"To train in all: {kinds}, {trainings.total()} runs, {steps:,} steps."
+    n_runs = trainings.total()
+    return f"To train in all: {kinds}, {n_runs} run{'s' * (n_runs != 1)}, {steps:,} steps."
 
 
 def left_over(params: Params) -> list[str]:

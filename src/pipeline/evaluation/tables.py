@@ -68,8 +68,8 @@ def conclusion(task: Task) -> str:
     # Divided among the comparisons (Bonferroni): one of many is far apart by chance more often.
     limit = (1 - statistics.CONFIDENCE) / len(against)
     shown = [pair for pair in against if pair.better == name and pair.chance <= limit]
-    unclear = [pair for pair in against if pair not in shown and pair.chance < 1.0]
-    equal = [pair for pair in against if pair.chance >= 1.0]
+    equal = [pair for pair in against if iqms[pair.better] == iqms[pair.than]]
+    unclear = [pair for pair in against if pair not in (*shown, *equal)]
     others = ", ".join(pair.than if pair.better == name else pair.better for pair in equal)
     sentences = [f"{name} ({number(best.iqm)}) and {others} do equally well."] if equal else []
     for group, verb, doubt, end in (
@@ -80,6 +80,12 @@ def conclusion(task: Task) -> str:
             names = [pair.than if pair.better == name else pair.better for pair in group]
             others = ", ".join(f"{other} ({number(iqms[other])})" for other in names)
             chances = [pair.chance for pair in group]
+            if min(chances) >= 1.0:  # of one seed each, for example
+                sentences.append(
+                    f"{name} ({number(best.iqm)}) is above {others}, but so few seeds cannot show "
+                    f"a difference{end}"
+                )
+                continue
             cases = " to ".join(dict.fromkeys(map(percent, (min(chances), max(chances)))))
             sentences.append(
                 f"{name} ({number(best.iqm)}) {verb} {others}{doubt}: experiments that are equally "

@@ -195,12 +195,19 @@ def test_all_normalisers_of_a_behavior_are_those_of_the_rows_of_all_processes(ma
             torch.testing.assert_close(normalizers.state_dict(), expected.state_dict())
 
 
-def test_groups_of_two_teams_with_the_same_number_have_no_members_in_common(make_learner):
+@pytest.mark.parametrize("of", ["teams", "workers"])
+def test_groups_of_two_with_the_same_number_have_no_members_in_common(make_learner, of):
     learner = learner_of(make_learner, "poca")
     nobody = terminal_steps([np.zeros((0, 3))], [])
-    for team, ids in (("Toy?team=0", [0, 1]), ("Toy?team=1", [2, 3, 4])):
-        decision = decision_steps([np.zeros((len(ids), 3))], ids, group_id=1)
-        take_turn(learner, [(decision, nobody)], team=team)
+    first, second = (
+        (decision_steps([np.zeros((len(ids), 3))], ids, group_id=1), nobody)
+        for ids in ([0, 1], [2, 3, 4])
+    )
+    if of == "teams":
+        take_turn(learner, [first], team="Toy?team=0")
+        take_turn(learner, [second], team="Toy?team=1")
+    else:
+        take_turn(learner, [first, second], team="Toy?team=0")
     groups = learner.grouping.groups
     members = groups.moments.members(np.unique(groups.by_slot["moment"][:5]))
     assert members.present.sum(1).tolist() == [2, 3]

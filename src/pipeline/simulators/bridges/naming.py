@@ -62,10 +62,16 @@ def function_of(id: str) -> Callable[..., Any]:
         # The missing module may be the user's, or one that it imports: the remedies differ.
         missing = isinstance(error, ModuleNotFoundError) and error.name
         if missing and (module == missing or module.startswith(f"{missing}.")):
+            near = get_close_matches(module, (file.stem for file in Path().glob("*.py")), n=1)
+            remedy = (
+                f"did you mean '{near[0]}:{attribute}'?"
+                if near
+                else "write module:function, as in my_env:make for my_env.py (`pipeline env list` "
+                "shows every form)"
+            )
             raise SettingsError(
                 f"{id}: there is no {missing.replace('.', '/')}.py in the current folder, and no "
-                f"installed module '{missing}'; write module:function, as in my_env:make for "
-                "my_env.py (`pipeline env list` shows every form)"
+                f"installed module '{missing}'; {remedy}"
             ) from error
         raise SettingsError(f"{id}: the module cannot be imported: {where(error)}") from error
     make = getattr(loaded, attribute, None)

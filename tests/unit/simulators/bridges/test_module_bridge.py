@@ -162,6 +162,7 @@ def test_every_option_reaches_each_copy_of_a_users_environment_of_pettingzoo():
     ("id", "said"),
     [
         ("of_module_bridg:pole", "there is no of_module_bridg.py in the current folder"),
+        ("of_module_bridg:pole", r"did you mean 'of_module_bridge:pole'\?$"),
         ("of_module_bridge:pol", r"did you mean 'of_module_bridge:pole'\?$"),
         ("of_module_bridge:A_TEXT", "has no function or class 'A_TEXT'"),
         ("of_module_bridge:number", "gives an object of type int; it must give an environment"),
