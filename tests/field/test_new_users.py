@@ -80,6 +80,18 @@ def player(folder: Path, platform: str = "linux") -> Path:
     return program
 
 
+def test_a_player_where_the_pipeline_puts_its_own_builds(here, refused):
+    """`pipeline init .` beside `build/`: each second run had copied the build into itself."""
+    player(here / "build")
+    line = refused("init", ".", "--unity", "build/MyGame.x86_64")
+    assert line.startswith(
+        "build/MyGame.x86_64: the folder build is copied whole, and has build/env"
+    )
+    assert not (here / "params.yaml").exists()
+    (here / "build").rename(here / "builds")
+    assert cli.main(["init", ".", "--unity", "builds/MyGame.x86_64"]) == 0
+
+
 @pytest.mark.parametrize(
     ("platform", "named"),
     [

@@ -192,7 +192,7 @@ def test_what_init_says_and_writes_can_be_pasted(tmp_path: Path, monkeypatch, pa
     assert pasted.folder == str(tmp_path / project)
     readme = Path(project, "README.md").read_text()
     (learn,) = [line for line in readme.splitlines() if line.startswith("pipeline learn")]
-    trainer = "config/my_big_home_s_short.yaml"
+    trainer = "config/my_my_big_home_s_short.yaml"
     env = ["--env", f"../{ODD}.x86_64", "--run-id", "first"]
     assert pasted(learn) == ["pipeline", "learn", trainer, *env]
 

@@ -302,7 +302,9 @@ def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
     if kind and not (isinstance(error, PermissionError) and f"for {_SYSTEM};" in kind):
         why = f"it {kind}"
     elif isinstance(error, PermissionError):
-        why = f"it may not be executed. Try `{shell_command('chmod', '-R', '755', path)}`"
+        # Without `..`: the path may lead through a folder that is not there any more.
+        program = os.path.normpath(path)
+        why = f"it may not be executed. Try `{shell_command('chmod', '-R', '755', program)}`"
     elif error.errno == errno.ENOEXEC:
         why = (
             "this system cannot run it (exec format error): it is a build for another platform, "

@@ -233,7 +233,7 @@ class PathSource(EnvironmentParams):
         files of its folder, and a program of macOS needs its application.
 
         Raises:
-            SettingsError: It is a folder that contains `root`.
+            SettingsError: It is a folder that contains `root`, or the pipeline's builds.
         """
         names = [f"{self.path}{suffix}" for suffix in ("", *_SUFFIXES)]
         name = next((name for name in names if (root / name).exists()), self.path)
@@ -248,6 +248,11 @@ class PathSource(EnvironmentParams):
                 f"{self.path}: a player is copied with all files of its folder, and that folder, "
                 f"{(root / name).resolve()}, contains the project {root.resolve()}; move the "
                 "player's files into a folder of their own"
+            )
+        if (root / "build/env").resolve().is_relative_to((root / name).resolve()):
+            raise SettingsError(
+                f"{self.path}: the folder {name} is copied whole, and has build/env in it, where "
+                "the pipeline puts environments; move the build to builds/, or beside the project"
             )
         return name
 
