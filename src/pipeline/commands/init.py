@@ -111,7 +111,7 @@ rl-pipeline {version}.
 
 ```
 python -m venv .venv && source .venv/bin/activate
-pip install 'rl-pipeline[train]=={version}' -c constraints.txt    # or a checkout: 'FOLDER[train]'
+pip install 'FOLDER[train]' -c constraints.txt      # FOLDER: the checkout of rl-pipeline {version}
 pipeline doctor                 # what is missing on this machine
 pipeline run --engine dvc       # everything, with a line for each stage and a table at the end
 ```
@@ -121,7 +121,7 @@ Look at `results/report/report.html`, or at `pipeline ui`.
 
 | file | |
 | --- | --- |
-| `params.yaml` | environments, experiments, seeds; run `pipeline plan` after a change |
+| `params.yaml` | environments, experiments, seeds; after a change run `pipeline plan`, which `pipeline run` does itself |
 | `{trainer}` | how the agents learn, in ML-Agents' format (by SAC: `pipeline init --trainer sac`) |
 | `dvc.yaml`, `Snakefile` | the DAG, for two engines; nothing to change |
 | `constraints.txt` | the versions of all packages that this was made with |
