@@ -103,6 +103,16 @@ def test_a_file_with_tens_of_thousands_of_entries_is_refused_by_the_limit(tmp_pa
         load_run_settings(path)
 
 
+def test_more_behaviors_than_an_environment_may_have_are_refused(tmp_path):
+    """Twenty thousand in the shortest form took four seconds, below the limit of values."""
+    path = tmp_path / "trainer.yaml"
+    path.write_text("behaviors:\n" + "".join(f"  B{i}: {{}}\n" for i in range(1025)))
+    with pytest.raises(SettingsError, match=r"behaviors: has 1,025 behaviors; .* at most 1,024"):
+        load_run_settings(path)
+    path.write_text("behaviors:\n" + "".join(f"  B{i}: {{}}\n" for i in range(1024)))
+    assert len(load_run_settings(path).behaviors) == 1024
+
+
 OBJECT = "!!python/object/apply:mlagents.trainers.settings.DefaultTrainerDict"
 CLASS = "!!python/name:mlagents.trainers.settings.TrainerSettings ''"
 WRITTEN = f"""\

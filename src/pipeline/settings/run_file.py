@@ -202,6 +202,10 @@ def _refuse_unusable(document: Node) -> None:
     if behaviors is not None and behaviors.value == {} and "default_settings" not in entries:
         text = "lists no behavior, and there are no default_settings; nothing could be trained"
         raise fail(behaviors, "behaviors", text)
+    # As many as an environment may announce; each takes time to read.
+    if behaviors is not None and isinstance(behaviors.value, dict) and len(behaviors.value) > 1024:
+        text = f"has {len(behaviors.value):,} behaviors; an environment has at most 1,024"
+        raise fail(behaviors, "behaviors", text)
     kind = kind_of(document)
     if kind != "trainer":
         text = f"this is a {kind} file, and not a trainer configuration; give it as --{kind}"
