@@ -121,7 +121,7 @@ Look at `results/report/report.html`, or at `pipeline ui`.
 
 | file | |
 | --- | --- |
-| `params.yaml` | environments, experiments, seeds; after a change run `pipeline plan`, which `pipeline run` does itself |
+| `params.yaml` | environments, experiments, seeds; `pipeline run` takes changes up, or `plan` |
 | `{trainer}` | how the agents learn, in ML-Agents' format (by SAC: `pipeline init --trainer sac`) |
 | `dvc.yaml`, `Snakefile` | the DAG, for two engines; nothing to change |
 | `constraints.txt` | the versions of all packages that this was made with |
