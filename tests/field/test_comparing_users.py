@@ -203,7 +203,7 @@ def test_three_seeds_with_another_budget_are_no_certainty(tmp_path, capsys):
     row = next(line for line in lines if line.startswith("b   "))
     assert re.split("  +", row)[6] == "8,003"
     pair = next(line for line in lines if re.match("b +a ", line))
-    assert re.split("  +", pair) == ["b", "a", "1.00", "no overlap", "10 %"]
+    assert re.split("  +", pair) == ["b", "a", "9 of 9 pairs", "no overlap", "10 %"]
     assert "a difference of means below 7.974 would not be seen; here it is 6.3 (t-test" in text
     assert "Trained steps differ: a 12,003, b 8,003. Train all equally long" in text
     found = json.loads(compared(tmp_path, capsys, "--json"))

@@ -398,4 +398,8 @@ def test_a_run_without_a_result_to_show_says_that_it_is_up_to_date(here, monkeyp
     assert cli.main(["run", "balance_ball_ppo-1"]) == 0
     first, _, last = capsys.readouterr().out.splitlines()
     assert first == "snakemake: balance_ball_ppo-1 up to date."
+    monkeypatch.setattr(run, "_work", lambda *_: True)
+    assert cli.main(["run", "balance_ball_ppo-1"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "snakemake: balance_ball_ppo-1 up to date; nothing ran."
     assert last.startswith(f"There is no table of them: {curve.resolve()}: cannot be read")

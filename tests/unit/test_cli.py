@@ -75,6 +75,27 @@ def test_a_word_like_no_other_is_answered_with_the_help_of_its_command(capsys, w
     assert "did you mean" not in line
 
 
+@pytest.mark.parametrize("words", ["env", "config", "demo", "onnx", "", "env --debug"])
+def test_a_command_without_the_subcommand_that_it_needs_prints_its_help(capsys, words):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words.split())
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    with pytest.raises(SystemExit):
+        cli.main([*words.split()[:1], "--help"])
+    assert (out, err) == ("", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_a_number_in_the_help_is_no_repetition_of_its_option(name):
+    parsers = [cli.parser_for([name])._subcommands.choices[name]]
+    if parsers[0]._subcommands is not None:
+        parsers = [*parsers[0]._subcommands.choices.values()]
+    actions = [action for parser in parsers for action in parser._actions]
+    numbers = [action for action in actions if action.type in (int, float)]
+    assert [action.dest for action in numbers if action.metavar is None] == []
+
+
 def test_too_little_memory_is_one_line_and_exit_code_two(monkeypatch, capsys):
     def read(path):
         raise MemoryError("Unable to allocate 12.5 GiB")

@@ -58,6 +58,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--fraction",
         type=float,
+        metavar="X",
         default=0.9,
         help="the target: of the way from lowest start to best end; default: %(default)s",
     )

@@ -50,8 +50,9 @@ def add_options(parser: Parser) -> None:
     )
     command.add_argument("name", help="one that `pipeline env list` shows")
     _add_output(command, "the .demo file to write")
-    command.add_argument("--episodes", type=int, default=20, help="default: %(default)s")
-    command.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    default = "default: %(default)s"
+    command.add_argument("--episodes", type=int, default=20, metavar="N", help=default)
+    command.add_argument("--seed", type=int, default=0, metavar="N", help=default)
     _add_import(parser)
     text = "write a .demo file as CSV, JSON lines, NPZ or Minari dataset, or its specification"
     command = parser.add_command("export", text, export)

@@ -25,7 +25,8 @@ def add_options(parser: Parser) -> None:
         help="one that `pipeline env list` shows, gymnasium:ID, pettingzoo:ID or module:function",
     )
     command.add_argument("-o", "--output", required=True, type=Path, help="the executable to write")
-    command.add_argument("--copies", type=int, default=None, help="environments in one process")
+    text = "environments in one process"
+    command.add_argument("--copies", type=int, default=None, metavar="N", help=text)
     for flag, text in (
         ("--arg", "keyword argument of the environment; may be repeated"),
         ("--option", "option of the bridge, such as teams=index; may be repeated"),
@@ -37,7 +38,7 @@ def add_options(parser: Parser) -> None:
     command = parser.add_command("fetch", text, fetch_environment)
     command.add_argument("environment", metavar="NAME|URL", help="of a manifest, or of an archive")
     _add_manifest(command)
-    command.add_argument("--sha256", default=None, help="of the archive; without it, only said")
+    command.add_argument("--sha256", metavar="DIGEST", help="of the archive; without it, only said")
     command.add_argument(
         "--platform",
         choices=("linux", "darwin", "windows"),
@@ -45,10 +46,14 @@ def add_options(parser: Parser) -> None:
         help="the system that the executable is for; default: this one",
     )
     command.add_argument(
-        "--executable", default=None, help="path in the archive; default: the only"
+        "--executable", metavar="PATH", help="path in the archive; default: the only"
     )
-    command.add_argument("--max-unpacked-gb", type=float, default=16.0, help="default: %(default)s")
-    command.add_argument("--max-ratio", type=float, default=100.0, help="default: %(default)s")
+    for flag, limit, text in (
+        ("--max-unpacked-gb", 16.0, "N GB"),
+        ("--max-ratio", 100.0, "N times its own size"),
+    ):
+        shown = f"refuse an archive that unpacks to more than {text}; default: %(default)g"
+        command.add_argument(flag, type=float, default=limit, metavar="N", help=shown)
 
 
 def _add_manifest(parser: argparse.ArgumentParser) -> None:

@@ -31,7 +31,8 @@ def add_options(parser: Parser) -> None:
         metavar="NAME",
         help="a path, balance_ball, gymnasium:ID, pettingzoo:ID or module:function",
     )
-    parser.add_argument("--episodes", type=int, default=100, help="default: %(default)s")
+    default = "default: %(default)s"
+    parser.add_argument("--episodes", type=int, default=100, metavar="N", help=default)
     parser.add_argument(
         "--stochastic",
         action="store_true",
@@ -40,7 +41,7 @@ def add_options(parser: Parser) -> None:
         "of package 1.x have not)",
     )
     # Far from the small seeds of training, so that no episode begins like a training episode.
-    parser.add_argument("--seed", type=int, default=10_000, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=10_000, metavar="N", help=default)
     parser.add_argument(
         "--video",
         type=Path,

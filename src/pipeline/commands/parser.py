@@ -68,6 +68,9 @@ class Parser(argparse.ArgumentParser):
         self._refuse_unknown_options(words)
         if self._subcommands is None:
             self._refuse_split_paths(words)
+        elif not {*words} - {"--debug"}:
+            self.print_help(sys.stderr)
+            sys.exit(2)
         arguments, unknown = super().parse_known_args(words, namespace)
         # argparse would leave the error to the parser of all commands, which has another help.
         if unknown and self._subcommands is None:

@@ -40,7 +40,11 @@ def add_options(parser: Parser) -> None:
     """Add the options of `pipeline provenance`."""
     parser.add_argument("file", type=Path, help="an .onnx file of `export` or `pipeline learn`")
     parser.add_argument(
-        "--tree", type=Path, help="the checkout to compare with; default: the present folder's"
+        "--tree",
+        type=Path,
+        metavar="DIR",
+        help="the checkout or project to compare with; default: the present folder, else the one "
+        "that the file lies in",
     )
     parser.add_argument(
         "--diff",
@@ -56,7 +60,7 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.diff is not None:
         return _compared(arguments.diff, arguments.file)
     stages = read(arguments.file)
-    root = _root(arguments.tree)
+    root, where = _root(arguments.tree, arguments.file)
     checks = [_code(stages, root)]
     checks += [check for stage in stages for check in _checks(stage, root)]
     checks.append(_versions(stages[-1]))
@@ -70,7 +74,7 @@ def run(arguments: argparse.Namespace) -> str:
             "verdict": _overall(checks),
         }
         return json.dumps(value, indent=2, sort_keys=True)
-    return "\n".join([*_described(arguments.file, stages, reason), *_judged(checks)])
+    return "\n".join([*_described(arguments.file, stages, reason), *_judged(checks, where)])
 
 
 def _compared(first: Path, second: Path) -> str:
@@ -230,11 +234,22 @@ def _is_texts(value: Any, *needed: str) -> bool:
     )
 
 
-def _root(tree: Path | None) -> Path:
-    if tree is not None and not (tree / "src/pipeline").is_dir():
-        raise ExportError(f"{tree}: is not a checkout of this project: it has no src/pipeline")
-    folder = tree or Path.cwd()
-    return folder if code_of(folder) != folder or (folder / "src/pipeline").is_dir() else checkout()
+def _root(tree: Path | None, file: Path) -> tuple[Path, str]:
+    """Return the folder to compare with, and how a heading names it."""
+    for folder in (tree,) if tree else (Path.cwd(), *file.resolve().parents):
+        if code_of(folder) != folder or (folder / "src/pipeline").is_dir():
+            is_present = folder in (tree, Path.cwd())
+            return folder, f"Beside {'the present tree' if is_present else folder}:"
+    if tree is not None:
+        raise ExportError(
+            f"{tree}: is not a checkout of this project: it has no src/pipeline; nor a project of "
+            "`pipeline init`: it has no dvc.yaml"
+        )
+    root = checkout()
+    return root, (
+        f"No params.yaml is here or above the file, so it is compared with {root}, where this "
+        "program comes from (--tree names another folder):"
+    )
 
 
 def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
@@ -386,16 +401,17 @@ def _described(model: Path, stages: Sequence[provenance.Record], commit: str) ->
     return lines
 
 
-def _judged(checks: Sequence[Check]) -> list[str]:
-    lines = ["", "Beside the present tree:"]
+def _judged(checks: Sequence[Check], where: str) -> list[str]:
+    lines = ["", where]
     for check in checks:
         lines.append(f"  {check.verdict:8} {check.what}")
         lines += [f"             {detail}" for detail in check.details[:_MOST_SHOWN]]
         if len(check.details) > _MOST_SHOWN:
             lines.append(f"             and {len(check.details) - _MOST_SHOWN} more")
+    tree = "The present tree" if "present tree" in where else "That tree"
     conclusions = {
-        "same": "The present tree would make the same file.",
-        "differs": "The present tree would not make the same file.",
+        "same": f"{tree} would make the same file.",
+        "differs": f"{tree} would not make the same file.",
         "unknown": "Nothing that can be compared differs, but not everything can be.",
     }
     return [*lines, conclusions[_overall(checks)]]

@@ -58,8 +58,9 @@ def add_options(parser: Parser) -> None:
         default="snakemake",
         help="who runs the stages; default: %(default)s",
     )
-    parser.add_argument("--stage", default=None, help="the last stage; default: all of them")
-    parser.add_argument("--cores", type=int, default=1, help="jobs at a time; default: %(default)s")
+    parser.add_argument("--stage", metavar="NAME", help="the last stage; default: all of them")
+    text = "jobs at a time; default: %(default)s"
+    parser.add_argument("--cores", type=int, default=1, metavar="N", help=text)
     parser.add_argument("-n", "--dry-run", action="store_true", help="print the engine's command")
 
 
@@ -85,12 +86,13 @@ def run(arguments: argparse.Namespace) -> str:
         ]
     if arguments.dry_run:
         return shell_command(*command)
-    _work(command, root, params, [target.dvc for target in chosen], arguments.cores)
+    ran_none = _work(command, root, params, [target.dvc for target in chosen], arguments.cores)
     from pipeline.commands.compare import answer  # NumPy, which Snakemake's rules need not wait for
 
     if not arguments.names:
-        return answer(root)
-    done = f"{engine}: {', '.join(arguments.names)} up to date."
+        table = answer(root)
+        return f"Everything is up to date; nothing ran.\n\n{table}".rstrip() if ran_none else table
+    done = f"{engine}: {', '.join(arguments.names)} up to date{'; nothing ran' * bool(ran_none)}."
     try:
         table = answer(root, [run for name in arguments.names for run in params.runs_of(name)])
     except PipelineError as error:  # the runs are up to date all the same
@@ -100,12 +102,16 @@ def run(arguments: argparse.Namespace) -> str:
 
 def _work(
     command: Sequence[str], root: Path, params: Params, target_names: Sequence[str], cores: int
-) -> None:
-    """Let an engine work, and show the progress of its stages; its output goes to a log."""
+) -> bool:
+    """Let an engine work, and show the progress of its stages; its output goes to a log.
+
+    Returns whether no stage ran, as far as can be known: stages of a user's own report nothing.
+    """
     from pipeline.commands import progress
 
     graph = progress.graph_of(params, root)
-    waiting = graph.after(_changed(command[0], root, graph.names), target_names)
+    changed = _changed(command[0], root, graph.names)
+    waiting = graph.after(changed, target_names)
     watch = progress.Watch(
         graph=graph,
         waiting=waiting,
@@ -123,7 +129,7 @@ def _work(
         with (root / log).open("wb") as output, progress.Screen(watch, events) as screen:
             code = _watched(command, root, variables, output, screen.update)
     if code == 0:
-        return
+        return not (watch.numbers or watch.waiting or {*changed} - {*graph.names})
     # A stage that was killed hard has reported no end, so it still counts as running.
     failed = [*watch.failed, *watch.running]
     for job, path in [(job.title, log_of(*job)) for job in failed] or [(command[0], log)]:

@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline ui`."""
-    parser.add_argument("--port", type=int, default=5000, help="default: %(default)s")
+    text = "of the server; default: %(default)s"
+    parser.add_argument("--port", type=int, default=5000, metavar="N", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:

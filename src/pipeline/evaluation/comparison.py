@@ -153,6 +153,13 @@ class Improvement:
     """Its 95 % interval; None with too few seeds, or when all runs of one are better."""
     chance: float
     """Probability that seeds of equal experiments are separated as clearly."""
+    seeds: tuple[int, int]
+    """How many each has."""
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether both have seeds enough for the probability to say something of further runs."""
+        return min(self.seeds) >= statistics.ENOUGH_SEEDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -178,6 +185,11 @@ class Task:
         return statistics.detectable_difference(
             [np.array(standing.scores) for standing in self.standings]
         )
+
+    @property
+    def estimates(self) -> tuple[Improvement, ...]:
+        """Improvements of pairs with seeds enough for a probability."""
+        return tuple(pair for pair in self.improvements if pair.is_estimate)
 
     @property
     def has_unequal_budgets(self) -> bool:
@@ -306,6 +318,7 @@ def _improvement(first: Standing, second: Standing, rng: np.random.Generator) ->
         probability=max(forward, 1.0 - forward),
         interval=statistics.improvement_interval(x, y, rng) if enough else None,
         chance=statistics.chance_of_separation(x, y),
+        seeds=(len(x), len(y)),
     )
 
 

@@ -51,6 +51,8 @@ _STYLE: dict[str, Any] = {
     "savefig.facecolor": "white",
     "legend.fontsize": 9.5,
 }
+ROUND = (1, 2, 5, 10)
+"""Steps between the ticks of axes, times a power of ten."""
 _MOST_BINS = 30
 _MOST_POINTS = 200
 _ROW = 0.42
@@ -128,6 +130,7 @@ def plot_learning_curves(
         if target is not None:
             axes.axhline(target, color=MUTED, linewidth=1.0, linestyle=":", label="target")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 1.5M
+        axes.xaxis.get_major_locator().set_params(steps=ROUND)
         axes.margins(x=0.01)
         # The range of every seed's values; a band may reach far beyond it and is cut.
         axes.set_ylim(*value_range([group.values for group in curves.values()]))

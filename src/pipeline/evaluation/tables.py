@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from typing import TYPE_CHECKING, Any
 
 from pipeline.evaluation import statistics
@@ -49,7 +50,7 @@ def pairs(task: Task) -> list[tuple[str, ...]]:
         (
             improvement.better,
             improvement.than,
-            f"{improvement.probability:.2f}",
+            _probability(improvement),
             spread(improvement),
             percent(improvement.chance),
         )
@@ -98,7 +99,7 @@ def conclusion(task: Task) -> str:
 
 def notes(task: Task) -> list[str]:
     """Return sentences that explain the numbers."""
-    drawn = _drawn(task)
+    drawn = drew_actions(task)
     how = "stochastic" if drawn else "deterministic"
     of = f" of {', '.join(drawn)}, and deterministic ones of the others" * _is_mixed(task)
     sentences = [
@@ -151,12 +152,13 @@ def cautions(task: Task) -> list[str]:
     ]
 
 
-def _drawn(task: Task) -> list[str]:
+def drew_actions(task: Task) -> list[str]:
+    """Return the experiments whose evaluation drew actions."""
     return [standing.experiment for standing in task.standings if standing.stochastic]
 
 
 def _is_mixed(task: Task) -> bool:
-    return 0 < len(_drawn(task)) < len(task.standings)
+    return 0 < len(drew_actions(task)) < len(task.standings)
 
 
 def standing_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:
@@ -241,6 +243,15 @@ def ends(interval: tuple[float, float] | None) -> str:
 def spread(improvement: Improvement) -> str:
     """Format the interval of a probability, or say why there is none."""
     return "no overlap" if improvement.probability == 1.0 else ends(improvement.interval)
+
+
+def _probability(improvement: Improvement) -> str:
+    """Format a probability; of few seeds, the pairs that it is counted from, a tie as a half."""
+    if improvement.is_estimate:
+        return f"{improvement.probability:.2f}"
+    n = math.prod(improvement.seeds)
+    wins = round(2 * improvement.probability * n) / 2
+    return f"{wins:g} of {n} pair{'s' * (n > 1)}"
 
 
 def percent(share: float) -> str:

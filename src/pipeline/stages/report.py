@@ -142,10 +142,11 @@ def _draw(task: Task, curves: Mapping[str, Curves], folder: Path) -> list[render
     if curves:
         name = f"{stem}-learning.png"
         plots.plot_learning_curves(folder / name, curves, title=task.name, target=task.target)
-        drawn.append(render.Figure(f"Learning curves on {task.name}", name, render.LEARNING))
-    if task.improvements:
+        heading = f"Learning curves on {task.name}"
+        drawn.append(render.Figure(heading, name, render.of_learning(task)))
+    if task.estimates:
         name = f"{stem}-improvement.png"
-        plots.plot_improvements(folder / name, task.improvements, title=task.name)
+        plots.plot_improvements(folder / name, task.estimates, title=task.name)
         heading = f"Probability of improvement on {task.name}"
         drawn.append(render.Figure(heading, name, render.IMPROVEMENTS))
     return drawn

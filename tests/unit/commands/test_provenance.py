@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import onnx
@@ -12,6 +13,7 @@ from pipeline.commands.provenance import commit_with
 from pipeline.settings import load_run_settings
 from pipeline.stages.shared import provenance, sources
 from pipeline.stages.shared.attempt import digest_of
+from pipeline.stages.shared.project import checkout
 
 
 @pytest.fixture
@@ -335,3 +337,49 @@ def test_a_record_cannot_have_a_file_outside_of_the_tree_read(path, tree, tmp_pa
 def test_a_tree_that_is_no_checkout_is_refused(tree, tmp_path, refused):
     file = model(tmp_path / "m.onnx", record(tree))
     assert "is not a checkout" in refused("provenance", file, "--tree", tmp_path)
+
+
+def project(folder: Path) -> Path:
+    """Make a project as `pipeline init` does, whose code is elsewhere."""
+    (folder / "results").mkdir(parents=True)
+    for name in ("params.yaml", "dvc.yaml"):
+        (folder / name).touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "inside", "heading", "conclusion"),
+    [
+        (project, "theirs", "Beside {theirs}:", "That tree would not"),
+        (project, "mine", "Beside the present tree:", "The present tree would not"),
+        (
+            lambda folder: (folder / "results").mkdir(parents=True),
+            "theirs",
+            "No params.yaml is here or above the file, so it is compared with {checkout}, where "
+            "this program comes from (--tree names another folder):",
+            "That tree would not",
+        ),
+    ],
+)
+def test_a_file_is_compared_with_the_project_here_or_around_it(
+    make, inside, heading, conclusion, tree, tmp_path, capsys, monkeypatch
+):
+    """From a folder beside the project it was said of a file that the present tree differs."""
+    theirs, here = tmp_path / "theirs", tmp_path / "mine"
+    make(theirs)
+    here.mkdir()
+    if inside == "mine":
+        here = project(here / "project")
+    file = model(theirs / "results/m.onnx", record(tree))
+    monkeypatch.chdir(here)
+    assert main(["provenance", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert heading.format(theirs=theirs, checkout=checkout()) in lines
+    assert lines[-1] == f"{conclusion} make the same file."
+
+
+def test_a_project_can_be_the_tree(tree, tmp_path, capsys):
+    theirs = project(tmp_path / "theirs")
+    shutil.copytree(tree / "build", theirs / "build")
+    checks = told(capsys, model(tmp_path / "m.onnx", record(tree)), theirs)["checks"]
+    assert ("environment ball", "same") in [(check["what"], check["verdict"]) for check in checks]

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from interpreter import python
 
+from pipeline import cli
 from pipeline import progress as stage_side
+from pipeline.commands import compare, run
 from pipeline.commands.progress import Graph, Job, Screen, Watch, graph_of
 from pipeline.settings.params import load_params
 from pipeline.tracking import names
@@ -238,3 +240,33 @@ def test_a_signal_interrupts_the_engine_once_and_waits_for_it(tmp_path, name):
     )
     assert completed.returncode == 128 + getattr(signal, name)
     assert (tmp_path / "stops").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("changed", "begun", "said"),
+    [
+        ([], [], "Everything is up to date; nothing ran.\n\ntable\n"),
+        (["env@ball"], [ENV], "table\n"),
+        # an engine that does not know what has changed may still run something
+        ([], [ENV], "table\n"),
+        # a stage whose reports cannot be written, and one of a user's own, which reports nothing
+        (["env@ball"], [], "table\n"),
+        (["plot@a"], [], "table\n"),
+    ],
+)
+def test_a_run_that_had_nothing_to_do_says_so(changed, begun, said, tmp_path, monkeypatch, capsys):
+    def watched(command, root, variables, output, update):
+        with Path(variables[stage_side.FILE]).open("a") as events:
+            events.writelines(f"{json.dumps(told(job, 0.0, state='begun'))}\n" for job in begun)
+        update()
+        return 0
+
+    text = "environments:\n  ball: {source: builtin, name: balance_ball}\nexperiments: {}\n"
+    (tmp_path / "params.yaml").write_text(text)
+    (tmp_path / "workflow").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "_changed", lambda *_: changed)
+    monkeypatch.setattr(run, "_watched", watched)
+    monkeypatch.setattr(compare, "answer", lambda *_: "table")
+    assert cli.main(["run"]) == 0
+    assert capsys.readouterr().out == said

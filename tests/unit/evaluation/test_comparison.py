@@ -99,6 +99,27 @@ def test_an_interval_is_of_the_probability_that_it_stands_with(order):
     assert pair.interval[0] > 0.4
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        # 3 > 1, 3 > 2, 2 > 1, and 2 = 2, which counts half
+        ((1, 2), (2, 3), "3.5 of 4 pairs"),
+        ((1,), (2,), "1 of 1 pair"),
+        # the smaller of the two has fewer than five
+        ((1, 2, 3, 4), (5, 6, 7, 8, 9), "20 of 20 pairs"),
+        ((1, 2, 3, 4, 5), (3, 4, 5, 6, 7), "0.82"),
+    ],
+)
+def test_a_probability_of_few_seeds_is_a_count_of_pairs_for_people_alone(low, high, text):
+    scores = {"low": low, "high": high}
+    runs = [outcome(n, k, evaluated=float(v)) for n in scores for k, v in enumerate(scores[n])]
+    tasks = compare(runs)
+    assert tables.pairs(tasks[0])[0][:3] == ("high", "low", text)
+    won = sum((x > y) + (x == y) / 2 for x in high for y in low) / len(low) / len(high)
+    assert tables.pair_records(tasks)[0]["probability"] == pytest.approx(won)
+    assert bool(tasks[0].estimates) == (text == "0.82")
+
+
 def test_equal_runs_give_equal_comparisons_and_the_seed_matters():
     def ends(**changes):
         (task,) = compare(experiments(), **changes)

@@ -22,15 +22,15 @@ def test_figures_are_named_after_ordinary_names_and_no_two_names_have_the_same()
     assert not any(set(name) & set("/\\%#? ") for name in names)
 
 
-def page(tmp_path, n_seeds=3, names=("ppo", "<b>cloned</b>")):
+def page(tmp_path, n_seeds=3, names=("ppo", "<b>cloned</b>"), **changes):
     outcomes = [
         Outcome(
             experiment=name,
             environment="ball",
             behavior="Ball",
             seed=seed,
-            evaluated=10.0 * level + seed,
             curve=Curve(steps=STEPS, returns=STEPS / 1000 * level + seed / 8),
+            **{"evaluated": 10.0 * level + seed} | changes,
         )
         for level, name in enumerate(names, start=1)
         for seed in range(7, 7 + n_seeds)
@@ -103,6 +103,43 @@ def test_with_too_few_seeds_each_is_drawn_alone(tmp_path):
     assert row.interval is row.wider is None
     assert "Probability of improvement" not in text
     assert not re.search(r"\bnan\b", text)
+
+
+def test_a_probability_is_drawn_from_five_seeds_on(tmp_path):
+    four, five = (page(tmp_path, n_seeds=n) for n in (4, 5))
+    assert "Probability of improvement" not in four[2]
+    assert "Probability of improvement" in five[2]
+    assert [len(charts.improvements(task).rows) for task, *_ in (four, five)] == [0, 1]
+    drawn = [[figure.what for figure in report._draw(*one[:2], tmp_path)] for one in (four, five)]
+    assert drawn[1] == [*drawn[0], "Probability of improvement on ball: Ball"]
+
+
+def test_captions_name_only_what_is_drawn(tmp_path):
+    few, some, enough = (page(tmp_path, n_seeds=n)[2] for n in (2, 3, 5))
+    thin = ["Thin lines are seeds" in text for text in (few, some, enough)]
+    wider = ["The thin line is the 90 % tolerance interval" in text for text in (few, some, enough)]
+    assert (thin, wider) == ([False, True, True], [False, False, True])
+
+
+def test_curves_are_said_to_be_of_drawn_actions(tmp_path):
+    lower = "Training draws its actions; scores come from the most probable ones"
+    captions = [
+        render.of_learning(page(tmp_path, **changes)[0])
+        for changes in ({}, {"stochastic": True}, {"evaluated": None})
+    ]
+    assert [lower in caption for caption in captions] == [True, False, False]
+    assert all(caption.endswith("Training draws its actions.") for caption in captions[1:])
+
+
+def test_ticks_are_in_steps_of_one_two_or_five():
+    def ticks(low, high):
+        axis = charts.Axis(low=low, high=high, first=0.0, last=1.0)
+        return [text for _, text in axis.ticks(steps=True)]
+
+    # steps of 800 were the nearest to a fifth of the range
+    assert ticks(1000.0, 5000.0) == ["1k", "2k", "3k", "4k", "5k"]
+    assert ticks(0.0, 1.2e6) == ["0", "500k", "1M"]
+    assert ticks(0.0, 900.0) == ["0", "200", "400", "600", "800"]
 
 
 def test_equal_results_give_an_equal_page(tmp_path):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.evaluation.plots import COLORS, Curves, band, color, seed_count, value_range
+from pipeline.evaluation.plots import COLORS, ROUND, Curves, band, color, seed_count, value_range
 from pipeline.evaluation.tables import ends, number, spread
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from pipeline.evaluation.comparison import Standing, Task
 
-WIDTH = 640
-_HEIGHT = 340
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 26, 44
+WIDTH = 760
+_HEIGHT = 370
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 28, 46
 ROW = 46
 _TICKS = 5
 _DASHES = ("", "7 4", "2 4", "8 3 2 3")
@@ -55,7 +55,7 @@ class Axis:
         from matplotlib.ticker import EngFormatter, MaxNLocator
 
         text = EngFormatter(sep="") if steps else number  # 1.5M
-        ticks = MaxNLocator(_TICKS).tick_values(self.low, self.high)
+        ticks = MaxNLocator(_TICKS, steps=ROUND).tick_values(self.low, self.high)
         return [
             (self.place(value), text(float(value)))
             for value in ticks
@@ -139,7 +139,7 @@ def scores(task: Task) -> RowChart:
 
 
 def improvements(task: Task) -> RowChart:
-    """Return the chart of the probabilities of improvement; without rows for one experiment."""
+    """Return the chart of the probabilities of improvement; without rows where seeds are few."""
     rows = tuple(
         Row(
             name=f"{improvement.better}  >  {improvement.than}",
@@ -149,7 +149,7 @@ def improvements(task: Task) -> RowChart:
             value=improvement.probability,
             interval=improvement.interval,
         )
-        for improvement in task.improvements
+        for improvement in task.estimates
     )
     label = "Probability that a run of the first does better"
     return RowChart(x=_axis(0.0, 1.0), rows=rows, label=label, mark=0.5)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.evaluation import tables
+from pipeline.evaluation.comparison import EVALUATED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -39,7 +40,7 @@ TERMS = {
     "Mean height": "area under the learning curve divided by its width, over the steps that all "
     "curves share: higher is sooner and better",
     "Probability": "that a run of the one experiment does better than a run of the other, ties "
-    "counting half",
+    "counting half; with fewer than five seeds, in how many pairs of their runs it did",
     "By chance": "in how many cases seeds of two equal experiments would be apart as clearly: the "
     "exact two-sided test of Mann and Whitney (1947). A difference counts as shown at 5 % or less, "
     "divided by the number of experiments that the best one is compared with",
@@ -54,10 +55,10 @@ SCORES = (
     "Scores. A dot is a seed, the upright line the interquartile mean over seeds, the wide bar its "
     "95 % interval where there are seeds enough for one."
 )
-LEARNING = (
+_LEARNING = (
     "Learning curves. Mean return of the episodes that ended in each summary period, over "
     "environment steps: the interquartile mean over seeds with its 95 % interval as a band, or "
-    "each seed by itself where they are too few."
+    "each seed by itself where they are too few. Training draws its actions"
 )
 IMPROVEMENTS = (
     "Probability that a run of the first experiment does better than one of the second; at the "
@@ -104,6 +105,13 @@ def title(tasks: Sequence[Task]) -> str:
     places = dict.fromkeys(task.environment for task in tasks)
     where = f" in {', '.join(places)}" if any(places) else ""
     return f"{len(names) or 'No'} experiment{'s' * (len(names) != 1)}{where}"
+
+
+def of_learning(task: Task) -> str:
+    """Return the caption of a task's learning curves."""
+    if task.score != EVALUATED or tables.drew_actions(task):
+        return f"{_LEARNING}."
+    return f"{_LEARNING}; scores come from the most probable ones, so they may lie higher."
 
 
 def markdown(
@@ -171,7 +179,7 @@ def html(
         parts=parts,
         tables=tables,
         charts=charts,
-        captions={"scores": SCORES, "learning": LEARNING, "improvements": IMPROVEMENTS},
+        captions={"scores": SCORES, "learning": of_learning, "improvements": IMPROVEMENTS},
         most=max((len(lines) for lines in curves), default=0),
         titles=[*(task.name for task in tasks), *(search.title for search in swept)],
         tasks=[*zip(tasks, setups, curves, films, strict=True)],
