@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_YAML_1_1 = {
+    spelling: value
+    for word, value in {"yes": True, "on": True, "no": False, "off": False}.items()
+    for spelling in (word, word.title(), word.upper())
+}
+"""Text that ML-Agents, whose reader follows YAML 1.1, takes for true or false."""
+
 _LARGEST_WHOLE = 2**63 - 1  # arrays and messages count in 64 bits
 
 
@@ -275,10 +282,11 @@ def _read_tuple(hint: Any, node: Node, path: str) -> tuple[Any, ...]:
 
 
 def _read_bool(node: Node, path: str) -> bool:
-    # Strict, unlike Python's truth: `"false"` and 0 are slips.
-    if not isinstance(node.value, bool):
+    # Strict, unlike Python's truth: `"false"` and 0 are slips. Quoted text has no `text`.
+    value = node.value if isinstance(node.value, bool) else _YAML_1_1.get(node.text or "")
+    if value is None:
         raise fail(node, path, f"needs true or false, got {display(node)}")
-    return node.value
+    return value
 
 
 def _read_text(node: Node, path: str) -> str:
