@@ -112,7 +112,7 @@ MISTAKES = [
     ("threaded: false", "threaded: n", 23, f"{W}.threaded", "needs true or false", "got 'n'"),
     ("threaded: false", 'threaded: "no"', 23, f"{W}.threaded", "needs true or false", "got 'no'"),
     ("5005", "70000", 29, "env_settings.base_port", "must be at most 65535", "got 70000"),
-    ("[--x]", "--x", 30, "env_settings.env_args", "needs a list", "got '--x'"),
+    ("[--x]", "--x", 30, "env_settings.env_args", "got '--x'", "; write [--x]"),
     ("[--x]", "[{a: 1}]", 30, "env_settings.env_args[0]", "needs text", "got {'a': 1}"),
     ("  time_scale: 20", "  - 20", 31, "engine_settings", "needs a map", "got [20]"),
     ("uniform", "unifrom", 35, f"{P}.mass.sampler_type", "'unifrom'", "'uniform'?"),
@@ -230,6 +230,24 @@ def test_the_file_without_a_mistake_is_read(tmp_path: Path) -> None:
         (
             "default_settings: {}\nbehaviors:\n  A:\n    reward_signals: {extrinsic: null}\n",
             "x.yaml:4: behaviors.A.reward_signals: needs at least one reward signal",
+        ),
+        (
+            "behaviors: {A: {network_settings: {memory: yes}}}",
+            "x.yaml:1: behaviors.A.network_settings.memory: needs a map of keys to values, got "
+            "'yes'; write {sequence_length: 64, memory_size: 128}, or leave it out",
+        ),
+        (
+            "behaviors: {A: {self_play: true}}",
+            "x.yaml:1: behaviors.A.self_play: needs a map of keys to values, got True; write {} "
+            "for the defaults, or leave it out",
+        ),
+        (
+            "torch_settings: true",
+            "x.yaml:1: torch_settings: needs a map of keys to values, got True; write {} for",
+        ),
+        (
+            "behaviors: {A: {behavioral_cloning: true}}",
+            "x.yaml:1: behaviors.A.behavioral_cloning: needs a map of keys to values, got True",
         ),
         ("debug: true\nbehaviors: {}\n", "x.yaml:2: behaviors: lists no behavior"),
         (
