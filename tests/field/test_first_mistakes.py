@@ -94,7 +94,7 @@ def test_a_configuration_as_environment_is_called_so(refused):
 
 
 def test_an_unknown_device_is_answered_with_those_of_this_machine(refused, monkeypatch):
-    """torch lists 20 kinds, most of which nobody has."""
+    """torch lists 20 kinds, most of which nobody has; the environment was built before."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     line = refused("learn", "c.yaml", "--env", "balance_ball", "--torch-device", "gpu")
@@ -102,6 +102,7 @@ def test_an_unknown_device_is_answered_with_those_of_this_machine(refused, monke
         "error: --torch-device: 'gpu' cannot be used here (known are cpu, cuda, cuda:N and mps); "
         "use cpu, cuda:0, cuda:1, which this machine has"
     )
+    assert [path.name for path in Path().iterdir()] == ["c.yaml"]
 
 
 def test_a_folder_without_a_program_is_refused_whatever_is_hidden_or_vanishes_in_it(

@@ -97,7 +97,7 @@ def test_an_unknown_simulator_is_refused_with_how_to_get_more():
         ("      exploration_step: 9\n", 6, "did you mean 'exploration_steps'"),
         ("      tau: 2\n", 6, r"hyperparameters\.tau: must be at most 1, got 2"),
         ("      exploration_initial_eps: 0.01\n", 4, r"exploration_final_eps: must be at most"),
-        ("      num_epoch: 3\n", 6, "unknown key 'num_epoch'"),
+        ("      num_epoch: 3\n", 6, "num_epoch: is a setting of ppo and poca, not of dqn"),
     ],
 )
 def test_settings_of_a_plug_in_are_checked_as_ours_are(tmp_path, site, more, line, said):

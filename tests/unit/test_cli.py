@@ -46,6 +46,9 @@ def test_examples_of_a_command_are_command_lines_that_it_takes(capsys, name):
         ("lern --num-envs 2", "'learn'", "pipeline learn"),
         ("demo recrod", "'record'", "pipeline demo record"),
         ("completion fihs", "'fish'", "pipeline completion"),
+        ("train a.yaml", "'learn'", "pipeline learn"),
+        ("eval a.onnx", "'evaluate'", "pipeline evaluate"),
+        ("demo train", "'trim'", "pipeline demo trim"),
     ],
 )
 def test_a_mistyped_word_is_answered_with_the_nearest(capsys, words, proposal, command):

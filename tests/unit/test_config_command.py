@@ -87,6 +87,16 @@ def test_check_of_a_present_file_names_its_behaviors_and_what_is_not_here(here, 
     assert lines[3].startswith(f"  not here: {place}: no.demo is not there; ")
 
 
+def test_check_refuses_what_learn_refuses_with_the_same_words(here, capsys):
+    """It said "can be used" with exit code 0, and `learn` ended with 2."""
+    (here / "new.yaml").write_text("behaviors: {A: {behavioral_cloning: {demo_path: no.demo}}}\n")
+    assert cli.main(["learn", "new.yaml"]) == 2
+    refused = capsys.readouterr().err.removeprefix("error: ")
+    assert cli.main(["config", "check", "new.yaml"]) == 2
+    assert capsys.readouterr() == ("", f"error: well formed, but cannot be used yet: {refused}")
+    assert "demo_path: no.demo" in run(capsys, "check", "new.yaml", "--full")
+
+
 def test_check_of_a_curriculum_alone_tells_its_parameters(here, capsys):
     lines = run(capsys, "check", "Walker.json").splitlines()
     assert lines[:2] == [

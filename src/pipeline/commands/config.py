@@ -73,6 +73,9 @@ def check(arguments: argparse.Namespace) -> str:
     curriculum, sampler = parts.get("curriculum"), parts.get("sampler")
     settings = load_run_settings(trainer, curriculum=curriculum, sampler=sampler)
     if not arguments.full:
+        missing = list(missing_demonstrations(settings).values())
+        if missing and len(missing) == max(len(settings.behaviors), 1):  # then `learn` refuses
+            raise SettingsError(f"well formed, but cannot be used yet: {missing[0]}")
         present = read_present(trainer, curriculum=curriculum, sampler=sampler)
         olds = [path for path in (file, arguments.curriculum, arguments.sampler) if path]
         return _verdict(olds, settings, present)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, StageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,14 +74,17 @@ def run(arguments: argparse.Namespace) -> str:
     program = executable_of(arguments.env)
     build = Build(file=program, args=tuple(arguments.env_args), simulator=None)
     target: Path | None = arguments.video
-    episodes = play(
-        policies,
-        build,
-        deterministic=deterministic,
-        episodes=arguments.episodes,
-        seed=arguments.seed,
-        videos=None if target is None else {arguments.video_episode: target},
-    )
+    try:
+        episodes = play(
+            policies,
+            build,
+            deterministic=deterministic,
+            episodes=arguments.episodes,
+            seed=arguments.seed,
+            videos=None if target is None else {arguments.video_episode: target},
+        )
+    except StageError as error:
+        raise StageError(f"{arguments.env}: {error}") from error
     lines = [
         f"{behavior}: {metrics['episodes']} episodes, mean return {metrics['mean_return']:.3f} "
         f"({metrics['min_return']:.3f} to {metrics['max_return']:.3f}), "

@@ -77,10 +77,13 @@ def _given_elsewhere(option: str) -> str | None:
     from pipeline.settings.experiments import SINKS
     from pipeline.settings.reader import keys_below, setting_hints
     from pipeline.settings.schema import HYPERPARAMETERS, TrainerSettings
+    from pipeline.settings.schema.trainer import WORDS
 
     key = option.strip("-").replace("-", "_")
     if key in SINKS.ours:
         return f"--track {key} asks for it"
+    if key == "config":
+        return "CONFIG is given without an option"
     hints = setting_hints(TrainerSettings)
     places = {name: name for name in hints}
     # their type depends on trainer_type
@@ -91,7 +94,8 @@ def _given_elsewhere(option: str) -> str | None:
     # a high cutoff: most mistyped words are options, of which the parser proposes the nearest
     options = {option.flag.strip("-").replace("-", "_") for option in OPTIONS if not option.note}
     near = get_close_matches(key, places.keys() - options, n=1, cutoff=0.9)
-    return f"{places[near[0]]} is a key of CONFIG, under a behavior's name" if near else None
+    place = WORDS[key][0] if key in WORDS else places[near[0]] if near else None
+    return place and f"{place} is a key of CONFIG, under a behavior's name"
 
 
 def run(arguments: argparse.Namespace) -> str:

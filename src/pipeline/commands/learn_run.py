@@ -150,6 +150,10 @@ def _train(
     env, checkpoint = settings.env_settings, settings.checkpoint_settings
     program = None
     if env.env_path is not None:
+        if (device := settings.torch_settings.device) not in (None, "cpu"):
+            from pipeline.trainer.supported import usable_device
+
+            usable_device(device)  # before a build
         program = executable_of(env.env_path)  # reports mistakes before slow imports
     elif env.env_args:
         _log.warning("--env-args is ignored: the Unity Editor takes no arguments.")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
 
+_MEANT = {"train": "learn", "eval": "evaluate"}
+"""Commands by the names that other programs give them."""
 _MOST_PARTS = 8
 """Words of one path with blanks."""
 
@@ -145,7 +147,10 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse an unknown choice and propose the nearest, as argparse does from Python 3.14."""
         choices = action.choices
-        near = None if choices is None or value in choices else _nearest(str(value), choices)
+        near = None
+        if choices is not None and value not in choices:
+            meant = _MEANT.get(str(value))
+            near = meant if meant in choices else _nearest(str(value), choices)
         if near is None:
             super()._check_value(action, value)
         elif self._subcommands is not None and action is self._subcommands:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import DemonstrationError
+from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.protocol.demo import read_demo
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.settings.nodes import fail, find
@@ -94,6 +94,9 @@ def read_spec_file(path: Path) -> tuple[str, BehaviorSpec, Columns]:
         SettingsError: The file cannot be read, or a key or value in it is wrong.
     """
     node = read_yaml(path, what="Specification file")
+    if isinstance(node.value, dict) and node.value.keys() & {"behaviors", "default_settings"}:
+        text = "is a trainer configuration and no demonstration; name a .demo, or a specification"
+        raise SettingsError(f"{path}: {text}")
     read: SpecFile = read_dataclass(SpecFile, node, "")
     columns = {}
     for name, value in read.columns.items():

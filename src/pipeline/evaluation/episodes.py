@@ -134,6 +134,13 @@ def _observe(
 ) -> dict[str, DecisionSteps]:
     """Count the environment's latest steps; return the agents that wait for an action."""
     decisions = {}
+    shown = {name.partition("?")[0] for name in env.behavior_specs}
+    if shown and not shown & {name.partition("?")[0] for name in policies}:
+        whose = "this policy is" if len(policies) == 1 else "these policies are"
+        raise StageError(
+            f"{whose} of {', '.join(sorted(policies))}; the environment has "
+            f"{', '.join(sorted(shown))}; give a policy of that, or the environment of this"
+        )
     for name in list(env.behavior_specs):
         policy = _policy_of(name, policies)
         counter = counters.setdefault(name, _Counter(name, episodes))

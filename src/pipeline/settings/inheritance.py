@@ -43,11 +43,11 @@ def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
         # A copy: the defaults are laid under every behavior.
         base = dict(default.full.value)
         kind = node.value.get("trainer_type", base["trainer_type"])
-        if kind.value != base["trainer_type"].value and kind.text in HYPERPARAMETERS:
+        if kind.value != base["trainer_type"].value and str(kind.value) in HYPERPARAMETERS:
             hyperparameters = default.written.value.get(
                 "hyperparameters", Node({}, default.written.source)
             )
-            known = setting_hints(HYPERPARAMETERS[kind.text])
+            known = setting_hints(HYPERPARAMETERS[str(kind.value)])
             inherited = {key: item for key, item in hyperparameters.value.items() if key in known}
             base["hyperparameters"] = replace(hyperparameters, value=inherited)
         node = merge(replace(default.full, value=base), node)

@@ -22,7 +22,7 @@ class Node:
     line: int | None = None
     """Line of the key (or list item), counted from 1; None when it stands in no file."""
     text: str | None = None
-    """A scalar as it was written, so that `run_id: 007` keeps its zeros."""
+    """A scalar as it was written, so that `run_id: 007` keeps its zeros; None for quoted text."""
 
     @property
     def where(self) -> str:

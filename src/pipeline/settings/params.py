@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SettingsError
+from pipeline.files import similar
 from pipeline.settings.environments import EnvironmentParams, UnitySource
 from pipeline.settings.experiments import (
     DemonstrationParams,
@@ -234,8 +235,10 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
         if experiment.filmed and is_unity:
             text = "a Unity player cannot be filmed here: record the exported policy in the Editor"
             raise fail_at(root, f"{at}.evaluation.video", text)
-        if not (path.parent / experiment.trainer).is_file():
-            raise fail_at(root, f"{at}.trainer", f"there is no file {experiment.trainer!r}")
+        trainer = path.parent / experiment.trainer
+        if not trainer.is_file():
+            text = f"there is no file {experiment.trainer!r}{similar(trainer)}"
+            raise fail_at(root, f"{at}.trainer", text)
     # The best of a sweep becomes an experiment like others, which every stage knows already.
     best = {
         best_name(name): replace(

@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_YAML_1_1 = {
+    spelling: value
+    for word, value in {"yes": True, "on": True, "no": False, "off": False}.items()
+    for spelling in (word, word.title(), word.upper())
+}
+"""Text that ML-Agents, whose reader follows YAML 1.1, takes for true or false."""
+
 _LARGEST_WHOLE = 2**63 - 1  # arrays and messages count in 64 bits
 
 
@@ -120,8 +127,10 @@ def read_dataclass(
     and `times`, a factor to that value. Fields with `internal` metadata are no settings. `hints`
     replace the class's own, for a field whose type depends on another.
     """
-    entries = entries_of(node, path)
     known = {**setting_hints(cls), **(hints or {})}
+    if path and (isinstance(node.value, bool) or node.text in _YAML_1_1):
+        raise fail(node, path, f"needs a map of keys to values, got {display(node)}{_example(cls)}")
+    entries = entries_of(node, path)
     # Unknown keys come first: a misspelt key explains the missing one better than "is required".
     for key in entries:
         if key not in known:
@@ -142,6 +151,17 @@ def read_dataclass(
         return cls(**values)
     except ContradictionError as error:
         raise fail(find(node, error.key), join(path, error.key), error.message) from error
+
+
+def _example(cls: Any) -> str:
+    """Return what to write for the defaults of a section, if it has one for every key."""
+    if any(item.default is MISSING and item.default_factory is MISSING for item in fields(cls)):
+        return ""
+    values = to_map(cls())
+    if len(values) > 2 or None in values.values():
+        return "; write {} for the defaults, or leave it out"
+    written = ", ".join(f"{key}: {value}" for key, value in values.items())
+    return f"; write {{{written}}}, or leave it out"
 
 
 def setting_hints(cls: Any) -> Mapping[str, Any]:
@@ -261,9 +281,12 @@ def _read_optional(hint: Any, node: Node, path: str) -> Any:
 
 
 def _read_tuple(hint: Any, node: Node, path: str) -> tuple[Any, ...]:
-    if not isinstance(node.value, list):
-        raise fail(node, path, f"needs a list, got {display(node)}")
     parts = get_args(hint)
+    if not isinstance(node.value, list):
+        of_scalars = not is_dataclass(parts[0]) and get_origin(parts[0]) not in (tuple, dict)
+        has_one = of_scalars and node.text and node.value is not None
+        remedy = f"; write [{node.text}]" if has_one else ""
+        raise fail(node, path, f"needs a list, got {display(node)}{remedy}")
     if parts[-1] is Ellipsis:
         parts = (parts[0],) * len(node.value)
     if len(parts) != len(node.value):
@@ -275,10 +298,11 @@ def _read_tuple(hint: Any, node: Node, path: str) -> tuple[Any, ...]:
 
 
 def _read_bool(node: Node, path: str) -> bool:
-    # Strict, unlike Python's truth: `"false"` and 0 are slips.
-    if not isinstance(node.value, bool):
+    # Strict, unlike Python's truth: `"false"` and 0 are slips. Quoted text has no `text`.
+    value = node.value if isinstance(node.value, bool) else _YAML_1_1.get(node.text or "")
+    if value is None:
         raise fail(node, path, f"needs true or false, got {display(node)}")
-    return node.value
+    return value
 
 
 def _read_text(node: Node, path: str) -> str:

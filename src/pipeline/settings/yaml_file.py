@@ -293,7 +293,8 @@ class _Builder:
         if self._n_values > _MOST_VALUES:
             raise _too_many(node)
         if isinstance(node, yaml.ScalarNode):
-            return Node(_scalar(node), self._source, line, node.value)
+            written = None if node.style else node.value
+            return Node(_scalar(node), self._source, line, written)
         if id(node) in self._open:
             raise _error(node, "an alias inside of what it stands for")
         # Only ancestors are remembered: siblings may use the same anchor again.

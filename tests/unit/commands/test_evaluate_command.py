@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.cli import main
+from pipeline.evaluation import episodes
 from pipeline.evaluation.episodes import Episode
 from pipeline.export import policy
 from pipeline.stages import evaluate
@@ -18,6 +19,25 @@ from pipeline.stages.shared import named_env
 def test_a_number_of_episodes_below_1_is_refused_before_anything_is_built(n, capsys):
     assert main(["evaluate", "A.onnx", "--env", "balance_ball", "--episodes", str(n)]) == 2
     assert capsys.readouterr().err == f"error: --episodes: must be at least 1, got {n}.\n"
+
+
+def test_a_policy_of_another_environment_is_told_with_both_behaviors(monkeypatch, capsys):
+    def play(policies, *_, **options):
+        env = SimpleNamespace(reset=lambda: None, behavior_specs={"Acrobot-v1?team=0": None})
+        return episodes.evaluate(env, policies, episodes=1, seed=1)
+
+    other = SimpleNamespace(has_deterministic_actions=True, reset=lambda _: None)
+    monkeypatch.setattr(policy, "OnnxPolicy", lambda _: other)
+    monkeypatch.setattr(named_env, "executable_of", Path)
+    monkeypatch.setattr(evaluate, "play", play)
+    models = ["CartPole-v1.onnx"]
+    assert main(["evaluate", *models, "--env", "gymnasium:Acrobot-v1"]) == 2
+    assert capsys.readouterr().err == (
+        "error: gymnasium:Acrobot-v1: this policy is of CartPole-v1; the environment has "
+        "Acrobot-v1; give a policy of that, or the environment of this\n"
+    )
+    assert main(["evaluate", "A.onnx", "B.onnx", "--env", "game"]) == 2
+    assert "game: these policies are of A, B; the environment has A" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("kind", "told"), [("best", (2, 9.0)), (None, (0, 2.0))])

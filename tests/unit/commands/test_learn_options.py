@@ -375,6 +375,9 @@ def test_abbreviations_mean_present_options_first(short, dest):
         ("--sumary-freq", "summary_freq is a key of CONFIG, under a behavior's name; "),
         ("--batchsize", "hyperparameters.batch_size is a key of CONFIG, under a behavior's name; "),
         ("--tau", "hyperparameters.tau is a key of CONFIG, under a behavior's name; "),
+        ("--total-timesteps", "max_steps is a key of CONFIG, under a behavior's name; "),
+        ("--algo", "trainer_type is a key of CONFIG, under a behavior's name; "),
+        ("--config=a.yaml", "CONFIG is given without an option; "),
         (
             "--num_layers",
             "network_settings.num_layers is a key of CONFIG, under a behavior's name; ",

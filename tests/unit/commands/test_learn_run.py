@@ -48,6 +48,7 @@ def asked(monkeypatch):
     seen.timers = SimpleNamespace(start=start)
     monkeypatch.setattr(trainer, "train", train)
     monkeypatch.setattr(learn_run, "executable_of", lambda name: Path(f"{name}.x86_64"))
+    monkeypatch.setattr("pipeline.trainer.supported.usable_device", lambda _: None)
     monkeypatch.setattr(learn_run.provenance, "of_learn", record)
     monkeypatch.setattr(learn_run, "_sinks", lambda *arguments: [arguments])
     return seen

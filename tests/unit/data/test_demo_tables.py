@@ -316,6 +316,7 @@ def test_a_specification_file_says_what_the_demonstration_says(tmp_path):
             "behavior: B\nobservations: []\nactions: {}\ncolumns: {reward: 3}\n",
             r"spec\.yaml:4: columns\.reward: needs the name of a column",
         ),
+        ("behaviors: {A: {}}\n", r"spec\.yaml: is a trainer configuration and no demonstration; "),
     ],
 )
 def test_a_mistake_in_a_specification_file_is_told_with_its_line(tmp_path, text, told):

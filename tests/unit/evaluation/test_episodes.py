@@ -198,7 +198,7 @@ def test_environment_without_ends_is_given_up_with_a_message(monkeypatch):
 
 def test_behavior_without_a_policy_is_named():
     with pytest.raises(StageError, match=r"'Ball'.*only for \['Cube'\];.* Ball\.onnx\)"):
-        play(ScriptedEnv(Ball=Script([[1]])), 1, {"Cube": Player()})
+        play(ScriptedEnv(Ball=Script([[1]]), Cube=Script([[1]])), 1, {"Cube": Player()})
 
 
 def test_reward_that_is_not_finite_stops_the_evaluation():

@@ -274,6 +274,16 @@ def test_every_whole_number_may_be_written_as_one_likes(key: str, text: str) -> 
     assert type(value) is int
 
 
+@pytest.mark.parametrize(("words", "value"), [("yes Yes YES on On ON", 1), ("no No NO off OFF", 0)])
+def test_words_of_yaml_1_1_are_true_and_false_where_a_key_takes_these(
+    words: str, value: bool
+) -> None:
+    for word in words.split():
+        settings = load(f"behaviors: {{on: {{network_settings: {{normalize: {word}}}}}}}")
+        assert settings.behaviors["on"].network_settings.normalize is bool(value)
+        assert behavior(f"{{init_path: {word}}}").init_path == word  # a name elsewhere
+
+
 @pytest.mark.parametrize("hidden", [1, 10, 130])
 def test_widths_that_the_heads_of_poca_cannot_share_are_refused(hidden: int) -> None:
     network = f"network_settings: {{hidden_units: {hidden}}}"

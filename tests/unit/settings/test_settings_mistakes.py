@@ -81,7 +81,7 @@ MISTAKES = [
     ("max_steps: 1e6", "batch_size: 64", 22, W, "belongs under 'hyperparameters'", "Allowed: tr"),
     ("max_steps: 1e6", "hidden_units: 64", 22, W, "belongs under 'network_settings'", "Allowed"),
     ("buffer_size", "bufer_size", 6, H, "unknown key 'bufer_size' (value 640)", "'buffer_size'"),
-    ("lambd: 0.95", "tau: 0.95", 9, H, "unknown key 'tau'", "Allowed: batch_size, buffer_size"),
+    ("lambd: 0.95", "tau: 0.95", 9, f"{H}.tau", "is a setting of sac, not of ppo", "leave it out"),
     ("extrinsic", "extrinsik", 17, f"{W}.reward_signals", "unknown key", "'extrinsic'"),
     ("        demo_path: a.demo\n", "", 19, f"{W}.reward_signals.gail", "'demo_path'", "required"),
     ("trainer_type: ppo", "trainer_type: pop", 3, f"{W}.trainer_type", "'pop'", "'ppo'?"),
@@ -109,9 +109,10 @@ MISTAKES = [
     ("gamma: 0.99", "gamma: 99", 18, f"{W}.reward_signals.extrinsic.gamma", "at most 1", "99"),
     ("size: 128", "size: 3", 14, f"{N}.memory.memory_size", "must be divisible by 2", "got 3"),
     ("length: 64", "length: 65", 15, f"{N}.memory.sequence_length", "batch_size", "got 65"),
-    ("threaded: false", "threaded: no", 23, f"{W}.threaded", "needs true or false", "got 'no'"),
+    ("threaded: false", "threaded: n", 23, f"{W}.threaded", "needs true or false", "got 'n'"),
+    ("threaded: false", 'threaded: "no"', 23, f"{W}.threaded", "needs true or false", "got 'no'"),
     ("5005", "70000", 29, "env_settings.base_port", "must be at most 65535", "got 70000"),
-    ("[--x]", "--x", 30, "env_settings.env_args", "needs a list", "got '--x'"),
+    ("[--x]", "--x", 30, "env_settings.env_args", "got '--x'", "; write [--x]"),
     ("[--x]", "[{a: 1}]", 30, "env_settings.env_args[0]", "needs text", "got {'a': 1}"),
     ("  time_scale: 20", "  - 20", 31, "engine_settings", "needs a map", "got [20]"),
     ("uniform", "unifrom", 35, f"{P}.mass.sampler_type", "'unifrom'", "'uniform'?"),
@@ -169,6 +170,43 @@ def test_a_mistake_is_told_in_one_line_with_place_and_remedy(
     assert remedy in message
 
 
+@pytest.mark.parametrize("section", ["", "hyperparameters"])
+@pytest.mark.parametrize(
+    ("trainer", "word", "meant"),
+    [
+        ("ppo", "n_steps", "of Stable-Baselines3 is hyperparameters.buffer_size here (n_steps x"),
+        ("ppo", "ent_coef", "of Stable-Baselines3 is hyperparameters.beta here"),
+        ("poca", "entropy_coef", "is hyperparameters.beta here"),
+        ("sac", "entropy_coef", "is hyperparameters.init_entcoef here"),
+        ("ppo", "clip_range", "of Stable-Baselines3 is hyperparameters.epsilon here"),
+        ("ppo", "gae_lambda", "of Stable-Baselines3 is hyperparameters.lambd here"),
+        ("ppo", "n_epochs", "of Stable-Baselines3 is hyperparameters.num_epoch here"),
+        ("sac", "n_epochs", "num_epoch here, a setting of ppo and poca, not of sac; leave it out"),
+        ("sac", "learning_starts", "is hyperparameters.buffer_init_steps here"),
+        ("sac", "gradient_steps", "is hyperparameters.steps_per_update here (agent steps for"),
+        ("sac", "train_freq", "is hyperparameters.steps_per_update here (agent steps for"),
+        ("ppo", "train_freq", "steps_per_update here, a setting of sac, not of ppo; leave it out"),
+        ("ppo", "gamma", "of Stable-Baselines3 is reward_signals.extrinsic.gamma here"),
+        ("ppo", "n_layers", "is network_settings.num_layers here"),
+        ("ppo", "total_timesteps", "of Stable-Baselines3 is max_steps here"),
+        ("ppo", "algo", "of Stable-Baselines3 is trainer_type here"),
+        ("sac", "num_epoch", "num_epoch: is a setting of ppo and poca, not of sac; leave it out"),
+        ("poca", "shared_critic", "shared_critic: is a setting of ppo, not of poca; leave it out"),
+        ("ppo", "save_replay_buffer", "is a setting of sac, not of ppo; leave it out"),
+    ],
+)
+def test_a_word_of_another_trainer_is_answered_with_the_key_or_its_trainers(
+    trainer: str, word: str, meant: str, section: str, tmp_path: Path
+) -> None:
+    key = f"{word}: 1" if not section else f"{section}: {{{word}: 1}}"
+    text = f"behaviors: {{A: {{trainer_type: {trainer}, {key}}}}}"
+    message = message_of(text, tmp_path)
+    assert message.startswith(f"x.yaml:1: behaviors.A{section and '.'}{section}")
+    assert word in message
+    assert meant in message
+    assert "did you mean" not in message
+
+
 def test_the_file_without_a_mistake_is_read(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(FILE)
@@ -192,6 +230,24 @@ def test_the_file_without_a_mistake_is_read(tmp_path: Path) -> None:
         (
             "default_settings: {}\nbehaviors:\n  A:\n    reward_signals: {extrinsic: null}\n",
             "x.yaml:4: behaviors.A.reward_signals: needs at least one reward signal",
+        ),
+        (
+            "behaviors: {A: {network_settings: {memory: yes}}}",
+            "x.yaml:1: behaviors.A.network_settings.memory: needs a map of keys to values, got "
+            "'yes'; write {sequence_length: 64, memory_size: 128}, or leave it out",
+        ),
+        (
+            "behaviors: {A: {self_play: true}}",
+            "x.yaml:1: behaviors.A.self_play: needs a map of keys to values, got True; write {} "
+            "for the defaults, or leave it out",
+        ),
+        (
+            "torch_settings: true",
+            "x.yaml:1: torch_settings: needs a map of keys to values, got True; write {} for",
+        ),
+        (
+            "behaviors: {A: {behavioral_cloning: true}}",
+            "x.yaml:1: behaviors.A.behavioral_cloning: needs a map of keys to values, got True",
         ),
         ("debug: true\nbehaviors: {}\n", "x.yaml:2: behaviors: lists no behavior"),
         (

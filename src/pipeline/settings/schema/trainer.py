@@ -1,6 +1,6 @@
 """The settings of one behavior: everything under `behaviors.<name>` and `default_settings`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
@@ -14,10 +14,12 @@ from pipeline.settings.reader import (
     NonNegative,
     Positive,
     choice,
+    display,
     entries_of,
     part,
     read,
     read_dataclass,
+    setting_hints,
     unknown_key,
 )
 from pipeline.settings.schema.reward_signals import (
@@ -153,6 +155,49 @@ HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(
 """The hyperparameters that each `trainer_type` takes."""
 
 
+_STEPS_PER_UPDATE = (
+    "hyperparameters.steps_per_update",
+    " (agent steps for each gradient step: train_freq x n_envs / gradient_steps)",
+)
+WORDS = {
+    "n_steps": ("hyperparameters.buffer_size", " (n_steps x n_envs)"),
+    "ent_coef": ("hyperparameters.beta", ""),
+    "entropy_coef": ("hyperparameters.beta", ""),
+    "clip_range": ("hyperparameters.epsilon", ""),
+    "gae_lambda": ("hyperparameters.lambd", ""),
+    "n_epochs": ("hyperparameters.num_epoch", ""),
+    "learning_starts": ("hyperparameters.buffer_init_steps", ""),
+    "gradient_steps": _STEPS_PER_UPDATE,
+    "train_freq": _STEPS_PER_UPDATE,
+    "gamma": ("reward_signals.extrinsic.gamma", ""),
+    "n_layers": ("network_settings.num_layers", ""),
+    "total_timesteps": ("max_steps", ""),
+    "algo": ("trainer_type", ""),
+}
+"""The key of a behavior that a word of Stable-Baselines3 or the like means, and a remark."""
+
+
+def _refuse_foreign(entries: Mapping[str, Node], path: str, trainer_type: str) -> None:
+    """Refuse a hyperparameter of other trainers of ours, and a word of another library."""
+    ours = {name: setting_hints(HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours}
+    known = {*setting_hints(TrainerSettings), *setting_hints(HYPERPARAMETERS[trainer_type])}
+    for key, item in entries.items():
+        if key in known or (key, trainer_type) == ("n_steps", "sac"):  # which has no rollouts
+            continue
+        place, remark = WORDS.get(key, (key, ""))
+        if trainer_type == "sac":
+            place = place.replace(".beta", ".init_entcoef")
+        meant = place.rpartition(".")[2]
+        owners = [] if meant in known else [name for name, keys in ours.items() if meant in keys]
+        others = f"a setting of {' and '.join(owners)}, not of {trainer_type}; leave it out"
+        if key in WORDS:
+            library = "" if key in ("entropy_coef", "n_layers") else " of Stable-Baselines3"
+            text = f"{key}{library} is {place} here{f', {others}' if owners else remark}"
+            raise fail(item, path, f"unknown key {key!r} (value {display(item)}); {text}")
+        if owners:
+            raise fail(item, join(path, key), f"is {others}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelfPlaySettings:
     """`self_play`: opponents out of the agent's own past."""
@@ -280,6 +325,7 @@ class TrainerSettings:
         """Read the settings of a behavior, with `hyperparameters` as its trainer type has them."""
         entries = entries_of(node, path)
         hyperparameters: type[HyperparameterSettings] = PPOSettings
+        name = "ppo"
         if "trainer_type" in entries:
             at = join(path, "trainer_type")
             name = choice(entries["trainer_type"], at, HYPERPARAMETERS)
@@ -291,6 +337,9 @@ class TrainerSettings:
             raise fail(entries["hyperparameters"], join(path, "hyperparameters"), f"{text} {add}")
         if "hyperparameters" not in entries:  # the trainer's own defaults, not PPO's
             entries = {**entries, "hyperparameters": Node({}, node.source, node.line)}
+        inside = join(path, "hyperparameters")
+        _refuse_foreign(entries, path, name)
+        _refuse_foreign(entries_of(entries["hyperparameters"], inside), inside, name)
         # Both types depend on a value or a key, which type hints cannot say.
         hints = {"hyperparameters": hyperparameters, "reward_signals": _RewardSignals}
         settings: Self = read_dataclass(cls, replace(node, value=entries), path, hints=hints)
