@@ -221,9 +221,12 @@ def scales_of(spec: BehaviorSpec) -> tuple[str, ...]:
 
 def check_spec(name: str, spec: BehaviorSpec) -> None:
     """Raise UnitySpecificationException unless arrays and networks can have a behavior's sizes."""
-    fault = _fault_of_actions(spec.action_spec) or _fault_of_observations(spec.observation_specs)
-    if fault is not None:
+    if (fault := _fault(spec)) is not None:
         raise UnitySpecificationException(f"behavior {brief(name)}: {fault}")
+
+
+def _fault(spec: BehaviorSpec) -> str | None:
+    return _fault_of_actions(spec.action_spec) or _fault_of_observations(spec.observation_specs)
 
 
 def _fault_of_actions(actions: ActionSpec) -> str | None:
@@ -387,7 +390,11 @@ def spec_to_mapping(spec: BehaviorSpec) -> dict[str, Any]:
 
 
 def spec_from_mapping(values: Mapping[str, Any]) -> BehaviorSpec:
-    """The specification that `spec_to_mapping` wrote."""
+    """Return the specification that `spec_to_mapping` wrote.
+
+    Raises:
+        ValueError: No behavior can have such sizes.
+    """
     spec = BehaviorSpec(
         [
             ObservationSpec(
@@ -402,4 +409,6 @@ def spec_from_mapping(values: Mapping[str, Any]) -> BehaviorSpec:
             int(values["continuous_size"]), tuple(int(n) for n in values["discrete_branches"])
         ),
     )
+    if (fault := _fault(spec)) is not None:
+        raise ValueError(fault)
     return ScaledSpec.of(spec, [str(text) for text in values.get("scales", ())])

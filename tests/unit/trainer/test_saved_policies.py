@@ -82,3 +82,14 @@ def test_checkpoint_that_lacks_a_part_or_has_another_shape_is_refused(wrong, qui
     save_checkpoint(result.checkpoint, state)
     with pytest.raises(CheckpointError, match=rf"^[^\n]*whole policy[^\n]*{wrong}[^\n]*$"):
         load_policy(result.checkpoint)
+
+
+@pytest.mark.parametrize("branches", [(0,), (3, -1), (1 << 40,)])
+def test_checkpoint_with_choices_that_no_behavior_has_is_refused(branches, quick, train_in):
+    """Torch warned of a layer without numbers, and went on."""
+    result = train_in(Corridor(n_agents=4), quick(max_steps=10)).behaviors["Toy"]
+    state = load_checkpoint(result.checkpoint)
+    state["spec"] = state["spec"] | {"discrete_branches": branches}
+    save_checkpoint(result.checkpoint, state)
+    with pytest.raises(CheckpointError, match=r"^[^\n]*whole policy[^\n]*branch[^\n]*$"):
+        load_policy(result.checkpoint)
