@@ -89,7 +89,7 @@ def test_every_artifact_is_there_and_says_what_it_should(by_dvc: Path):
     for name in ("median.gif", "best.gif"):
         assert (filmed / name).read_bytes()[:6] == b"GIF89a"
     page = (by_dvc / "results/report/report.html").read_text()
-    assert page.count("<svg") == 5
+    assert page.count("<svg") == 4
     assert page.count("data:image/gif;base64,") == 1
     assert 'href="../evaluate/cloned/seed1/best.gif"' in page
     assert 'href="../evaluate/plain/seed1/best.gif"' not in page
