@@ -38,8 +38,7 @@ rule pretrain:
             of="pretrain",
         ),
     message:
-        "Imitate the demonstrations: {wildcards.experiment}, seed {wildcards.seed}"
-        + ASKED
+        f"Imitate the demonstrations: {{wildcards.experiment}}, seed {{wildcards.seed}}{ASKED}"
     shell:
         "python workflow/scripts/pretrain.py {wildcards.experiment} --seed {wildcards.seed}"
         " > {log} 2>&1"
@@ -86,7 +85,7 @@ rule train:
             of="train_from_scratch",
         ),
     message:
-        "Train {wildcards.experiment}, seed {wildcards.seed}" + ASKED
+        f"Train {{wildcards.experiment}}, seed {{wildcards.seed}}{ASKED}"
     shell:
         "python workflow/scripts/train.py {wildcards.experiment} --seed {wildcards.seed}"
         " > {log} 2>&1"
@@ -119,8 +118,7 @@ use rule train as train_pretrained with:
             of="train_pretrained",
         ),
     message:
-        "Train {wildcards.experiment}, seed {wildcards.seed}, from the pretrained policy"
-        + ASKED
+        f"Train {{wildcards.experiment}}, seed {{wildcards.seed}}, from the pretrained policy{ASKED}"
 
 
 rule propose:
@@ -221,8 +219,7 @@ use rule train as train_chosen with:
             of="train_chosen",
         ),
     message:
-        "Train with what a sweep has chosen, {wildcards.experiment}, seed {wildcards.seed}"
-        + ASKED
+        f"Train with what a sweep has chosen, {{wildcards.experiment}}, seed {{wildcards.seed}}{ASKED}"
 
 
 for TABLE in TRAINING:

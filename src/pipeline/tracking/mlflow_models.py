@@ -179,6 +179,8 @@ def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
 
 def _move_aliases(client: Any, name: str, tags: Mapping[str, str]) -> None:
     """Move BEST and the experiment's alias to the versions that are best in tags[BUILD]."""
+    from mlflow.exceptions import MlflowException
+
     versions = {
         str(version.version): version.tags
         for version in client.search_model_versions(f"name = '{name}'")
@@ -194,7 +196,12 @@ def _move_aliases(client: Any, name: str, tags: Mapping[str, str]) -> None:
         current = aliases.get(alias)
         chosen = best(candidates, tags[BUILD], None if current is None else str(current))
         if chosen is not None and chosen != str(current):
-            client.set_registered_model_alias(name, alias, chosen)
+            try:
+                client.set_registered_model_alias(name, alias, chosen)
+            except MlflowException:
+                # Two clients that set a new alias at once: the store refuses one of them.
+                if client.get_registered_model(name).aliases.get(alias) == current:
+                    raise
             moved = True
     if moved:
         # Another stage may have scored a better version since the versions were read.

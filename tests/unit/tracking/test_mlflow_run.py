@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from mlflow.exceptions import MlflowException
 from mlflow_runs import client, exported, finished, key, md5
 
 from pipeline.tracking import names
@@ -480,6 +482,35 @@ def test_an_alias_goes_to_a_version_that_another_stage_scores_at_the_same_time()
     _move_aliases(registry, NAME, {BUILD: "b", "experiment": "walk"})
     assert registry.aliases == {"best": "2", "walk": "2"}
     assert registry.looks == 3
+
+
+@pytest.mark.parametrize("is_race", [True, False])
+def test_an_alias_that_two_stages_set_at_once_is_set(is_race):
+    """The store of a server refuses the slower one, where the alias is new."""
+
+    class Registry:
+        def __init__(self) -> None:
+            self.aliases: dict[str, str] = {}
+            self.refusals = 0
+
+        def search_model_versions(self, _: str) -> list[SimpleNamespace]:
+            tags = [{SCORE: score, BUILD: "b", "experiment": "walk"} for score in ("5.0", "9.0")]
+            return [SimpleNamespace(version=k, tags=tag) for k, tag in enumerate(tags, start=1)]
+
+        def get_registered_model(self, _: str) -> SimpleNamespace:
+            return SimpleNamespace(aliases=dict(self.aliases))
+
+        def set_registered_model_alias(self, _: str, alias: str, version: str) -> None:
+            if self.refusals == 0 or not is_race:
+                self.refusals += 1
+                self.aliases |= {alias: "1"} if is_race else {}
+                raise MlflowException("UNIQUE constraint failed: registered_model_aliases.name")
+            self.aliases[alias] = version
+
+    registry = Registry()
+    with contextlib.nullcontext() if is_race else pytest.raises(MlflowException):
+        _move_aliases(registry, NAME, {BUILD: "b", "experiment": "walk"})
+    assert registry.aliases == ({"best": "2", "walk": "2"} if is_race else {})
 
 
 def test_scores_in_another_build_of_the_environment_are_not_compared():
