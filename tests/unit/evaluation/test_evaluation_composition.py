@@ -8,7 +8,7 @@ from steps import decision_steps, terminal_steps
 
 from pipeline.evaluation import tables, video
 from pipeline.evaluation.comparison import Curve, Outcome, compare
-from pipeline.evaluation.episodes import Episode, evaluate
+from pipeline.evaluation.episodes import evaluate
 from pipeline.evaluation.statistics import detectable_difference, improvement_interval, iqm_band
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 
@@ -130,17 +130,6 @@ def test_a_policy_draws_from_a_stream_of_its_behavior():
     both = seeds("A", "B")
     assert both["A"] != both["B"]
     assert both == seeds("A") | seeds("B")
-
-
-def episode(behavior, agent, value, length=1, index=0):
-    return Episode(
-        index=index,
-        behavior=behavior,
-        agent=agent,
-        episode_return=value,
-        length=length,
-        interrupted=False,
-    )
 
 
 def test_films_show_their_own_episode_of_agents_that_play_several(tmp_path, monkeypatch):
