@@ -149,3 +149,27 @@ def test_weights_that_are_not_finite_are_neither_read_nor_written(place, value, 
     with pytest.raises(TrainingError, match=r"^behavior Toy, step \d+: [^\n]*is not finite"):
         save_checkpoint(path, state)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"replay": True},
+        {"replay": [1]},
+        {"replay": [["replay-1.npz"]]},
+        {"replay": [["replay-1.npz", 3, 1]]},
+        {"replay_digest": 3},
+        {"replay_rows": []},
+        {"ranks": [{"learner": True}]},
+        {"ranks": [{"learner": {"algorithm": 1}}]},
+    ],
+    ids=str,
+)
+def test_an_entry_that_names_files_wrongly_is_refused(entry, stopped, tmp_path):
+    state = torch.load(io.BytesIO(stopped), weights_only=True)
+    del state["digest"]
+    path = tmp_path / "checkpoint.pt"
+    torch.save(state | {"format": 1} | entry, path)
+    refused = rf"program: {next(iter(entry))}\S* is not what a checkpoint has there$"
+    with pytest.raises(CheckpointError, match=refused):
+        load_checkpoint(path)

@@ -51,7 +51,8 @@ _PLAIN = (str, int, float, bool, bytes, type(None))
 _ANY = ...
 """Stands for every key of a map."""
 _BY_NAME, _NUMBERS = {_ANY: int | float}, [int | float]
-# The kind of each entry: a type, a list with the kind of its items, or a map with those of entries.
+# The kind of each entry: a type, a list with the kind of its items, a tuple with the kind of each
+# item, or a map with those of entries.
 _SHAPE = {
     "behavior": str,
     "settings": dict,
@@ -84,12 +85,17 @@ _SHAPE = {
     },
     "experience": dict,
     "environments": list,
-    "ranks": [dict],
+    "ranks": [{"learner": {"algorithm": dict, "recorded": dict}, "replay_rows": dict}],
+    "replay": [(str, str, int)],
+    "replay_digest": str | None,
+    "replay_rows": dict,
     "held": int,
     "history": str,
     "behaviors": {_ANY: dict},
 }
-_MAY_BE_NONE = ("best", "experience", "environments")
+# Entries that may be of another kind instead; earlier versions name one file of the replay.
+_ALSO = {"best": type(None), "experience": type(None), "environments": type(None)}
+_ALSO |= {"replay": str | None}
 _WITHOUT_TENSORS = ("settings", "spec", "run", "best")
 
 
@@ -169,7 +175,7 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
 
 def refusal_of_entries(state: dict[Any, Any]) -> str | None:
     """Return which entry of a checkpoint's values is of another kind than ours are, or None."""
-    given = {key: v for key, v in state.items() if not (key in _MAY_BE_NONE and v is None)}
+    given = {key: v for key, v in state.items() if not isinstance(v, _ALSO.get(key, ()))}
     place = _other_entry(given, _SHAPE, "") or next(
         (f".{name}" for name in _WITHOUT_TENSORS if _has_tensor(state.get(name))), None
     )
@@ -184,8 +190,10 @@ def _other_entry(value: Any, shape: Any, place: str) -> str | None:
         parts = [(value[key], part, f"{place}.{key}"[:80]) for key, part in shapes.items() if part]
     elif isinstance(shape, list) and isinstance(value, list | tuple):
         parts = [(item, shape[0], f"{place}.{i}") for i, item in enumerate(value)]
+    elif isinstance(shape, tuple) and isinstance(value, list | tuple) and len(value) == len(shape):
+        parts = [(item, shape[i], f"{place}.{i}") for i, item in enumerate(value)]
     elif (
-        isinstance(shape, dict | list)
+        isinstance(shape, dict | list | tuple)
         or not isinstance(value, shape)
         or (isinstance(value, int) and abs(value) > _LARGEST)
     ):
