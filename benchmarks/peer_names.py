@@ -1,4 +1,4 @@
-"""Every public name of the installed `mlagents_envs`, and what `pipeline.compat` has for it.
+"""Every public name of the installed `mlagents_envs`, and what the page of names says of it.
 
 Names are read from the sources, because importing some of its modules asks a server for manifests.
 A name is public without a leading underscore; those that a module imports are listed for packages.
@@ -15,12 +15,11 @@ import inspect
 import re
 import sys
 import textwrap
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import peer
-
-from pipeline import compat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,15 +114,23 @@ def known_members() -> list[str]:
     return re.findall(r"^\| `([^`]+)` \| [^|]+ \|$", text, re.MULTILINE)
 
 
+@functools.cache
+def equivalents() -> dict[str, str]:
+    """Return each name of the page's first table, with the place of its equivalent or ''."""
+    text = PAGE.read_text(encoding="utf-8")
+    return dict(re.findall(r"^\| `(mlagents\S+)` \| (?:`(\S+)`)? \| .*\|$", text, re.MULTILINE))
+
+
 def lacking() -> Iterator[str]:
     """Yield the names, members and arguments for which there is neither equivalent nor reason."""
     theirs = public_names(package())
     for name, node in theirs.items():
-        entry = compat.NAMES.get(name)
-        if entry is None:
+        place = equivalents().get(name)
+        if place is None:
             yield name
-        elif entry.ours is not None and isinstance(node, ast.ClassDef):
-            ours = compat.resolve(name)
+        elif place and isinstance(node, ast.ClassDef):
+            module, _, last = place.rpartition(".")
+            ours = getattr(import_module(module), last)
             members = {*absent(node, ours)}
             for base in _bases(node, theirs):
                 members |= {member for member in absent(base, ours) if not member.startswith("(")}
@@ -134,9 +141,9 @@ def lacking() -> Iterator[str]:
 def main() -> int:
     """Count, and list what is lacking."""
     theirs = public_names(package())
-    equivalent = sum(compat.NAMES[name].ours is not None for name in theirs if name in compat.NAMES)
+    equivalent = sum(bool(equivalents().get(name)) for name in theirs)
     missing = list(lacking())
-    ours = {qualified for qualified in compat.NAMES if qualified.startswith(f"{package().name}.")}
+    ours = {qualified for qualified in equivalents() if qualified.startswith(f"{package().name}.")}
     unknown = sorted(ours - theirs.keys())
     print(f"{len(theirs)} public names of {package().name}: {equivalent} have an equivalent,")  # noqa: T201
     print(f"{len(theirs) - equivalent} have none and a reason; {len(missing)} are missing")  # noqa: T201

@@ -48,8 +48,6 @@ GROUPS = {
         "pull": "download a policy from the Hugging Face Hub",
         "provenance": "say what made an ONNX policy, and whether the present tree would make the "
         "same",
-        "sign": "sign a folder with a policy, with a key of yours",
-        "verify": "say whether a folder is what the owner of a key has signed",
     },
     "the shell": {
         "completion": "print a script with which a shell completes these commands",
@@ -85,8 +83,6 @@ EXAMPLES = {
     "push": ("push food --repo-id me/food",),
     "pull": ("pull me/food -o theirs",),
     "provenance": ("provenance results/export/collector_ppo/seed1/FoodCollector.onnx",),
-    "sign": ("sign food --key me.pem --new-key",),
-    "verify": ("verify theirs --key me.pem.pub",),
 }
 """Command lines that the help of a command shows."""
 
@@ -185,7 +181,7 @@ def _missing(error: ModuleNotFoundError) -> int:
     if package in ("", "pipeline"):
         raise error
     extras = {"gymnasium": "envs", "pettingzoo": "envs", "minari": "minari", "h5py": "minari"}
-    extras |= dict.fromkeys(("huggingface_hub", "model_signing", "OpenSSL", "cryptography"), "hub")
+    extras["huggingface_hub"] = "hub"
     # Other packages come with the extra `train`, or are checked where they are used.
     extra = extras.get(package, "train")
     print(

@@ -12,34 +12,51 @@ from pathlib import Path
 
 import pytest
 from interpreter import python
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 import pipeline
-from pipeline import compat
 from pipeline.protocol.generated.messages import AgentInfoProto, UnityRLOutputProto
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/ml-agents-names.md"
+PACKAGE = ROOT / "packages/mlagents_envs"
 
 
 def run(code: str, *path: Path, arguments: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     return python("-c", code, *arguments, first=path, check=False)
 
 
-def test_an_equivalent_is_where_the_table_says_and_every_other_name_has_a_reason():
-    for name, entry in compat.NAMES.items():
-        if entry.ours is not None:
-            assert compat.resolve(name) is not None, name
-            continue
-        with pytest.raises(
-            ImportError, match=r"has no equivalent: .*docs/how-to/migrating\.md"
-        ) as refused:
-            compat.resolve(name)
-        assert len(entry.note) > 10
-        assert entry.note in str(refused.value)
+ROWS = {
+    name: (ours, note)
+    for name, ours, note in re.findall(
+        r"^\| `(mlagents\S+)` \| (?:`(\S+)`)? \| (.*) \|$", PAGE.read_text(), re.MULTILINE
+    )
+}
+
+
+def test_modules_have_every_name_of_the_page_with_its_equivalent_or_reason():
+    code = f"""
+from importlib import import_module
+def at(place):
+    module, _, name = place.rpartition(".")
+    return getattr(import_module(module), name)
+for name, (ours, note) in {ROWS!r}.items():
+    try:
+        assert at(name) is at(ours), name
+    except ImportError as error:
+        assert not ours, name
+        assert note in str(error), (name, str(error))
+        assert "docs/how-to/migrating.md" in str(error), name
+"""
+    assert len(ROWS) > 180
+    assert min(len(note) for ours, note in ROWS.values() if not ours) > 10
+    completed = run(code, PACKAGE)
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_messages_of_agents_are_decoded_as_the_reason_for_steps_from_proto_says():
-    reason = compat.NAMES["mlagents_envs.rpc_utils.steps_from_proto"].note
+    reason = ROWS["mlagents_envs.rpc_utils.steps_from_proto"][1]
     module, call = re.search(r"`(pipeline\S+)\.(Decoder)\(spec, name\)\.decode`", reason).groups()
     actions = pipeline.ActionSpec.create_continuous(1)
     agents = [AgentInfoProto(id=4, reward=2.0)]
@@ -47,17 +64,6 @@ def test_messages_of_agents_are_decoded_as_the_reason_for_steps_from_proto_says(
     spec = pipeline.BehaviorSpec([], actions)
     steps, ended = getattr(import_module(module), call)(spec, "Walker").decode(data)
     assert (steps.agent_id.tolist(), steps.reward.tolist(), len(ended)) == ([4], [2.0], 0)
-
-
-def row(name: str, entry: compat.Name) -> str:
-    """The line of the page that a name must have."""
-    return f"| `{name}` | {f'`{entry.ours}`' if entry.ours else ''} | {entry.note} |"
-
-
-def test_the_page_has_every_name():
-    lines = PAGE.read_text().splitlines()
-    rows = [line for line in lines if line.startswith("| `mlagents")]
-    assert rows == [row(name, entry) for name, entry in sorted(compat.NAMES.items())]
 
 
 LISTED = Path(os.environ.get("MLAGENTS_LEARN", ROOT / ".venv-mlagents/bin/mlagents-learn"))
@@ -70,9 +76,8 @@ def test_the_table_has_every_public_name_of_the_installed_mlagents_envs():
 
 
 SCRIPT = """
-from pipeline import compat
-compat.stand_in()
-import mlagents_envs.base_env
+import mlagents_envs
+from mlagents_envs.base_env import *
 from mlagents_envs.environment import UnityEnvironment, ActionTuple, BaseEnv
 from mlagents_envs.exception import UnityException
 from mlagents_envs.registry import default_registry, UnityEnvRegistry
@@ -83,47 +88,24 @@ from mlagents_envs.communicator_objects.command_pb2 import STEP, RESET
 import pipeline
 assert UnityEnvironment is pipeline.UnityEnvironment
 assert ActionTuple is mlagents_envs.base_env.ActionTuple is pipeline.ActionTuple
+assert ObservationSpec is pipeline.ObservationSpec
+assert "DecisionSteps" in dir(mlagents_envs.base_env)
+assert mlagents_envs.__version__ == "1.1.0"
 assert issubclass(UnityEnvironment, BaseEnv)
 assert (STEP, RESET) == (0, 1)
 assert not hasattr(mlagents_envs.base_env, "Nothing")
-try:
-    from mlagents_envs.timers import timed
-except ImportError as error:
-    print(error)
-try:
-    import mlagents_envs.nothing
-except ModuleNotFoundError as error:
-    print(error)
 """
 
 
-def test_modules_of_ml_agents_are_stood_in_for_when_asked():
-    completed = run(SCRIPT)
+def test_a_script_of_ml_agents_runs_unchanged_with_the_package():
+    completed = run(SCRIPT, PACKAGE)
     assert completed.returncode == 0, completed.stderr
-    first, second = completed.stdout.splitlines()
-    assert first.startswith("mlagents_envs.timers.timed has no equivalent: ")
-    assert second == "No module named 'mlagents_envs.nothing'"
 
 
-def test_an_installed_ml_agents_is_left_alone(tmp_path: Path):
-    package = tmp_path / "mlagents_envs"
-    package.mkdir()
-    (package / "__init__.py").write_text("theirs = True\n")
-    code = (
-        "from pipeline import compat; compat.stand_in(); import mlagents_envs as one\n"
-        "print(one.theirs); import mlagents_envs.base_env"
-    )
-    completed = run(code, tmp_path)
-    assert completed.stdout == "True\n"
-    assert "No module named 'mlagents_envs.base_env'" in completed.stderr
-
-
-def test_importing_the_table_imports_nothing_else_of_ours():
-    code = (
-        "import sys; from pipeline import compat; "
-        "print([m for m in sys.modules if m.startswith(('pipeline.', 'numpy', 'mlagents'))])"
-    )
-    assert run(code).stdout == "['pipeline.version', 'pipeline.compat']\n"
+def test_the_package_counts_as_the_distribution_of_ml_agents():
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
+    assert project["name"] == "mlagents-envs"
+    assert Version(project["version"]) in SpecifierSet("==1.1.0")
 
 
 def test_the_commands_of_ml_agents_are_installed_by_a_package_of_their_own():

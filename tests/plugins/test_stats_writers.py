@@ -16,6 +16,7 @@ from pipeline.tracking.sinks import TrackedRun, standard_sinks
 from pipeline.tracking.sinks.stats_writers import StatsWriterSink, for_run
 
 WRITER = Path(__file__).resolve().parents[1] / "support/recording_writer.py"
+MODULES = Path(__file__).resolve().parents[2] / "packages/mlagents_envs"
 GROUP = "mlagents.stats_writer"
 RUN = {
     "default_settings": {
@@ -58,7 +59,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder.mkdir()
     shutil.copy(WRITER, folder)
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.syspath_prepend(str(MODULES))
     before = set(sys.modules)
     yield folder
     for name in set(sys.modules) - before:
@@ -175,8 +176,12 @@ def test_a_writer_that_fails_is_named_and_the_others_go_on(tmp_path, site, caplo
     assert "default" not in caplog.text
 
 
-def test_without_writers_nothing_stands_in_for_ml_agents(tmp_path: Path, site: Path):
+def test_without_writers_there_is_no_sink(tmp_path: Path, site: Path):
     assert for_run(TrackedRun(folder=tmp_path, max_steps={})) is None
-    assert not [finder for finder in sys.meta_path if "compat" in type(finder).__module__]
-    with pytest.raises(ModuleNotFoundError):
-        __import__("mlagents.trainers.stats")
+
+
+def test_a_writer_without_ml_agents_names_the_package(tmp_path, site, caplog, monkeypatch):
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(MODULES)])
+    distribution(site, "recorder", "1.0", groups={GROUP: {"r": "recording_writer:get_writers"}})
+    assert for_run(tracked(tmp_path / "run")) is None
+    assert "`pip install ./packages/mlagents_envs` brings that module" in caplog.text

@@ -60,6 +60,14 @@ def test_a_mistyped_word_is_answered_with_the_nearest(capsys, words, proposal, c
     assert f"did you mean {proposal}? `{command} --help` lists" in line
 
 
+def test_a_removed_command_says_what_to_do_instead(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["sign", "food", "--key", "me.pem"])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'sign' was removed: sign the folder with cosign or gpg, as docs/how-to/share.md" in line
+
+
 @pytest.mark.parametrize(
     ("words", "command"),
     [

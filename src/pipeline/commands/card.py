@@ -75,7 +75,6 @@ def run(arguments: argparse.Namespace) -> str:
     write(find(arguments.run), folder, licence=arguments.license)
     return (
         f"Wrote {folder / CARD}. Look at it, then "
-        f"`{shell_command('pipeline', 'sign', folder, '--key', 'KEY.pem')}` and "
         f"`{shell_command('pipeline', 'push', folder, '--repo-id', 'NAME/POLICY')}`."
     )
 

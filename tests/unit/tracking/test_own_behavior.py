@@ -89,9 +89,6 @@ def test_times_of_behaviors_that_step_together_are_counted_once_and_gauges_apart
 
 
 def test_writers_get_the_samples_of_the_behavior_that_is_summarised():
-    from pipeline import compat
-
-    compat.stand_in()
     from pipeline.tracking.sinks.stats_writers import StatsWriterSink
 
     told = []

@@ -103,9 +103,6 @@ class Writer:
 
 
 def test_a_writer_behind_one_that_fails_is_told_the_same():
-    from pipeline import compat
-
-    compat.stand_in()
     writers = [Writer(fails=True), Writer(), Writer(fails=True), Writer()]
     sink = stats_writers.StatsWriterSink(writers)
     with Tracker([sink]) as tracker:
@@ -136,9 +133,6 @@ def test_a_writer_behind_one_that_fails_is_told_the_same():
 
 
 def test_the_errors_of_all_writers_are_told_together():
-    from pipeline import compat
-
-    compat.stand_in()
     writers = [Writer(fails=True), Writer(), Writer(fails=True)]
     with pytest.raises(RuntimeError, match=r"^Writer: OSError: full; Writer: OSError: full$"):
         stats_writers.StatsWriterSink(writers).metrics("A", {}, 7)

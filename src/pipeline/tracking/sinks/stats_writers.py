@@ -1,7 +1,8 @@
 """Third-party statistics writers for ML-Agents, called as `mlagents-learn` would call them.
 
-They are found by ML-Agents' entry points, and import their base class from `mlagents`; the classes
-below replace ML-Agents' where it is not installed. docs/how-to/migrating.md says what differs.
+They are found by ML-Agents' entry points, and import their base class from `mlagents`, which is
+ML-Agents' own or that of `packages/mlagents_envs`, whose names are the classes below.
+docs/how-to/migrating.md says what differs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from enum import Enum
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -136,10 +138,6 @@ def for_run(run: TrackedRun) -> StatsWriterSink | None:
     points = [point for point in all_of(GROUP) if brought_by(point)[0] != "mlagents"]
     if not points:
         return None
-    from pipeline import compat
-
-    # Writers import their base class from `mlagents`, which need not be installed.
-    compat.stand_in()
     options = RunOptions(run.settings, run.folder)
     writers: list[StatsWriter] = []
     for point in points:
@@ -147,13 +145,20 @@ def for_run(run: TrackedRun) -> StatsWriterSink | None:
             writers += list(point.load()(options))
         except Exception as error:  # noqa: BLE001  # it is used because it is installed
             _log.warning(
-                "The statistics writer %r of %s takes no part in this run (%s: %s)",
+                "The statistics writer %r of %s takes no part in this run (%s: %s)%s",
                 point.name,
                 " ".join(brought_by(point)),
                 type(error).__name__,
                 error,
+                _remedy(error),
             )
     return StatsWriterSink(writers) if writers else None
+
+
+def _remedy(error: Exception) -> str:
+    name = (getattr(error, "name", None) or "").partition(".")[0]
+    missing = isinstance(error, ModuleNotFoundError) and name in ("mlagents", "mlagents_envs")
+    return "; `pip install ./packages/mlagents_envs` brings that module" if missing else ""
 
 
 class StatsWriterSink(Sink):
@@ -162,8 +167,9 @@ class StatsWriterSink(Sink):
     def __init__(self, writers: Sequence[StatsWriter]) -> None:
         self._writers = tuple(writers)
         self._samples: dict[str, Mapping[str, Sample]] = {}
-        # ML-Agents' own module where it is installed, because writers compare with its values
-        self._mlagents_stats = import_module("mlagents.trainers.stats")
+        # ML-Agents' own module where it is installed, because writers compare with its values.
+        found = find_spec("mlagents") is not None
+        self._mlagents_stats = import_module("mlagents.trainers.stats" if found else __name__)
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Pass on the settings of a behavior, and whether it plays against itself."""

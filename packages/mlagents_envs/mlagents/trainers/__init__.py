@@ -1,0 +1,1 @@
+"""`mlagents.trainers` of ML-Agents, by rl-pipeline."""

@@ -1,0 +1,1 @@
+"""`mlagents_envs.communicator_objects` of ML-Agents, by rl-pipeline."""

@@ -1,0 +1,11 @@
+"""`mlagents_envs.communicator_objects.unity_rl_output_pb2` of ML-Agents, by rl-pipeline."""
+
+from mlagents_envs import _missing
+from pipeline.protocol.generated.messages import UnityRLOutputProto
+
+__getattr__ = _missing.reasons(
+    {
+        "DESCRIPTOR": "the file's descriptor; every message has a `DESCRIPTOR` of its own",
+    },
+    __name__,
+)

@@ -1,0 +1,11 @@
+"""`mlagents_envs.envs.pettingzoo_env_factory` of ML-Agents, by rl-pipeline."""
+
+from mlagents_envs import _missing
+
+__getattr__ = _missing.reasons(
+    {
+        "logger": "the module's own logger; use `logging.getLogger(__name__)`",
+        "PettingZooEnvFactory": "use `UnityAECEnv(default_registry[env_id].make(...))`",
+    },
+    __name__,
+)

@@ -1,0 +1,4 @@
+"""`mlagents_envs.registry.unity_env_registry` of ML-Agents, by rl-pipeline."""
+
+from pipeline import UnityEnvRegistry
+from pipeline.envs.registry import default_registry

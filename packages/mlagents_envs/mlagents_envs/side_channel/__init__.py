@@ -1,0 +1,11 @@
+"""`mlagents_envs.side_channel` of ML-Agents, by rl-pipeline."""
+
+from mlagents_envs import _missing
+from pipeline import IncomingMessage, OutgoingMessage, SideChannel
+
+__getattr__ = _missing.reasons(
+    {
+        "DefaultTrainingAnalyticsSideChannel": "telemetry for Unity; nothing here sends it",
+    },
+    __name__,
+)
