@@ -223,7 +223,7 @@ def write_table(fields: Mapping[str, AnyArray], path: Path) -> None:
 
 def _spread(fields: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
     """Return a column [N] for each number of each field."""
-    columns = {}
+    columns: dict[str, AnyArray] = {}
     for name, values in fields.items():
         flat = values.reshape(len(values), -1).T
         one = {name: values} if values.ndim == 1 else None
@@ -300,7 +300,7 @@ def _read_jsonl(path: Path) -> pd.DataFrame:
             raise ValueError(f"line {number}: {error}") from error
         if not isinstance(rows[number], dict):
             raise ValueError(f"line {number}: is no object; write {{...}} in each line")  # noqa: TRY004  # of the file, not of a caller
-    return pd.DataFrame(rows.values(), index=rows.keys(), dtype=object)
+    return pd.DataFrame(list(rows.values()), index=list(rows), dtype=object)
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
