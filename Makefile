@@ -87,7 +87,7 @@ test-pythons: $(STAMP)
 	    done; \
 	    if [ -z "$$found" ]; then echo "Python $$version: skipped, it is neither on PATH nor below PYENV_ROOT"; continue; fi; \
 	    $$found -m venv $$own; \
-	    $$own/bin/python -m pip install --quiet -c constraints.txt -e '.[games,minari]' 'mujoco-core[rendering]' optuna pandas $(TEST_TOOLS); \
+	    $$own/bin/python -m pip install --quiet -c constraints.txt -e '.[games,minari]' 'mujoco-core[rendering]' optuna pandas pyarrow $(TEST_TOOLS); \
 	    touch $$own/.installed; \
 	  fi; \
 	  echo "Python $$version:"; \

@@ -8,6 +8,8 @@ import warnings
 import field_environments
 import gymnasium
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
@@ -171,9 +173,10 @@ def test_a_recorded_mask_masks_the_demonstration(register, tmp_path):
 def test_bytes_of_a_table_are_as_bright_as_they_look(tmp_path, brightest, divisor):
     images = np.zeros((3, 1, 2, 2), np.uint8)
     images[:, 0, 0, 0] = brightest
-    fields = {"obs0": images, "discrete": np.zeros((3, 1), np.int64), "terminated": [0, 0, 1]}
-    np.savez(tmp_path / "a.npz", **fields)
+    nested = pa.array(images.tolist(), pa.list_(pa.list_(pa.list_(pa.uint8()))))
+    table = pa.table({"obs0": nested, "discrete": [0, 0, 0], "terminated": [0, 0, 1]})
+    pq.write_table(table, tmp_path / "a.parquet")
     spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2)], ActionSpec(0, (2,)))
-    lines = import_table(read_table(tmp_path / "a.npz"), "B", spec, tmp_path / "a.demo")
+    lines = import_table(read_table(tmp_path / "a.parquet"), "B", spec, tmp_path / "a.demo")
     assert np.array_equal(read_demo(tmp_path / "a.demo").obs[0][:3], images / divisor)
     assert any("divided by 255" in line for line in lines) == (divisor == 255)

@@ -214,7 +214,7 @@ KINDS = {
         ("a.onnx", load_model, "onnx"),
         ("a.pt", load_checkpoint, "zip torch"),
         ("a.csv", read_table, ""),
-        ("a.npz", read_table, "zip torch"),
+        ("a.parquet", read_table, ""),
         ("timers.json", timers.read, ""),
     ],
     ids=lambda value: value if isinstance(value, str) and "." in value else "",

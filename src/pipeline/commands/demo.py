@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pipeline.commands.parser import Parser
     from pipeline.envs.base import BaseEnv
 
-_TABLES = "FILE.csv, FILE.jsonl, FILE.npz or minari:DATASET"
+_TABLES = "FILE.csv, FILE.jsonl, FILE.parquet or minari:DATASET"
 _MINARI = "minari:"
 _IMPORT = """\
 one row for each action, in the order in which they were taken:
@@ -54,7 +54,7 @@ def add_options(parser: Parser) -> None:
     command.add_argument("--episodes", type=int, default=20, metavar="N", help=default)
     command.add_argument("--seed", type=int, default=0, metavar="N", help=default)
     _add_import(parser)
-    text = "write a .demo file as CSV, JSON lines, NPZ or Minari dataset, or its specification"
+    text = "write a .demo file as CSV, JSON lines, Parquet or Minari dataset, or its specification"
     command = parser.add_command("export", text, export)
     command.add_argument("file", type=Path, help="the .demo file")
     _add_output(command, f"{_TABLES}; FILE.yaml for its specification")
@@ -78,7 +78,7 @@ def add_options(parser: Parser) -> None:
 
 
 def _add_import(parser: Parser) -> None:
-    text = "make a .demo file of a CSV, JSON lines or NPZ file or a Minari dataset"
+    text = "make a .demo file of a CSV, JSON lines or Parquet file or a Minari dataset"
     command = parser.add_command("import", text, import_)
     command.epilog, command.formatter_class = _IMPORT, argparse.RawDescriptionHelpFormatter
     command.add_argument("source", help=_TABLES)

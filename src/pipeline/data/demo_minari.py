@@ -6,10 +6,10 @@ makes, so that what is imported fits the behavior that is trained there.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from operator import itemgetter
-from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -218,12 +218,12 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
         SettingsError: There is no such environment.
     """
     import minari
-    from minari.storage.datasets_root_dir import get_dataset_path
 
     source = _checked_source(dataset_id)
-    folder = get_dataset_path(dataset_id)
-    if folder.exists():
-        raise DemonstrationError(f"{source}: {folder} exists; raise the version, or delete it")
+    if dataset_id in minari.list_local_datasets():
+        raise DemonstrationError(
+            f"{source}: exists; raise the version, or `minari delete {dataset_id}`"
+        )
     env, mask_key = (None, None) if env_id is None else _environment(env_id, demo.spec)
     observation_space = (
         _space_of_all(demo.spec.observation_specs) if env is None else env.observation_space
@@ -246,7 +246,8 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
             )
     # Half a dataset would stand in the way of the next attempt.
     except BaseException:
-        rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            minari.delete_dataset(dataset_id)
         raise
     return [
         f"spaces        observation {observation_space}, action {action_space}",
@@ -258,7 +259,7 @@ def _buffers(
     demo: Demonstration, observation_space: Any, action_space: Any, mask_key: str | None
 ) -> list[Any]:
     """Return the ended episodes that have an action, in Minari's form."""
-    from minari.data_collector.episode_buffer import EpisodeBuffer
+    from minari.data_collector import EpisodeBuffer
 
     ends = np.flatnonzero(demo.done).tolist()
     firsts = [0, *(end + 1 for end in ends)]

@@ -1,4 +1,4 @@
-"""Demonstrations from tables and as tables: CSV, JSON lines and NPZ.
+"""Demonstrations from tables and as tables: CSV, JSON lines and Parquet.
 
 A row is an observation, the action taken there, what this action gained, and whether the episode
 ended with it. An episode may have one row more, with its last observation and no action: empty or
@@ -21,10 +21,7 @@ import csv
 import io
 import json
 import math
-import struct
 import warnings
-import zipfile
-import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,8 +32,10 @@ from pipeline.errors import DemonstrationError, brief
 from pipeline.settings.reader import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    import pandas as pd
 
     from pipeline.arrays import AnyArray
     from pipeline.protocol.demo import Demonstration
@@ -45,12 +44,6 @@ if TYPE_CHECKING:
     """Columns by field, where they are not called as the field."""
 
 _WORDS = {"": math.nan, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
-_UNREADABLE = (
-    *(ValueError, EOFError, KeyError, RecursionError, NotImplementedError),
-    *(zipfile.BadZipFile, zlib.error, struct.error),
-)
-"""What pandas, json, numpy and zipfile raise for a file that is damaged or of another kind;
-NotImplementedError is zipfile's for a compression that it does not know."""
 NO_CHOICE = -1
 """In place of a discrete action, in the row after the last action of an episode."""
 
@@ -163,11 +156,20 @@ class Table:
     def _number(self, row: int, column: str, value: Any) -> AnyArray:
         if isinstance(value, str):
             value = _WORDS.get(value.strip().lower(), value)
+        value = math.nan if value is None else _nested(value)
         try:
-            return np.asarray(math.nan if value is None else value, dtype=np.float64)
+            numbers = np.asarray(value)
+            # Bytes stay bytes: an image of bytes is divided by 255.
+            return numbers if numbers.dtype.kind in "biuf" else np.asarray(value, np.float64)
         except (TypeError, ValueError, OverflowError):
             message = f"{brief(repr(value))} is no number; write numbers such as 0.5, true or false"
             raise self.fault(row, column, message) from None
+
+
+def _nested(value: Any) -> Any:
+    """Return nested arrays of a Parquet file as lists of arrays, which NumPy can stack."""
+    is_outer = isinstance(value, np.ndarray) and value.dtype == object
+    return [_nested(part) for part in value] if is_outer else value
 
 
 def _is_none(value: AnyArray) -> bool:
@@ -175,47 +177,86 @@ def _is_none(value: AnyArray) -> bool:
 
 
 def read_table(path: Path) -> Table:
-    """Return the table that a CSV, JSON lines or NPZ file holds.
+    """Return the table that a CSV, JSON lines or Parquet file holds.
 
     Raises:
         DemonstrationError: The file has another form, or its rows differ in their columns.
     """
     suffix = path.suffix.lower()
-    if suffix not in _FORMATS:
-        raise _unknown_format(path)
-    if kind := files.kind_of(path, own=b"PK" if suffix == ".npz" else b""):
+    _check_format(path, suffix)
+    if kind := files.kind_of(path):
         raise DemonstrationError(f"{path}: {kind}")
     try:
-        table = _FORMATS[suffix][0](path)
-    except _UNREADABLE as error:
+        frame = _READERS[suffix](path)
+    # What pandas, json and pyarrow raise for a file that is damaged or of another kind.
+    except (ValueError, KeyError, RecursionError, NotImplementedError) as error:
         reason = " ".join(str(error).split())
         raise DemonstrationError(
             f"{path}: cannot be read as {suffix[1:].upper()}: {reason}; write it again"
         ) from error
-    if not len(table):
+    if frame.empty:
         raise DemonstrationError(f"{path}: has no rows; record something first")
-    return table
+    columns = {str(name): frame[name].to_numpy() for name in frame}
+    lines = None if suffix == ".parquet" else frame.index.tolist()
+    return Table(source=str(path), columns=columns, lines=lines)
 
 
 def write_table(fields: Mapping[str, AnyArray], path: Path) -> None:
-    """Write the fields of `table_of` as CSV, JSON lines or NPZ, whole or not at all.
+    """Write the fields of `table_of` as CSV, JSON lines or Parquet, whole or not at all.
 
     Raises:
         DemonstrationError: The suffix is of no such format.
     """
-    if path.suffix not in _FORMATS:
-        raise _unknown_format(path)
+    import pandas as pd
+
+    _check_format(path, path.suffix)
     with files.whole(path) as temporary:
-        _FORMATS[path.suffix][1](fields, temporary)
+        if path.suffix == ".csv":
+            frame = pd.DataFrame(_spread(fields))
+            frame.to_csv(temporary, index=False, lineterminator="\n")
+        elif path.suffix == ".parquet":
+            frame = pd.DataFrame({name: values.tolist() for name, values in fields.items()})
+            frame.to_parquet(temporary, index=False)
+        else:
+            temporary.write_text("".join(_json_lines(fields)), encoding="utf-8", newline="\n")
 
 
-def _unknown_format(path: Path) -> DemonstrationError:
-    return DemonstrationError(
-        f"{path}: is no table; name a file that ends in {', '.join(_FORMATS)}, or minari:DATASET"
-    )
+def _spread(fields: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+    """Return a column [N] for each number of each field."""
+    columns: dict[str, AnyArray] = {}
+    for name, values in fields.items():
+        flat = values.reshape(len(values), -1).T
+        one = {name: values} if values.ndim == 1 else None
+        columns |= one or {f"{name}.{index}": column for index, column in enumerate(flat)}
+    return columns
 
 
-def _read_csv(path: Path) -> Table:
+def _json_lines(fields: Mapping[str, AnyArray]) -> Iterator[str]:
+    # Not by pandas, which writes a number of decimals, so that small numbers are rounded.
+    for values in zip(*fields.values(), strict=True):
+        row = {
+            name: value.tolist()
+            for name, value in zip(fields, values, strict=True)
+            if not np.isnan(value).all()  # nothing was done there
+        }
+        yield f"{json.dumps(row, allow_nan=False)}\n"
+
+
+def _check_format(path: Path, suffix: str) -> None:
+    if suffix == ".npz":
+        raise DemonstrationError(
+            f"{path}: NPZ is not read or written any more; use Parquet (.parquet), which "
+            "pandas.DataFrame.to_parquet writes, or CSV"
+        )
+    if suffix not in _READERS:
+        raise DemonstrationError(
+            f"{path}: is no table; name a file that ends in {', '.join(_READERS)}, or "
+            "minari:DATASET"
+        )
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    """Return the rows of a file, by their lines."""
     import pandas as pd
 
     with path.open(encoding="utf-8-sig", newline="") as file:
@@ -224,7 +265,7 @@ def _read_csv(path: Path) -> Table:
     separator = max(",;\t", key=header.count)
     names = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
     if not names:
-        return Table(source=str(path), columns={})
+        return pd.DataFrame()
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # a row longer than the header
         try:
@@ -240,80 +281,39 @@ def _read_csv(path: Path) -> Table:
             )
         except pd.errors.ParserWarning as error:
             raise ValueError(f"rows have more entries than the header: {error}") from error
-    frame = frame.dropna(how="all")  # blank lines
-    columns = {name: frame[name].to_numpy() for name in names}
-    # The header is line 1, and the index counts from 0.
-    return Table(source=str(path), columns=columns, lines=(frame.index + 2).tolist())
+    # The header is line 1, and the index counts from 0; a blank line is no row.
+    return frame.set_index(frame.index + 2).dropna(how="all")
 
 
-def _read_jsonl(path: Path) -> Table:
-    rows, lines = [], []
+def _read_jsonl(path: Path) -> pd.DataFrame:
+    """Return the rows of a file, by their lines."""
+    import pandas as pd
+
+    # Not by pandas, whose errors name no line.
+    rows = {}
     for number, text in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
         if not text.strip():
             continue
         try:
-            row = json.loads(text)
+            rows[number] = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"line {number}: {error}") from error
-        if not isinstance(row, dict):
+        if not isinstance(rows[number], dict):
             raise ValueError(f"line {number}: is no object; write {{...}} in each line")  # noqa: TRY004  # of the file, not of a caller
-        rows.append(row)
-        lines.append(number)
-    columns = {
-        name: np.fromiter((row.get(name) for row in rows), dtype=object, count=len(rows))
-        # Of all rows, since a key may be absent in some.
-        for name in dict.fromkeys(name for row in rows for name in row)
-    }
-    return Table(source=str(path), columns=columns, lines=lines)
+    return pd.DataFrame(list(rows.values()), index=list(rows), dtype=object)
 
 
-def _read_npz(path: Path) -> Table:
-    # in memory: of a damaged file NumPy would leave the handle open
-    arrays = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
-    if not isinstance(arrays, np.lib.npyio.NpzFile):
-        raise ValueError("it holds one array without a name")  # noqa: TRY004  # of the file
-    columns = {name: arrays[name] for name in arrays.files if arrays[name].ndim}
-    lengths = {name: len(values) for name, values in columns.items()}
-    if len({*lengths.values()}) > 1:
-        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise ValueError(f"the arrays need a row for each step, but their lengths are {listed}")
-    return Table(source=str(path), columns=columns)
-
-
-def _write_csv(fields: Mapping[str, AnyArray], path: Path) -> None:
+def _read_parquet(path: Path) -> pd.DataFrame:
     import pandas as pd
 
-    columns = {}
-    for name, values in fields.items():
-        flat = values.reshape(len(values), -1)
-        if values.ndim == 1:
-            columns[name] = values
-        else:
-            columns |= {f"{name}.{index}": flat[:, index] for index in range(flat.shape[1])}
-    pd.DataFrame(columns).to_csv(path, index=False, lineterminator="\n")
+    content = io.BytesIO(path.read_bytes())
+    try:
+        return pd.read_parquet(content)
+    except OSError as error:  # as pyarrow says that a page is damaged
+        raise ValueError(str(error)) from error
 
 
-def _write_jsonl(fields: Mapping[str, AnyArray], path: Path) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        for values in zip(*fields.values(), strict=True):
-            row = {
-                name: value.tolist()
-                for name, value in zip(fields, values, strict=True)
-                if not np.isnan(value).all()  # nothing was done there
-            }
-            file.write(f"{json.dumps(row, allow_nan=False)}\n")
-
-
-def _write_npz(fields: Mapping[str, AnyArray], path: Path) -> None:
-    with path.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **fields)
-
-
-_FORMATS = {
-    ".csv": (_read_csv, _write_csv),
-    ".jsonl": (_read_jsonl, _write_jsonl),
-    ".npz": (_read_npz, _write_npz),
-}
+_READERS = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
 
 
 def table_of(demo: Demonstration) -> tuple[dict[str, AnyArray], list[str]]:

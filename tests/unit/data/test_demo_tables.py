@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from refusals import refusal
 
@@ -46,7 +48,7 @@ def recorded(path, *, done=(0, 0, 1, 0, 1, 1), interrupted=(4,), masked=True):
 
 
 @pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".npz"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_a_demonstration_comes_back_from_a_table_to_the_byte(tmp_path, suffix, masked):
     path = recorded(tmp_path / "a.demo", masked=masked)
     table = tmp_path / f"a{suffix}"
@@ -66,8 +68,8 @@ def test_columns_of_equal_shapes_go_to_their_own_fields(tmp_path):
         "discrete": [[1, 2], [3, 0]],
         "terminated": [0, 1],
     }
-    np.savez(tmp_path / "a.npz", **{name: np.array(values) for name, values in table.items()})
-    read = read_table(tmp_path / "a.npz")
+    pd.DataFrame(table).to_parquet(tmp_path / "a.parquet")
+    read = read_table(tmp_path / "a.parquet")
     import_table(read, "B", spec, tmp_path / "b.demo", action_scale=[1, 2])
     demo = read_demo(tmp_path / "b.demo")
     for i, values in enumerate(demo.obs):
@@ -80,8 +82,8 @@ def test_a_branch_without_a_mask_forbids_nothing(tmp_path):
     path = recorded(tmp_path / "a.demo", done=(*[0] * 11, 1), interrupted=())
     fields, _ = table_of(read_demo(path))
     del fields["mask1"]
-    write_table(fields, tmp_path / "a.npz")
-    import_table(read_table(tmp_path / "a.npz"), "B", SPEC, tmp_path / "b.demo")
+    write_table(fields, tmp_path / "a.parquet")
+    import_table(read_table(tmp_path / "a.parquet"), "B", SPEC, tmp_path / "b.demo")
     masks, before = (read_demo(tmp_path / f"{name}.demo").action_mask for name in "ba")
     np.testing.assert_array_equal(masks[0], before[0])
     assert before[1].any()
@@ -92,8 +94,8 @@ def test_an_episode_that_goes_on_is_closed_as_cut_short(tmp_path):
     path = recorded(tmp_path / "a.demo", done=(0, 1, 0, 0), interrupted=())
     fields, steps = table_of(read_demo(path))
     assert "ended by      1 terminated, 0 truncated, the last goes on" in steps
-    write_table(fields, tmp_path / "a.npz")
-    steps = import_table(read_table(tmp_path / "a.npz"), "B", SPEC, tmp_path / "b.demo")
+    write_table(fields, tmp_path / "a.parquet")
+    steps = import_table(read_table(tmp_path / "a.parquet"), "B", SPEC, tmp_path / "b.demo")
     assert "ended by      1 terminated, 1 the end of the table (as cut short)" in steps
     demo = read_demo(tmp_path / "b.demo")
     assert demo.done.tolist() == [False, True, False, False, True]
@@ -168,16 +170,22 @@ def test_an_observation_without_numbers_needs_no_column(tmp_path):
     assert demo.obs[0].shape == (2, 0)
 
 
+def write(path, image):
+    """Write a Parquet file of one step, whose image has bytes."""
+    nested = pa.array(image.tolist(), pa.list_(pa.list_(pa.list_(pa.uint8()))))
+    pq.write_table(pa.table({"obs0": nested, "discrete": [1], "terminated": [True]}), path)
+
+
 def test_bytes_of_images_become_numbers_up_to_one(tmp_path):
     spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2)], ActionSpec(0, (2,)))
     image = np.array([0, 51, 102, 255], dtype=np.uint8).reshape(1, 1, 2, 2)
-    path = tmp_path / "a.npz"
-    np.savez(path, obs0=image, discrete=np.array([1]), terminated=np.array([True]))
+    path = tmp_path / "a.parquet"
+    write(path, image)
     steps = import_table(read_table(path), "B", spec, tmp_path / "a.demo")
     assert any(step.endswith("0 to 1, bytes divided by 255") for step in steps)
     seen = read_demo(tmp_path / "a.demo").obs[0][0].ravel()
     np.testing.assert_array_equal(seen, np.float32([0, 51, 102, 255]) / np.float32(255))
-    np.savez(path, obs0=image.reshape(1, 2, 2, 1), discrete=np.array([1]), terminated=[True])
+    write(path, image.reshape(1, 2, 2, 1))
     with pytest.raises(DemonstrationError, match=r"obs0 has the shape \(2, 2, 1\) in each row"):
         import_table(read_table(path), "B", spec, tmp_path / "b.demo")
     assert not (tmp_path / "b.demo").exists()
@@ -274,25 +282,18 @@ def test_json_lines_that_are_not_alike_are_told_with_their_line(tmp_path, lines,
     assert told in refusal(DemonstrationError, imported, tmp_path, lines, **options)
 
 
-def test_arrays_of_other_lengths_and_other_files_are_refused(tmp_path):
-    np.savez(tmp_path / "a.npz", obs0=np.zeros((3, 2)), discrete=np.zeros(2))
-    with pytest.raises(DemonstrationError, match=r"their lengths are obs0 3, discrete 2"):
-        read_table(tmp_path / "a.npz")
-    archive = (tmp_path / "a.npz").read_bytes()
-    array = io.BytesIO()
-    np.save(array, np.zeros(3))
-    for content in (
-        b"no archive",
-        archive[:-30],
-        archive[:60] + archive[90:],
-        array.getvalue(),
-    ):
-        (tmp_path / "b.npz").write_bytes(content)
-        with pytest.raises(DemonstrationError, match=r"b\.npz: cannot be read as NPZ"):
-            read_table(tmp_path / "b.npz")
+def test_damaged_files_and_those_of_another_form_are_refused(tmp_path):
+    pd.DataFrame({"obs0": [1.0, 2.0]}).to_parquet(tmp_path / "a.parquet")
+    whole = (tmp_path / "a.parquet").read_bytes()
+    for content in (b"no table", whole[:-30], whole[:40] + whole[70:]):
+        (tmp_path / "b.parquet").write_bytes(content)
+        with pytest.raises(DemonstrationError, match=r"b\.parquet: cannot be read as PARQUET"):
+            read_table(tmp_path / "b.parquet")
     for use in (read_table, lambda path: write_table({}, path)):
         with pytest.raises(DemonstrationError, match=r"a\.xlsx: is no table; name a file that"):
             use(tmp_path / "a.xlsx")
+        with pytest.raises(DemonstrationError, match=r"a\.npz: NPZ is not read or written"):
+            use(tmp_path / "a.npz")
 
 
 def test_a_specification_file_says_what_the_demonstration_says(tmp_path):
