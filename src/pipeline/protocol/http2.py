@@ -102,13 +102,13 @@ class Stream:
 
     def append(self, payload: Received) -> None:
         """Add bytes to the body; a memoryview is of their place in `body`, where they are."""
-        self.n_filled += len(payload)
-        if isinstance(payload, memoryview):
-            return
         if self.body is None:
-            self.parts.append(payload)
-        elif self.n_filled <= len(self.body):
-            self.body[self.n_filled - len(payload) : self.n_filled] = payload
+            self.parts.append(bytes(payload))
+            return
+        start = self.n_filled
+        self.n_filled += len(payload)
+        if isinstance(payload, bytes) and self.n_filled <= len(self.body):
+            self.body[start : self.n_filled] = payload
 
     def message(self) -> Received | None:
         """Return the message in the body; None if it is not one uncompressed message."""
@@ -159,7 +159,14 @@ class Connection(ABC):
     def read(self) -> bool:
         """Take what the socket holds; False if the peer has left, TimeoutError if it is silent."""
         try:
-            n_read = self._receive()
+            # Without a function of its own, since nearly all messages are small.
+            if self._large is None:
+                chunk = self.socket.recv(self._read_bytes)
+                self._buffer += chunk
+                n_read = len(chunk)
+            else:
+                n_read = self.socket.recv_into(self._unfilled)
+                self._unfilled = self._unfilled[n_read:]
         except BlockingIOError:
             return self.is_open
         except OSError as error:
@@ -179,16 +186,6 @@ class Connection(ABC):
             self._send(goaway(self._last_stream, error.code, self.failure))
             self.is_open = False
         return self.is_open
-
-    def _receive(self) -> int:
-        """Receive what is there, up to the end of a large frame, and return how many bytes."""
-        if self._large is None:
-            chunk = self.socket.recv(self._read_bytes)
-            self._buffer += chunk
-            return len(chunk)
-        n_read = self.socket.recv_into(self._unfilled)
-        self._unfilled = self._unfilled[n_read:]
-        return n_read
 
     def _take_frames(self) -> None:
         if self._large is not None:
@@ -413,14 +410,11 @@ class Connection(ABC):
             if size > 0:
                 ends = position + size == n_body
                 out += frames.head(DATA, last if ends else 0, stream, size)
-                out += prefix[position : position + size]
-                content = body[max(position - 5, 0) : max(position + size - 5, 0)]
-                if size > _LARGE_BYTES:
-                    self._send(out)
-                    out.clear()
-                    self._send(content)
+                if size == n_body <= _LARGE_BYTES:  # as nearly always
+                    out += prefix
+                    out += message
                 else:
-                    out += content
+                    self._add(out, prefix, body, slice(position, position + size))
                 position += size
                 call.credit -= size
                 self._window -= size
@@ -436,6 +430,17 @@ class Connection(ABC):
                     raise UnityCommunicationException(
                         f"the environment took only {position} of a message's {n_body} bytes"
                     )
+
+    def _add(self, out: bytearray, prefix: bytes, body: memoryview, share: slice) -> None:
+        """Add a share of prefix and body to what is sent next; a large one is sent at once."""
+        out += prefix[share]
+        content = body[max(share.start - 5, 0) : max(share.stop - 5, 0)]
+        if len(content) <= _LARGE_BYTES:
+            out += content
+        else:
+            self._send(out)
+            out.clear()
+            self._send(content)
 
     def farewell(self, wait_s: float) -> None:
         """Announce the end, let the peer finish reading for up to `wait_s`, and close."""
