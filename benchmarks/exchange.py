@@ -26,7 +26,7 @@ from pipeline.protocol.channel import Channel  # noqa: E402
 from pipeline.protocol.generated.messages import UnityMessageProto  # noqa: E402
 from pipeline.protocol.server import TRANSPORTS, open_server  # noqa: E402
 
-SIZES = {"1 kB": 1_000, "100 kB": 100_000, "2 MB": 2_000_000}
+SIZES = {"1 kB": 1_000, "100 kB": 100_000, "2 MB": 2_000_000, "8 MB": 8_000_000}
 CLIENTS = {"general gRPC runtime": "general", "own channel": "own"}
 _WARM_UP = 50
 
@@ -41,10 +41,11 @@ def message(size: int) -> bytes:
 
 def environment(client: str, port: int, size: int, n: int) -> None:
     """Call `n` times: what the other process does."""
-    data = message(size)
+    # The greeting is small: a peer that is not known yet may not send 8 MB.
+    calls = [message(1_000), *[message(size)] * (n - 1)]
     if client == "own":
         channel = Channel(port, METHOD)
-        for _ in range(n):
+        for data in calls:
             channel.call(data)
         channel.close()
         return
@@ -53,7 +54,7 @@ def environment(client: str, port: int, size: int, n: int) -> None:
     options = [("grpc.max_receive_message_length", -1)]
     with grpc.insecure_channel(f"localhost:{port}", options=options) as general:
         call = general.unary_unary(METHOD)
-        for _ in range(n):
+        for data in calls:
             call(data, wait_for_ready=True)
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
+    from pipeline.protocol.frames import Received
+
 METHOD = "/communicator_objects.UnityToExternalProto/Exchange"
 LOST_S = 2.0
 """Seconds after its connection broke in which an environment may come back."""
@@ -35,7 +37,7 @@ The Unity environment took too long to respond ({seconds:g} s). Make sure that:
 \t on a machine without a display, the environment is a server build or runs with --no-graphics"""
 
 
-def parse_call(request: bytes) -> ReceivedMessageProto:
+def parse_call(request: Received) -> ReceivedMessageProto:
     """Return the message in an environment's call.
 
     Raises:
@@ -48,7 +50,7 @@ def parse_call(request: bytes) -> ReceivedMessageProto:
     return message
 
 
-def may_own(request: bytes, *, has_begun: bool) -> bool:
+def may_own(request: Received, *, has_begun: bool) -> bool:
     """Return whether a call may begin the conversation, or go on with it over a new connection."""
     try:
         message = parse_call(request)
@@ -57,7 +59,7 @@ def may_own(request: bytes, *, has_begun: bool) -> bool:
     return has_begun or message.unity_output.HasField("rl_initialization_output")
 
 
-def begins_anew(request: bytes) -> bool:
+def begins_anew(request: Received) -> bool:
     """Return whether a call that `may_own` allows is a greeting; later calls announce behaviors."""
     return bool(parse_call(request).unity_output.rl_initialization_output.communication_version)
 
@@ -118,7 +120,7 @@ class CalledEnd(ABC):
             now = time.monotonic()
 
     @abstractmethod
-    def _await_call(self, wait_s: float, now: float) -> tuple[bytes | None, bool]:
+    def _await_call(self, wait_s: float, now: float) -> tuple[Received | None, bool]:
         """Return the next call, if one comes within `wait_s`, and whether nothing at all came."""
 
     @abstractmethod

@@ -8,7 +8,7 @@ import socket
 
 from pipeline.errors import UnityCommunicationException
 from pipeline.protocol import frames
-from pipeline.protocol.frames import END_HEADERS, END_STREAM, HEADERS, FrameError, frame
+from pipeline.protocol.frames import END_HEADERS, END_STREAM, HEADERS, FrameError, Received, frame
 from pipeline.protocol.http2 import PREFACE, Connection, Stream, hello
 from pipeline.protocol.spin_wait import SpinWait
 
@@ -56,7 +56,7 @@ class OutgoingConnection(Connection):
         if not self._streams:
             self.is_open = False
 
-    def _send(self, data: bytes | bytearray) -> None:
+    def _send(self, data: Received | bytearray) -> None:
         try:
             self.socket.sendall(data)
         except OSError:
@@ -89,7 +89,7 @@ class Channel:
         self._stream = -1
         self._headers = frames.request_block(method, f"localhost:{port}")
 
-    def call(self, message: bytes, timeout_s: float | None = None) -> bytes:
+    def call(self, message: bytes, timeout_s: float | None = None) -> Received:
         """Send one message and wait for the answer, without limit if `timeout_s` is None.
 
         Raises:

@@ -27,6 +27,9 @@ LARGEST_FRAME, DEFAULT_FRAME = 2**24 - 1, 16384
 NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 0, 1, 3, 5, 6
 REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
 
+Received = bytes | memoryview
+"""What came: of a large message a view of the memory that it was received into."""
+
 HEAD = struct.Struct(">BHBBI")
 """Length (high, low), kind, flags and stream of a frame."""
 

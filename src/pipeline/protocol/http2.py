@@ -19,14 +19,27 @@ from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from pipeline.errors import UnityCommunicationException
 from pipeline.protocol import frames
-from pipeline.protocol.frames import ACK, DATA, END_HEADERS, END_STREAM, HEADERS, FrameError, frame
+from pipeline.protocol.frames import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    FrameError,
+    Received,
+    frame,
+)
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_CALL_BYTES = frames.LARGEST_WINDOW
 """Largest call: protobuf has no larger messages, and a stream's window is not larger either."""
 MAX_READ_BYTES = 1 << 18
+_LARGE_BYTES = 1 << 16
+"""Of a message: from this size on it is received into its own memory, and sent from it."""
 # Far less than the window of 2 GB, so that no peer ever waits for its renewal.
 _RENEW_BYTES = 1 << 24
 _WINDOW_UPDATE = frame(
@@ -58,7 +71,11 @@ class Stream:
     is_known: bool = True
     """Whether it calls the method that is served; the data of other calls are not stored."""
     parts: list[bytes] = field(default_factory=list)
-    """Of the body."""
+    """Of the body; none where `body` is there."""
+    body: memoryview | None = None
+    """Memory for the body of a large message."""
+    n_filled: int = 0
+    """Bytes of `body` that have come."""
     size: int = 0
     """Bytes of the DATA frames that came, padding included."""
     has_ended: bool = False
@@ -66,8 +83,38 @@ class Stream:
     credit: int = 0
     """How much larger the peer's window for it is than the initial window."""
 
-    def message(self) -> bytes | None:
+    def place(self, n_bytes: int, begin: memoryview, limit: int) -> memoryview | None:
+        """Return where in `body` the next `n_bytes` belong, which start with `begin`.
+
+        None if they do not belong to one message of at most `limit` bytes.
+        """
+        if self.body is None and not self.parts and len(begin) >= 5:
+            size = 5 + int.from_bytes(begin[1:5], "big")
+            if size > limit:
+                return None
+            # Not a bytearray, which would be filled with zeros first.
+            self.body = memoryview(np.empty(size, np.uint8).data)
+        if self.body is None or self.n_filled + n_bytes > len(self.body):
+            return None
+        place = self.body[self.n_filled : self.n_filled + n_bytes]
+        place[: len(begin)] = begin
+        return place
+
+    def append(self, payload: Received) -> None:
+        """Add bytes to the body; a memoryview is of their place in `body`, where they are."""
+        if self.body is None:
+            self.parts.append(bytes(payload))
+            return
+        start = self.n_filled
+        self.n_filled += len(payload)
+        if isinstance(payload, bytes) and self.n_filled <= len(self.body):
+            self.body[start : self.n_filled] = payload
+
+    def message(self) -> Received | None:
         """Return the message in the body; None if it is not one uncompressed message."""
+        if self.body is not None:
+            whole = self.n_filled == len(self.body) and self.body[0] == 0
+            return self.body[5:] if whole else None
         body = b"".join(self.parts)
         if len(body) < 5 or body[0] != 0 or len(body) - 5 != int.from_bytes(body[1:5], "big"):
             return None
@@ -79,7 +126,7 @@ class Connection(ABC):
 
     Attributes:
         socket: the connected socket; belongs to this object.
-        messages: complete gRPC messages that arrived, as (stream, bytes), oldest first.
+        messages: complete gRPC messages that arrived, as (stream, message), oldest first.
         is_open: whether more may come.
         is_greeted: whether the preface of HTTP/2 has come where it must.
         failure: what the peer did against the rules; empty if nothing.
@@ -90,12 +137,14 @@ class Connection(ABC):
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self.messages: deque[tuple[int, bytes]] = deque()
+        self.messages: deque[tuple[int, Received]] = deque()
         self.is_open = True
         # Only clients begin with a preface; the end that is called sets this to False.
         self.is_greeted = True
         self.failure = ""
         self._buffer = bytearray()
+        self._large: tuple[int, int, memoryview] | None = None  # flags, stream, payload
+        self._unfilled = memoryview(b"")  # the rest of that payload
         self._expected: int | None = frames.SETTINGS
         self._block = (0, 0, bytearray())
         self._streams: dict[int, Stream] = {}
@@ -110,17 +159,23 @@ class Connection(ABC):
     def read(self) -> bool:
         """Take what the socket holds; False if the peer has left, TimeoutError if it is silent."""
         try:
-            chunk = self.socket.recv(self._read_bytes)
+            # Without a function of its own, since nearly all messages are small.
+            if self._large is None:
+                chunk = self.socket.recv(self._read_bytes)
+                self._buffer += chunk
+                n_read = len(chunk)
+            else:
+                n_read = self.socket.recv_into(self._unfilled)
+                self._unfilled = self._unfilled[n_read:]
         except BlockingIOError:
             return self.is_open
         except OSError as error:
             if isinstance(error, TimeoutError):
                 raise
-            chunk = b""
-        if not chunk:
+            n_read = 0
+        if not n_read:
             self.is_open = False
             return False
-        self._buffer += chunk
         if not self.is_greeted and not self._greet():
             return self.is_open
         try:
@@ -133,6 +188,11 @@ class Connection(ABC):
         return self.is_open
 
     def _take_frames(self) -> None:
+        if self._large is not None:
+            if self._unfilled:
+                return
+            (flags, stream, payload), self._large = self._large, None
+            self._data(flags, stream, payload)
         position, end = 0, len(self._buffer)
         # A view, because slices of the buffer would be copied once more.
         with memoryview(self._buffer) as view:
@@ -149,10 +209,26 @@ class Connection(ABC):
                     # Now, before the rest of it is gathered in memory.
                     if length > self._call_limit:
                         raise FrameError(frames.ENHANCE_YOUR_CALM, f"a frame of {length} bytes")
+                    if kind == DATA and stop - end > _LARGE_BYTES:
+                        position = self._begin_large(flags, stream, length, view, position)
                     break
                 self._handle(kind, flags, stream, bytes(view[position + 9 : stop]))
                 position = stop
         del self._buffer[:position]
+
+    def _begin_large(
+        self, flags: int, stream: int, length: int, buffer: memoryview, position: int
+    ) -> int:
+        """Receive the rest of a DATA frame where it belongs; return where `buffer` goes on."""
+        call = self._streams.get(stream)
+        if call is None or not call.is_known or call.has_ended or flags & frames.PADDED:
+            return position
+        begin = buffer[position + 9 :]
+        payload = call.place(length, begin, self._call_limit)
+        if payload is None:
+            return position
+        self._large, self._unfilled = (flags, stream, payload), payload[len(begin) :]
+        return len(buffer)
 
     def _check_expected(self, kind: int, flags: int, stream: int) -> None:
         """Nothing may come before the first SETTINGS, or between the parts of a header block."""
@@ -225,7 +301,7 @@ class Connection(ABC):
         if call is not None and flags & END_STREAM:
             self._complete(stream, call)
 
-    def _data(self, flags: int, stream: int, payload: bytes) -> None:
+    def _data(self, flags: int, stream: int, payload: Received) -> None:
         size = len(payload)
         # Before padding is taken off, which counts against the windows as well.
         self._consumed += size
@@ -234,7 +310,7 @@ class Connection(ABC):
             self._notify(frame(frames.WINDOW_UPDATE, 0, 0, renewal))
             self._consumed = 0
         if flags & frames.PADDED:
-            payload = frames.without_padding(DATA, flags, payload)
+            payload = frames.without_padding(DATA, flags, bytes(payload))
         call = self._streams.get(stream)
         if call is None or call.has_ended:
             self._pass_over(DATA, flags, stream)
@@ -244,7 +320,7 @@ class Connection(ABC):
             reason = f"more than {self._call_limit} bytes in one call"
             raise FrameError(frames.ENHANCE_YOUR_CALM, reason)
         if payload and call.is_known:
-            call.parts.append(payload)
+            call.append(payload)
         if flags & END_STREAM:
             self._complete(stream, call)
 
@@ -307,7 +383,7 @@ class Connection(ABC):
         """React to a GOAWAY: the peer makes, or takes, no more calls."""
 
     @abstractmethod
-    def _send(self, data: bytes | bytearray) -> None:
+    def _send(self, data: Received | bytearray) -> None:
         """Send; a connection that fails is not open any more."""
 
     def _notify(self, data: bytes) -> None:
@@ -323,31 +399,48 @@ class Connection(ABC):
     ) -> None:
         """Send a message between `head` and `tail`, as fast as the peer's windows allow."""
         # gRPC's prefix of a message: not compressed, and its length.
-        body = memoryview(b"\0" + struct.pack(">I", len(message)) + message)
+        prefix = b"\0" + struct.pack(">I", len(message))
+        body, n_body = memoryview(message), 5 + len(message)
         out = bytearray(head)
         position = 0
         while (call := self._streams.get(stream)) is not None:
             credit = min(self._window, self._stream_window + call.credit, self._frame_limit)
             # A window can be negative, after a SETTINGS frame that made it smaller.
-            size = min(len(body) - position, credit)
+            size = min(n_body - position, credit)
             if size > 0:
-                ends = position + size == len(body)
+                ends = position + size == n_body
                 out += frames.head(DATA, last if ends else 0, stream, size)
-                out += body[position : position + size]
+                if size == n_body <= _LARGE_BYTES:  # as nearly always
+                    out += prefix
+                    out += message
+                else:
+                    self._add(out, prefix, body, slice(position, position + size))
                 position += size
                 call.credit -= size
                 self._window -= size
-            if position == len(body):
+            if position == n_body:
                 out += tail
-                self._send(out)
+                if out:
+                    self._send(out)
                 return
             if size <= 0:
                 self._send(out)
                 out.clear()
                 if not self._make_way(deadline):
                     raise UnityCommunicationException(
-                        f"the environment took only {position} of a message's {len(body)} bytes"
+                        f"the environment took only {position} of a message's {n_body} bytes"
                     )
+
+    def _add(self, out: bytearray, prefix: bytes, body: memoryview, share: slice) -> None:
+        """Add a share of prefix and body to what is sent next; a large one is sent at once."""
+        out += prefix[share]
+        content = body[max(share.start - 5, 0) : max(share.stop - 5, 0)]
+        if len(content) <= _LARGE_BYTES:
+            out += content
+        else:
+            self._send(out)
+            out.clear()
+            self._send(content)
 
     def farewell(self, wait_s: float) -> None:
         """Announce the end, let the peer finish reading for up to `wait_s`, and close."""

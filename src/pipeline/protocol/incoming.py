@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import UnityCommunicationException
 from pipeline.protocol import frames
-from pipeline.protocol.frames import END_HEADERS, END_STREAM, HEADERS, FrameError, frame
+from pipeline.protocol.frames import END_HEADERS, END_STREAM, HEADERS, FrameError, Received, frame
 from pipeline.protocol.http2 import MAX_CALL_BYTES, MAX_READ_BYTES, Connection, Stream, hello
 from pipeline.protocol.token import MAX_LINE_BYTES, Challenge, is_loopback, refusal
 
@@ -166,7 +166,7 @@ class IncomingConnection(Connection):
         if self._streams.pop(stream, None) is not None:
             self.messages = deque(message for message in self.messages if message[0] != stream)
 
-    def _send(self, data: bytes | bytearray) -> None:
+    def _send(self, data: Received | bytearray) -> None:
         """Send at once what the system takes; the rest goes with what is sent next."""
         unsent = self._unsent
         if unsent:

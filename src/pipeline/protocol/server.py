@@ -26,7 +26,7 @@ from pipeline.protocol.calls import (
     may_own,
     nothing_to_answer,
 )
-from pipeline.protocol.frames import FAILED_PRECONDITION
+from pipeline.protocol.frames import FAILED_PRECONDITION, Received
 from pipeline.protocol.grpc_server import GrpcServer
 from pipeline.protocol.incoming import BACKLOG, IncomingConnection, accepted_from, listen
 from pipeline.protocol.peers import PeerCheck
@@ -109,7 +109,7 @@ class Server(CalledEnd):
         """Address of the environment's machine; empty before it has greeted."""
         return "" if self._owner is None else self._owner.peer
 
-    def _await_call(self, wait_s: float, now: float) -> tuple[bytes | None, bool]:
+    def _await_call(self, wait_s: float, now: float) -> tuple[Received | None, bool]:
         with self._lock:
             if self._closed.is_set():
                 raise UnityCommunicationException("the server is closed")
@@ -183,7 +183,7 @@ class Server(CalledEnd):
         if self._owner is not None:
             self._forget_owner().farewell(wait_s)
 
-    def _next_call(self) -> bytes | None:
+    def _next_call(self) -> Received | None:
         owner = self._owner or self._find_owner()
         if owner is None:
             return None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pipeline.arrays import AnyArray, FloatArray
+    from pipeline.protocol.frames import Received
     from pipeline.protocol.specs import ObservationSpec
 
 M = TypeVar("M", bound=Message)
@@ -29,14 +30,14 @@ ID_WIDTH = 10
 """Bytes of a varint that holds any int32, negative ones included."""
 
 
-def parse(kind: type[M], data: bytes, sender: str = "environment") -> M:
+def parse(kind: type[M], data: Received, sender: str = "environment") -> M:
     """Return the message that `sender` sent.
 
     Raises:
         UnityCommunicationException: It is not a message of the protocol.
     """
     try:
-        return kind.FromString(data)
+        return kind.FromString(data)  # type: ignore[arg-type]  # its stubs know bytes alone
     except DecodeError as error:
         raise UnityCommunicationException(
             f"the {sender} sent {len(data)} bytes that are not a message of the protocol"

@@ -78,7 +78,8 @@ def converse(
     try:
 
         def exchange(request: bytes, timeout_s: float | None = None) -> ReceivedMessageProto:
-            return ReceivedMessageProto.FromString(channel.call(request, timeout_s))
+            answer = channel.call(request, timeout_s)
+            return ReceivedMessageProto.FromString(answer)  # type: ignore[arg-type]  # bytes in its stubs
 
         # The environment speaks first; the answer has the seed of the simulator.
         hello = exchange(_hello(), _HELLO_S)

@@ -246,6 +246,47 @@ def test_call_that_is_not_one_plain_message_is_refused_and_the_next_served(serve
     assert client.answer(3) == message(1)
 
 
+LARGE = prefixed(message(1 << 18))
+SHARES = {
+    "one frame": [LARGE],
+    "two": [LARGE[:100_000], LARGE[100_000:]],
+    "a small one first": [LARGE[:3], LARGE[3:]],
+    "the prefix first": [LARGE[:5], LARGE[5:]],
+    "a small one last": [LARGE[:-7], LARGE[-7:]],
+    "an empty one between": [LARGE[:90_000], b"", LARGE[90_000:]],
+}
+
+
+@pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES.keys())
+@pytest.mark.parametrize("is_padded", [False, True], ids=["", "padded"])
+def test_a_large_call_may_come_in_any_frames(server, client, shares, is_padded):
+    flags, before, after = (f.PADDED, b"\x02", bytes(2)) if is_padded else (0, b"", b"")
+    data = [frame(f.DATA, flags, 1, before + share + after) for share in shares]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(client.send, opening(1), *data, frame(f.DATA, f.END_STREAM, 1))
+        served(server, client, 1, 1 << 18)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [LARGE[:-1], LARGE + b"x", b"\1" + LARGE[1:], LARGE[:100_000], LARGE + LARGE],
+    ids=["short", "long", "compressed", "half", "two messages"],
+)
+def test_a_large_call_that_is_not_one_plain_message_is_refused(server, client, body):
+    with ThreadPoolExecutor(1) as pool:
+        parts = [frame(f.DATA, 0, 1, share) for share in (body[:90_000], body[90_000:])]
+        pool.submit(client.send, opening(1), *parts, frame(f.DATA, f.END_STREAM, 1))
+        pool.submit(client.send, call(3, message(2)))
+        assert server.receive(10, no_check).header.status == 200
+        assert client.failure(1)[0] == 12
+
+
+def test_a_prefix_of_gigabytes_takes_no_memory_before_they_come(server, client):
+    client.send(opening(1), frame(f.DATA, 0, 1, b"\0\x7f\xff\xff\xff" + bytes(100_000)))
+    client.send(call(3, message(2)))
+    assert server.receive(10, no_check).header.status == 200
+
+
 def test_first_call_may_have_4_megabytes(server, client):
     size = (1 << 22) - len(prefixed(message(1 << 21))) + (1 << 21)
     sent = call(1, message(size))
