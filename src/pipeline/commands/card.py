@@ -181,7 +181,7 @@ def _draw(task: Task, folder: Path) -> None:
 
     chart = learning(task)
     if chart is not None:
-        plot(folder / _CURVE.format(behavior=task.behavior), replace(chart, target=None))
+        plot(folder / _CURVE.format(behavior=task.behavior), replace(chart, mark=None))
 
 
 def _front(run: Run, licence: str | None) -> dict[str, Any]:

@@ -73,8 +73,9 @@ class Screen:
         is_due = self.bars.disable and now - self._printed_at >= _EACH_S
         for job, entry in self.running.items():
             name, parts = self._name(job), [*_parts(entry), *ending]
-            steps = {"completed": entry.get("step"), "total": entry.get("of")}
-            self.bars.update(entry["bar"], description=name, text=", ".join(parts), **steps)
+            done, total = entry.get("step"), entry.get("of")
+            self.bars.update(entry["bar"], completed=done, total=total, description=name)
+            self.bars.update(entry["bar"], text=", ".join(parts))
             if is_due:
                 self._say(name, *parts)
         self.bars.refresh()
@@ -127,9 +128,9 @@ class Screen:
 
 
 def _seconds_left(entry: dict[str, Any], now: float) -> float | None:
-    if not entry.get("rate") or entry["of"] is None:
-        return None
-    return max(0.0, (entry["of"] - entry["step"]) / entry["rate"] - (now - entry["at"]))
+    end, rate = entry.get("of"), entry.get("rate")
+    left = (end - entry["step"]) / rate - (now - entry["at"]) if end and rate else None
+    return None if left is None else float(max(0.0, left))
 
 
 def _parts(entry: dict[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ pointer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -77,22 +77,6 @@ class Series:
         return [*lines, (f"{self.name}, IQM", self.middle, False)] if thin else lines
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CurveChart:
-    """Learning curves over environment steps."""
-
-    file: ClassVar[str] = "learning"
-    title: str
-    heading: str
-    caption: str
-    x: tuple[float, float]
-    y: tuple[float, float]
-    series: tuple[Series, ...]
-    target: float | None
-    x_label: str = "Environment steps"
-    y_label: str = "Mean episode return"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """An estimate with its interval, over single values."""
@@ -108,22 +92,29 @@ class Row:
     """Each single value, and its text."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowChart:
-    """Estimates, one row below the other."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Chart:
+    """Learning curves over environment steps, or estimates, one row below the other."""
 
     file: str
+    """Part of the names of files."""
+    what: str
     title: str
-    heading: str
     caption: str
     x: tuple[float, float]
-    rows: tuple[Row, ...]
     x_label: str
     mark: float | None = None
-    """A value to compare with."""
+    """A value to compare with, of curves on the y axis."""
+    rows: tuple[Row, ...] = ()
+    series: tuple[Series, ...] = ()
+    y: tuple[float, float] = (0.0, 1.0)
+    """Of curves, as is its label."""
+    y_label: str = ""
 
-
-Chart = CurveChart | RowChart
+    @property
+    def heading(self) -> str:
+        """What the chart shows, and of which task."""
+        return f"{self.what} on {self.title}"
 
 
 def charts_of(task: Task) -> list[Chart]:
@@ -132,16 +123,16 @@ def charts_of(task: Task) -> list[Chart]:
     return [chart for chart in charts if chart is not None]
 
 
-def scores(task: Task) -> RowChart:
+def scores(task: Task) -> Chart:
     """Return the chart of a task's scores."""
     rows = tuple(_standing(index, standing) for index, standing in enumerate(task.standings))
     values = [np.array([row.value, *(dot for dot, _ in row.dots)]) for row in rows]
     values += [np.array(ends) for row in rows for ends in (row.interval, row.wider) if ends]
     wider = " The thin line is the 90 % tolerance interval." * any(row.wider for row in rows)
-    return RowChart(
+    return Chart(
         file="returns",
+        what="Returns",
         title=task.name,
-        heading=f"Returns on {task.name}",
         caption=f"{SCORES}{wider}",
         x=value_range(values),
         rows=rows,
@@ -149,7 +140,7 @@ def scores(task: Task) -> RowChart:
     )
 
 
-def improvements(task: Task) -> RowChart | None:
+def improvements(task: Task) -> Chart | None:
     """Return the chart of the probabilities of improvement; None where the seeds are too few."""
     rows = tuple(
         Row(
@@ -164,10 +155,10 @@ def improvements(task: Task) -> RowChart | None:
     )
     if not rows:
         return None
-    return RowChart(
+    return Chart(
         file="improvement",
+        what="Probability of improvement",
         title=task.name,
-        heading=f"Probability of improvement on {task.name}",
         caption=IMPROVEMENTS,
         x=(0.0, 1.0),
         rows=rows,
@@ -176,7 +167,7 @@ def improvements(task: Task) -> RowChart | None:
     )
 
 
-def learning(task: Task) -> CurveChart | None:
+def learning(task: Task) -> Chart | None:
     """Return the chart of a task's learning curves; None without any."""
     aligned = [
         (standing, *align_curves([(curve.steps, curve.returns) for curve in standing.curves]))
@@ -194,15 +185,18 @@ def learning(task: Task) -> CurveChart | None:
     thin = " Thin lines are seeds." * any(one.band is not None for one in series)
     first = min(float(one.steps[0]) for one in series)
     last = max(float(one.steps[-1]) for one in series)
-    return CurveChart(
+    return Chart(
+        file="learning",
+        what="Learning curves",
         title=task.name,
-        heading=f"Learning curves on {task.name}",
         caption=f"{caption}{thin}",
         x=(first, last if last > first else first + 1.0),  # a curve of one point has no width
+        x_label="Environment steps",
         y=(low, high),
+        y_label="Mean episode return",
         series=series,
         # The axis fits the curves; a target outside of it is not drawn.
-        target=task.target if task.target is not None and low <= task.target <= high else None,
+        mark=task.target if task.target is not None and low <= task.target <= high else None,
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pipeline import files
-from pipeline.evaluation.charts import ROUND, CurveChart, color
+from pipeline.evaluation.charts import ROUND, color
 from pipeline.evaluation.statistics import summarize
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pipeline.evaluation.charts import Chart, RowChart
+    from pipeline.evaluation.charts import Chart
 
 SIZE = (7.0, 3.9)
 _DPI = 150
@@ -55,13 +55,10 @@ _ROW = 0.42
 
 def plot(path: Path, chart: Chart) -> None:
     """Draw a chart of a comparison, as PNG."""
-    if isinstance(chart, CurveChart):
-        _plot_curves(path, chart)
-    else:
-        _plot_rows(path, chart)
+    (_plot_curves if chart.series else _plot_rows)(path, chart)
 
 
-def _plot_curves(path: Path, chart: CurveChart) -> None:
+def _plot_curves(path: Path, chart: Chart) -> None:
     from matplotlib.ticker import EngFormatter
 
     with _axes(path, chart.title, chart.x_label, chart.y_label) as axes:
@@ -77,8 +74,8 @@ def _plot_curves(path: Path, chart: CurveChart) -> None:
                 width = thin if is_thin else thick
                 axes.plot(series.steps, values, label=None if is_thin else label, **width, **look)
                 label = label if is_thin else None
-        if chart.target is not None:
-            axes.axhline(chart.target, color=MUTED, linewidth=1.0, linestyle=":", label="target")
+        if chart.mark is not None:
+            axes.axhline(chart.mark, color=MUTED, linewidth=1.0, linestyle=":", label="target")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 1.5M
         axes.xaxis.get_major_locator().set_params(steps=ROUND)
         axes.margins(x=0.01)
@@ -86,7 +83,7 @@ def _plot_curves(path: Path, chart: CurveChart) -> None:
         axes.set_ylim(*chart.y)
 
 
-def _plot_rows(path: Path, chart: RowChart) -> None:
+def _plot_rows(path: Path, chart: Chart) -> None:
     """Draw each value as a stroke, its interval as a bar behind it, and single values as dots."""
     names = [row.name for row in chart.rows]
     height = 1.15 + _ROW * len(names)

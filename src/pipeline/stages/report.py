@@ -169,13 +169,9 @@ def _file_name(text: str) -> str:
 
 def _points(tasks: Sequence[Task], charts: Sequence[Sequence[Chart]]) -> list[dict[str, Any]]:
     """Return learning curves as records: interquartile mean over seeds, and its interval."""
-    from pipeline.evaluation.charts import CurveChart
-
     points = []
     for task, shown in zip(tasks, charts, strict=True):
-        for one in (
-            one for chart in shown if isinstance(chart, CurveChart) for one in chart.series
-        ):
+        for one in (one for chart in shown for one in chart.series):
             unknown = [None] * len(one.steps)
             low, high = one.band or (unknown, unknown)
             same = (task.environment, task.behavior, one.name, len(one.seeds))

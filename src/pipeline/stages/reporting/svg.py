@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.evaluation.charts import ROUND, CurveChart
+from pipeline.evaluation.charts import ROUND
 from pipeline.evaluation.tables import number
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pipeline.evaluation.charts import Chart, Series
+    from pipeline.evaluation.charts import Chart
 
     Floats = NDArray[np.float64]
 
@@ -75,19 +75,11 @@ class Canvas:
         pairs = zip(self.x.at(steps), self.y.at(values), strict=True)
         return " ".join(f"{x:.1f},{y:.1f}" for x, y in pairs)
 
-    def outline(self, series: Series) -> str:
-        """Return the points around the 95 % interval; empty with too few seeds."""
-        if series.band is None:
-            return ""
-        low, high = series.band
-        back = self.points(series.steps[::-1], high[::-1])
-        return f"{self.points(series.steps, low)} {back}"
-
 
 def canvas_of(chart: Chart) -> Canvas:
     """Return where a chart is drawn."""
     x = Axis(*chart.x, _LEFT, WIDTH - _RIGHT)
-    if isinstance(chart, CurveChart):
+    if chart.series:
         # SVG counts pixels from the top, so the low end has the greater pixel.
         return Canvas(_HEIGHT, x, Axis(*chart.y, _HEIGHT - _BOTTOM, _TOP))
     bottom = ROW * len(chart.rows)
