@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> str:
     fraction, form = arguments.fraction, arguments.form
     if not 0.0 < fraction <= 1.0:
         raise SettingsError(f"--fraction: {fraction} is not in range; use a value in (0, 1]")
-    params = None if runs else load_params("params.yaml")
+    params = None if runs else load_params(Path.cwd() / "params.yaml")
     found = outcomes_of(runs) if params is None else planned_outcomes(Path.cwd(), params)
     tasks = compare(found, fraction=fraction)
     if not tasks:
