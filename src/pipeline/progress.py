@@ -26,15 +26,8 @@ _job: dict[str, str] = {}
 
 
 def log_of(stage: str, instance: str) -> Path:
-    """Return the log of a stage's instance, relative to the project, as Snakemake's rules name it.
-
-    The instance of a stage without instances is `all`.
-    """
-    return (
-        Path("logs", f"{stage}.log")
-        if instance == "all"
-        else Path("logs", stage, f"{instance}.log")
-    )
+    """Return a stage's log as Snakemake's rules name it; `all` is a stage without instances."""
+    return Path("logs", f"{stage if instance == 'all' else f'{stage}/{instance}'}.log")
 
 
 @contextlib.contextmanager
@@ -44,16 +37,12 @@ def reporting(stage: str, instance: str, root: Path) -> Iterator[None]:
     Snakemake redirects the output itself; DVC would mix it with its own.
     """
     _job.update(stage=stage, instance=instance)
-    if not os.environ.get(FILE):  # `pipeline run` has not started this process
-        if _DVC in os.environ:
-            (root / log_of(stage, instance)).unlink(missing_ok=True)
-        try:
-            yield
-        finally:
-            _job.clear()
-        return
     if _DVC in os.environ:
-        _print_to(root / log_of(stage, instance))
+        log = root / log_of(stage, instance)
+        if os.environ.get(FILE):
+            _print_to(log)
+        else:
+            log.unlink(missing_ok=True)
     tell(state="begun")
     state = "failed"
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import networkx as nx
 
-from pipeline.commands.progress import graph_of
+from pipeline.commands.graph import graph_of
 from pipeline.settings.params import load_params
 from pipeline.stages.shared.sources import CODE, watched
 
@@ -81,7 +81,7 @@ def counted_before(root: Path) -> dict[str, set[str]]:
     graph = graph_of(load_params(root / "params.yaml"), root)
     names = {job: name for name, job in graph.names.items()}
     return {
-        name: {names[needed_job] for needed_job in graph.before(job)}
+        name: {names[needed_job] for needed_job in graph.before[job]}
         for name, job in graph.names.items()
     }
 

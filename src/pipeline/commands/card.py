@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,14 +175,12 @@ def write(run: Run, folder: Path, *, licence: str | None = None) -> None:
 
 
 def _draw(task: Task, folder: Path) -> None:
-    from pipeline.evaluation.plots import align_curves, plot_learning_curves
+    from pipeline.evaluation.charts import learning
+    from pipeline.evaluation.plots import plot
 
-    for standing in task.standings:
-        if standing.curves:
-            curves = align_curves([(curve.steps, curve.returns) for curve in standing.curves])
-            path = folder / _CURVE.format(behavior=task.behavior)
-            if len(curves.steps):
-                plot_learning_curves(path, {standing.experiment: curves}, title=task.name)
+    chart = learning(task)
+    if chart is not None:
+        plot(folder / _CURVE.format(behavior=task.behavior), replace(chart, mark=None))
 
 
 def _front(run: Run, licence: str | None) -> dict[str, Any]:

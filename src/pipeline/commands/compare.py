@@ -17,6 +17,7 @@ from pipeline.evaluation.comparison import Outcome, Task, compare
 from pipeline.settings import load_run_settings, to_mapping
 from pipeline.settings.params import load_params
 from pipeline.settings.sweeps import best_file
+from pipeline.stages.reporting.results import outcomes as planned_outcomes
 from pipeline.stages.reporting.results import read_curves, trials_of
 from pipeline.stages.reporting.setups import against_first, as_text, setup_of
 from pipeline.stages.shared.attempt import read_map
@@ -80,8 +81,9 @@ def run(arguments: argparse.Namespace) -> str:
     fraction, form = arguments.fraction, arguments.form
     if not 0.0 < fraction <= 1.0:
         raise SettingsError(f"--fraction: {fraction} is not in range; use a value in (0, 1]")
-    outcomes = outcomes_of(runs) if runs else _of_params(Path.cwd())
-    tasks = compare(outcomes, fraction=fraction)
+    params = None if runs else load_params(Path.cwd() / "params.yaml")
+    found = outcomes_of(runs) if params is None else planned_outcomes(Path.cwd(), params)
+    tasks = compare(found, fraction=fraction)
     if not tasks:
         names = ", ".join(map(str, runs)) or "the experiments of params.yaml"
         remedy = "train longer" if runs else _RUN_FIRST
@@ -96,8 +98,8 @@ def run(arguments: argparse.Namespace) -> str:
         }
         # NaN is no JSON; an error here is better than a file that other programs refuse.
         return json.dumps(value, indent=2, allow_nan=False)
-    if not runs:
-        return _answer(tasks, Path.cwd(), load_params("params.yaml"))
+    if params is not None:
+        return _answer(tasks, Path.cwd(), params)
     settings = _settings_of(runs, tasks)
     return "\n\n".join([*(_text(task, settings) for task in tasks), *_seeds(_learned(runs))])
 
@@ -109,7 +111,7 @@ def answer(root: Path, runs: Collection[tuple[str, int]] | None = None) -> str:
     """
     params = load_params(root / "params.yaml")
     if runs is None:
-        return _answer(compare(_of_params(root)), root, params)
+        return _answer(compare(planned_outcomes(root, params)), root, params)
     outcomes: list[Outcome] = []
     for name, seed in dict.fromkeys(runs):
         setup = params.experiment(name)
@@ -175,13 +177,6 @@ def _settings_of(runs: Sequence[Path], tasks: Sequence[Task]) -> Settings:
         run, _ = next(iter(members.values()))
         found[name] = (load_run_settings(run / _CONFIGURATION), None)
     return found
-
-
-def _of_params(root: Path) -> list[Outcome]:
-    """Return the outcomes of every experiment in params.yaml."""
-    from pipeline.stages.reporting.results import outcomes
-
-    return list(outcomes(root, load_params(root / "params.yaml")))
 
 
 def outcomes_of(runs: Sequence[Path]) -> list[Outcome]:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -21,6 +22,7 @@ from pipeline.commands.engines import (
     snakemake_summary,
     unseen,
 )
+from pipeline.commands.graph import graph_of
 from pipeline.errors import (
     Interrupted,
     PipelineError,
@@ -107,17 +109,11 @@ def _work(
 
     Returns whether no stage ran, as far as can be known: stages of a user's own report nothing.
     """
-    from pipeline.commands import progress
+    from pipeline.commands.progress import Screen
 
-    graph = progress.graph_of(params, root)
+    graph = graph_of(params, root)
     changed = _changed(command[0], root, graph.names)
     waiting = graph.after(changed, target_names)
-    watch = progress.Watch(
-        graph=graph,
-        waiting=waiting,
-        cores=cores,
-        earlier=progress.earlier_seconds(root, waiting),
-    )
     log = Path("logs", f"{command[0]}.log")
     (root / log).parent.mkdir(exist_ok=True)
     # A file of the project and not a pipe: jobs of a cluster run on other machines.
@@ -126,19 +122,29 @@ def _work(
         events = Path(folder, "events")
         events.touch()
         variables = environment() | {FILE: str(events)}
-        with (root / log).open("wb") as output, progress.Screen(watch, events) as screen:
+        screen = Screen(graph, waiting, events, cores=cores)
+        with (root / log).open("wb") as output, screen.bars:
             code = _watched(command, root, variables, output, screen.update)
     if code == 0:
-        return not (watch.numbers or watch.waiting or {*changed} - {*graph.names})
+        return not (screen.numbers or screen.waiting or {*changed} - {*graph.names})
     # A stage that was killed hard has reported no end, so it still counts as running.
-    failed = [*watch.failed, *watch.running]
+    failed = [*screen.failed, *screen.running]
     for job, path in [(job.title, log_of(*job)) for job in failed] or [(command[0], log)]:
-        excerpt = "".join(f"  {line}\n" for line in progress.last_lines(root / path))
+        excerpt = "".join(f"  {line}\n" for line in _last_lines(root / path))
         sys.stderr.write(f"{job} failed; the end of {path}:\n{excerpt}")
     raise StageError(
         f"`{shell_command(*command[:3])}{' ...' if len(command) > 3 else ''}` ended with exit code "
         f"{code}; all that it printed is in {log}. The same command goes on where it stopped."
     )
+
+
+def _last_lines(path: Path, n: int = 15) -> list[str]:
+    """Return the end of a log; nothing when it is not there."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return [line.rstrip() for line in deque(file, n)]
+    except OSError:
+        return []
 
 
 def _changed(engine: str, root: Path, all_names: Collection[str]) -> Collection[str]:

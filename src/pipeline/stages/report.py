@@ -16,10 +16,10 @@ from pipeline.stages.shared.attempt import Job, attempt_at
 from pipeline.stages.sweep import Trial, metrics_files, rank, scores_of, trials_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from pipeline.evaluation.charts import Chart
     from pipeline.evaluation.comparison import Task
-    from pipeline.evaluation.plots import Curves
     from pipeline.settings.params import Params
     from pipeline.settings.sweeps import SweepParams
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 def report(root: Path) -> None:
     """Make the report of all experiments in params.yaml."""
-    from pipeline.evaluation import comparison, tables
+    from pipeline.evaluation import charts, comparison, tables
 
     params = project.planned(root)
     job = Job(
@@ -57,10 +57,12 @@ def report(root: Path) -> None:
         folder = attempt.out("figures")
         # Made even without figures: engines demand every declared output.
         folder.mkdir()
-        curves = [_curves(task) for task in tasks]
-        drawn = [_draw(task, lines, folder) for task, lines in zip(tasks, curves, strict=True)]
+        drawn = [charts.charts_of(task) for task in tasks]
         films = [_films(task, tasks, root, params, folder) for task in tasks]
-        figures = [[*charts, *clips] for charts, clips in zip(drawn, films, strict=True)]
+        figures = [
+            [*_draw(task, shown, folder), *clips]
+            for task, shown, clips in zip(tasks, drawn, films, strict=True)
+        ]
         swept = searches(root, params)
         setups = [_setups(task, params) for task in tasks]
         parts = {
@@ -72,9 +74,9 @@ def report(root: Path) -> None:
                 tables.standing_records(tasks), tables.STANDING_COLUMNS
             ),
             "improvement.csv": tables.csv_text(tables.pair_records(tasks), tables.PAIR_COLUMNS),
-            "learning.csv": tables.csv_text(_points(tasks, curves), _CURVE_COLUMNS),
+            "learning.csv": tables.csv_text(_points(tasks, drawn), _CURVE_COLUMNS),
             "report.md": render.markdown(tasks, setups, figures, swept),
-            "report.html": render.html(tasks, setups, curves, films, folder, parts, swept),
+            "report.html": render.html(tasks, setups, drawn, films, folder, parts, swept),
         }
         for name, text in texts.items():
             files.write_whole(attempt.out(name), text)
@@ -118,38 +120,14 @@ def _setups(task: Task, params: Params) -> list[tuple[str, str]]:
     ]
 
 
-def _curves(task: Task) -> dict[str, Curves]:
-    """Return the curves of each trained experiment, on steps that its seeds share."""
-    from pipeline.evaluation.plots import align_curves
-
-    aligned = {
-        standing.experiment: align_curves(
-            [(curve.steps, curve.returns) for curve in standing.curves]
-        )
-        for standing in task.standings
-        if standing.curves
-    }
-    return {name: curves for name, curves in aligned.items() if len(curves.steps)}
-
-
-def _draw(task: Task, curves: Mapping[str, Curves], folder: Path) -> list[render.Figure]:
-    from pipeline.evaluation import plots
+def _draw(task: Task, charts: Sequence[Chart], folder: Path) -> list[render.Figure]:
+    from pipeline.evaluation.plots import plot
 
     stem = _file_name(f"{task.environment}-{task.behavior}")
-    name = f"{stem}-returns.png"
-    plots.plot_standings(folder / name, task.standings, title=task.name)
-    drawn = [render.Figure(f"Returns on {task.name}", name, render.SCORES)]
-    if curves:
-        name = f"{stem}-learning.png"
-        plots.plot_learning_curves(folder / name, curves, title=task.name, target=task.target)
-        heading = f"Learning curves on {task.name}"
-        drawn.append(render.Figure(heading, name, render.of_learning(task)))
-    if task.estimates:
-        name = f"{stem}-improvement.png"
-        plots.plot_improvements(folder / name, task.estimates, title=task.name)
-        heading = f"Probability of improvement on {task.name}"
-        drawn.append(render.Figure(heading, name, render.IMPROVEMENTS))
-    return drawn
+    figures = [render.Figure(one.heading, f"{stem}-{one.file}.png", one.caption) for one in charts]
+    for chart, figure in zip(charts, figures, strict=True):
+        plot(folder / figure.file, chart)
+    return figures
 
 
 def _films(
@@ -189,22 +167,17 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", lambda match: f"~{ord(match[0]):x}~", text)
 
 
-def _points(tasks: Sequence[Task], curves: Sequence[Mapping[str, Curves]]) -> list[dict[str, Any]]:
+def _points(tasks: Sequence[Task], charts: Sequence[Sequence[Chart]]) -> list[dict[str, Any]]:
     """Return learning curves as records: interquartile mean over seeds, and its interval."""
-    from pipeline.evaluation.plots import band
-    from pipeline.evaluation.statistics import interquartile_means
-
     points = []
-    for task, task_curves in zip(tasks, curves, strict=True):
-        for name, full in task_curves.items():
-            # Fewer points, since the table has a row for each and the interval a bootstrap.
-            thin = full.thinned()
-            unknown = [None] * len(thin.steps)
-            middle, low, high = band(thin) or (interquartile_means(thin.values.T), unknown, unknown)
-            same = (task.environment, task.behavior, name, len(thin.values))
+    for task, shown in zip(tasks, charts, strict=True):
+        for one in (one for chart in shown for one in chart.series):
+            unknown = [None] * len(one.steps)
+            low, high = one.band or (unknown, unknown)
+            same = (task.environment, task.behavior, one.name, len(one.seeds))
             points += [
                 dict(zip(_CURVE_COLUMNS, (*same, *values), strict=True))
-                for values in zip(thin.steps.astype(int), middle, low, high, strict=True)
+                for values in zip(one.steps.astype(int), one.middle, low, high, strict=True)
             ]
     return points
 

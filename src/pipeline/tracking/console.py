@@ -84,8 +84,13 @@ class ConsoleSink(Sink):
         """Show one summary."""
         if behavior not in self._last and not values.get(names.IS_TRAINING, 1.0):
             self._max_steps.pop(behavior, None)
-        progress.tell(step=step, of=self._max_steps.get(behavior), reward=values.get(names.REWARD))
         extra = self._speed(behavior, step)
+        progress.tell(
+            step=step,
+            of=self._max_steps.get(behavior),
+            reward=values.get(names.REWARD),
+            rate=self._rate.get(behavior),
+        )
         if self._stream.isatty():
             # A bar is redrawn in place, and lines between would tear it.
             self._show(behavior, values, step, extra)

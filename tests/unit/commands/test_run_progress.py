@@ -15,7 +15,8 @@ from interpreter import python
 from pipeline import cli
 from pipeline import progress as stage_side
 from pipeline.commands import compare, run
-from pipeline.commands.progress import Graph, Job, Screen, Watch, graph_of
+from pipeline.commands.graph import Graph, Job, graph_of
+from pipeline.commands.progress import Screen
 from pipeline.settings.params import load_params
 from pipeline.tracking import names
 from pipeline.tracking.sinks import TrackedRun, standard_sinks
@@ -23,11 +24,11 @@ from pipeline.tracking.sinks import TrackedRun, standard_sinks
 ENV, REPORT = Job("env", "ball"), Job("report", "all")
 A, B = Job("train", "ppo/seed1"), Job("train", "ppo/seed2")
 GRAPH = Graph(
-    needs={
+    before={
         ENV: frozenset(),
         A: frozenset({ENV}),
         B: frozenset({ENV}),
-        REPORT: frozenset({A, B}),
+        REPORT: frozenset({ENV, A, B}),
     },
     names={"env@ball": ENV, "train@ppo-1": A, "train@ppo-2": B, "report": REPORT},
 )
@@ -37,8 +38,37 @@ def told(job: Job, at: float, **facts: object) -> dict[str, object]:
     return {"stage": job.stage, "instance": job.instance, "at": at, **facts}
 
 
-def watch(*waiting: Job, **more: object) -> Watch:
-    return Watch(graph=GRAPH, waiting=set(waiting or GRAPH.needs), **more)
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Shown:
+    """A screen, its time, and the file that stages write to."""
+
+    def __init__(self, folder: Path, *waiting: Job, stream=None, **more):
+        self.events, self.stream, self.now = folder / "events", stream or io.StringIO(), 0.0
+        self.events.touch()
+        self.screen = Screen(
+            GRAPH,
+            set(waiting or GRAPH.before),
+            self.events,
+            stream=self.stream,
+            clock=lambda: self.now,
+            **more,
+        )
+
+    def take(self, job: Job, at: float, **facts: object) -> list[str]:
+        """Return the lines after an event."""
+        with self.events.open("a") as file:
+            file.write(f"{json.dumps(told(job, at, **facts))}\n")
+        return self.at(at)
+
+    def at(self, now: float) -> list[str]:
+        """Return the lines that are printed at a time."""
+        self.now, before = now, len(self.stream.getvalue())
+        self.screen.update()
+        return self.stream.getvalue()[before:].splitlines()
 
 
 def test_stages_that_a_user_has_added_to_the_dag_are_not_waited_for(tmp_path: Path):
@@ -61,89 +91,77 @@ def test_a_change_reaches_what_comes_after_it_and_only_what_is_wanted():
     assert GRAPH.after(["check"], []) == set()
 
 
-def test_a_stage_that_the_engine_skips_is_counted_no_more():
-    seen = watch()
-    assert seen.take(told(ENV, 0.0, state="begun")) == "stage 1 of 4, env ball"
-    assert seen.take(told(ENV, 2.0, state="done")) == "stage 1 of 4, env ball, done in 0:02"
-    # the build is the same as before, so nothing is trained anew
-    assert seen.take(told(REPORT, 3.0, state="begun")) == "stage 2 of 2, report"
+def test_a_stage_that_the_engine_skips_is_counted_no_more(tmp_path):
+    shown = Shown(tmp_path)
+    assert shown.take(ENV, 0.0, state="begun") == ["stage 1 of 4, env ball"]
+    assert shown.take(ENV, 2.0, state="done") == ["stage 1 of 4, env ball, done in 0:02"]
+    # the build is the same as before, so no training runs
+    assert shown.take(REPORT, 3.0, state="begun") == ["stage 2 of 2, report"]
 
 
-def test_the_line_of_a_training_has_its_step_its_reward_and_the_time_left_in_all():
-    seen = watch(A, B, REPORT)
-    seen.take(told(A, 0.0, state="begun"))
-    assert seen.lines(1.0) == ["stage 1 of 3, train ppo seed 1"]
-    seen.take(told(A, 10.0, step=100_000, of=300_000, reward=None))
-    seen.take(told(A, 20.0, step=200_000, of=300_000, reward=97.125))
-    # 10 s are left of it, the other seed takes 30 s like it, and the report a few
-    line = "stage 1 of 3, train ppo seed 1, step 200k of 300k, reward 97.12, 0:45 left in all"
-    assert seen.lines(20.0) == [line]
-    assert "0:41 left" in seen.lines(24.0)[0]
+def test_the_line_of_a_training_has_step_speed_reward_and_the_time_left_in_all(tmp_path):
+    shown = Shown(tmp_path, A, B, REPORT)
+    assert shown.take(A, 0.0, state="begun") == ["stage 1 of 3, train ppo seed 1"]
+    assert shown.at(10.0) == ["stage 1 of 3, train ppo seed 1"]
+    shown.take(A, 15.0, step=100_000, of=300_000, reward=None, rate=None)
+    # 10 s are left of it, and the other seed takes 30 s like it
+    assert shown.take(A, 20.0, step=200_000, of=300_000, reward=97.125, rate=1e4) == [
+        "stage 1 of 3, train ppo seed 1, step 200k of 300k, 10k steps/s, reward 97.12, "
+        "0:40 left in all"
+    ]
+    # a line every ten seconds
+    assert shown.at(29.0) == []
+    assert shown.at(30.0)[0].endswith(", 0:30 left in all")
+    assert shown.take(A, 31.0, state="done") == [
+        "stage 1 of 3, train ppo seed 1, done in 0:31, step 200k of 300k, 10k steps/s, reward 97.12"
+    ]
 
 
-def test_two_jobs_at_a_time_take_half_the_time_and_earlier_runs_are_known():
-    seen = watch(A, B, cores=2, earlier={A: 60.0, B: 40.0})
-    seen.take(told(A, 0.0, state="begun"))
-    seen.take(told(B, 0.0, state="begun"))
-    assert seen.left(10.0) == 50.0
-    seen.waiting.add(Job("train", "ppo/seed3"))
-    seen.take(told(B, 30.0, state="done"))
-    assert seen.left(30.0) == 30.0
+def test_two_jobs_at_a_time_take_half_the_time(tmp_path):
+    shown = Shown(tmp_path, A, B, cores=2)
+    for job, rate in ((A, 1.0), (B, 2.0)):
+        shown.take(job, 0.0, state="begun")
+        shown.take(job, 10.0, step=40, of=100, reward=None, rate=rate)
+    # the slower one decides: 60 steps, of which 10 may be done
+    assert shown.at(20.0)[0].endswith("0:50 left in all")
+    # third seed: 60 s, the mean of 70 and 40 and 2 x 35 s of work for two, is less than 55
+    shown.screen.waiting.add(Job("train", "ppo/seed3"))
+    assert shown.at(30.0)[0].endswith("0:55 left in all")
 
 
-def test_what_failed_counts_until_a_retry_succeeds():
-    seen = watch(A, B)
-    seen.take(told(A, 0.0, state="begun"))
-    assert seen.take(told(A, 61.0, state="failed")).endswith("failed after 1:01")
-    assert seen.failed == [A]
-    assert seen.take(told(A, 70.0, state="begun")) == "stage 1 of 2, train ppo seed 1"
-    seen.take(told(A, 80.0, state="done"))
-    assert not seen.failed
-    assert not seen.running
+def test_a_stage_that_failed_counts_until_a_retry_succeeds(tmp_path):
+    shown = Shown(tmp_path, A, B)
+    shown.take(A, 0.0, state="begun")
+    assert shown.take(A, 61.0, state="failed") == [
+        "stage 1 of 2, train ppo seed 1, failed after 1:01"
+    ]
+    assert shown.screen.failed == [A]
+    assert shown.take(A, 70.0, state="begun") == ["stage 1 of 2, train ppo seed 1"]
+    # killed without a word, and started again
+    assert shown.take(A, 75.0, state="begun") == ["stage 1 of 2, train ppo seed 1"]
+    assert shown.take(A, 80.0, state="done") == ["stage 1 of 2, train ppo seed 1, done in 0:05"]
+    assert not shown.screen.failed
+    assert not shown.screen.running
 
 
-def test_without_a_terminal_progress_is_a_line_every_ten_seconds(tmp_path):
-    events, stream, now = tmp_path / "events", io.StringIO(), [0.0]
-    events.touch()
-    with Screen(watch(A, REPORT), events, stream=stream, clock=lambda: now[0]) as screen:
-        for second in range(26):
-            now[0] = float(second)
-            event = told(A, now[0], state="begun") if not second else None
-            if event is None:
-                event = told(A, now[0], step=1000 * second, of=30_000, reward=1.0)
-            line = json.dumps(event) + "\n"
-            with events.open("a") as file:  # a half line is one that is being written
-                file.write(line[:7])
-                file.flush()
-                screen.update()
-                file.write(line[7:])
-            screen.update()
-    lines = stream.getvalue().splitlines()
-    steps = [line.split(", ")[2] for line in lines[1:]]
-    assert steps == ["step 9k of 30k", "step 19k of 30k"]
-    assert lines[0] == "stage 1 of 2, train ppo seed 1"
+def test_a_line_that_is_being_written_waits_for_its_end(tmp_path):
+    shown, line = Shown(tmp_path, A), json.dumps(told(A, 0.0, state="begun"))
+    for part, lines in ((line[:7], []), (line[7:], []), ("\n", ["stage 1 of 1, train ppo seed 1"])):
+        with shown.events.open("a") as file:
+            file.write(part)
+        assert shown.at(1.0) == lines
 
 
 def test_on_a_terminal_the_line_is_drawn_over_and_the_end_stays(tmp_path, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    events, stream = tmp_path / "events", Terminal()
-    events.touch()
-    with Screen(watch(A), events, stream=stream, clock=lambda: 9.0) as screen:
-        for event in (
-            told(A, 0.0, state="begun"),
-            told(A, 5.0, step=5, of=9, reward=2.0),
-            told(A, 8.0, state="done"),
-        ):
-            with events.open("a") as file:
-                file.write(json.dumps(event) + "\n")
-            screen.update()
-    drawn = stream.getvalue()
-    assert "step 5 of 9, reward 2" in drawn
+    monkeypatch.setenv("COLUMNS", "120")
+    shown = Shown(tmp_path, A, stream=Terminal())
+    with shown.screen.bars:
+        shown.take(A, 0.0, state="begun")
+        shown.take(A, 5.0, step=5, of=9, reward=2.0, rate=1.0)
+        shown.take(A, 8.0, state="done")
+    drawn = shown.stream.getvalue()
+    assert "step 5 of 9, 1 steps/s, reward 2, 0:04 left in all" in drawn
     assert "\x1b[2K" in drawn
     assert drawn.count("done in 0:08") == 1
 
@@ -174,7 +192,8 @@ def test_a_stage_tells_how_it_begins_learns_and_ends(events, tmp_path, error, st
     messages = [json.loads(line) for line in events.read_text().splitlines()]
     assert {(message["stage"], message["instance"]) for message in messages} == {A}
     assert [message.get("state") for message in messages] == ["begun", None, state]
-    assert (messages[1]["step"], messages[1]["of"], messages[1]["reward"]) == (3, 9, 2.0)
+    facts = [messages[1][key] for key in ("step", "of", "reward", "rate")]
+    assert facts == [3, 9, 2.0, None]
 
 
 def test_a_stage_that_nobody_watches_tells_nothing_and_prints_as_ever(tmp_path, monkeypatch):

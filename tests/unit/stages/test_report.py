@@ -5,10 +5,10 @@ from html.parser import HTMLParser
 
 import numpy as np
 
+from pipeline.evaluation.charts import charts_of, learning, scores
 from pipeline.evaluation.comparison import Curve, Outcome, compare
-from pipeline.evaluation.plots import align_curves
 from pipeline.stages import report
-from pipeline.stages.reporting import charts, render
+from pipeline.stages.reporting import render, svg
 
 STEPS = np.array([1000.0, 2000.0, 3000.0])
 
@@ -36,13 +36,8 @@ def page(tmp_path, n_seeds=3, names=("ppo", "<b>cloned</b>"), **changes):
         for seed in range(7, 7 + n_seeds)
     ]
     [task] = compare(outcomes)
-    curves = {
-        standing.experiment: align_curves(
-            [(curve.steps, curve.returns) for curve in standing.curves]
-        )
-        for standing in task.standings
-    }
-    return task, curves, render.html([task], [[]], [curves], [[]], tmp_path, {})
+    charts = charts_of(task)
+    return task, charts, render.html([task], [[]], [charts], [[]], tmp_path, {})
 
 
 def test_the_page_needs_no_other_file_and_no_script_to_be_read(tmp_path):
@@ -83,22 +78,22 @@ def test_every_point_of_a_curve_has_its_step_and_value(tmp_path):
 
 
 def test_a_curve_lies_where_the_axes_say(tmp_path):
-    task, curves, _ = page(tmp_path)
-    chart = charts.learning(task, curves)
-    line = chart.series[1].lines[2]
-    assert line.name == "<b>cloned</b>, seed 9"
-    assert line.values == "3.125 5.125 7.125"
-    places = [tuple(map(float, point.split(","))) for point in line.points.split()]
-    expected = zip(chart.x.at(STEPS), chart.y.at(STEPS / 500 + 9 / 8), strict=True)
+    _, (_, chart), text = page(tmp_path)
+    canvas = svg.canvas_of(chart)
+    (line,) = re.findall(r"<polyline .*?><title>&lt;b&gt;cloned&lt;/b&gt;, seed 9</title>", text)
+    assert 'data-values="3.125 5.125 7.125"' in line
+    points = re.search(r' points="([^"]*)"', line)[1]
+    places = [tuple(map(float, point.split(","))) for point in points.split()]
+    expected = zip(canvas.x.at(STEPS), canvas.y.at(STEPS / 500 + 9 / 8), strict=True)
     np.testing.assert_allclose(places, [*expected], atol=0.05)
     # up is more
     assert places[0][1] > places[2][1]
 
 
 def test_with_too_few_seeds_each_is_drawn_alone(tmp_path):
-    task, curves, text = page(tmp_path, n_seeds=1, names=("ppo",))
-    series, row = charts.learning(task, curves).series[0], charts.scores(task).rows[0]
-    assert [line.name for line in series.lines] == ["ppo, seed 7"]
+    task, _, text = page(tmp_path, n_seeds=1, names=("ppo",))
+    series, row = learning(task).series[0], scores(task).rows[0]
+    assert [name for name, *_ in series.lines] == ["ppo, seed 7"]
     assert not series.band
     assert row.interval is row.wider is None
     assert "Probability of improvement" not in text
@@ -109,7 +104,6 @@ def test_a_probability_is_drawn_from_five_seeds_on(tmp_path):
     four, five = (page(tmp_path, n_seeds=n) for n in (4, 5))
     assert "Probability of improvement" not in four[2]
     assert "Probability of improvement" in five[2]
-    assert [len(charts.improvements(task).rows) for task, *_ in (four, five)] == [0, 1]
     drawn = [[figure.what for figure in report._draw(*one[:2], tmp_path)] for one in (four, five)]
     assert drawn[1] == [*drawn[0], "Probability of improvement on ball: Ball"]
 
@@ -124,7 +118,7 @@ def test_captions_name_only_what_is_drawn(tmp_path):
 def test_curves_are_said_to_be_of_drawn_actions(tmp_path):
     lower = "Training draws its actions; scores come from the most probable ones"
     captions = [
-        render.of_learning(page(tmp_path, **changes)[0])
+        learning(page(tmp_path, n_seeds=2, **changes)[0]).caption
         for changes in ({}, {"stochastic": True}, {"evaluated": None})
     ]
     assert [lower in caption for caption in captions] == [True, False, False]
@@ -133,7 +127,7 @@ def test_curves_are_said_to_be_of_drawn_actions(tmp_path):
 
 def test_ticks_are_in_steps_of_one_two_or_five():
     def ticks(low, high):
-        axis = charts.Axis(low=low, high=high, first=0.0, last=1.0)
+        axis = svg.Axis(low, high, 0.0, 1.0)
         return [text for _, text in axis.ticks(steps=True)]
 
     # steps of 800 were the nearest to a fifth of the range
@@ -154,5 +148,4 @@ def test_the_seed_of_a_curve_is_known_where_another_has_none(tmp_path):
         for seed in (1, 2)
     ]
     [task] = compare(outcomes)
-    chart = charts.learning(task, {"ppo": align_curves([(STEPS, STEPS)])})
-    assert [line.name for line in chart.series[0].lines] == ["ppo, seed 2"]
+    assert [name for name, *_ in learning(task).series[0].lines] == ["ppo, seed 2"]

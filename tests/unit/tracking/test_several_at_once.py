@@ -190,13 +190,13 @@ def test_each_behavior_has_a_bar_a_speed_and_an_end_of_its_own(monkeypatch):
     ):
         sink.metrics(behavior, {names.REWARD: reward, names.IS_TRAINING: trains}, step)
     assert told == [
-        (100, 1000, 1.0),
-        (7, None, 5.0),
-        (400, 1000, 3.0),
-        (10, 90, 2.0),
-        (40, 90, 4.0),
-        (430, 1000, 5.0),
-        (440, 1000, 6.0),
+        (100, 1000, 1.0, None),
+        (7, None, 5.0, None),
+        (400, 1000, 3.0, 15.0),
+        (10, 90, 2.0, None),
+        (40, 90, 4.0, 3.0),
+        (430, 1000, 5.0, 8.0),
+        (440, 1000, 6.0, 4.5),
     ]
     bars = {
         task.description: (task.total, task.completed, task.fields["note"])

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.evaluation import tables
-from pipeline.evaluation.comparison import EVALUATED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from markupsafe import Markup
 
+    from pipeline.evaluation.charts import Chart
     from pipeline.evaluation.comparison import Task
-    from pipeline.evaluation.plots import Curves
 
 DEFINITIONS = "What the words and columns mean"
 TERMS = {
@@ -50,19 +49,6 @@ CLOSING = (
     "commit or wall-clock. `git log -1 dvc.lock` shows date and commit of results that are in git, "
     "`pipeline provenance` the sources of each policy, `pipeline compare` the wall-clock; "
     "`pipeline ui` shows each run in MLflow as `<experiment>-seed<k>`."
-)
-SCORES = (
-    "Scores. A dot is a seed, the upright line the interquartile mean over seeds, the wide bar its "
-    "95 % interval where there are seeds enough for one."
-)
-_LEARNING = (
-    "Learning curves. Mean return of the episodes that ended in each summary period, over "
-    "environment steps: the interquartile mean over seeds with its 95 % interval as a band, or "
-    "each seed by itself where they are too few. Training draws its actions"
-)
-IMPROVEMENTS = (
-    "Probability that a run of the first experiment does better than one of the second; at the "
-    "dotted line neither is better."
 )
 EPISODE = "The policy of {}: the episode with the median return, of the seed with the median score."
 _LINKS = (
@@ -107,13 +93,6 @@ def title(tasks: Sequence[Task]) -> str:
     return f"{len(names) or 'No'} experiment{'s' * (len(names) != 1)}{where}"
 
 
-def of_learning(task: Task) -> str:
-    """Return the caption of a task's learning curves."""
-    if task.score != EVALUATED or tables.drew_actions(task):
-        return f"{_LEARNING}."
-    return f"{_LEARNING}; scores come from the most probable ones, so they may lie higher."
-
-
 def markdown(
     tasks: Sequence[Task],
     setups: Sequence[Sequence[tuple[str, str]]],
@@ -144,7 +123,7 @@ def markdown(
 def html(
     tasks: Sequence[Task],
     setups: Sequence[Sequence[tuple[str, str]]],
-    curves: Sequence[Mapping[str, Curves]],
+    charts: Sequence[Sequence[Chart]],
     films: Sequence[Sequence[Figure]],
     folder: Path,
     parts: Mapping[str, Collection[str]],
@@ -157,7 +136,7 @@ def html(
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    from pipeline.stages.reporting import charts
+    from pipeline.stages.reporting import svg
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -178,11 +157,10 @@ def html(
         links=_LINKS,
         parts=parts,
         tables=tables,
-        charts=charts,
-        captions={"scores": SCORES, "learning": of_learning, "improvements": IMPROVEMENTS},
-        most=max((len(lines) for lines in curves), default=0),
+        svg=svg,
+        most=max((len(task.standings) for task in tasks), default=0),
         titles=[*(task.name for task in tasks), *(search.title for search in swept)],
-        tasks=[*zip(tasks, setups, curves, films, strict=True)],
+        tasks=[*zip(tasks, setups, charts, films, strict=True)],
         swept=swept,
     )
 

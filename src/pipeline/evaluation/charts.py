@@ -1,0 +1,274 @@
+"""What the figures of a comparison show, in the units of the data.
+
+`plots` draws a chart with matplotlib into a file, the report's page as SVG that answers to the
+pointer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline import seeding
+from pipeline.evaluation import tables
+from pipeline.evaluation.comparison import EVALUATED
+from pipeline.evaluation.statistics import FEWEST_SEEDS, interquartile_means, iqm_band
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from pipeline.evaluation.comparison import Standing, Task
+
+    Floats = NDArray[np.float64]
+
+COLORS = ("#2563eb", "#d97706", "#059669", "#be185d", "#7c3aed", "#0891b2", "#65a30d", "#57534e")
+DASHES = ("", "7 4", "2 4", "8 3 2 3")
+"""Lengths of dashes and gaps of lines; the next one is used when the colors repeat."""
+ROUND = (1, 2, 5, 10)
+"""Steps between the ticks of axes, times a power of ten."""
+SCORES = (
+    "Scores. A dot is a seed, the upright line the interquartile mean over seeds, the wide bar its "
+    "95 % interval where there are seeds enough for one."
+)
+LEARNING = (
+    "Learning curves. Mean return of the episodes that ended in each summary period, over "
+    "environment steps: the interquartile mean over seeds with its 95 % interval as a band, or "
+    "each seed by itself where they are too few. Training draws its actions"
+)
+IMPROVEMENTS = (
+    "Probability that a run of the first experiment does better than one of the second; at the "
+    "dotted line neither is better."
+)
+_MOST_POINTS = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Series:
+    """Learning curves of an experiment."""
+
+    name: str
+    color: str
+    dash: str
+    steps: Floats
+    """[points] ascending."""
+    seeds: tuple[int, ...]
+    values: Floats
+    """[seeds, points]."""
+    middle: Floats
+    """Interquartile mean over the seeds, [points]."""
+    band: tuple[Floats, Floats] | None
+    """Its 95 % interval; None with too few seeds, each of which is then drawn as the middle is."""
+
+    @property
+    def label(self) -> str:
+        """Name and number of seeds."""
+        return f"{self.name} ({len(self.seeds)} seed{'s' * (len(self.seeds) > 1)})"
+
+    @property
+    def lines(self) -> list[tuple[str, Floats, bool]]:
+        """Name and values of each line, and whether it is thin."""
+        thin = self.band is not None
+        rows = zip(self.seeds, self.values, strict=True)
+        lines = [(f"{self.name}, seed {seed}", values, thin) for seed, values in rows]
+        return [*lines, (f"{self.name}, IQM", self.middle, False)] if thin else lines
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """An estimate with its interval, over single values."""
+
+    name: str
+    color: str
+    text: str
+    value: float
+    interval: tuple[float, float] | None
+    wider: tuple[float, float] | None = None
+    """The tolerance interval."""
+    dots: tuple[tuple[float, str], ...] = ()
+    """Each single value, and its text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Chart:
+    """Learning curves over environment steps, or estimates, one row below the other."""
+
+    file: str
+    """Part of the names of files."""
+    what: str
+    title: str
+    caption: str
+    x: tuple[float, float]
+    x_label: str
+    mark: float | None = None
+    """A value to compare with, of curves on the y axis."""
+    rows: tuple[Row, ...] = ()
+    series: tuple[Series, ...] = ()
+    y: tuple[float, float] = (0.0, 1.0)
+    """Of curves, as is its label."""
+    y_label: str = ""
+
+    @property
+    def heading(self) -> str:
+        """What the chart shows, and of which task."""
+        return f"{self.what} on {self.title}"
+
+
+def charts_of(task: Task) -> list[Chart]:
+    """Return the charts of a task: scores, learning curves and probabilities, if it has them."""
+    charts = (scores(task), learning(task), improvements(task))
+    return [chart for chart in charts if chart is not None]
+
+
+def scores(task: Task) -> Chart:
+    """Return the chart of a task's scores."""
+    rows = tuple(_standing(index, standing) for index, standing in enumerate(task.standings))
+    values = [np.array([row.value, *(dot for dot, _ in row.dots)]) for row in rows]
+    values += [np.array(ends) for row in rows for ends in (row.interval, row.wider) if ends]
+    wider = " The thin line is the 90 % tolerance interval." * any(row.wider for row in rows)
+    return Chart(
+        file="returns",
+        what="Returns",
+        title=task.name,
+        caption=f"{SCORES}{wider}",
+        x=value_range(values),
+        rows=rows,
+        x_label="Return",
+    )
+
+
+def improvements(task: Task) -> Chart | None:
+    """Return the chart of the probabilities of improvement; None where the seeds are too few."""
+    rows = tuple(
+        Row(
+            name=f"{improvement.better}  >  {improvement.than}",
+            color=color(0),
+            text=f"{improvement.better} better than {improvement.than}: "
+            f"{improvement.probability:.2f}, 95 % interval {tables.spread(improvement)}",
+            value=improvement.probability,
+            interval=improvement.interval,
+        )
+        for improvement in task.estimates
+    )
+    if not rows:
+        return None
+    return Chart(
+        file="improvement",
+        what="Probability of improvement",
+        title=task.name,
+        caption=IMPROVEMENTS,
+        x=(0.0, 1.0),
+        rows=rows,
+        x_label="Probability that a run of the first does better",
+        mark=0.5,
+    )
+
+
+def learning(task: Task) -> Chart | None:
+    """Return the chart of a task's learning curves; None without any."""
+    aligned = [
+        (standing, *align_curves([(curve.steps, curve.returns) for curve in standing.curves]))
+        for standing in task.standings
+        if standing.curves
+    ]
+    aligned = [(standing, steps, values) for standing, steps, values in aligned if len(steps)]
+    if not aligned:
+        return None
+    low, high = value_range([values for _, _, values in aligned])
+    series = tuple(_series(index, *entry) for index, entry in enumerate(aligned))
+    caption = f"{LEARNING}."
+    if task.score == EVALUATED and not tables.drew_actions(task):
+        caption = f"{LEARNING}; scores come from the most probable ones, so they may lie higher."
+    thin = " Thin lines are seeds." * any(one.band is not None for one in series)
+    first = min(float(one.steps[0]) for one in series)
+    last = max(float(one.steps[-1]) for one in series)
+    return Chart(
+        file="learning",
+        what="Learning curves",
+        title=task.name,
+        caption=f"{caption}{thin}",
+        x=(first, last if last > first else first + 1.0),  # a curve of one point has no width
+        x_label="Environment steps",
+        y=(low, high),
+        y_label="Mean episode return",
+        series=series,
+        # The axis fits the curves; a target outside of it is not drawn.
+        mark=task.target if task.target is not None and low <= task.target <= high else None,
+    )
+
+
+def align_curves(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Floats, Floats]:
+    """Bring the (steps, values) of several seeds onto common steps by linear interpolation.
+
+    Only steps that every seed reached are kept: where a seed's curve begins or ends, the mean over
+    the seeds would jump without any learning.
+
+    Returns:
+        Steps [points], and values [seeds, points].
+    """
+    arrays = [(np.asarray(s, dtype=np.float64), np.asarray(v, dtype=np.float64)) for s, v in curves]
+    first = max(steps[0] for steps, _ in arrays)
+    last = min(steps[-1] for steps, _ in arrays)
+    grid = np.unique(np.concatenate([steps for steps, _ in arrays]))
+    grid = grid[(grid >= first) & (grid <= last)]
+    return grid, np.stack([np.interp(grid, *curve) for curve in arrays])
+
+
+def _series(index: int, standing: Standing, steps: Floats, values: Floats) -> Series:
+    # At most 200 even steps, the first and the last among them: the eye sees no more points, each
+    # takes a bootstrap, and the page holds it twice, as a pixel and as a number.
+    if (n := len(steps)) > _MOST_POINTS:
+        indices = np.unique(np.linspace(0, n - 1, _MOST_POINTS).round().astype(np.int64))
+        steps, values = steps[indices], values[:, indices]
+    band = None
+    if (n := len(values)) >= FEWEST_SEEDS:
+        # A fixed seed: equal curves have to give an equal picture.
+        band = iqm_band(values, seeding.stream(0, "curves", n))
+    return Series(
+        name=standing.experiment,
+        color=color(index),
+        dash=DASHES[index // len(COLORS) % len(DASHES)],
+        steps=steps,
+        seeds=tuple(standing.trained),
+        values=values,
+        middle=interquartile_means(values.T),
+        band=band,
+    )
+
+
+def _standing(index: int, standing: Standing) -> Row:
+    text = (
+        f"{standing.experiment}: IQM {tables.number(standing.iqm)}, "
+        f"95 % interval {tables.ends(standing.interval)}"
+    )
+    wider = standing.tolerance
+    return Row(
+        name=standing.experiment,
+        color=color(index),
+        text=text if wider is None else f"{text}, 90 % tolerance {tables.ends(wider)}",
+        value=standing.iqm,
+        interval=standing.interval,
+        wider=wider,
+        dots=tuple(
+            (score, f"{standing.experiment}, seed {seed}: {tables.number(score)}")
+            for seed, score in zip(standing.seeds, standing.scores, strict=True)
+        ),
+    )
+
+
+def color(index: int) -> str:
+    """Return the color of the series with this number."""
+    return COLORS[index % len(COLORS)]
+
+
+def value_range(values: Sequence[Floats]) -> tuple[float, float]:
+    """Return a range that holds all finite values with a margin; (0, 1) without any."""
+    present = np.concatenate([group[np.isfinite(group)] for group in values] or [np.zeros(0)])
+    if not len(present):
+        return 0.0, 1.0
+    low, high = float(present.min()), float(present.max())
+    margin = 0.06 * (high - low) or max(0.5, 0.05 * abs(high))
+    return low - margin, high + margin
