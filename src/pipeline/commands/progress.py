@@ -45,7 +45,7 @@ class Screen:
         self.running: dict[Job, dict[str, Any]] = {}
         """Bar and start of each running job, and its last report."""
         self._graph, self._cores, self._clock = graph, cores, clock
-        self._trained_s: list[float] = []
+        self._took_s: dict[str, list[float]] = {}
         self._events, self._n_read, self._printed_at = events, 0, clock()
         stream = stream or sys.stderr
         self.bars = Progress(
@@ -68,8 +68,9 @@ class Screen:
                     event = json.loads(line)
                     self._take(Job(event["stage"], event["instance"]), event)
         now = self._clock()
-        left = self._left(now)
-        ending = [] if left is None else [f"{duration(left)} left in all"]
+        left, is_whole = self._left(now)
+        least = "" if is_whole else "at least "
+        ending = [] if left is None else [f"{least}{duration(left)} left in all"]
         is_due = self.bars.disable and now - self._printed_at >= _EACH_S
         for job, entry in self.running.items():
             name, parts = self._name(job), [*_parts(entry), *ending]
@@ -99,25 +100,35 @@ class Screen:
         elif entry is not None:
             took = event["at"] - entry["began"]
             if state == "done":
-                self._trained_s += [took] if job.stage == "train" else []
+                self._took_s.setdefault(job.stage, []).append(took)
                 self._say(self._name(job), f"done in {duration(took)}", *_parts(entry))
             else:
                 self.failed.append(job)
                 self._say(self._name(job), f"{state} after {duration(took)}")
 
-    def _left(self, now: float) -> float | None:
-        """Return an estimate of the seconds left for all trainings; None while unknown."""
-        trainings = [entry for job, entry in self.running.items() if job.stage == "train"]
-        known = [(now - entry["began"], _seconds_left(entry, now)) for entry in trainings]
-        whole = self._trained_s + [past + left for past, left in known if left is not None]
-        n_waiting = sum(job.stage == "train" for job in self.waiting)
-        if not whole or not (known or n_waiting):
-            return None
-        mean = fmean(whole)
-        jobs = [max(0.0, mean - past) if left is None else left for past, left in known]
-        jobs += [mean] * n_waiting
+    def _left(self, now: float) -> tuple[float | None, bool]:
+        """Return an estimate of the seconds left, None while unknown, and whether it is of all.
+
+        A stage is expected to take the mean of the same stage's runs, so one that has not run yet
+        is left out.
+        """
+        left = {job: _seconds_left(entry, now) for job, entry in self.running.items()}
+        took = {stage: list(times) for stage, times in self._took_s.items()}
+        for job, seconds in left.items():
+            if seconds is not None:
+                took.setdefault(job.stage, []).append(now - self.running[job]["began"] + seconds)
+        mean = {stage: fmean(times) for stage, times in took.items()}
+        jobs = [mean[job.stage] for job in self.waiting if job.stage in mean]
+        for job, seconds in left.items():
+            if seconds is not None:
+                jobs.append(seconds)
+            elif job.stage in mean:
+                jobs.append(max(0.0, mean[job.stage] - (now - self.running[job]["began"])))
+        if "train" not in mean or not jobs:
+            return None, False
         # At least the longest job, and at least all work divided by the cores.
-        return max(*jobs, sum(jobs) / self._cores)
+        is_whole = {job.stage for job in (*self.waiting, *left)} <= mean.keys()
+        return max(*jobs, sum(jobs) / self._cores), is_whole
 
     def _name(self, job: Job) -> str:
         return f"stage {self.numbers[job]} of {len(self.numbers) + len(self.waiting)}, {job.title}"

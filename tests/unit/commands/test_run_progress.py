@@ -107,7 +107,7 @@ def test_the_line_of_a_training_has_step_speed_reward_and_the_time_left_in_all(t
     # 10 s are left of it, and the other seed takes 30 s like it
     assert shown.take(A, 20.0, step=200_000, of=300_000, reward=97.125, rate=1e4) == [
         "stage 1 of 3, train ppo seed 1, step 200k of 300k, 10k steps/s, reward 97.12, "
-        "0:40 left in all"
+        "at least 0:40 left in all"
     ]
     # a line every ten seconds
     assert shown.at(29.0) == []
@@ -127,6 +127,16 @@ def test_two_jobs_at_a_time_take_half_the_time(tmp_path):
     # third seed: 60 s, the mean of 70 and 40 and 2 x 35 s of work for two, is less than 55
     shown.screen.waiting.add(Job("train", "ppo/seed3"))
     assert shown.at(30.0)[0].endswith("0:55 left in all")
+
+
+def test_the_time_left_counts_other_stages_by_their_mean_so_far(tmp_path):
+    export = [Job("export", f"ppo/seed{seed}") for seed in (1, 2, 3)]
+    shown = Shown(tmp_path, A, *export)
+    for job, seconds in ((A, 20.0), (export[0], 10.0), (export[1], 20.0)):
+        shown.take(job, 0.0, state="begun")
+        shown.take(job, seconds, state="done")
+    shown.take(export[2], 30.0, state="begun")
+    assert shown.at(40.0)[0].endswith(", 0:05 left in all")  # of 15 s
 
 
 def test_a_stage_that_failed_counts_until_a_retry_succeeds(tmp_path):
