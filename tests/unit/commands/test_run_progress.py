@@ -111,7 +111,7 @@ def test_the_line_of_a_training_has_step_speed_reward_and_the_time_left_in_all(t
     ]
     # a line every ten seconds
     assert shown.at(29.0) == []
-    assert shown.at(30.0)[0].endswith(", 0:30 left in all")
+    assert shown.at(30.0)[0].endswith(", at least 0:30 left in all")
     assert shown.take(A, 31.0, state="done") == [
         "stage 1 of 3, train ppo seed 1, done in 0:31, step 200k of 300k, 10k steps/s, reward 97.12"
     ]
