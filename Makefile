@@ -99,10 +99,10 @@ test-learning: $(STAMP)
 	$(PYTEST) --dist load tests/learning --learning-seeds 3 --learning-table results/learning.md
 
 test-mutations: $(STAMP)
-	OMP_NUM_THREADS=1 python tests/mutations
+	OMP_NUM_THREADS=1 python tools/mutations
 
 fuzz: $(STAMP)
-	OMP_NUM_THREADS=1 python -m tests.fuzz --seconds $(SECONDS) $(addprefix --target ,$(TARGET))
+	OMP_NUM_THREADS=1 python tools/fuzzing --seconds $(SECONDS) $(addprefix --target ,$(TARGET))
 
 check: $(STAMP)
 	ruff check .
