@@ -85,10 +85,21 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return write
 
 
+MARKS = dict.fromkeys(("determinism", "field", "fuzz", "learning"), "slow") | {
+    "benchmarks": "tools"
+}
+"""The marker of every test in a folder of `tests`; see pyproject.toml."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files of many slow tests first, so that no process is left with one at the end."""
+    """Mark tests by their folder, and put files of many slow tests first.
+
+    Then no process is left with a slow file at the end.
+    """
     n_slow: dict[Path, int] = {}
     for item in items:
-        is_slow = any(item.get_closest_marker(name) for name in ("slow", "learning"))
-        n_slow[item.path] = n_slow.get(item.path, 0) + is_slow
+        if mark := MARKS.get(item.path.relative_to(REPOSITORY).parts[1]):
+            item.add_marker(mark)
+        n_slow[item.path] = n_slow.get(item.path, 0) + (item.get_closest_marker("slow") is not None)
     items.sort(key=lambda item: -n_slow[item.path])
