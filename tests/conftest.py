@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import hypothesis
 import psutil
 import pytest
 from loopback import Site, site
+from only_our_parts import hide_plugins
 
 # Tests use the general gRPC runtime before the pipeline could set this; see protocol.grpc_server.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -40,6 +42,13 @@ def may_test_in_memory() -> bool:
 # milliseconds for each. A kill, of which the tests are, loses nothing that is not flushed.
 if may_test_in_memory():
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let plug-ins that are installed here take no part."""
+    folder = tempfile.TemporaryDirectory(prefix="no-plug-ins-")
+    config.add_cleanup(folder.cleanup)
+    hide_plugins(Path(folder.name))
 
 
 @pytest.fixture(scope="session")
