@@ -112,7 +112,7 @@ sys.exit("ended by itself")
 def run(folder, toy, *, at, number=signal.SIGTERM, resume="no"):
     """Train until the last behavior learns at step `at`, and end the process with a signal."""
     test_folder = os.path.dirname(__file__)  # noqa: PTH120  # a text for the command line
-    return python(folder, RUN, test_folder, folder, toy, at, int(number), resume)
+    return python(folder, "-c", RUN, test_folder, folder, toy, at, int(number), resume)
 
 
 def states(folder):
@@ -124,7 +124,6 @@ def states(folder):
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("toy", ["Duel", "Recall", "Uneven", "tag"])
 def test_self_play_killed_halfway_and_resumed_equals_the_uninterrupted_run(toy, tmp_path):
     uninterrupted = tmp_path / "whole"
