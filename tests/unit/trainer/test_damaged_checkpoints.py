@@ -127,6 +127,7 @@ def test_a_checkpoint_without_a_whole_policy_is_refused(place, new, said, stoppe
         load_policy(path)
 
 
+@pytest.mark.slow
 def test_any_value_that_is_changed_is_noticed(stopped, tmp_path):
     state = torch.load(io.BytesIO(stopped), weights_only=True)
     path = tmp_path / "checkpoint.pt"
