@@ -102,7 +102,7 @@ MARKS = dict.fromkeys(("determinism", "field", "fuzz", "learning"), "slow") | {
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their folder, and put files of many slow tests first.
+    """Mark tests by their folder, and put files of many slow tests and of engines first.
 
     Then no process is left with a slow file at the end.
     """
@@ -111,4 +111,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if mark := MARKS.get(item.path.relative_to(REPOSITORY).parts[1]):
             item.add_marker(mark)
         n_slow[item.path] = n_slow.get(item.path, 0) + (item.get_closest_marker("slow") is not None)
-    items.sort(key=lambda item: -n_slow[item.path])
+    items.sort(key=lambda item: (-n_slow[item.path], item.path.parent.name != "workflow"))
