@@ -6,9 +6,11 @@ the update before (0: none), and words that say how it trains.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import remembering
@@ -93,29 +95,43 @@ def parameters() -> dict:
     }
 
 
-def main(folder: str, name: str, max_updates: str, kill_at: str, how: str) -> None:
+@contextlib.contextmanager
+def ending(due: Callable[[Learner], int]) -> Iterator[None]:
+    """Send this process the signal that is due after an update (0: none), and exit when told to."""
     torch.set_num_threads(1)
-    if "long" in how:
-        pipeline.trainer.overlap.PER_STEP = 30_000
     learn = Learner.learn
 
     def counted(self: Learner) -> bool:
         learned = learn(self)
-        if learned and self.n_updates == int(kill_at):
-            # the last update before the end: its state is not saved, and the one before was
-            os.kill(os.getpid(), signal.SIGKILL)
-        if learned and self.n_updates == int(max_updates):
-            os.kill(os.getpid(), signal.SIGTERM)
+        if learned and (number := due(self)):
+            os.kill(os.getpid(), number)
         return learned
 
     Learner.learn = counted
+    try:
+        yield
+    except pipeline.errors.Interrupted:
+        sys.exit(0)
+    sys.exit("ended by itself")
+
+
+def main(folder: str, name: str, max_updates: str, kill_at: str, how: str) -> None:
+    if "long" in how:
+        pipeline.trainer.overlap.PER_STEP = 30_000
+
+    def due(learner: Learner) -> int:
+        if learner.n_updates == int(kill_at):
+            # the last update before the end: its state is not saved, and the one before was
+            return signal.SIGKILL
+        return signal.SIGTERM if learner.n_updates == int(max_updates) else 0
+
     settings = trainer(how, Path(folder).parent / "expert.demo")
     run = {
         "behaviors": {BEHAVIORS.get(Path(name).name, "Toy"): settings},
         "environment_parameters": parameters() if "lessons" in how else None,
         "torch_settings": {"compile": "compiled" in how},
     }
-    try:
+    with ending(due):
         pipeline.train(
             environments(name),
             run,
@@ -125,9 +141,6 @@ def main(folder: str, name: str, max_updates: str, kill_at: str, how: str) -> No
             resume="resume" in how,
             resume_interval_s=1e6 if "rarely" in how else 0.0,
         )
-    except pipeline.errors.Interrupted:
-        sys.exit(0)
-    sys.exit("ended by itself")
 
 
 if __name__ == "__main__":
