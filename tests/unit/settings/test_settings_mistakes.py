@@ -214,6 +214,28 @@ WHOLE = [
         ":1: environment_parameters.a.sampler_parameters.intervals: the minimum of "
         "[2.0, 1.0] exceeds its maximum",
     ),
+    (
+        "debug: !!python/name:os.system\n",
+        ":1: cannot be read as YAML: the tag 'tag:yaml.org,2002:python/name:os.system' is not "
+        "allowed, settings are plain data",
+    ),
+    (
+        "behaviors: {A: {reward_signals: {gail: {demo_path: []}}}}",
+        ":1: behaviors.A.reward_signals.gail.demo_path: needs at least one demonstration, got an",
+    ),
+    (
+        "behaviors: {A: {behavioral_cloning: {demo_path: true}}}",
+        ":1: behaviors.A.behavioral_cloning.demo_path: needs a path, or a list of paths",
+    ),
+    (
+        "default: {trainer: ppo, max_steps: 5.0e4}\nA:\n  batch_size: many\n",
+        ":3: behaviors.A.hyperparameters.batch_size: needs a whole number",
+    ),
+    (
+        "behaviors: {A: {}}\ncurriculum:\n  A:\n    measure: reward\n    thresholds: [1]\n"
+        "    parameters: {gap: [1, 2, 3]}\n",
+        ":6: curriculum.A.parameters.gap: needs 2 values",
+    ),
     *((text, ":1: holds no settings") for text in ("", "\n\n", "# comment\n# more\n")),
     *((text, ":1: holds no settings") for text in ("---\n", "{}\n", "null\n")),
 ]
