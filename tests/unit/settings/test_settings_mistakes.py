@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from every_block import FILE
 from refusals import refusal
 from test_environments import DIGEST, FETCH, fetch
 from test_params import FILE as PARAMS
@@ -17,62 +18,6 @@ from test_sweep_settings import RATE
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
 from pipeline.settings.params import load_params
-
-FILE = """\
-behaviors:
-  Walker:
-    trainer_type: ppo
-    hyperparameters:
-      batch_size: 64
-      buffer_size: 640
-      learning_rate: 3e-4
-      learning_rate_schedule: linear
-      lambd: 0.95
-    network_settings:
-      hidden_units: 128
-      vis_encode_type: simple
-      memory:
-        memory_size: 128
-        sequence_length: 64
-    reward_signals:
-      extrinsic:
-        gamma: 0.99
-      gail:
-        demo_path: a.demo
-        strength: 0.1
-    max_steps: 1e6
-    threaded: false
-    self_play:
-      window: 10
-    behavioral_cloning:
-      demo_path: a.demo
-env_settings:
-  base_port: 5005
-  env_args: [--x]
-engine_settings:
-  time_scale: 20
-environment_parameters:
-  mass:
-    sampler_type: uniform
-    sampler_parameters:
-      min_value: 0.5
-      max_value: 2
-  gap:
-    curriculum:
-      - name: one
-        completion_criteria:
-          behavior: Walker
-          measure: progress
-          threshold: 0.5
-        value: 1
-      - name: two
-        value: 2
-checkpoint_settings:
-  run_id: a
-torch_settings:
-  device: cpu
-debug: false
-"""
 
 W = "behaviors.Walker"
 H = f"{W}.hyperparameters"
