@@ -3,7 +3,10 @@
 #   make help            this text, as make alone
 #   make install         make .venv with all that is pinned; the other targets do so when needed
 #   make run             build, train, export, evaluate and report every experiment in params.yaml
-#   make test            the tests; agents learn their toys with one seed each
+#   make test            every module and a short path through each engine, in six minutes
+#   make test-rest       the other tests, in 20 minutes; agents learn their toys with one seed each
+#   make test-all        both
+#   make test-tools      the tests of benchmarks/ and tools/, which no user runs
 #   make test-pythons    the unit tests that need no torch, with each other Python from 3.11 to 3.13
 #   make test-learning   every learning proof in full, three seeds each
 #   make test-mutations  small mistakes in the package, and the share that unit tests notice
@@ -50,7 +53,8 @@ PYTEST := OMP_NUM_THREADS=1 python -m pytest -n $(TEST_PROCESSES)
 # A file's tests share fixtures; the slowest files come first, as tests/conftest.py orders them.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install run test test-pythons test-learning test-mutations fuzz site check peer clean
+.PHONY: help install run test test-rest test-all test-tools test-pythons test-learning test-mutations \
+  fuzz site check peer clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -72,7 +76,15 @@ run: $(STAMP)
 	pipeline run --engine dvc
 
 test: $(STAMP)
-	$(PYTEST) $(BY_FILE)
+	$(PYTEST) $(BY_FILE) -m "not slow and not tools"
+
+test-rest: $(STAMP)
+	$(PYTEST) $(BY_FILE) -m "slow and not tools"
+
+test-all: test test-rest
+
+test-tools: $(STAMP)
+	$(PYTEST) $(BY_FILE) tests/benchmarks tools
 
 # PyPI has no small build of torch, so the other Pythons test what stands below `nets`.
 test-pythons: $(STAMP)
@@ -99,10 +111,10 @@ test-learning: $(STAMP)
 	$(PYTEST) --dist load tests/learning --learning-seeds 3 --learning-table results/learning.md
 
 test-mutations: $(STAMP)
-	OMP_NUM_THREADS=1 python tests/mutations
+	OMP_NUM_THREADS=1 python tools/mutations
 
 fuzz: $(STAMP)
-	OMP_NUM_THREADS=1 python -m tests.fuzz --seconds $(SECONDS) $(addprefix --target ,$(TARGET))
+	OMP_NUM_THREADS=1 python tools/fuzzing --seconds $(SECONDS) $(addprefix --target ,$(TARGET))
 
 check: $(STAMP)
 	ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import hypothesis
 import psutil
 import pytest
 from loopback import Site, site
+from only_our_parts import hide_plugins
 
 # Tests use the general gRPC runtime before the pipeline could set this; see protocol.grpc_server.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -40,6 +42,13 @@ def may_test_in_memory() -> bool:
 # milliseconds for each. A kill, of which the tests are, loses nothing that is not flushed.
 if may_test_in_memory():
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let plug-ins that are installed here take no part."""
+    folder = tempfile.TemporaryDirectory(prefix="no-plug-ins-")
+    config.add_cleanup(folder.cleanup)
+    hide_plugins(Path(folder.name))
 
 
 @pytest.fixture(scope="session")
@@ -85,10 +94,21 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return write
 
 
+MARKS = dict.fromkeys(("determinism", "field", "fuzz", "learning"), "slow") | {
+    "benchmarks": "tools"
+}
+"""The marker of every test in a folder of `tests`; see pyproject.toml."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files of many slow tests first, so that no process is left with one at the end."""
+    """Mark tests by their folder, and put files of many slow tests and of engines first.
+
+    Then no process is left with a slow file at the end.
+    """
     n_slow: dict[Path, int] = {}
     for item in items:
-        is_slow = any(item.get_closest_marker(name) for name in ("slow", "learning"))
-        n_slow[item.path] = n_slow.get(item.path, 0) + is_slow
-    items.sort(key=lambda item: -n_slow[item.path])
+        if mark := MARKS.get(item.path.relative_to(REPOSITORY).parts[1]):
+            item.add_marker(mark)
+        n_slow[item.path] = n_slow.get(item.path, 0) + (item.get_closest_marker("slow") is not None)
+    items.sort(key=lambda item: (-n_slow[item.path], item.path.parent.name != "workflow"))

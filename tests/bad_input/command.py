@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import fake_player
 import psutil
 from forked import forking
+from only_our_parts import search_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,7 +122,7 @@ class Place:
         assert left_over(str(self.folder)) == []
 
     def _variables(self) -> dict[str, str]:
-        variables = {"PYTHONPATH": str(ROOT / "src"), "PIPELINE_MLFLOW": "off"}
+        variables = {"PYTHONPATH": search_path(ROOT / "src"), "PIPELINE_MLFLOW": "off"}
         return variables | {_MARK: str(self.folder)}
 
     def files(self) -> dict[str, bytes | None]:

@@ -1,8 +1,6 @@
-"""The DAG on a real SLURM of one node, where its daemons can be started."""
+"""`benchmarks/slurm.py` sees what is not whole."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import slurm
@@ -16,17 +14,6 @@ FOUND = {
     "differences": [],
     "left_over": [],
 }
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-@pytest.mark.skipif(
-    None in map(slurm.find, slurm.DAEMONS), reason="SLURM and munge are not installed"
-)
-def test_a_job_that_meets_its_time_limit_continues_and_the_dag_ends_whole(tmp_path: Path) -> None:
-    pytest.importorskip("snakemake_executor_plugin_slurm")
-    results = slurm.measure(tmp_path)
-    assert slurm.whole(results), results
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ SETTINGS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("private_cache")
 def test_run_with_compressed_images_equals_the_run_with_numbers(packed, tmp_path):
     environment = packed("grid_world", tmp_path / "grid_world")

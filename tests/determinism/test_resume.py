@@ -17,137 +17,19 @@ from pipeline.trainer.checkpoints.file import load_checkpoint
 
 WAIT_S = 300
 
-RUN = """
-import os, signal, sys
-from pathlib import Path
-
-import torch
-import pipeline
-import pipeline.trainer.overlap
-from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.simulators import registry
-from pipeline.trainer.learner import Learner
-import remembering, toys
-
-torch.set_num_threads(1)
-folder, name, max_updates, kill_at, how = sys.argv[1:]
-
-def environments():
-    if Path(name).exists():  # of an executable
-        return name
-    return [InProcessEnvironment(one) for one in simulators()]
-
-def simulators():
-    for toy in (getattr(toys, name, None), getattr(remembering, name, None)):
-        if toy is not None:
-            return [toy(seed=seed, n_agents=3) for seed in (3, 4)]
-    return [registry.make(name, seed=3, n_agents=3)]
-
-settings = {
-    "trainer_type": "ppo",
-    "hyperparameters": {"batch_size": 32, "buffer_size": 100, "num_epoch": 2},
-    "network_settings": {"hidden_units": 16, "num_layers": 1, "normalize": True},
-    "max_steps": 100000,
-    "time_horizon": 7,
-    "summary_freq": 90,
-    "checkpoint_interval": 300,
-}
-if "sac" in how:
-    settings["trainer_type"] = "sac"
-    settings["hyperparameters"] = {
-        "batch_size": 16,
-        "buffer_size": 90,
-        "buffer_init_steps": 30,
-        "steps_per_update": 4,
-        "save_replay_buffer": "lost" not in how,
-    }
-if "poca" in how:
-    settings["trainer_type"] = "poca"
-settings["threaded"] = "threaded" in how
-if "long" in how:
-    pipeline.trainer.overlap.PER_STEP = 30_000
-if "memory" in how:
-    settings["network_settings"]["memory"] = {"sequence_length": 4, "memory_size": 8}
-
-for name_of_signal in ("curiosity", "gail", "rnd"):
-    if name_of_signal in how:
-        network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
-        signals = {"extrinsic": {}, name_of_signal: {"network_settings": network}}
-        settings["reward_signals"] = signals
-if "gail" in how:
-    demo = {"demo_path": str(Path(folder).parent / "expert.demo")}
-    signals["gail"] |= {**demo, "use_actions": True, "use_vail": True}
-    settings["behavioral_cloning"] = {**demo, "steps": 2000}
-
-parameters = None
-if "lessons" in how:
-    def lesson(number, value, **criteria):
-        base = {"measure": "progress", "behavior": "3DBall", "threshold": 0.001 * number}
-        last = {"completion_criteria": base | criteria} if number < 6 else {}
-        return {"name": f"l{number}", "value": value} | last
-
-    def sampler(low):
-        return {"sampler_type": "uniform", "sampler_parameters": {"min_value": low, "max_value": 9}}
-
-    parameters = {
-        "gravity": {"curriculum": [lesson(n, sampler(n / 2)) for n in range(1, 7)]},
-        "mass": {"curriculum": [lesson(n, 0.5 + n / 4, require_reset=True) for n in range(1, 7)]},
-        "scale": {
-            "curriculum": [
-                lesson(1, sampler(0.4), measure="reward", threshold=-1.0, min_lesson_length=9),
-                lesson(6, 1.0),
-            ]
-        },
-    }
-
-learn, n_updates = Learner.learn, 0
-
-def counted(self):
-    learned = learn(self)
-    if learned and self.n_updates == int(kill_at):
-        # the last update before the end: its state is not saved, and the one before was
-        os.kill(os.getpid(), signal.SIGKILL)
-    if learned and self.n_updates == int(max_updates):
-        os.kill(os.getpid(), signal.SIGTERM)
-    return learned
-
-Learner.learn = counted
-names = {"balance_ball": "3DBall", "grid_world": "GridWorld", "collector": "FoodCollector"}
-names |= {"couriers": "Couriers", "push_together": "PushTogether"}
-names |= {"tag": "Hunter", "pong": "Pong", "hallway": "Hallway", "sorter": "Sorter"}
-names = [names.get(Path(name).name, "Toy")]
-if names == ["Hunter"]:
-    names.append("Runner")
-try:
-    pipeline.train(
-        environments(),
-        {
-            "behaviors": dict.fromkeys(names, settings),
-            "environment_parameters": parameters,
-            "torch_settings": {"compile": "compiled" in how},
-        },
-        seed=5,
-        run_dir=Path(folder),
-        num_envs=4 if "four" in how else 1,
-        resume="resume" in how,
-        resume_interval_s=1e6 if "rarely" in how else 0.0,
-    )
-except pipeline.errors.Interrupted as error:
-    sys.exit(0)
-sys.exit("ended by itself")
-"""
+PROGRAM = Path(__file__).with_name("killed_training.py")
 
 
 def run(folder: Path, name: str, *, updates: int, kill_at: int = 0, how: str = "") -> int:
     """Train until `updates` updates, or until the process is killed after `kill_at` of them."""
-    return python(folder, RUN, folder, name, updates, kill_at, how)
+    return python(folder, PROGRAM, folder, name, updates, kill_at, how)
 
 
 def python(folder: Path, *program: object) -> int:
     """Run a program; unless the folder is called `whole`, it has another hash seed."""
     modules = ("torch", "pytest", "pipeline.trainer.api", "pipeline.simulators.registry")
     interpreter = forking(*modules, hash_seed="1" if folder.name == "whole" else "2")
-    completed = interpreter.run("-c", *map(str, program), timeout=WAIT_S, env=variables())
+    completed = interpreter.run(*map(str, program), timeout=WAIT_S, env=variables())
     assert completed.returncode <= 0, completed.stderr
     return completed.returncode
 
@@ -200,7 +82,6 @@ def killed_and_resumed(
     return final_state(uninterrupted), halfway
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"),
     [
@@ -240,7 +121,6 @@ def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, 
         assert np.abs(uninterrupted["/experience/memories"]).max() > 0.01
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"),
     [
@@ -259,7 +139,6 @@ def test_killed_run_in_an_executable_equals_the_uninterrupted_run(name, how, pac
     assert any(key.startswith("/experience/open") for key in uninterrupted)
 
 
-@pytest.mark.slow
 def test_groups_of_executables_step_in_turn_whenever_the_run_is_saved(packed, tmp_path):
     """Saving waits for all groups; the order in which they get actions stays."""
     build = str(packed("balance_ball", tmp_path / "balance_ball", n_agents=6))
@@ -268,7 +147,6 @@ def test_groups_of_executables_step_in_turn_whenever_the_run_is_saved(packed, tm
     assert_equal_states(final_state(tmp_path / "four"), final_state(tmp_path / "four rarely"))
 
 
-@pytest.mark.slow
 def test_run_that_was_told_to_stop_equals_the_uninterrupted_run(packed, tmp_path):
     """An executable gets one more step, whose actions do not count, so that its state comes."""
     build = str(packed("balance_ball", tmp_path / "balance_ball", n_agents=6))
@@ -280,7 +158,6 @@ def test_run_that_was_told_to_stop_equals_the_uninterrupted_run(packed, tmp_path
     assert_equal_files(tmp_path / "whole", tmp_path / "stopped")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"),
     [
@@ -302,7 +179,6 @@ def test_resumed_run_with_sac_equals_the_uninterrupted_run(name, how, tmp_path):
     assert first_replay.read_bytes() == second_replay.read_bytes()
 
 
-@pytest.mark.slow
 def test_run_with_sac_whose_replay_is_not_kept_goes_on_with_an_empty_one(tmp_path):
     how = "sac lost"
     assert run(tmp_path / "whole", "Chase", updates=12, how=how) == 0
@@ -314,7 +190,6 @@ def test_run_with_sac_whose_replay_is_not_kept_goes_on_with_an_empty_one(tmp_pat
     assert not all(np.array_equal(uninterrupted[key], resumed[key]) for key in weights)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"),
     [
@@ -332,7 +207,6 @@ def test_saving_completes_the_update_under_way_and_changes_nothing(name, how, tm
     assert_equal_states(uninterrupted, seldom)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["curiosity", "rnd", "gail", "gail memory", "gail threaded"])
 def test_resumed_run_with_a_learned_reward_equals_the_uninterrupted_run(how, tmp_path):
     with writing_demo(tmp_path / "expert.demo", "Toy?team=0", Both.spec) as writer:
@@ -349,7 +223,6 @@ def test_resumed_run_with_a_learned_reward_equals_the_uninterrupted_run(how, tmp
     assert len(signal_keys) > 10
 
 
-@pytest.mark.slow
 def test_resumed_run_would_differ_if_its_experience_were_lost(tmp_path):
     """The comparison above can fail: leave out what only the resume file holds."""
     assert run(tmp_path / "whole", "Chase", updates=6) == 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.simulators import registry
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
+HERE = Path(__file__).parent
 SELF_PLAY = {"save_steps": 60, "team_change": 130, "swap_steps": 40, "window": 3}
 RATED = [
     {
@@ -79,40 +80,23 @@ def test_same_seed_gives_the_same_opponents_ratings_and_weights(toy, tmp_path):
     assert len(first[1]) >= 2 * len(NAMES[toy])
 
 
-RUN = """
-import os, signal, sys
-from pathlib import Path
-
-import torch
-from pipeline.trainer.learner import Learner
-sys.path.insert(0, sys.argv[1])
-import test_resume_self_play
-
-torch.set_num_threads(1)
-folder, toy, at, number, resume = sys.argv[2:]
-learn, total = Learner.learn, 0
-
-def counted(self):
-    learned = learn(self)
-    if learned and self.step >= int(at) and self.name == test_resume_self_play.NAMES[toy][-1]:
-        os.kill(os.getpid(), int(number))
-    return learned
-
-Learner.learn = counted
-try:
-    test_resume_self_play.train(
-        toy, Path(folder), max_steps=10**6, resume=resume == "yes", resume_interval_s=0.0
-    )
-except test_resume_self_play.pipeline.errors.Interrupted:
-    sys.exit(0)
-sys.exit("ended by itself")
-"""
-
-
-def run(folder, toy, *, at, number=signal.SIGTERM, resume="no"):
+def run(folder, toy, *, at, number=signal.SIGTERM, resume=False):
     """Train until the last behavior learns at step `at`, and end the process with a signal."""
-    test_folder = os.path.dirname(__file__)  # noqa: PTH120  # a text for the command line
-    return python(folder, RUN, test_folder, folder, toy, at, int(number), resume)
+    program = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+from pathlib import Path
+from killed_training import ending
+from test_resume_self_play import NAMES, train
+
+def due(learner):
+    return {int(number)} if learner.step >= {at} and learner.name == NAMES[{toy!r}][-1] else 0
+
+with ending(due):
+    options = {{"max_steps": 10**6, "resume": {resume}, "resume_interval_s": 0.0}}
+    train({toy!r}, Path({str(folder)!r}), **options)
+"""
+    return python(folder, "-c", program)
 
 
 def states(folder):
@@ -124,7 +108,6 @@ def states(folder):
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("toy", ["Duel", "Recall", "Uneven", "tag"])
 def test_self_play_killed_halfway_and_resumed_equals_the_uninterrupted_run(toy, tmp_path):
     uninterrupted = tmp_path / "whole"
@@ -144,7 +127,7 @@ def test_self_play_killed_halfway_and_resumed_equals_the_uninterrupted_run(toy, 
         halfway = states(killed)
         assert halfway[f"{last}/learner/step"] < 900
         assert halfway[f"{last}/run/self_play/learning"] == learning
-        assert run(killed, toy, at=1000, resume="yes") == 0
+        assert run(killed, toy, at=1000, resume=True) == 0
         assert any(not np.array_equal(complete[key], halfway[key]) for key in snapshots)
         assert_equal_states(complete, states(killed))
         assert_equal_files(uninterrupted, killed)

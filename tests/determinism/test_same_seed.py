@@ -169,7 +169,6 @@ numbers = {name: one.numbers() for name, one in result.behaviors.items()}
 """
 
 
-@pytest.mark.slow
 def test_separate_processes_with_two_environments_give_the_same_bytes(tmp_path):
     built = pack("grid_world", tmp_path / "grid_world", n_agents=4)
     configuration = settings(

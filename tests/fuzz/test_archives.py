@@ -15,13 +15,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from fuzzing.frame import fuzz
 from hypothesis import strategies as st
 
 from pipeline.envs.sources.archives import ArchiveLimits, unpack
 from pipeline.envs.sources.programs import find_program
 from pipeline.errors import FetchError
 
-from .frame import fuzz
 from .mutations import mutated, usually
 
 _USUAL = st.sampled_from(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fuzzing.frame import TALLY, fuzz, note_refusal
 from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 from wire_messages import decode_steps
@@ -23,7 +24,6 @@ from pipeline.protocol.layout_cache import Decoder
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 
 from .agents import ACTIONS, SPECS, SPOILS, message_of
-from .frame import TALLY, fuzz, note_refusal
 from .mutations import messages, mutated
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fuzzing.frame import command, fuzz
 from hypothesis import strategies as st
 from wire_messages import encode_actions
 
@@ -16,7 +17,6 @@ from pipeline.protocol.encoding import brain_parameters
 from pipeline.protocol.generated import messages as m
 
 from .agents import SPECS, SPOILS, message_of, spoil_announcement
-from .frame import command, fuzz
 from .mutations import messages, mutated, usually
 
 _COUNTS = st.sampled_from((0, 1, 2, 7, -1, 2**31 - 1))

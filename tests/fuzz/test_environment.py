@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
+from fuzzing.frame import fuzz
 from hypothesis import strategies as st
 from toys import Both
 
@@ -29,7 +30,6 @@ from pipeline.protocol.encoding import brain_parameters
 from pipeline.protocol.generated import messages as m
 
 from .agents import SPECS, SPOILS, TRAINABLE_SPECS, message_of, spoil_announcement
-from .frame import fuzz
 from .mutations import NAMES, messages, mutated
 
 if TYPE_CHECKING:

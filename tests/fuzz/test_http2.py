@@ -18,6 +18,7 @@ import h2.connection
 import h2.events
 import h2.exceptions
 import h2.settings
+from fuzzing.frame import fuzz
 from http2_peer import FIELDS, RawClient, call, cut, message, prefixed, served, settings
 from hypothesis import strategies as st
 
@@ -38,7 +39,6 @@ from pipeline.protocol.http2 import PREFACE
 from pipeline.protocol.incoming import IncomingConnection
 from pipeline.protocol.server import Server
 
-from .frame import fuzz
 from .http2_frames import NOISE, PIECES, conversations, data_frames, header_frames, spoiled
 
 _SETTINGS = h2.settings.SettingCodes

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from fuzzing.frame import command, fuzz
 from hypothesis import strategies as st
 from toys import Corridor
 
@@ -24,7 +25,6 @@ from pipeline.tracking.curve_csv import CsvSink
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
 from pipeline.tracking.tracked_run import TrackedRun
 
-from .frame import command, fuzz
 from .mutations import NAMES
 
 _ROOT = Path(__file__).resolve().parents[2]

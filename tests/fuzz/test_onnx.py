@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import reference
+from fuzzing.frame import command, fuzz
 from hypothesis import strategies as st
 from steps import decision_steps
 
 from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import build_model
 
-from .frame import command, fuzz
 from .mutations import mutated
 
 _KINDS: tuple[dict[str, Any], ...] = (

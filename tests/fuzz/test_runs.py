@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from fuzzing.frame import fuzz
 from hypothesis import strategies as st
 from toys import Both
 
@@ -27,7 +28,6 @@ from pipeline.stages.export import publish
 from pipeline.tracking.curve_csv import CsvSink
 from pipeline.trainer.checkpoints.file import digest
 
-from .frame import fuzz
 from .mutations import mutated
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from every_block import FILE as EVERY_BLOCK
+from fuzzing.frame import command, fuzz
 from hypothesis import strategies as st
 from unit.settings.legacy.test_flat_files import PPO, SAC
-from unit.settings.test_settings_mistakes import FILE as EVERY_BLOCK
 
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import write_plan
 
-from .frame import command, fuzz
 from .mutations import NAMES, mutated
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -1,7 +1,7 @@
 """How many seeds the learning tests take: `pytest tests/learning --learning-seeds 3`.
 
-Without the option, and so in `make test`, each takes one, and those that are marked `in_full` are
-left out. `make test-learning` takes three, and writes what each learned as a table.
+Without the option, and so in `make test-all`, each takes one, and those that are marked `in_full`
+are left out. `make test-learning` takes three, and writes what each learned as a table.
 """
 
 from __future__ import annotations

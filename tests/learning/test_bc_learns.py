@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from crowds import LargestName
 from exported import exported_return
 
@@ -16,8 +15,6 @@ from pipeline.simulators import registry
 from pipeline.stages.demos import write_episodes
 from pipeline.trainer import pretrain
 from pipeline.trainer.checkpoints.restore import load_policy
-
-pytestmark = pytest.mark.learning
 
 EPISODES = 12
 

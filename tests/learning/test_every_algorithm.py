@@ -19,8 +19,6 @@ from toys import Chase, Corridor, Forbidden, Wish
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 
-pytestmark = pytest.mark.learning
-
 ON_POLICY = {
     "batch_size": 64,
     "buffer_size": 1024,

@@ -12,8 +12,6 @@ from exported import exported_return
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 
-pytestmark = pytest.mark.learning
-
 EPISODES = 400
 # What the most likely actions of the exported policy must be worth, of 1. `BLIND` is what can be
 # had without looking.

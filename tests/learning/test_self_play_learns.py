@@ -11,8 +11,6 @@ from pipeline.evaluation.episodes import evaluate
 from pipeline.export.policy import OnnxPolicy
 from pipeline.stages.export import publish
 
-pytestmark = pytest.mark.learning
-
 EARLY = 1000
 """Agent steps of the policies that are met again: about nothing is learned by then."""
 

@@ -10,8 +10,6 @@ import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.stages.demos import write_episodes
 
-pytestmark = pytest.mark.learning
-
 DEMONSTRATIONS = 20
 NETWORK = {"hidden_units": 32, "num_layers": 2}
 EXTRINSIC = {"extrinsic": {"gamma": 0.95}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from example_plugin_site import distribution, install
 from interpreter import python
+from only_our_parts import hide_plugins
 
 from pipeline.errors import SettingsError
 from pipeline.nets.vision import FlatEncoder, visual_encoder
@@ -118,6 +120,21 @@ def test_reading_settings_of_a_plug_in_imports_no_torch(tmp_path, site):
         "sys.exit('torch' in sys.modules)"
     )
     python("-c", code, first=[site])
+
+
+def test_tests_do_not_see_what_is_installed_here(tmp_path, site, monkeypatch):
+    """As tests/conftest.py begins; what a test installs itself is seen, as above."""
+    install(site)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    own = ["dqn" in HYPERPARAMETERS]
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    hide_plugins(tmp_path / "hiding")
+    own.append("dqn" in HYPERPARAMETERS)
+    code = "from pipeline.plugins import all_of; print(len(all_of('pipeline.algorithms')))"
+    child = subprocess.run(  # noqa: S603  # this interpreter
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert (own, child.stdout) == ([True, False], "0\n")
 
 
 def test_what_is_installed_is_not_looked_at_for_our_own_parts(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from forked import forking
+from only_our_parts import search_path
 from repositories import commit, git
 
 from pipeline.settings.params import load_params
@@ -80,7 +81,7 @@ def environment(root: Path) -> dict[str, str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_"))}
     return inherited | {
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(root / "src"),
+        "PYTHONPATH": search_path(root / "src"),
         "PIPELINE_MLFLOW": "off",
     }
 

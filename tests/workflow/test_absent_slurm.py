@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from only_our_parts import search_path
 from project import run, set_params
 
 PLUGIN = """\
@@ -57,7 +58,7 @@ def test_earlier_results_stay_where_slurm_takes_no_job(project: Path, tmp_path: 
             (commands / name).chmod(0o755)
         path = [str(Path(sys.executable).parent), str(commands), "/usr/bin", "/bin"]
         forced = ("--forcerun", "env", "--", str(built.relative_to(project)))
-        more = {"PATH": ":".join(path), "PYTHONPATH": f"{project / 'src'}:{tmp_path}"}
+        more = {"PATH": ":".join(path), "PYTHONPATH": search_path(project / "src", tmp_path)}
         job = run(project, "snakemake", "-e", "slurm", "-j1", *forced, check=False, **more)
         assert job.returncode == 1
         return job.stderr

@@ -23,10 +23,10 @@ ELSEWHERE = {
     "make run": "pipeline run --engine dvc, in tests/workflow/test_engines.py and test_progress.py",
     "pip install 'rl-pipeline[slurm]' -c constraints.txt": "an index is asked; `snakemake --profile"
     " profiles/slurm` needs it",
-    "snakemake --profile profiles/slurm": "tests/benchmarks/test_slurm.py, where it is installed",
+    "snakemake --profile profiles/slurm": "tests/workflow/test_clusters.py, where it is installed",
     "python benchmarks/throughput.py": "needs `make peer`",
     "python benchmarks/learning.py --case ppo --steps 300000 --curves": "needs `make peer`",
-    "python benchmarks/cluster_jobs.py --jobs 64 --kill 10 --at-once 4": "tests/benchmarks",
+    "python benchmarks/cluster_jobs.py --jobs 64 --kill 10 --at-once 4": "test_clusters.py",
     "pipeline ui": "tests/unit/commands: it serves until it is ended",
     "tensorboard --logdir results": "not ours: it serves until it is ended",
     "dvc repro": "tests/workflow/test_whole_graph.py",

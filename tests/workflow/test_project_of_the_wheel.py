@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from only_our_parts import search_path
 from project import ROOT, run
 
 SMALL = """overrides:
@@ -34,7 +35,7 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def called(site: Path, root: Path, *command: str, **more: str) -> str:
     """Run a command with the installed package, and return what it printed."""
-    completed = run(root, *command, PYTHONPATH=str(site), **more)
+    completed = run(root, *command, PYTHONPATH=search_path(site), **more)
     return completed.stdout + completed.stderr
 
 

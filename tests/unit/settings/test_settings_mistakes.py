@@ -1,73 +1,23 @@
-"""Mistakes that people make in a configuration: one line each, with place, key and remedy."""
+"""Mistakes that people make in a configuration and in params.yaml: one line each, with place, key
+and remedy.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from every_block import FILE
 from refusals import refusal
+from test_environments import DIGEST, FETCH, fetch
+from test_params import FILE as PARAMS
+from test_sweep_settings import FILE as SWEEPS
+from test_sweep_settings import RATE
 
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-FILE = """\
-behaviors:
-  Walker:
-    trainer_type: ppo
-    hyperparameters:
-      batch_size: 64
-      buffer_size: 640
-      learning_rate: 3e-4
-      learning_rate_schedule: linear
-      lambd: 0.95
-    network_settings:
-      hidden_units: 128
-      vis_encode_type: simple
-      memory:
-        memory_size: 128
-        sequence_length: 64
-    reward_signals:
-      extrinsic:
-        gamma: 0.99
-      gail:
-        demo_path: a.demo
-        strength: 0.1
-    max_steps: 1e6
-    threaded: false
-    self_play:
-      window: 10
-    behavioral_cloning:
-      demo_path: a.demo
-env_settings:
-  base_port: 5005
-  env_args: [--x]
-engine_settings:
-  time_scale: 20
-environment_parameters:
-  mass:
-    sampler_type: uniform
-    sampler_parameters:
-      min_value: 0.5
-      max_value: 2
-  gap:
-    curriculum:
-      - name: one
-        completion_criteria:
-          behavior: Walker
-          measure: progress
-          threshold: 0.5
-        value: 1
-      - name: two
-        value: 2
-checkpoint_settings:
-  run_id: a
-torch_settings:
-  device: cpu
-debug: false
-"""
+from pipeline.settings.params import load_params
 
 W = "behaviors.Walker"
 H = f"{W}.hyperparameters"
@@ -149,25 +99,322 @@ MISTAKES = [
 ]
 
 
-def message_of(text: str, folder: Path) -> str:
-    file = folder / "x.yaml"
+# A whole file, and how the message begins behind the file's name. To say nothing is a slip.
+WHOLE = [
+    ("behaviors: {A: }", ":1: behaviors.A: needs a map of keys to values, got nothing"),
+    ("behaviors: [A]", ":1: behaviors: needs a map of keys to values, got ['A']"),
+    (
+        "default_settings: {}\nbehaviors: {A: {trainer_type: [ppo]}}",
+        ":2: behaviors.A.trainer_type: ['ppo'] is not allowed. Allowed: ppo, sac, poca",
+    ),
+    ("- a", ":1: needs a map of keys to values, got ['a']"),
+    (
+        "behaviors: {A: {reward_signals: {}}}",
+        ":1: behaviors.A.reward_signals: needs at least one reward signal",
+    ),
+    (
+        "default_settings: {}\nbehaviors:\n  A:\n    reward_signals: {extrinsic: null}\n",
+        ":4: behaviors.A.reward_signals: needs at least one reward signal",
+    ),
+    (
+        "behaviors: {A: {network_settings: {memory: yes}}}",
+        ":1: behaviors.A.network_settings.memory: needs a map of keys to values, got "
+        "'yes'; write {sequence_length: 64, memory_size: 128}, or leave it out",
+    ),
+    (
+        "behaviors: {A: {self_play: true}}",
+        ":1: behaviors.A.self_play: needs a map of keys to values, got True; write {} "
+        "for the defaults, or leave it out",
+    ),
+    (
+        "torch_settings: true",
+        ":1: torch_settings: needs a map of keys to values, got True; write {} for",
+    ),
+    (
+        "behaviors: {A: {behavioral_cloning: true}}",
+        ":1: behaviors.A.behavioral_cloning: needs a map of keys to values, got True",
+    ),
+    ("debug: true\nbehaviors: {}\n", ":2: behaviors: lists no behavior"),
+    (
+        "environment_parameters: {a: {curriculum: []}}",
+        ":1: environment_parameters.a.curriculum: needs at least one lesson",
+    ),
+    (
+        "environment_parameters: {a: {curriculum: [{name: x, value: 1}, {name: y, value: 2}]}}",
+        ":1: environment_parameters.a.curriculum[0]: A non-terminal lesson does not have "
+        "a completion_criteria for a.",
+    ),
+    (
+        "environment_parameters: {a: high}",
+        ":1: environment_parameters.a: needs a number, a sampler or a curriculum, got 'high'",
+    ),
+    (
+        "environment_parameters: {a: {sampler_type: multirangeuniform, "
+        "sampler_parameters: {intervals: [[1, 2, 3]]}}}",
+        ":1: environment_parameters.a.sampler_parameters.intervals[0]: needs 2 values, got 3",
+    ),
+    (
+        "environment_parameters: {a: {sampler_type: multirangeuniform, "
+        "sampler_parameters: {intervals: [[2, 1]]}}}",
+        ":1: environment_parameters.a.sampler_parameters.intervals: the minimum of "
+        "[2.0, 1.0] exceeds its maximum",
+    ),
+    (
+        "debug: !!python/name:os.system\n",
+        ":1: cannot be read as YAML: the tag 'tag:yaml.org,2002:python/name:os.system' is not "
+        "allowed, settings are plain data",
+    ),
+    (
+        "behaviors: {A: {reward_signals: {gail: {demo_path: []}}}}",
+        ":1: behaviors.A.reward_signals.gail.demo_path: needs at least one demonstration, got an",
+    ),
+    (
+        "behaviors: {A: {behavioral_cloning: {demo_path: true}}}",
+        ":1: behaviors.A.behavioral_cloning.demo_path: needs a path, or a list of paths",
+    ),
+    (
+        "default: {trainer: ppo, max_steps: 5.0e4}\nA:\n  batch_size: many\n",
+        ":3: behaviors.A.hyperparameters.batch_size: needs a whole number",
+    ),
+    (
+        "behaviors: {A: {}}\ncurriculum:\n  A:\n    measure: reward\n    thresholds: [1]\n"
+        "    parameters: {gap: [1, 2, 3]}\n",
+        ":6: curriculum.A.parameters.gap: needs 2 values",
+    ),
+    *((text, ":1: holds no settings") for text in ("", "\n\n", "# comment\n# more\n")),
+    *((text, ":1: holds no settings") for text in ("---\n", "{}\n", "null\n")),
+]
+# What is replaced by what in params.yaml, the line, and how the message goes on.
+IN_PARAMS = [
+    ("torch_threads", "torch_thread", 2, "runtime: unknown key 'torch_thread' (value 2); did"),
+    ("source: builtin", "source: bultin", 6, "environments.ball.source: 'bultin' is not allo"),
+    ("    path: builds/game.x86_64\n", "", 8, "environments.game.path: the source 'path' need"),
+    ("  ball:", "  my.ball:", 5, "environments.my.ball: the name 'my.ball' becomes a folder"),
+    ("  scratch:", "  a b:", 18, "experiments.a b: the name 'a b' becomes a folder"),
+    ("episodes: 5", "episodes: 0", 15, "demonstrations.expert.episodes: must be at least 1"),
+    (
+        "environment: ball\n    episodes",
+        "environment: bal\n    episodes",
+        14,
+        "demonstrations.expert.environment: 'bal' is not allowed; did you mean 'ball'?",
+    ),
+    (
+        "environment: ball\n    episodes: 5\n",
+        "file: data/people/ball.demo\n",
+        15,
+        "demonstrations.expert.seed: 1 is for recording, but 'file' names what is there",
+    ),
+    (
+        "    episodes: 5\n",
+        "",
+        14,
+        "demonstrations.expert.environment: the key 'episodes' is required to record",
+    ),
+    (
+        "environment: ball\n    episodes: 5\n    seed: 1\n",
+        "file: data/demos/expert.demo\n",
+        14,
+        "demonstrations.expert.file: 'data/demos/expert.demo' is what the stage makes; keep",
+    ),
+    (
+        "environment: game",
+        "environment: gmae",
+        19,
+        "experiments.scratch.environment: 'gmae' is not allowed; did you mean 'game'?",
+    ),
+    (
+        "demonstrations: expert",
+        "demonstrations: exprt",
+        31,
+        "experiments.cloned.demonstrations: 'exprt' is not allowed; did you mean 'expert'?",
+    ),
+    ("t.yaml", "u.yaml", 20, "experiments.scratch.trainer: there is no file 'config/u.yaml'"),
+    (
+        "t.yaml",
+        "tt.yaml",
+        20,
+        "experiments.scratch.trainer: there is no file 'config/tt.yaml'; did you mean '",
+    ),
+    ("[3, 1]", "2", 22, "experiments.scratch.seeds: needs a list, got 2; write [2]"),
+    ("[train]", "train", 23, "experiments.scratch.stages: needs a list, got 'train'; write ["),
+    ("[3, 1]", "[3, 3]", 22, "experiments.scratch.seeds: needs one seed or more, each once"),
+    ("[3, 1]", "[]", 22, "experiments.scratch.seeds: needs one seed or more, each once"),
+    ("[3, 1]", "[-3]", 22, "experiments.scratch.seeds[0]: must be at least 0, got -3"),
+    ("[train]", "[]", 23, "experiments.scratch.stages: must be some of ['pretrain', "),
+    ("[train]", "[trian]", 23, "experiments.scratch.stages[0]: 'trian' is not allowed; did yo"),
+    ("[train]", "[export, train]", 23, "experiments.scratch.stages: must be some of ["),
+    ("[train]", "[train, train]", 23, "experiments.scratch.stages: must be some of ["),
+    ("[train]", "[export]", 23, "experiments.scratch.stages: export needs the stage 'train'"),
+    ("[train]", "[train, evaluate]", 23, "experiments.scratch.stages: evaluate needs the stag"),
+    ("[train]", "[pretrain]", 23, "experiments.scratch.stages: pretrain needs the key 'demons"),
+    ("[pretrain, train", "[train", 31, "experiments.cloned.demonstrations: is used by the st"),
+    ("    overrides: {}\n", "", 18, "experiments.scratch: the key 'overrides' is required"),
+    (
+        "    evaluation:\n      episodes: 2\n      seed: 9\n",
+        "",
+        37,
+        "experiments.cloned.stages: evaluate needs the section 'evaluation'",
+    ),
+    ("runtime:", "runs: {}\nruntime:", 1, "unknown key 'runs' (value {})"),
+]
+# What is replaced by what in params.yaml with a sweep, and words of the message.
+IN_SWEEPS = [
+    ("experiment: base", "experiment: bass", "sweeps.rates.experiment: 'bass' is not allowed"),
+    ("method: grid", "method: gird", "sweeps.rates.method: 'gird' is not allowed; did you"),
+    ("method: grid", "method: list", "method list does not use the key 'parameters'; remove"),
+    ("method: grid", "method: random", "sweeps.rates.method: the method random needs the key"),
+    ("method: grid", "method: optuna", "sweeps.rates.method: the method optuna needs the key"),
+    (
+        "method: grid",
+        "method: grid\n    parallel: 2",
+        "sweeps.rates.parallel: belongs to the method optuna, not to grid; remove it",
+    ),
+    (
+        "method: grid",
+        "method: optuna\n    prune_after: 9\n    goal: minimize\n    runs: 3\n    seed: 0",
+        "sweeps.rates.prune_after: compares rewards, of which more is better, but the sweep",
+    ),
+    (
+        "method: grid",
+        "method: optuna\n    startup: 0\n    runs: 3\n    seed: 0",
+        "sweeps.rates.startup: ",
+    ),
+    ("[1e-4, 1e-3]", "[]", f"sweeps.rates.parameters.{RATE}: needs a list of values, or a map"),
+    ("[1e-4, 1e-3]", "{min: 1, max: 2}", "needs a list of values for 'behaviors.Ball.hyperp"),
+    ("[1e-4, 1e-3]", "{min: 2, max: 1}", f"parameters.{RATE}.max: must be above min (2.0)"),
+    (
+        "[1e-4, 1e-3]",
+        "{min: 1.2, max: 1.8, integer: true}",
+        f"parameters.{RATE}.integer: there is no whole number from 1.2 to 1.8; widen",
+    ),
+    ("[1e-4, 1e-3]", "{min: 0, max: 1, scale: log}", "min: must be above 0 for scale log, got"),
+    ("[500, 1000, 2000]", f"{list(range(500))}", "makes 1000 trials, more than 999; sweep few"),
+    (
+        "seeds: [7, 8]",
+        "seeds: [1, 8]",
+        "sweeps.rates.best: seeds has [1], which chose the best",
+    ),
+    ("seeds: [1]\n", "seeds: []\n", "sweeps.rates.seeds: needs one seed or more, each once"),
+    ("  rates:\n", "  base:\n", "would lie in those of the experiment 'base'; rename one"),
+    ("[train, export, evaluate]", "[train]", "needs an experiment with the stages train, exp"),
+    ("[base-1, rates]", "[base-3]", "subsets.smoke: there is no experiment, run or sweep 'ba"),
+    ("[base-1, rates]", "[]", "subsets.smoke: names nothing; list some of base, rates_best"),
+    ("  smoke:", "  rates:", "is the name of an experiment or sweep too; rename one"),
+    ("sweeps:\n", "swept:\n", "unknown key 'swept' (value"),
+]
+# One environment of params.yaml, and words of the message.
+IN_ENVIRONMENTS = [
+    ("{id: x}", "environments.cart: the key 'source' is required"),
+    ("{source: gymnasum, id: x}", "source: 'gymnasum' is not allowed; did you mean 'gymnasi"),
+    ("{source: gymnasium}", "environments.cart: the key 'id' is required"),
+    ("{source: gymnasium, id: [x]}", "environments.cart.id: needs text, got ['x']"),
+    ("{source: gymnasium, id: x, copies: 0}", "cart.copies: must be at least 1, got 0"),
+    ("{source: gymnasium, id: x, kwargs: 3}", "cart.kwargs: needs a map of keys to values"),
+    (
+        "{source: gymnasium, id: x, kwargs: {render_mode: human}}",
+        "environments.cart.kwargs.render_mode: cannot be set",
+    ),
+    (
+        "{source: gymnasium, id: x, kwargs: {a: {b: [.inf]}}}",
+        "environments.cart.kwargs.a.b: must be finite, got inf",
+    ),
+    (
+        "{source: gymnasium, id: x, teams: index}",
+        "environments.cart.teams: belongs to the source 'pettingzoo' and 'module', but the",
+    ),
+    (
+        "{source: builtin, id: x}",
+        "cart.id: belongs to the source 'gymnasium' and 'pettingzoo' and 'module', but the",
+    ),
+    ("{source: gymnasium, id: x, copis: 2}", "'copis' (value 2); did you mean 'copies'?"),
+    ("{source: gymnasium, id: x, visual: yess}", "cart.visual: 'yess' is not allowed"),
+    ("{source: gymnasium, id: x, action_scale: 0}", "action_scale: must be greater than 0"),
+    ("{source: pettingzoo, id: x, teams: two}", "cart.teams: must be none, index, or a map"),
+    ("{source: pettingzoo, id: x, teams: {a: -1}}", "cart.teams: must be none, index"),
+    ("{source: pettingzoo, id: x, api: both}", "cart.api: 'both' is not allowed"),
+    ("{source: module, id: my_env}", "cart.id: needs the form module:function, got 'my_env'"),
+    ("'gymnasium:'", "environments.cart: gymnasium: needs an id, as in gymnasium:CartPole-v1"),
+    ("https://x.org/game.zip", "`pipeline env fetch` downloads the archive"),
+    ("gym:CartPole-v1", "cart: 'gym:CartPole-v1' names no environment; did you mean 'gymnas"),
+    ("my-env:make", "'my-env:make' names no environment. Give a path (./Game), a simulator"),
+    (
+        "{source: fetch, url: 'https://x/g.zip'}",
+        "cart.sha256: the source 'fetch' needs the archive's digest; `pipeline env fetch https:"
+        "//x/g.zip` finds it out",
+    ),
+    (f"{{source: fetch, sha256: {DIGEST}}}", "url: the source 'fetch' needs to know where"),
+    (fetch(url="'http://['"), "url: must start with one of https, http, file, got"),
+    (fetch(url="'ftp://x/g.zip'"), "url: must start with one of https, http, file, got"),
+    (fetch(sha256="abc"), "cart.sha256: needs 64 hex digits, got 'abc'"),
+    (fetch(url="{linus: x}"), "cart.url: 'linus' is not allowed; did you mean 'linux'?"),
+    (fetch(url="{linux: 'https://x'}"), "cart.sha256: needs the same platforms as 'url' (l"),
+    (fetch(url="[a]"), "cart.url: needs text, got ['a']"),
+    (fetch(url="{linux: []}"), "cart.url.linux: needs text, got []"),
+    (FETCH + "platform: amiga}", "cart.platform: 'amiga' is not allowed. Allowed: linux, da"),
+    (
+        fetch(url="{linux: 'file:///x'}", sha256=f"{{linux: {DIGEST}}}", platform="linux"),
+        "cart.platform: is said by the keys of 'url' already",
+    ),
+    (FETCH + "executable: ../x}", "executable: must lie inside the archive, got '../x'"),
+    (FETCH + "max_ratio: 0}", "cart.max_ratio: must be greater than 0"),
+    (FETCH + "path: x}", "cart.path: belongs to the source 'path', but the source is 'fetch'"),
+    (FETCH + "name: x}", "cart.name: belongs to the source 'builtin', but the source is 'fe"),
+    (FETCH + "urls: x}", "cart: unknown key 'urls' (value 'x'); did you mean 'url'?"),
+    ("{source: builtin, project: x}", "cart.project: belongs to the source 'unity', but"),
+    ("{source: unity}", "project: the source 'unity' needs to know where the Unity project is"),
+    (
+        "{source: unity, project: p, method: Build}",
+        "cart.method: needs 'Class.Method' of a script in Assets/Editor, got 'Build'",
+    ),
+    ("{source: path}", "cart.path: the source 'path' needs to know where the build is"),
+    (
+        "{source: editor}",
+        "cart.source: 'editor' waits until someone presses Play, so nothing that came of it "
+        "could be made again; train with `pipeline learn` without --env",
+    ),
+]
+
+
+def cases() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+    """Yield a file's name and text, how the message goes on behind the name, and words of it."""
+    for old, new, line, path, *said in MISTAKES:
+        yield "x.yaml", replaced(FILE, old, new), f":{line}: {path and path + ': '}", tuple(said)
+    for text, begin in WHOLE:
+        yield "x.yaml", text, begin, ()
+    for old, new, line, said in IN_PARAMS:
+        yield "params.yaml", replaced(PARAMS, old, new), f":{line}: {said}", ()
+    for old, new, said in IN_SWEEPS:
+        yield "params.yaml", replaced(SWEEPS, old, new), ":", (said,)
+    for text, said in IN_ENVIRONMENTS:
+        params = f"environments: {{cart: {text}}}\n"
+        yield "params.yaml", params, ":1: environments.cart", (said,)
+
+
+def message_of(read: Callable[[Path], object], file: Path, text: str) -> str:
+    """Return what is said of a file behind its name."""
     file.write_text(text)
-    message = refusal(SettingsError, load_run_settings, file)
-    assert message.startswith(f"{folder}/")
-    return message.removeprefix(f"{folder}/")
+    message = refusal(SettingsError, read, file)
+    assert message.startswith(str(file))
+    return message.removeprefix(str(file))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "line", "path", "what", "remedy"), MISTAKES, ids=[str(m[1]) for m in MISTAKES]
-)
+def replaced(text: str, old: str, new: str) -> str:
+    assert old in text
+    return text.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(("name", "text", "begin", "said"), [*cases()])
 def test_a_mistake_is_told_in_one_line_with_place_and_remedy(
-    old: str, new: str, line: int, path: str, what: str, remedy: str, tmp_path: Path
+    name: str, text: str, begin: str, said: tuple[str, ...], tmp_path: Path
 ) -> None:
-    assert old in FILE
-    message = message_of(FILE.replace(old, new, 1), tmp_path)
-    assert message.startswith(f"x.yaml:{line}: {path}: " if path else f"x.yaml:{line}: ")
-    assert what in message
-    assert remedy in message
+    (tmp_path / "config").mkdir()
+    for trainer in ("t.yaml", "config/t.yaml"):
+        (tmp_path / trainer).write_text("behaviors: {Ball: {max_steps: 5}}")
+    read = load_params if name == "params.yaml" else load_run_settings
+    message = message_of(read, tmp_path / name, text)
+    assert message.startswith(begin)
+    for words in said:
+        assert words in message
 
 
 @pytest.mark.parametrize("section", ["", "hyperparameters"])
@@ -200,8 +447,8 @@ def test_a_word_of_another_trainer_is_answered_with_the_key_or_its_trainers(
 ) -> None:
     key = f"{word}: 1" if not section else f"{section}: {{{word}: 1}}"
     text = f"behaviors: {{A: {{trainer_type: {trainer}, {key}}}}}"
-    message = message_of(text, tmp_path)
-    assert message.startswith(f"x.yaml:1: behaviors.A{section and '.'}{section}")
+    message = message_of(load_run_settings, tmp_path / "x.yaml", text)
+    assert message.startswith(f":1: behaviors.A{section and '.'}{section}")
     assert word in message
     assert meant in message
     assert "did you mean" not in message
@@ -213,85 +460,9 @@ def test_the_file_without_a_mistake_is_read(tmp_path: Path) -> None:
     assert load_run_settings(file).behaviors["Walker"].max_steps == 1_000_000
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("behaviors: {A: }", "x.yaml:1: behaviors.A: needs a map of keys to values, got nothing"),
-        ("behaviors: [A]", "x.yaml:1: behaviors: needs a map of keys to values, got ['A']"),
-        (
-            "default_settings: {}\nbehaviors: {A: {trainer_type: [ppo]}}",
-            "x.yaml:2: behaviors.A.trainer_type: ['ppo'] is not allowed. Allowed: ppo, sac, poca",
-        ),
-        ("- a", "x.yaml:1: needs a map of keys to values, got ['a']"),
-        (
-            "behaviors: {A: {reward_signals: {}}}",
-            "x.yaml:1: behaviors.A.reward_signals: needs at least one reward signal",
-        ),
-        (
-            "default_settings: {}\nbehaviors:\n  A:\n    reward_signals: {extrinsic: null}\n",
-            "x.yaml:4: behaviors.A.reward_signals: needs at least one reward signal",
-        ),
-        (
-            "behaviors: {A: {network_settings: {memory: yes}}}",
-            "x.yaml:1: behaviors.A.network_settings.memory: needs a map of keys to values, got "
-            "'yes'; write {sequence_length: 64, memory_size: 128}, or leave it out",
-        ),
-        (
-            "behaviors: {A: {self_play: true}}",
-            "x.yaml:1: behaviors.A.self_play: needs a map of keys to values, got True; write {} "
-            "for the defaults, or leave it out",
-        ),
-        (
-            "torch_settings: true",
-            "x.yaml:1: torch_settings: needs a map of keys to values, got True; write {} for",
-        ),
-        (
-            "behaviors: {A: {behavioral_cloning: true}}",
-            "x.yaml:1: behaviors.A.behavioral_cloning: needs a map of keys to values, got True",
-        ),
-        ("debug: true\nbehaviors: {}\n", "x.yaml:2: behaviors: lists no behavior"),
-        (
-            "environment_parameters: {a: {curriculum: []}}",
-            "x.yaml:1: environment_parameters.a.curriculum: needs at least one lesson",
-        ),
-        (
-            "environment_parameters: {a: {curriculum: [{name: x, value: 1}, {name: y, value: 2}]}}",
-            "x.yaml:1: environment_parameters.a.curriculum[0]: A non-terminal lesson does not have "
-            "a completion_criteria for a.",
-        ),
-        (
-            "environment_parameters: {a: high}",
-            "x.yaml:1: environment_parameters.a: needs a number, a sampler or a curriculum, "
-            "got 'high'",
-        ),
-        (
-            "environment_parameters: {a: {sampler_type: multirangeuniform, "
-            "sampler_parameters: {intervals: [[1, 2, 3]]}}}",
-            "x.yaml:1: environment_parameters.a.sampler_parameters.intervals[0]: needs 2 values, "
-            "got 3",
-        ),
-        (
-            "environment_parameters: {a: {sampler_type: multirangeuniform, "
-            "sampler_parameters: {intervals: [[2, 1]]}}}",
-            "x.yaml:1: environment_parameters.a.sampler_parameters.intervals: the minimum of "
-            "[2.0, 1.0] exceeds its maximum",
-        ),
-    ],
-)
-def test_values_of_the_wrong_shape_are_refused(text: str, message: str, tmp_path: Path) -> None:
-    assert message_of(text, tmp_path).startswith(message)
-
-
 def test_a_long_value_is_shortened(tmp_path: Path) -> None:
-    assert "..." in message_of(f"behaviours: {{A: {'x' * 500}}}", tmp_path)
-
-
-# A file that says nothing is a slip, whatever is left in it.
-
-
-@pytest.mark.parametrize("text", ["", "\n\n", "# comment\n# more\n", "---\n", "{}\n", "null\n"])
-def test_a_file_without_settings_is_refused(tmp_path, text):
-    assert message_of(text, tmp_path).startswith("x.yaml:1: holds no settings")
+    text = f"behaviours: {{A: {'x' * 500}}}"
+    assert "..." in message_of(load_run_settings, tmp_path / "x.yaml", text)
 
 
 def test_behaviors_may_be_none_beside_default_settings(tmp_path):

@@ -10,7 +10,6 @@ from statistics import fmean
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refusal
 
 from pipeline.errors import SettingsError
 from pipeline.settings.params import load_params
@@ -174,64 +173,6 @@ def test_a_subset_names_runs_of_experiments_and_sweeps(folder: Path):
     assert params.runs_of("smoke") == [("base", 1), *trials, *best]
     assert params.runs_of("base") == [("base", 1), ("base", 2)]
     assert params.runs_of("base-3") == []
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("experiment: base", "experiment: bass", "sweeps.rates.experiment: 'bass' is not allowed"),
-        ("method: grid", "method: gird", "sweeps.rates.method: 'gird' is not allowed; did you"),
-        ("method: grid", "method: list", "method list does not use the key 'parameters'; remove"),
-        ("method: grid", "method: random", "sweeps.rates.method: the method random needs the key"),
-        ("method: grid", "method: optuna", "sweeps.rates.method: the method optuna needs the key"),
-        (
-            "method: grid",
-            "method: grid\n    parallel: 2",
-            "sweeps.rates.parallel: belongs to the method optuna, not to grid; remove it",
-        ),
-        (
-            "method: grid",
-            "method: optuna\n    prune_after: 9\n    goal: minimize\n    runs: 3\n    seed: 0",
-            "sweeps.rates.prune_after: compares rewards, of which more is better, but the sweep",
-        ),
-        (
-            "method: grid",
-            "method: optuna\n    startup: 0\n    runs: 3\n    seed: 0",
-            "sweeps.rates.startup: ",
-        ),
-        ("[1e-4, 1e-3]", "[]", f"sweeps.rates.parameters.{RATE}: needs a list of values, or a map"),
-        ("[1e-4, 1e-3]", "{min: 1, max: 2}", "needs a list of values for 'behaviors.Ball.hyperp"),
-        ("[1e-4, 1e-3]", "{min: 2, max: 1}", f"parameters.{RATE}.max: must be above min (2.0)"),
-        (
-            "[1e-4, 1e-3]",
-            "{min: 1.2, max: 1.8, integer: true}",
-            f"parameters.{RATE}.integer: there is no whole number from 1.2 to 1.8; widen",
-        ),
-        ("[1e-4, 1e-3]", "{min: 0, max: 1, scale: log}", "min: must be above 0 for scale log, got"),
-        ("[500, 1000, 2000]", f"{list(range(500))}", "makes 1000 trials, more than 999; sweep few"),
-        (
-            "seeds: [7, 8]",
-            "seeds: [1, 8]",
-            "sweeps.rates.best: seeds has [1], which chose the best",
-        ),
-        ("seeds: [1]\n", "seeds: []\n", "sweeps.rates.seeds: needs one seed or more, each once"),
-        ("  rates:\n", "  base:\n", "would lie in those of the experiment 'base'; rename one"),
-        ("[train, export, evaluate]", "[train]", "needs an experiment with the stages train, exp"),
-        ("[base-1, rates]", "[base-3]", "subsets.smoke: there is no experiment, run or sweep 'ba"),
-        ("[base-1, rates]", "[]", "subsets.smoke: names nothing; list some of base, rates_best"),
-        ("  smoke:", "  rates:", "is the name of an experiment or sweep too; rename one"),
-        ("sweeps:\n", "swept:\n", "unknown key 'swept' (value"),
-    ],
-)
-def test_a_mistake_is_told_with_key_value_and_remedy(
-    old: str, new: str, message: str, folder: Path
-):
-    assert old in FILE
-    file = folder / "params.yaml"
-    file.write_text(FILE.replace(old, new, 1))
-    error = refusal(SettingsError, load_params, file)
-    assert error.startswith(f"{file}:")
-    assert message in error
 
 
 def test_a_swept_key_that_no_trainer_has_is_refused_by_the_plan(folder: Path):

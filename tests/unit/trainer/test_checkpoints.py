@@ -92,41 +92,6 @@ def test_full_disk_leaves_the_last_checkpoint_and_nothing_else(tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_missing_file_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"c\.pt: there is no checkpoint here"):
-        load_checkpoint(tmp_path / "c.pt")
-
-
-def test_folder_in_place_of_a_file_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        load_checkpoint(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"hello world\n", b"PK\x03\x04" + b"0" * 99, b"\x80."])
-def test_foreign_file_is_refused(tmp_path, content):
-    (tmp_path / "c.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"^[^\n]*c\.pt: this is not a checkpoint[^\n]*$"):
-        load_checkpoint(tmp_path / "c.pt")
-
-
-@pytest.mark.parametrize(
-    "state", [{"format": 3}, {"format": torch.zeros(0)}, {"weights": 1}, [1, 2], torch.zeros(3)]
-)
-def test_checkpoint_of_something_else_is_refused(tmp_path, state):
-    torch.save(state, tmp_path / "c.pt")
-    with pytest.raises(CheckpointError, match="not a checkpoint of this program"):
-        load_checkpoint(tmp_path / "c.pt")
-
-
-def test_a_checkpoint_of_ml_agents_is_called_so(tmp_path):
-    theirs = {"Policy": {"w": torch.ones(1)}, "global_step": OrderedDict(a=torch.ones(1))}
-    torch.save(theirs, tmp_path / "checkpoint.pt")
-    with pytest.raises(
-        CheckpointError, match=r"a checkpoint of ML-Agents.*docs/how-to/migrating\.md"
-    ):
-        load_checkpoint(tmp_path / "checkpoint.pt")
-
-
 def test_code_in_a_file_is_not_run_and_nobody_is_told_to_run_it(tmp_path):
     mark, path = tmp_path / "mark", tmp_path / "c.pt"
     contents = [pickle.dumps({"format": 1, "x": Trap(mark)})]

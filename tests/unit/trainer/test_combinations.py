@@ -12,6 +12,8 @@ from pipeline.simulators import registry
 from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
+pytestmark = pytest.mark.slow
+
 ON_POLICY = {"batch_size": 64, "buffer_size": 512}
 OFF_POLICY = {
     "batch_size": 64,

@@ -1,10 +1,12 @@
-"""A checkpoint in which any value was changed is refused in one line, whoever reads it."""
+"""A checkpoint that is damaged, or is none, is refused in one line, whoever reads it."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import re
+from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from pipeline.errors import CheckpointError, Interrupted, TrainingError
 from pipeline.settings import load_run_settings
 from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
+from pipeline.trainer.checkpoints.restore import load_policy
 
 SETTINGS = {
     "behaviors": {
@@ -72,6 +75,59 @@ def edited(value, place, new):
     return entries if isinstance(value, dict) else type(value)(entries.values())
 
 
+NOT_OURS = "this is not a checkpoint of this program"
+THEIRS = {"Policy": {"w": torch.ones(1)}, "global_step": OrderedDict(a=torch.ones(1))}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "there is no checkpoint here"),
+        (Path.mkdir, "cannot be read"),
+        (b"hello world\n", "this is not a checkpoint"),
+        (b"PK\x03\x04" + b"0" * 99, "this is not a checkpoint"),
+        (b"\x80.", "this is not a checkpoint"),
+        *(({"format": number}, NOT_OURS) for number in (3, torch.zeros(0))),
+        *((state, NOT_OURS) for state in ({"weights": 1}, [1, 2], torch.zeros(3))),
+        (THEIRS, r"a checkpoint of ML-Agents.*docs/how-to/migrating\.md"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(content, said, tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    if content is Path.mkdir:
+        path.mkdir()
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content, path)
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(str(path))}: [^\n]*{said}[^\n]*$"):
+        load_checkpoint(path)
+
+
+WEIGHTS = ("learner", "algorithm", "policy", "actor.heads.mu.weight")
+
+
+@pytest.mark.parametrize(
+    ("place", "new", "said"),
+    [
+        *(((part,), ..., part) for part in ("behavior", "spec", "settings", "learner")),
+        (WEIGHTS, torch.zeros(7, 8), "size mismatch"),
+        # torch warned of a layer without numbers, and went on
+        *(
+            (("spec", "discrete_branches"), sizes, "branch")
+            for sizes in ((0,), (3, -1), (1 << 40,))
+        ),
+    ],
+)
+def test_a_checkpoint_without_a_whole_policy_is_refused(place, new, said, stopped, tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(stopped)
+    save_checkpoint(path, edited(load_checkpoint(path), place, new))
+    with pytest.raises(CheckpointError, match=rf"^[^\n]*whole policy[^\n]*{said}[^\n]*$"):
+        load_policy(path)
+
+
+@pytest.mark.slow
 def test_any_value_that_is_changed_is_noticed(stopped, tmp_path):
     state = torch.load(io.BytesIO(stopped), weights_only=True)
     path = tmp_path / "checkpoint.pt"

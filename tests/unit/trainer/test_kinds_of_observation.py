@@ -89,6 +89,7 @@ def trained(env, algorithm, network, folder, **changes):
     return result.behaviors["Toy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", HYPERPARAMETERS)
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_trained_on_and_its_policy_is_exported(name, algorithm, in_process, tmp_path):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from remembering import Cue
 from toys import Both, Chase, Corridor, Quadrant, Wish
 
-from pipeline.errors import CheckpointError
 from pipeline.export.recording import record
 from pipeline.protocol.specs import (
     ActionSpec,
@@ -17,7 +15,6 @@ from pipeline.protocol.specs import (
     spec_from_mapping,
     spec_to_mapping,
 )
-from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 from pipeline.trainer.checkpoints.restore import load_policy
 
 NETWORK = {"hidden_units": 8, "num_layers": 2, "normalize": True}
@@ -68,28 +65,3 @@ def test_specification_survives_as_plain_values():
     specs.append(BehaviorSpec([ObservationSpec.entities(5, 3, "others")], ActionSpec(0, (2, 3))))
     for spec in specs:
         assert spec_from_mapping(spec_to_mapping(spec)) == spec
-
-
-@pytest.mark.parametrize("wrong", ["behavior", "spec", "settings", "learner", "size mismatch"])
-def test_checkpoint_that_lacks_a_part_or_has_another_shape_is_refused(wrong, quick, train_in):
-    result = train_in(Corridor(n_agents=4), quick(max_steps=10)).behaviors["Toy"]
-    state = load_checkpoint(result.checkpoint)
-    weights = state["learner"]["algorithm"]["policy"]
-    if wrong == "size mismatch":
-        weights["actor.heads.branches.0.weight"] = torch.zeros(7, 8)
-    else:
-        del state[wrong]
-    save_checkpoint(result.checkpoint, state)
-    with pytest.raises(CheckpointError, match=rf"^[^\n]*whole policy[^\n]*{wrong}[^\n]*$"):
-        load_policy(result.checkpoint)
-
-
-@pytest.mark.parametrize("branches", [(0,), (3, -1), (1 << 40,)])
-def test_checkpoint_with_choices_that_no_behavior_has_is_refused(branches, quick, train_in):
-    """Torch warned of a layer without numbers, and went on."""
-    result = train_in(Corridor(n_agents=4), quick(max_steps=10)).behaviors["Toy"]
-    state = load_checkpoint(result.checkpoint)
-    state["spec"] = state["spec"] | {"discrete_branches": branches}
-    save_checkpoint(result.checkpoint, state)
-    with pytest.raises(CheckpointError, match=r"^[^\n]*whole policy[^\n]*branch[^\n]*$"):
-        load_policy(result.checkpoint)

@@ -1,4 +1,4 @@
-"""Run fuzz targets for a while: `python -m tests.fuzz --seconds 3600 --target demo`.
+"""Run fuzz targets for a while: `python tools/fuzzing --seconds 3600 --target demo`.
 
 Every target is a run of pytest, whose tests go through one seed after another until the time is
 over. One that crashes is counted and started again behind the seed that it crashed with.
@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).resolve().parent
+REPOSITORY = Path(__file__).resolve().parents[2]
+FOLDER = REPOSITORY / "tests" / "fuzz"
 TARGETS = sorted(path.stem.removeprefix("test_") for path in FOLDER.glob("test_*.py"))
 # Without logging: pytest would keep the records of an hour in memory.
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:logging", "--timeout=0")
@@ -34,7 +35,7 @@ HEAD = (
 
 def main() -> int:
     """Fuzz, print a table, and give 1 if anything failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python tools/fuzzing", description=__doc__)
     parser.add_argument("--target", action="append", choices=TARGETS, help="default: all")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each target")
     parser.add_argument("--seed", type=int, help="of the first round; default: a random one")
@@ -79,7 +80,7 @@ class Target:
             self.state.unlink(missing_ok=True)
             self.process = subprocess.Popen(  # noqa: S603  # this interpreter
                 [*PYTEST, str(file)],
-                cwd=FOLDER.parents[1],
+                cwd=REPOSITORY,
                 env=os.environ | variables,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -114,9 +114,9 @@ def record(test_file: str, target: Path) -> None:
     if status not in {0, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}:
         raise RuntimeError(f"{test_file}: its tests cannot be run")
     recorder.add_children(folder)
-    ours, own_folder = (f"{REPOSITORY}/src/", f"{REPOSITORY}/tests/"), str(Path(__file__).parent)
+    ours = (f"{REPOSITORY}/src/", f"{REPOSITORY}/tests/")
     names = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
-    inside = {name for name in names if name.startswith(ours) and not name.startswith(own_folder)}
+    inside = {name for name in names if name.startswith(ours)}
     inside |= {name for lines in (recorder.imported, *recorder.lines.values()) for name in lines}
     result = Record(
         digests={_below(path): digest(Path(path)) for path in sorted(inside)},

@@ -1,7 +1,7 @@
 """What no input may do, whatever it holds, and the runs of examples that look for one that does.
 
 A target is a file of this folder: `fuzz` turns each check in it into a test. The suite runs a round
-of each with the seed 0; `python -m tests.fuzz` sets PIPELINE_FUZZ_SECONDS, for rounds with one seed
+of each with the seed 0; `python tools/fuzzing` sets PIPELINE_FUZZ_SECONDS, for rounds with one seed
 after another. A round can be repeated: PIPELINE_FUZZ_SEED=<seed> python -m pytest <file>::<test>
 """
 

@@ -1,6 +1,6 @@
 """Makes small mistakes in the package and runs the nearest unit tests: which go unnoticed?
 
-`make test-mutations` runs it in full; `python tests/mutations --help` lists what else it does.
+`make test-mutations` runs it in full; `python tools/mutations --help` lists what else it does.
 
 A process that has imported what the tests need from others, and nothing of the package, forks for
 every mutation. The child gives the import system the mutated module, without writing a file, runs
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python tests/mutations", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python tools/mutations", description=__doc__)
     parser.add_argument("--package", nargs="+", help="packages below src/pipeline")
     parser.add_argument(
         "--module", nargs="+", default=[""], help="only files whose path contains one of these"

@@ -100,7 +100,7 @@ def test_a_sample_repeats_has_every_kind_and_keeps_to_itself_when_other_lines_ch
 def test_package_is_mutated_and_the_share_that_is_caught_is_stated(request):
     completed = subprocess.run(  # noqa: S603  # our own program
         [
-            *(sys.executable, "tests/mutations", "--package", "nets"),
+            *(sys.executable, "tools/mutations", "--package", "nets"),
             *("--module", "layers.py", "--sample", "12"),
             *(
                 "--tests",
@@ -123,7 +123,7 @@ def test_package_is_mutated_and_the_share_that_is_caught_is_stated(request):
 
 def test_every_mistake_that_needs_no_test_still_exists_and_has_a_reason(request):
     root = request.config.rootpath
-    listed = yaml.safe_load((root / "tests/mutations/equivalent.yaml").read_text())
+    listed = yaml.safe_load((root / "tools/mutations/equivalent.yaml").read_text())
     mutation_texts = {
         name: {mutation.text for mutation in mutations_of(name, (root / name).read_text("utf-8"))}
         for name in {entry["file"] for entry in listed}

@@ -1,0 +1,34 @@
+"""Hides the plug-ins that are installed here, so that no test depends on them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from example_plugin_site import distribution
+
+
+def hide_plugins(folder: Path) -> None:
+    """Put metadata without entry points into `folder`, and `folder` first on the path.
+
+    Python takes a distribution from where it finds it first, here and in processes that inherit
+    PYTHONPATH. A package that a test puts on the path before `folder` is seen.
+    """
+    hidden = {
+        installed.name: installed.version
+        for installed in metadata.distributions()
+        for point in installed.entry_points
+        if point.group.startswith(("pipeline.", "mlagents."))
+    }
+    for name, version in hidden.items():
+        distribution(folder, name, version, groups={})
+    if hidden:
+        sys.path.insert(0, str(folder))
+        os.environ["PYTHONPATH"] = search_path(folder)
+
+
+def search_path(*first: Path) -> str:
+    """Return a PYTHONPATH of `first`, and of what PYTHONPATH is here."""
+    return os.pathsep.join([*map(str, first), *filter(None, [os.environ.get("PYTHONPATH")])])

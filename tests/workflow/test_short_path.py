@@ -1,0 +1,23 @@
+"""Each stage once, through both engines: what `make test` runs of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from project import REPRO, copy_project, fast_stages, init_dvc, ran, set_params
+
+
+@pytest.mark.parametrize("engine", REPRO)
+def test_the_first_run_runs_every_stage_and_the_second_none(engine: str, tmp_path: Path):
+    root = copy_project(tmp_path / "project")
+    tiny = Path(__file__).with_name("tiny.yaml").read_text()
+    begin, _, cloned = tiny.partition("  plain:\n")
+    cloned = cloned[cloned.index("  cloned:\n") :].replace("      video: true\n", "")
+    set_params(root, begin + cloned)
+    init_dvc(root)
+    fast_stages(root)
+    learned = [f"{stage} cloned --seed 1" for stage in ("pretrain", "train", "export", "evaluate")]
+    stages = ["env balance_ball", "demos balance_ball_expert", *learned, "report"]
+    assert ran(root, *REPRO[engine]) == sorted(stages)
+    assert ran(root, *REPRO[engine]) == []
