@@ -205,12 +205,13 @@ def test_a_renamed_experiment_is_named(project: Path, monkeypatch, refused, caps
 def test_doctor_names_a_store_of_another_mlflow(project: Path, revision: str, said: str):
     """It said OK, and no stage could write there."""
     assert doctor.CHECKS["MLflow"](project) == "mlflow.db, 0 runs"
-    with contextlib.closing(sqlite3.connect(project / "mlflow.db")) as store:
+    other = shutil.copytree(project, project.with_name("other"))
+    with contextlib.closing(sqlite3.connect(other / "mlflow.db")) as store:
         store.execute("update alembic_version set version_num = ?", (revision,))
         store.commit()
     with pytest.raises(doctor.Problem) as problem:
-        doctor.CHECKS["MLflow"](project)
-    assert str(problem.value).startswith(f"{project}/mlflow.db cannot be read (")
+        doctor.CHECKS["MLflow"](other)
+    assert str(problem.value).startswith(f"{other}/mlflow.db cannot be read (")
     assert said in str(problem.value)
 
 

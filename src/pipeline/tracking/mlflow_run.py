@@ -138,9 +138,17 @@ class MlflowRun(Sink):
         self._write(write)
 
     def params(self, values: Mapping[str, Any]) -> None:
-        """Write parameters."""
-        texts = mlflow_store.flatten(values)
-        self._write(lambda store, run: store.log_params(run, texts))
+        """Write the parameters that the run lacks; MLflow refuses to change one."""
+
+        def write(store: Store, run: str) -> None:
+            from mlflow.entities import Param
+
+            present = store.client.get_run(run).data.params
+            texts = mlflow_store.flatten(values)
+            new = [Param(name, text) for name, text in texts.items() if name not in present]
+            store.client.log_batch(run, params=new)
+
+        self._write(write)
 
     def settings(self, values: Mapping[str, Any]) -> None:
         """Write this stage's own settings as tags `<stage>.<name>`, which can change."""

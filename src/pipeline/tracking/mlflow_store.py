@@ -7,6 +7,7 @@ store in a checkout that was moved or copied is refused; `rebuild` makes it from
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -51,7 +52,7 @@ _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     # Else each summary is a transaction, of which a SQLite file takes only few in a second.
     "MLFLOW_ASYNC_LOGGING_BUFFERING_SECONDS": "1",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
@@ -59,14 +60,14 @@ _ENVIRONMENT = {
     "GIT_PYTHON_REFRESH": "quiet",
 }
 """Short retries and no telemetry, unless the user chose otherwise."""
-_DESCRIPTION = f"""One row is one experiment of `params.yaml` with one seed; all its stages write
-to it. *Model registry* has a model for each behavior of an environment, a version for each run, and
-aliases: `best`, and each experiment's name for its own best.
+_DESCRIPTION = f"""\
+One row is one experiment of `params.yaml` with one seed; all its stages write to it.
 
-Search with what a row holds: ``metrics.`{SCORE}` > 90``, `params.learning_rate = '0.0003'`,
-``tags.`{CURRENT}` = 'yes'`` (without rows that later runs have replaced, which are folded).
-
-The files in `results/` are the record; `pipeline runs` says which row and revision belong together.
+*Model registry* has a model for each behavior of an environment, a version for each run, and \
+aliases: `best`, and each experiment's name for its own best. Search with what a row holds: \
+``metrics.`{SCORE}` > 90``, `params.learning_rate = '0.0003'`, ``tags.`{CURRENT}` = 'yes'`` \
+(without rows that later runs have replaced, which are folded). The files in `results/` are the \
+record; `pipeline runs` says which row and which revision belong together.
 """
 
 
@@ -143,6 +144,8 @@ def locked(uri: str) -> Iterator[None]:
         lock = FileLock(f"{path}.lock", timeout=_LOCK_WAIT_S)
         with lock:
             if path.exists():
+                if not os.access(path, os.W_OK):
+                    raise PermissionError(errno.EACCES, "no right to write")
                 # MLflow tries for 100 s to open a file that is damaged or that others keep locked.
                 # Unlike a plain BEGIN, this takes the right to write, and gives it back unused.
                 ask = "BEGIN IMMEDIATE; SELECT count(*) FROM sqlite_master; ROLLBACK"
@@ -306,15 +309,6 @@ class Store:
 
         metrics = [Metric(*point) for point in points]
         return self.client.log_batch(run, metrics=metrics, synchronous=synchronous)
-
-    def log_params(self, run: str, values: Mapping[str, str]) -> None:
-        """Write the parameters that the run lacks; MLflow refuses to change one."""
-        from mlflow.entities import Param
-
-        present = self.client.get_run(run).data.params
-        new = [Param(name, text) for name, text in values.items() if name not in present]
-        if new:
-            self.client.log_batch(run, params=new)
 
     def log_data(self, run: str, data: Sequence[InputData], root: Path) -> dict[str, str]:
         """Write the run's inputs as datasets, each once; return DVC's digests by context."""

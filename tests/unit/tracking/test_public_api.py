@@ -40,7 +40,10 @@ def uses(text: str) -> set[str]:
         if isinstance(node, ast.Attribute) and re.match(r"mlflow\.(.+\.)?_", ast.unparse(node)):
             found.add(ast.unparse(node))
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if re.fullmatch(r"mlflow\.[\w.]+", node.value) and node.value not in TAGS | PUBLIC:
+            if (
+                re.fullmatch(r"mlflow\.(?!db)[\w.]+", node.value)
+                and node.value not in TAGS | PUBLIC
+            ):
                 found.add(node.value)
             if re.search(_SQL, node.value):
                 found.add(node.value)
