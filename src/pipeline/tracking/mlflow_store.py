@@ -46,7 +46,7 @@ SCORE = "evaluate/mean_return"
 """The metric that rows are ordered by."""
 PARENT, NOTE = "mlflow.parentRunId", "mlflow.note.content"
 """Tags of MLflow: the run under which a run is folded, and the description."""
-_LOCK_WAIT_S, _BUSY_WAIT_S = 300.0, 5.0
+_LOCK_WAIT_S, _BUSY_WAIT_S = 300.0, 10.0
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
