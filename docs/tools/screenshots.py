@@ -30,6 +30,8 @@ import requests
 from mlflow import MlflowClient
 from PIL import Image
 
+from pipeline.tracking.mlflow_store import addresses
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -73,6 +75,7 @@ def mlflow_shots(project: Path, address: str) -> dict[str, dict[str, Any]]:
         order_by=["metrics.`evaluate/mean_return` DESC"],
     )
     cloned = next(run for run in runs if "bc" in run.info.run_name)
+    pages = addresses(experiment)
     base = f"{address}/#/experiments/{experiment}/runs"
     one = f"{base}/{cloned.info.run_id}"
     spread = max(runs, key=lambda run: run.data.metrics["evaluate/std_return"])
@@ -87,8 +90,8 @@ def mlflow_shots(project: Path, address: str) -> dict[str, dict[str, Any]]:
     )
     logged = client.get_run(cloned.info.run_id).outputs.model_outputs[0].model_id
     return {
-        "mlflow-table": {"url": f"{base}?{_MODE}&viewStateShareKey=table", "height": 720},
-        "mlflow-curves": {"url": f"{base}?{_MODE}&viewStateShareKey=curves&compareRunsMode=CHART"},
+        "mlflow-table": {"url": f"{address}{pages['All runs']}", "height": 720},
+        "mlflow-curves": {"url": f"{address}{pages['Curves']}"},
         "mlflow-run": {"url": f"{one}?{_MODE}", "height": 1500},
         "mlflow-artifacts": {
             "url": f"{base}/{spread.info.run_id}/artifacts/evaluate/returns.png?{_MODE}",

@@ -40,14 +40,13 @@ def key(
         fingerprint=fingerprint,
         resumed=resumed,
         root=root,
-        record=root / "results/.work/mlflow" / f"{experiment}-seed{seed}.json",
         tags={"pipeline.algorithm": "ppo", **tags},
     )
 
 
-def finished(run: MlflowRun, **options: Any) -> str:
+def finished(run: MlflowRun, status: str = "FINISHED") -> str:
     """End a run that has lost nothing, and return its id."""
-    run.end(timeout_s=60, **options)
+    run.end(status)
     assert run.lost == 0
     assert run.run_id is not None
     return run.run_id

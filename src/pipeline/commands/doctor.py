@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shlex
 import shutil
 import socket
-import sqlite3
 import sys
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
@@ -194,16 +190,15 @@ def _store(root: Path) -> str:
         if not file.exists():
             return f"{file.name} is made by the first run"
         try:
-            # Read only: a check must not change a store that a run may be writing to.
-            with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as store:
-                (n_runs,) = store.execute("select count(*) from runs").fetchone()
-                (written,) = store.execute("select version_num from alembic_version").fetchone()
-        except sqlite3.Error as error:
-            text = f"{file} cannot be read ({error}); move it away, and the next run makes another"
-            raise Problem(text) from error
-        if problem := _of_another_mlflow(uri, file, written):
-            raise Problem(problem)
-        return f"{file.name}, {n_runs} runs"
+            with mlflow_store.locked(uri):
+                # Of a store of another version MLflow says what to do.
+                client = mlflow_store.client_of(uri)
+            ids = [each.experiment_id for each in client.search_experiments()]
+            return f"{file.name}, {len(client.search_runs(ids, max_results=50_000))} runs"
+        except PipelineError:
+            raise
+        except Exception as error:  # errors of MLflow, SQLAlchemy and Alembic
+            raise Problem(f"{file} cannot be read ({one_line(error)})") from error
     if address.scheme in ("http", "https"):
         port = address.port or (443 if address.scheme == "https" else 80)
         try:
@@ -214,26 +209,6 @@ def _store(root: Path) -> str:
             raise Problem(f"{text}; start the server, or unset MLFLOW_TRACKING_URI") from error
         return f"{address.scheme}://{address.hostname}:{port} answers"
     return uri
-
-
-def _of_another_mlflow(uri: str, file: Path, written: str) -> str | None:
-    """Say what to do with a store whose tables are those of another MLflow."""
-    # MLflow's own check may bring the store up to date, which an older MLflow could not read then.
-    folders = getattr(find_spec("mlflow"), "submodule_search_locations", None) or ()
-    text = "\n".join(
-        path.read_text(encoding="utf-8")
-        for folder in folders
-        for path in Path(folder).glob("store/db_migrations/versions/*.py")
-    )
-    known = set(re.findall(r'^revision = "(\w+)"', text, re.MULTILINE))
-    newest = known - set(re.findall(r'^down_revision = "(\w+)"', text, re.MULTILINE))
-    if not newest or written in newest:
-        return None
-    version = _version("mlflow")
-    if written in known:
-        upgrade = f"mlflow db upgrade {shlex.quote(uri)}"
-        return f"{file} is of an older MLflow than {version}; keep a copy of it, then: {upgrade}"
-    return f"{file} is of a newer MLflow than {version}: pip install --upgrade 'mlflow<4'"
 
 
 def _ports(_: Path) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.commands.engines import MOST_COMMITS, locked_stages
 from pipeline.commands.parser import aligned
 from pipeline.errors import PipelineError
-from pipeline.tracking import mlflow_store, mlflow_view, run_metadata
+from pipeline.tracking import mlflow_store, run_metadata
 from pipeline.tracking.run_metadata import git
 
 if TYPE_CHECKING:
@@ -78,6 +78,12 @@ def add_options(parser: Parser) -> None:
         help="only rows of runs that are what they would have been without interruptions",
     )
     parser.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="first make the MLflow store of this folder from the files in results/, as after a "
+        "copy or move; the earlier store is kept under another name",
+    )
+    parser.add_argument(
         "--at",
         metavar="REVISION",
         help="the rows of what a git revision's dvc.lock holds, instead of what lies here",
@@ -87,6 +93,11 @@ def add_options(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """Return the rows and their revisions in the present repository, as a table or for one run."""
     root = Path.cwd()
+    if arguments.rebuild:
+        # A second for the stages that it needs.
+        from pipeline.commands.rebuild import rebuild
+
+        rebuild(root)
     rows = rows_of(mlflow_store.Store.existing(root))
     if arguments.exact:  # rows of earlier versions lack the tag
         rows = [row for row in rows if row.tags.get(run_metadata.EXACT) == "yes"]
@@ -113,7 +124,7 @@ def rows_of(store: mlflow_store.Store) -> list[Found]:
                     seed=tags["pipeline.seed"],
                     variant=variant,
                     tags=tags,
-                    score=run.data.metrics.get(mlflow_view.SCORE),
+                    score=run.data.metrics.get(mlflow_store.SCORE),
                 )
             )
     return sorted(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pipeline.commands import engines
 from pipeline.errors import PipelineError, SettingsError
 from pipeline.stages.shared import process
-from pipeline.tracking import mlflow_store, mlflow_view
+from pipeline.tracking import mlflow_store
 
 if TYPE_CHECKING:
     import argparse
@@ -110,9 +110,8 @@ def _ready(server: subprocess.Popen[bytes], health: str) -> bool:
 
 
 def _say_where(store: mlflow_store.Store, address: str) -> None:
-    for title, view in (("All runs by experiment", "table"), ("Learning curves", "curves")):
-        _log.info("%-23s %s%s", title, address, mlflow_view.address(store.experiment_id, view))
-    _log.info("%-23s %s%s", "Models", address, mlflow_view.MODELS)
+    for title, page in mlflow_store.addresses(store.experiment_id).items():
+        _log.info("%-9s %s%s", title, address, page)
 
 
 @contextlib.contextmanager

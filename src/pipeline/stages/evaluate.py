@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.errors import StageError
 from pipeline.stages.shared import executable, run_context
-from pipeline.stages.shared.attempt import Attempt, Job, attempt_at, read_map
+from pipeline.stages.shared.attempt import Job, attempt_at, read_map
 from pipeline.tracking import run_metadata
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def evaluate(run: run_context.Run) -> None:
         returns = [episode.episode_return for episode in played]
         plot_returns(attempt.out("returns.png"), returns, title=title)
         if record is not None:
-            _tell(record, run, attempt, metrics)
+            tell(record, run, attempt.out("metrics.json").parent)
 
 
 def _with_policy(
@@ -102,16 +102,15 @@ def _with_policy(
     }
 
 
-def _tell(
-    record: mlflow_run.MlflowRun,
-    run: run_context.Run,
-    attempt: Attempt,
-    metrics: Mapping[str, Mapping[str, Any]],
-) -> None:
-    """Write the numbers, the plot and the episodes to MLflow, and score the policy there.
+def tell(record: mlflow_run.MlflowRun, run: run_context.Run, folder: Path) -> None:
+    """Write the numbers, the plot and the episodes in a folder to MLflow, and score the policy.
 
     In self-play the mean return does not depend on how good a policy is, so it is no score.
     """
+    metrics = {
+        behavior: {name: value for name, value in values.items() if type(value) in (int, float)}
+        for behavior, values in read_map(folder / "metrics.json").items()
+    }
     exported = read_map(run.root / run.folder("export") / "export.json").values()
     behaviors = run.params.run_settings(run.name).behaviors
     scores = {
@@ -119,17 +118,18 @@ def _tell(
         for name, values in metrics.items()
         if name in behaviors and behaviors[name].self_play is None
     }
-    record.settings(attempt.job.params)
-    record.results({name: v for name, v in run_metadata.flat(metrics).items() if v is not None})
-    record.artifacts([attempt.out(path.name) for path in attempt.job.outputs])
+    job = job_of(run)
+    record.settings(job.params)
+    record.results(run_metadata.flat(metrics))
+    record.artifacts([folder / path.name for path in job.outputs])
     step = max((report.get("step", 0) for report in exported), default=0)
-    record.picture(attempt.out("returns.png"), step=step)
-    record.made(attempt.out("metrics.json"))
+    record.picture(folder / "returns.png", step=step)
+    record.made(folder / "metrics.json")
     record.score(
         scores,
         environment=run.experiment.environment,
         build=run.root / executable.folder_of(run.experiment.environment),
-        params=attempt.job.params,
+        params=job.params,
     )
 
 

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from pipeline import files
 from pipeline.stages.shared import policies, provenance, run_context
-from pipeline.stages.shared.attempt import Job, attempt_at
+from pipeline.stages.shared.attempt import Job, attempt_at, read_map
 from pipeline.tracking import run_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
     from typing import Any
+
+    from pipeline.tracking import mlflow_run
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,11 +58,14 @@ def export(run: run_context.Run) -> None:
         }
         files.write_json(folder / "export.json", reports)
         if record is not None:
-            record.made(folder)
-            for name in reports:
-                record.model(
-                    files.named(folder, name, ".onnx"), environment=run.experiment.environment
-                )
+            tell(record, run, folder)
+
+
+def tell(record: mlflow_run.MlflowRun, run: run_context.Run, folder: Path) -> None:
+    """Write the policies in a folder to MLflow."""
+    record.made(folder)
+    for name in read_map(folder / "export.json"):
+        record.model(files.named(folder, name, ".onnx"), environment=run.experiment.environment)
 
 
 def publish(

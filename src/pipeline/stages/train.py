@@ -162,7 +162,7 @@ def _train(
             record.trained(
                 metrics,
                 curve=read_points(attempt.run / "progress.csv"),
-                seconds=result.seconds["total"],
+                seconds=None if attempt.resumed else result.seconds["total"],
                 interrupted=result.interrupted,
             )
             record.made(attempt.out("policy.pt"))

@@ -9,15 +9,20 @@ alias.
 
 from __future__ import annotations
 
-import json
+import contextlib
+import io
 import re
-import tempfile
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline import files
+from pipeline.tracking.mlflow_store import locked
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pipeline.tracking.mlflow_store import Store
 
 BEST = "best"
 SCORE, BUILD, EXPERIMENT, CONTENT = "score", "environment.dvc", "experiment", "sha256"
@@ -25,6 +30,11 @@ SCORE, BUILD, EXPERIMENT, CONTENT = "score", "environment.dvc", "experiment", "s
 
 _NEEDED = ("mlflow", "onnx", "onnxruntime", "numpy")
 """Packages that `mlflow.onnx` and `mlflow.pyfunc` need to load and run a model."""
+
+_DESCRIPTION = (
+    "Policies for Unity as ONNX, a version for each run. `best` has the highest mean return in "
+    "evaluation; an experiment's alias is the best of its seeds."
+)
 
 
 def model_name(environment: str, behavior: str) -> str:
@@ -59,67 +69,44 @@ def best(
     return incumbent if incumbent in winners or not winners else min(winners, key=int)
 
 
-def log_model(
-    client: Any, run: str, path: Path, *, params: dict[str, str], metrics: Sequence[Any]
-) -> str:
-    """Log an ONNX file as a model of a run, with the run's params and metrics; return its id."""
-    # `mlflow.onnx.log_model` would end the run, and store an absolute path, wrong after a move.
-    from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Metric
+def log_onnx(store: Store, run: str, path: Path, name: str, tags: Mapping[str, str]) -> None:
+    """Log an ONNX file as a model of a run and register it; the same file of a run only once.
 
-    # A logged model is made in three steps; one that fails in between must not look usable.
-    info = client.get_run(run).info
-    model = client.create_logged_model(
-        info.experiment_id, name=path.stem, source_run_id=run, params=params
-    )
-    status = LoggedModelStatus.FAILED
-    try:
-        # So that the run's page shows the model.
-        client.log_outputs(run, [LoggedModelOutput(model.model_id, step=0)])
-        if metrics:
-            copies = [
-                Metric(m.key, m.value, m.timestamp, m.step, run_id=run, model_id=model.model_id)
-                for m in metrics
-            ]
-            client.log_batch(run, metrics=copies)
-        with tempfile.TemporaryDirectory() as folder:
-            _save(Path(folder), path, model=model)
-            client.log_model_artifacts(model.model_id, folder)
-        status = LoggedModelStatus.READY
-    finally:
-        client.finalize_logged_model(model.model_id, status)
-    return str(model.model_id)
-
-
-def _save(folder: Path, path: Path, *, model: Any) -> None:
-    """Save an ONNX file into a folder in the form that `mlflow.onnx` and `mlflow.pyfunc` load."""
+    The model has the run's parameters and its final numbers.
+    """
     import mlflow.onnx
     import onnx
-    from mlflow.models import Model
 
-    pins = [f"{name}=={metadata.version(name).partition('+')[0]}" for name in _NEEDED]
+    content = files.sha256_of(path)
+    # A retried stage exports the same bytes, which are no new version.
+    if any(version.tags.get(CONTENT) == content for version in _versions(store.client, run, name)):
+        return
     exported = onnx.load(str(path), load_external_data=False)
-    mlflow.onnx.save_model(
-        exported,
-        str(folder),
-        mlflow_model=Model(
-            artifact_path=path.stem,
-            model_uuid=model.model_id,
-            run_id=model.source_run_id,
-            model_id=model.model_id,
-        ),
-        signature=_signature(exported.graph),
-        # Else MLflow starts a process that imports the model's packages, to find these four.
-        pip_requirements=pins,
-        onnx_execution_providers=["CPUExecutionProvider"],
-        # The weights stay in the file, so that it equals the exported file byte by byte.
-        save_as_external_data=False,
-    )
+    mlflow.set_tracking_uri(store.uri)
+    # Nested, since a program may have a run of its own open.
+    with mlflow.start_run(run_id=run, nested=True, log_system_metrics=False):
+        info = mlflow.onnx.log_model(
+            exported,
+            name=path.stem,
+            signature=_signature(exported.graph),
+            # Else MLflow starts a process that imports the model's packages, to find these four.
+            pip_requirements=[
+                f"{package}=={metadata.version(package).partition('+')[0]}" for package in _NEEDED
+            ],
+            onnx_execution_providers=["CPUExecutionProvider"],
+            # The weights stay in the file, so that it equals the exported file byte by byte.
+            save_as_external_data=False,
+        )
+    # It prints two lines, which would be in the output of every stage.
+    with locked(store.uri), contextlib.redirect_stderr(io.StringIO()):
+        mlflow.register_model(f"models:/{info.model_id}", name, tags={**tags, CONTENT: content})
+        store.client.update_registered_model(name, description=_DESCRIPTION)
 
 
 def _signature(graph: Any) -> Any:
     import numpy as np
     import onnx
-    from mlflow.models.signature import ModelSignature
+    from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema, TensorSpec
 
     def specs(values: Any) -> Schema:
@@ -134,30 +121,7 @@ def _signature(graph: Any) -> Any:
     return ModelSignature(inputs=specs(graph.input), outputs=specs(graph.output))
 
 
-def register(client: Any, name: str, source: str, run: str, tags: Mapping[str, str]) -> None:
-    """Register a logged model as a new version of `name`, and `name` when it is not there."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.create_registered_model(
-            name,
-            description=(
-                "Policies for Unity as ONNX, a version for each run. `best` has the highest mean "
-                "return in evaluation; an experiment's alias is the best of its seeds."
-            ),
-        )
-    except MlflowException:
-        # Usually the policy of another seed was registered first; else this raises.
-        client.get_registered_model(name)
-    version = client.create_model_version(
-        name, source=f"models:/{source}", run_id=run, model_id=source, tags=dict(tags)
-    )
-    # MLflow's pages of runs and models show by this tag that a logged model is registered.
-    registered = json.dumps([{"name": name, "version": version.version}])
-    client.set_logged_model_tags(source, {"mlflow.modelVersions": registered})
-
-
-def versions_of(client: Any, run: str, name: str) -> list[Any]:
+def _versions(client: Any, run: str, name: str) -> list[Any]:
     """Return the versions of a model that a run made, newest first."""
     versions = client.search_model_versions(f"run_id = '{run}'")
     of_model = (version for version in versions if version.name == name)
@@ -166,7 +130,7 @@ def versions_of(client: Any, run: str, name: str) -> list[Any]:
 
 def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
     """Note SCORE, BUILD and EXPERIMENT of a run's policy, and move aliases where it is best."""
-    versions = versions_of(client, run, name)
+    versions = _versions(client, run, name)
     if not versions:
         return
     for key, value in tags.items():

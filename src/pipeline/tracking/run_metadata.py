@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import colorsys
 import hashlib
 import json
+import os
 import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _UNSAID: tuple[Any, ...] = (None, {}, [])
 _SHARED = "hyperparameters"
-_SHADES = 5
-_GOLDEN = 0.618034
 EXACT = "train.exact"
 """Tag: `yes`, or at which steps the training was interrupted and not resumed exactly."""
 INTERRUPTED = "interrupted_at_step"
@@ -31,6 +29,11 @@ STOCHASTIC = "stochastic"
 """Key in the metrics.json of `evaluate`: true if actions were stochastic, absent if not."""
 VARIANT, BASELINE, WORKSPACE = "pipeline.variant", "pipeline.baseline", "workspace"
 """Tags with the name of DVC's experiment, or `workspace`, and with the commit it starts from."""
+
+
+_WRITTEN = ("src", "config", "workflow", "params.yaml", "dvc.yaml", "Snakefile")
+"""Paths that people edit; results are rewritten by every run."""
+_GIT_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +53,6 @@ class RunKey:
     """Whether a killed attempt goes on; training again from the start begins a new run."""
     root: Path
     """The repository, which holds the store unless MLFLOW_TRACKING_URI names another."""
-    record: Path
-    """JSON file that remembers the run between stages."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Facts to search by: algorithm, environment, commit, DVC's experiment."""
 
@@ -69,18 +70,6 @@ class RunKey:
     def name(self) -> str:
         """The name of the run."""
         return label(f"{self.experiment}-seed{self.seed}", self.variant)
-
-    @property
-    def remembered(self) -> Path:
-        """The record file, with another name for an experiment of DVC.
-
-        Such an experiment must not continue the workspace's run.
-        """
-        if self.variant == WORKSPACE:
-            return self.record
-        # DVC's names are unique only among the experiments that start from one commit.
-        baseline = self.tags.get(BASELINE, "")[:10]
-        return self.record.with_stem(f"{self.record.stem} ({self.variant} {baseline})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,13 +212,10 @@ def git(root: Path, *arguments: str, timeout_s: float = 60.0) -> str | None:
     return result.stdout if result.returncode == 0 else None
 
 
-def tags(
-    settings: RunSettings, *, environment: str, source: str, position: int, seed: int
-) -> dict[str, str]:
+def tags(settings: RunSettings, *, environment: str, source: str) -> dict[str, str]:
     """Return the tags by which MLflow searches and shows a run.
 
-    `source` is the command behind the whole run, not only the stage that begins it. `position`,
-    that of the experiment among all, and the seed decide the color.
+    `source` is the command behind the whole run, not only the stage that begins it.
     """
     kinds = sorted({str(behavior.trainer_type) for behavior in settings.behaviors.values()})
     return {
@@ -237,16 +223,21 @@ def tags(
         "pipeline.environment": environment,
         "mlflow.source.name": source,
         "mlflow.source.type": "LOCAL",
-        "mlflow.runColor": color(position, seed),
     }
 
 
-def color(position: int, seed: int) -> str:
-    """Return a color for the charts: a hue for each experiment's position, a shade for a seed."""
-    # Steps of the golden ratio put each new hue into the largest gap between those before it.
-    light = 0.34 + 0.08 * (seed % _SHADES)
-    red, green, blue = colorsys.hls_to_rgb((0.58 + _GOLDEN * position) % 1.0, light, 0.75)
-    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
+def source_tags(root: Path) -> dict[str, str]:
+    """Return tags of the code's origin: commit, edits since then, and DVC's experiment."""
+    tags = {VARIANT: WORKSPACE}
+    if experiment := os.environ.get("DVC_EXP_NAME"):
+        tags = {VARIANT: experiment, BASELINE: os.environ.get("DVC_EXP_BASELINE_REV", "")}
+    commit = git(root, "rev-parse", "HEAD", timeout_s=_GIT_WAIT_S)
+    if commit:
+        tags["mlflow.source.git.commit"] = commit.strip()
+        # Tracked files only, and those that people edit: results change with every run.
+        edited = git(root, "status", "--porcelain", "-uno", "--", *_WRITTEN, timeout_s=_GIT_WAIT_S)
+        tags["pipeline.uncommitted"] = "yes" if edited else "no"
+    return tags
 
 
 def note(experiment: str, seed: int, *, files: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from pipeline.envs.launch import find_executable
 from pipeline.errors import UnityEnvironmentException
 from pipeline.settings import RunSettings, to_mapping
-from pipeline.tracking import mlflow_store, run_metadata
+from pipeline.tracking import run_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,15 +94,12 @@ def run_outside_dag(
         fingerprint="",  # a resumed run keeps its row, also with other settings
         resumed=resume,
         root=root,
-        record=folder / "run_logs" / "mlflow.json",
         tags=run_metadata.tags(
             settings,
             environment=environment,
             source=source,
-            position=zlib.crc32(name.encode()),  # not `hash`, which is salted in each process
-            seed=seed,
         )
-        | mlflow_store.source_tags(root),
+        | run_metadata.source_tags(root),
     )
     return TrackedRun(
         folder=folder,

@@ -29,7 +29,7 @@ stages:
 
 def tell(root: Path, name: str | None, revision: str | None = None) -> str:
     with contextlib.chdir(root):
-        return run(argparse.Namespace(run=name, at=revision, exact=False))
+        return run(argparse.Namespace(run=name, at=revision, exact=False, rebuild=False))
 
 
 def trained(root: Path, weights: bytes) -> tuple[str, str]:
@@ -40,14 +40,13 @@ def trained(root: Path, weights: bytes) -> tuple[str, str]:
         stage="train",
         fingerprint=str(weights),
         root=root,
-        record=root / "record.json",
         tags={"mlflow.source.git.commit": "c0de"},
     )
     (root / POLICY).parent.mkdir(parents=True, exist_ok=True)
     (root / POLICY).write_bytes(weights)
     with_row = MlflowRun(key)
     with_row.made(root / POLICY)
-    with_row.end(timeout_s=60)
+    with_row.end()
     assert with_row.run_id is not None
     digest = dvc_digest(root / POLICY)
     (root / "dvc.lock").write_text(LOCK.format(path=POLICY.as_posix(), digest=digest))

@@ -75,7 +75,9 @@ def test_episodes_are_played_as_asked_and_filmed_when_all_have_been_played(
     assert calls == expected
 
 
-def test_numbers_of_each_behavior_are_told_with_its_policy_and_scored_without_self_play(tmp_path):
+def test_numbers_of_each_behavior_are_told_with_its_policy_and_scored_without_self_play(
+    tmp_path, monkeypatch
+):
     exported = tmp_path / "results/export/e/seed7"
     exported.mkdir(parents=True)
     content = {"A": {"policy_md5": "a", "step": 30}, "B": {"policy_md5": "b", "step": 50}}
@@ -111,12 +113,12 @@ def test_numbers_of_each_behavior_are_told_with_its_policy_and_scored_without_se
 
     names = ("settings", "results", "artifacts", "picture", "made", "score")
     record = SimpleNamespace(**{name: note(name) for name in names})
-    outputs = (Path("x/episodes.csv"), Path("x/returns.png"))
     params = {"episodes": 4, "seed": 9}
-    attempt = SimpleNamespace(
-        out=lambda name: tmp_path / name, job=SimpleNamespace(params=params, outputs=outputs)
-    )
-    evaluate._tell(record, run, attempt, metrics)
+    outputs = (Path("x/episodes.csv"), Path("x/returns.png"))
+    job = SimpleNamespace(params=params, outputs=outputs)
+    monkeypatch.setattr(evaluate, "job_of", lambda _: job)
+    (tmp_path / "metrics.json").write_text(json.dumps(named))
+    evaluate.tell(record, run, tmp_path)
     build = tmp_path / "build/env/ball"
     assert told["score"] == (
         ({"A": 2.5},),

@@ -20,7 +20,7 @@ from pathlib import Path
 from pipeline.tracking.mlflow_store import Store
 store = Store.open(Path(sys.argv[1]))
 run = store.client.create_run(store.experiment_id, run_name=sys.argv[2]).info.run_id
-store.end(run, "FINISHED")
+store.client.set_terminated(run)
 """
 
 

@@ -223,35 +223,10 @@ def test_training_does_not_go_on_in_the_row_of_a_policy_that_was_only_evaluated(
     assert finished(MlflowRun(key(tmp_path, "train", "b"))) != row
 
 
-def test_a_failure_now_and_then_does_not_end_tracking(tmp_path: Path, monkeypatch):
-    """Over hours single writes fail; three of them are no reason to drop the rest."""
-    written = Store.set_tags
-    run = MlflowRun(key(tmp_path, "train"))
-    while run.run_id is None:
-        time.sleep(0.01)
-
-    def fail_at_even(self: Store, run: str, values) -> None:
-        if int(values["train.step"]) % 2 == 0:
-            raise RuntimeError("no")
-        written(self, run, values)
-
-    monkeypatch.setattr(Store, "set_tags", fail_at_even)
-    for step in range(10):
-        run.settings({"step": step, f"at{step}": "yes"})
-    run.end(timeout_s=60)
-    tags = client(tmp_path).get_run(run.run_id).data.tags
-    assert [name for name in sorted(tags) if name.startswith("train.at")] == [
-        f"train.at{step}" for step in (1, 3, 5, 7, 9)
-    ]
-    assert run.lost == 5
-    assert client(tmp_path).get_run(run.run_id).info.status == "FINISHED"
-
-
-def test_a_stage_finds_the_row_without_the_record_and_a_param_is_not_changed(tmp_path: Path):
+def test_a_stage_finds_the_row_and_a_param_is_not_changed(tmp_path: Path):
     train = MlflowRun(key(tmp_path, "train"))
     train.describe(described(tmp_path, learning_rate=3e-4), tmp_path)
     first = finished(train)
-    key(tmp_path, "train").record.unlink()
     export = MlflowRun(key(tmp_path, "export"))
     export.describe(described(tmp_path, learning_rate=1e-3, beta=0.1), tmp_path)
     assert finished(export) == first
@@ -260,80 +235,19 @@ def test_a_stage_finds_the_row_without_the_record_and_a_param_is_not_changed(tmp
     assert len(client(tmp_path).get_run(first).inputs.dataset_inputs) == 1
 
 
-def test_the_page_opens_in_training_mode_with_prepared_views_and_keeps_a_users_text(tmp_path: Path):
-    finished(MlflowRun(key(tmp_path, "train")))
-    store = client(tmp_path)
-    tags = store.get_experiment("1").tags
-    assert tags["mlflow.experimentKind"] == "custom_model_development"
-    assert "viewStateShareKey=table" in tags["mlflow.note.content"]
-    state = json.loads(tags["mlflow.sharedViewState.table"])
-    (group,) = state["groupBy"]["groupByKeys"]
-    assert group == {"mode": "tag", "groupByData": "pipeline.experiment"}
-    assert set(current(tmp_path, state["searchFilter"])) == {"walk-seed1"}, "its filter is valid"
-    store.set_experiment_tag("1", "mlflow.note.content", "mine")
-    finished(MlflowRun(key(tmp_path, "evaluate")))
-    assert store.get_experiment("1").tags["mlflow.note.content"] == "mine"
-
-
 def test_a_killed_run_is_continued_or_closed(tmp_path: Path, monkeypatch):
     killed = MlflowRun(key(tmp_path, "train"))
     killed.metrics("Walker", {"loss": 1.0}, 1)
     with monkeypatch.context() as patched:
-        patched.setattr(Store, "end", lambda *_: None)  # nobody ends it, and the run stays open
+        patched.setattr(
+            MlflowRun, "_terminate", lambda *_: None
+        )  # nobody ends it, and the run stays open
         finished(killed)
     assert client(tmp_path).get_run(killed.run_id).info.status == "RUNNING"
 
     fresh = finished(MlflowRun(key(tmp_path, "train", fingerprint="b")))
     assert fresh != killed.run_id
     assert client(tmp_path).get_run(killed.run_id).info.status == "KILLED"
-
-
-def test_a_finished_run_waits_for_a_slow_store_and_a_stopped_one_does_not(
-    tmp_path: Path, monkeypatch
-):
-    slow = [MlflowRun(key(tmp_path, "train", experiment=name)) for name in ("whole", "stopped")]
-    while any(run.run_id is None for run in slow):
-        time.sleep(0.01)
-    monkeypatch.setattr(Store, "set_tags", lambda *_: time.sleep(0.5))
-    for run, n_jobs in zip(slow, (12, 60), strict=True):
-        for _ in range(n_jobs):
-            run.settings({"episodes": 4})
-    began = time.monotonic()
-    slow[1].end("KILLED", timeout_s=1.5)
-    assert time.monotonic() - began < 2.5  # of 30 s
-    slow[0].end(timeout_s=2)
-    assert client(tmp_path).get_run(slow[0].run_id).info.status == "FINISHED"
-
-
-def test_a_store_that_others_keep_busy_is_asked_again_and_a_broken_one_is_not(
-    tmp_path: Path, monkeypatch
-):
-    from mlflow.exceptions import MlflowException
-    from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, TEMPORARILY_UNAVAILABLE
-
-    attempts: list[int] = []
-    code = TEMPORARILY_UNAVAILABLE
-    log = Store.log_metrics
-
-    def refuse_twice(self: Store, run: str, points) -> None:
-        attempts.append(len(points))
-        if len(attempts) < 3:
-            raise MlflowException("database is locked", error_code=code)
-        log(self, run, points)
-
-    monkeypatch.setattr(Store, "log_metrics", refuse_twice)
-    run = MlflowRun(key(tmp_path, "train"))
-    run.results({"mean_reward": 2.0})
-    run_id = finished(run)
-    assert attempts == [1, 1, 1]
-    assert client(tmp_path).get_run(run_id).data.metrics == {"train/mean_reward": 2.0}
-
-    attempts.clear()
-    code = INTERNAL_ERROR
-    run = MlflowRun(key(tmp_path, "evaluate"))
-    run.results({"mean_return": 2.0})
-    run.end(timeout_s=60)
-    assert (attempts, run.lost) == ([1], 1)
 
 
 @pytest.mark.parametrize(
@@ -347,8 +261,7 @@ def test_three_failures_in_a_row_end_tracking_and_single_ones_do_not(
     fails, n_attempts, lost, tmp_path: Path, monkeypatch
 ):
     run = MlflowRun(key(tmp_path, "train"))
-    while run.run_id is None:
-        time.sleep(0.01)
+    run.settings({})
     written: list[dict[str, str]] = []
     set_tags = Store.set_tags
 
@@ -362,7 +275,7 @@ def test_three_failures_in_a_row_end_tracking_and_single_ones_do_not(
     monkeypatch.setattr(Store, "set_tags", sometimes)
     for number in range(12):
         run.settings({f"n{number}": number})
-    run.end(timeout_s=60)
+    run.end()
     assert (len(written), run.lost) == (n_attempts, lost)
     tags = client(tmp_path).get_run(run.run_id).data.tags
     kept = {name for name in tags if name.startswith("train.n")}
@@ -378,7 +291,7 @@ def test_points_that_a_killed_attempt_took_along_are_filled_in_from_the_curve(tm
         if step == 2000:
             run.metrics("Walker", values, step)
     points = read_points(curve.path)
-    run.trained({"Walker": {"steps": 3000}}, curve=points, seconds=9.0, interrupted=[])
+    run.trained({"Walker": {"steps": 3000}}, curve=points, seconds=None, interrupted=[])
     run_id = finished(run)
     assert client(tmp_path).get_run(run_id).data.metrics.get("train/training_s") is None
     for name, expected in ((names.REWARD, [1.0, 2.0, 3.0]), ("Losses/Q1 Loss", [0.5, 0.5, 0.5])):
@@ -530,7 +443,7 @@ def test_an_experiments_alias_is_one_that_mlflow_takes(name, wanted):
     assert alias_of(name) == wanted
 
 
-def test_an_unreachable_server_costs_one_warning_and_no_time(tmp_path, monkeypatch, caplog):
+def test_an_unreachable_server_costs_one_warning_and_seconds(tmp_path, monkeypatch, caplog):
     with socket.socket() as bound_socket:
         bound_socket.bind(("127.0.0.1", 0))
         port = bound_socket.getsockname()[1]
@@ -541,19 +454,11 @@ def test_an_unreachable_server_costs_one_warning_and_no_time(tmp_path, monkeypat
         for step in range(1000):
             run.metrics("Walker", {"loss": 1.0}, step)
         spent = time.perf_counter() - start
-        run.end(timeout_s=60)
-    assert spent < 1.0
+        run.end()
+    assert spent < 10.0, "only the first summary asks, a few times"
     assert run.run_id is None
     messages = [r.message for r in caplog.records if "MLflow is not being written" in r.message]
     assert len(messages) == 1
-
-
-def test_a_broken_record_file_begins_a_new_run(tmp_path: Path):
-    place = key(tmp_path, "train").record
-    place.parent.mkdir(parents=True)
-    place.write_text("{")
-    run = finished(MlflowRun(key(tmp_path, "train")))
-    assert json.loads(place.read_text())["run_id"] == run
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("off", False), ("0", False), ("on", True)])
@@ -575,6 +480,7 @@ def test_mlflow_samples_the_machine_where_its_own_variable_asks(tmp_path: Path, 
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     run = MlflowRun(key(tmp_path, "train"))
+    run.settings({"begun": "yes"})
     deadline = time.monotonic() + 30
     seen: dict = {}
     while "system/cpu_utilization_percentage" not in seen and time.monotonic() < deadline:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mlflow_runs import md5
 
-from pipeline.tracking.run_metadata import color, dvc_digest, parameters
+from pipeline.tracking.run_metadata import dvc_digest, parameters
 
 SETTINGS = {
     "trainer_type": "ppo",
@@ -42,8 +42,3 @@ def test_the_digest_of_a_folder_is_that_of_its_list_of_files(tmp_path: Path):
     expected = md5(json.dumps(listed).encode())
     assert dvc_digest(tmp_path) == f"{expected}.dir"
     assert dvc_digest(tmp_path / "a.txt") == md5_of_2
-
-
-def test_every_experiment_and_seed_has_a_color_of_its_own():
-    colors = {color(position, seed) for position in range(12) for seed in range(5)}
-    assert len(colors) == 60

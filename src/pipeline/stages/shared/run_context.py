@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import csv
 import os
-import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,9 @@ from pipeline.settings import to_mapping
 from pipeline.settings.named_files import demonstrations
 from pipeline.settings.params import load_params
 from pipeline.stages.shared import process
-from pipeline.stages.shared.attempt import WORK, Attempt, read_map
+from pipeline.stages.shared.attempt import Attempt, read_map
 from pipeline.stages.shared.project import named, planned, project
-from pipeline.tracking import mlflow_run, mlflow_store, run_metadata
+from pipeline.tracking import mlflow_run, run_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -169,7 +168,6 @@ def recorded(
 def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
     """Return which MLflow run a stage writes to."""
     stage, policy = attempt.job.stage, run.root / run.folder("train") / "policy.pt"
-    names = list(run.params.experiments)
     return run_metadata.RunKey(
         experiment=run.name,
         seed=run.seed,
@@ -179,17 +177,12 @@ def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
         resumed=attempt.resumed,
         # `dvc exp run --temp` works in a copy; DVC_ROOT is the real repository, with the store.
         root=Path(os.environ.get("DVC_ROOT") or run.root).resolve(),
-        record=run.root / WORK / "mlflow" / f"{run.name}-seed{run.seed}.json",
         tags=run_metadata.tags(
             run.params.run_settings(run.name),
             environment=run.experiment.environment,
             source=f"pipeline run {run.name}-{run.seed}",
-            # A trial of a sweep is not among them; crc32 and not `hash`, which is salted anew in
-            # each process.
-            position=names.index(run.name) if run.name in names else zlib.crc32(run.name.encode()),
-            seed=run.seed,
         )
-        | mlflow_store.source_tags(run.root),
+        | run_metadata.source_tags(run.root),
     )
 
 

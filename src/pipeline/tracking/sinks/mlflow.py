@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.errors import Interrupted
 from pipeline.tracking import run_metadata
-from pipeline.tracking.base import Sink
 from pipeline.tracking.curve_csv import read_points
 from pipeline.tracking.mlflow_run import MlflowRun, enabled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pipeline.tracking.base import Sink
     from pipeline.tracking.tracked_run import TrackedRun
 
 
@@ -25,7 +25,7 @@ def for_run(run: TrackedRun) -> Sink | None:
     return MlflowSink(run) if run.record is None else run.record
 
 
-class MlflowSink(Sink):
+class MlflowSink(MlflowRun):
     """Writes parameters, curves, results and models as the stages `train` and `export` do.
 
     The run in MLflow is made when the first behavior appears, so that a training that never
@@ -38,44 +38,35 @@ class MlflowSink(Sink):
     def __init__(self, run: TrackedRun) -> None:
         if run.key is None or run.row is None:
             raise ValueError("a row of MLflow needs the key and the row of its run")
-        self._run, self._key, self._row = run, run.key, run.row
-        self._record: MlflowRun | None = None
+        super().__init__(run.key, prefix=run.prefixed)
+        self._run, self._row = run, run.row
         # This stays if the run neither ends nor fails: somebody has stopped it.
         self._status = "KILLED"
-        self._began_s = 0.0
+        self._began_s: float | None = None
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Make or continue the row; write the settings that the configuration did not list."""
-        if self._record is None:
+        if self._began_s is None:
             self._began_s = time.monotonic()
-            self._record = MlflowRun(self._key, prefix=self._run.prefixed)
-            self._record.describe(self._row, self._key.root)
+            self.describe(self._row, self._key.root)
         # A behavior of the environment that the configuration does not list has the default
         # settings.
         if behavior not in self._run.max_steps:
-            self._record.params(run_metadata.parameters({behavior: settings}, prefix=True))
-
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Queue one summary."""
-        if self._record is not None:
-            self._record.metrics(behavior, values, step)
+            self.params(run_metadata.parameters({behavior: settings}, prefix=True))
 
     def ended(self, results: Mapping[str, Mapping[str, float]]) -> None:
-        """Queue the final numbers, the digests of the outputs, and the models."""
-        if self._record is None:
+        """Write the final numbers, the digests of the outputs, and the models."""
+        if self._began_s is None:
             return
         self._status = "FINISHED"
         folder, environment = self._run.folder, self._key.tags["pipeline.environment"]
-        interrupted = {
-            int(numbers[run_metadata.INTERRUPTED])
-            for numbers in results.values()
-            if run_metadata.INTERRUPTED in numbers
-        }
-        self._record.trained(
+        steps = {numbers.get(run_metadata.INTERRUPTED) for numbers in results.values()} - {None}
+        self.trained(
             results,
             curve=read_points(folder / "progress.csv"),
-            seconds=time.monotonic() - self._began_s,
-            interrupted=sorted(interrupted),
+            # The seconds of a killed attempt are unknown.
+            seconds=None if self._key.resumed else time.monotonic() - self._began_s,
+            interrupted=sorted(int(step) for step in steps if step is not None),
         )
         for behavior in results:
             suffix = f".{behavior}" if len(results) > 1 else ""
@@ -83,9 +74,9 @@ class MlflowSink(Sink):
             model = files.named(folder, behavior, ".onnx")
             for stage, path in (("train", checkpoint), ("export", model)):
                 if path.is_file():
-                    self._record.made(path, what=f"{stage}{suffix}")
+                    self.made(path, what=f"{stage}{suffix}")
             if model.is_file():
-                self._record.model(model, environment=environment, made=model)
+                self.model(model, environment=environment, made=model)
 
     def failed(self, error: BaseException) -> None:
         """Mark the row as failed, unless somebody stopped the run."""
@@ -94,6 +85,6 @@ class MlflowSink(Sink):
             self._status = "FAILED"
 
     def close(self) -> None:
-        """Wait for what is queued; for an unfinished run only shortly."""
-        if self._record is not None:
-            self._record.end(self._status)
+        """Write what is pending, and end the row."""
+        if self._began_s is not None:
+            self.end(self._status)

@@ -1,0 +1,96 @@
+"""The MLflow store, made again from the files of `results/`, which are the record."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import PipelineError
+from pipeline.settings.params import load_params
+from pipeline.stages import evaluate, export
+from pipeline.stages.shared import policies, run_context
+from pipeline.stages.shared.attempt import WORK, read_map
+from pipeline.tracking import mlflow_store
+from pipeline.tracking.curve_csv import read_points
+from pipeline.tracking.mlflow_run import MlflowRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_log = logging.getLogger(__name__)
+_PLACE = re.compile(r"results/\w+/(?P<name>.+)/seed(?P<seed>\d+)")
+_OF_NOW = ("mlflow.source.git.commit", "pipeline.uncommitted")
+"""Tags of the present code, which need not be the code that made the files."""
+
+
+def rebuild(root: Path) -> None:
+    """Keep the present store under another name, and make a row for each run in `results/`.
+
+    Raises:
+        PipelineError: The store is not in the folder, or params.yaml cannot be read.
+    """
+    params = load_params(root / "params.yaml")
+    mlflow_store.set_aside(root)
+    places = {
+        matched.groups()
+        for stage in _TELL
+        for path in root.glob(f"results/{stage}/**/seed*")
+        if (matched := _PLACE.fullmatch(path.relative_to(root).as_posix()))
+    }
+    for name, seed in sorted(places):
+        try:
+            _make_row(run_context.Run(root=root, params=params, name=name, seed=int(seed)))
+        except PipelineError as error:  # of an experiment that params.yaml no longer has
+            _log.warning("%s/seed%s has no row: %s", name, seed, error)
+
+
+def _make_row(run: run_context.Run) -> None:
+    """Write what the stages of a run have written, as far as it is in files."""
+    row, prefix = run_context.row_of(run), len(run.params.run_settings(run.name).behaviors) > 1
+    for stage, (made, tell) in _TELL.items():
+        folder = run.root / run.folder(stage)
+        if not (folder / made).exists():
+            continue
+        facts = read_map(run.root / WORK / stage / run.instance / "stage.json")
+        job: Any = SimpleNamespace(
+            job=SimpleNamespace(stage=stage),
+            fingerprint=facts.get("fingerprint", ""),
+            resumed=False,
+        )
+        key = run_context.key_of(run, job)
+        tags = {name: text for name, text in key.tags.items() if name not in _OF_NOW}
+        # A clone has no facts of its stages, but the times of its files.
+        begun = facts.get("started_unix_s", (folder / made).stat().st_mtime)
+        times = (begun, begun + facts.get("duration_s", 0.0))
+        record = MlflowRun(replace(key, tags=tags), prefix=prefix, times=times)
+        try:
+            record.describe(row, run.root)
+            tell(record, run, folder)
+        finally:
+            record.end()
+
+
+def _tell_training(record: MlflowRun, run: run_context.Run, folder: Path) -> None:
+    pretrained = run.root / run.folder("pretrain")
+    if (pretrained / "progress.csv").exists():
+        run_context.tell_pretraining(record, pretrained)
+    history = policies.history(folder / "policy.pt")
+    facts = read_map(run.root / WORK / "train" / run.instance / "stage.json")
+    record.trained(
+        read_map(folder / "metrics.json"),
+        curve=read_points(folder / "progress.csv"),
+        seconds=None if facts.get("resumed") else facts.get("seconds", {}).get("total"),
+        interrupted=[step for made in history for step in made.get("interrupted_at_steps", ())],
+    )
+    record.made(folder / "policy.pt")
+
+
+_TELL = {
+    "train": ("policy.pt", _tell_training),
+    "export": ("export.json", export.tell),
+    "evaluate": ("metrics.json", evaluate.tell),
+}
+"""What a stage makes last, and what writes its files to MLflow."""

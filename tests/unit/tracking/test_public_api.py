@@ -1,0 +1,75 @@
+"""MLflow is used by its public API alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pipeline
+
+SRC = Path(pipeline.__file__).parent
+ALLOWED = Path(__file__).with_name("mlflow_private_uses.txt")
+PUBLIC = {
+    *("mlflow", "mlflow.entities", "mlflow.exceptions", "mlflow.models", "mlflow.onnx"),
+    "mlflow.types",
+}
+"""Modules with a page in MLflow's reference of its Python API."""
+TAGS = {
+    *("mlflow.data.context", "mlflow.note.content", "mlflow.parentRunId"),
+    *("mlflow.source.git.commit", "mlflow.source.name", "mlflow.source.type"),
+}
+"""Tags that MLflow's pages document."""
+_SQL = r"\b(UPDATE \w+ SET|INSERT INTO|DELETE FROM|SELECT .* FROM|ALTER TABLE)\b"
+
+
+def uses(text: str) -> set[str]:
+    """Return what is private in a source: modules, names with underscores, tags, SQL."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+            if modules[0].startswith("mlflow"):
+                found |= {alias.name for alias in node.names if alias.name.startswith("_")}
+        else:
+            modules = []
+        found |= {name for name in modules if re.match(r"mlflow\b", name) and name not in PUBLIC}
+        found |= {name for name in modules if name in ("sqlite3", "sqlalchemy", "alembic")}
+        if isinstance(node, ast.Attribute) and re.match(r"mlflow\.(.+\.)?_", ast.unparse(node)):
+            found.add(ast.unparse(node))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if (
+                re.fullmatch(r"mlflow\.(?!db)[\w.]+", node.value)
+                and node.value not in TAGS | PUBLIC
+            ):
+                found.add(node.value)
+            if re.search(_SQL, node.value):
+                found.add(node.value)
+    return found
+
+
+def test_a_private_use_is_found():
+    assert uses("import mlflow\nfrom mlflow.entities import Metric") == set()
+    assert uses("import sqlite3") == {"sqlite3"}
+    assert uses("from mlflow.utils import x\nfrom mlflow import _y") == {"mlflow.utils", "_y"}
+    assert uses("mlflow.tracking._z()") == {"mlflow.tracking._z"}
+    assert uses("tags = {'mlflow.runColor': 1}") == {"mlflow.runColor"}
+    assert uses("x('UPDATE runs SET a = 1')") == {"UPDATE runs SET a = 1"}
+
+
+def test_no_source_uses_what_is_not_in_the_list_with_a_reason():
+    allowed = {
+        tuple(line.split(" | ")[:2])
+        for line in ALLOWED.read_text().splitlines()
+        if line and not line.startswith("#")
+    }
+    sources = [path for path in SRC.rglob("*.py") if "mlflow" in path.read_text().lower()]
+    assert len(sources) > 10
+    found = {
+        (path.relative_to(SRC).as_posix(), use)
+        for path in sources
+        for use in uses(path.read_text())
+    }
+    assert found == allowed
