@@ -60,6 +60,14 @@ def test_a_mistyped_word_is_answered_with_the_nearest(capsys, words, proposal, c
     assert f"did you mean {proposal}? `{command} --help` lists" in line
 
 
+def test_a_removed_command_says_what_to_do_instead(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["attach", "--to", "10.0.0.5:5004"])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'attach' was removed: a player of another machine comes through ssh: `ssh -N" in line
+
+
 @pytest.mark.parametrize(
     ("words", "command"),
     [

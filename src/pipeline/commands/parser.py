@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 _MEANT = {"train": "learn", "eval": "evaluate"}
 """Commands by the names that other programs give them."""
+_REMOVED = {
+    "attach": "a player of another machine comes through ssh: `ssh -N -L 5004:localhost:5004 "
+    "TRAINER` on its machine (docs/reference/learn.md)",
+}
+"""What to do instead of a command that was removed."""
 _MOST_PARTS = 8
 """Words of one path with blanks."""
 
@@ -148,6 +153,8 @@ class Parser(argparse.ArgumentParser):
         """Refuse an unknown choice and propose the nearest, as argparse does from Python 3.14."""
         choices = action.choices
         near = None
+        if self._subcommands is not None and action is self._subcommands and value in _REMOVED:
+            self.error(f"the command {value!r} was removed: {_REMOVED[value]}")
         if choices is not None and value not in choices:
             meant = _MEANT.get(str(value))
             near = meant if meant in choices else _nearest(str(value), choices)
