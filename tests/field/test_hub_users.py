@@ -72,16 +72,6 @@ def test_damaged_archive_is_refused_by_name(private_cache, web, name, archive):
     assert not any((private_cache / "environments").glob("*.unpacking"))
 
 
-@pytest.mark.parametrize("kind", ["", "gz", "bz2", "xz"])
-def test_whole_archive_is_still_unpacked(private_cache, web, kind):
-    folder = fetched(web, "game.tar", made_archives.tarred(*GAME, kind=kind))
-    assert {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    } == made_archives.GAME
-
-
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_entry_with_a_name_of_300_characters_is_refused_by_archive_and_entry(
     private_cache, web, kind

@@ -86,11 +86,12 @@ def test_a_dropped_connection_is_tried_again_and_leaves_nothing(web, cache):
     assert {name.partition("/")[0] for name in left(cache)} == {digest(BIG)}
 
 
-def test_ctrl_c_leaves_nothing(web, cache, monkeypatch):
+@pytest.mark.parametrize("during", ["fetch._Bar.update", "unpack.shutil.copyfileobj"])
+def test_ctrl_c_leaves_nothing(web, cache, monkeypatch, during):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fetch._Bar, "update", interrupt)
+    monkeypatch.setattr(f"pipeline.envs.sources.{during}", interrupt)
     with pytest.raises(KeyboardInterrupt):
         fetch.fetch(web.add("game.zip", BIG), sha256=digest(BIG))
     assert left(cache) == []
