@@ -78,7 +78,7 @@ def forward(tmp_path: Path) -> Iterator[Forward]:
             nonlocal n_forwarded
             n_forwarded += 1
             way = f"{far}:localhost:{near}"
-            until(b"All remote forwarding requests processed", n_forwarded,
+            until(b"remote forward success for", n_forwarded,
                   start(*client, "-v", "-R", way, "127.0.0.1"))  # fmt: skip
 
         yield forward
