@@ -40,7 +40,6 @@ GROUPS = {
         "config": "look at trainer configurations, and upgrade them",
         "onnx": "look at exported policies",
         "timers": "say where a run's time went, and what would make it faster",
-        "attach": "bring a player that runs here to a trainer on another machine",
     },
     "show it to others": {
         "card": "write a run's policies with a model card",

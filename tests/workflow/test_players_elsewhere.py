@@ -1,121 +1,121 @@
-"""Players that are not started by the run that trains in them, here and behind a network."""
+"""Players that are not started by the run that trains in them, on its machine and behind ssh."""
 
 from __future__ import annotations
 
 import os
-import re
-import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 from free_ports import free_ports
 from learn_command import PPO, checkpoint
 
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """Where players run, and where they find the trainer."""
-
-    address: str
-    within: tuple[str, ...] = ()
-    is_far: bool = False
+Forward = Callable[[int, int], None]
 
 
 @pytest.fixture
-def elsewhere(request: pytest.FixtureRequest) -> Iterator[Elsewhere]:
-    """This machine's loopback, or a network of its own behind a cable."""
-    if request.param == "loopback":
-        yield Elsewhere("127.0.0.1")
-        return
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        pytest.skip("needs ip, and root, for a network of its own")
-    pid = os.getpid()
-    name, cable = f"pipeline-{pid}", f"pt{pid}"
-    # a network for tests of networks (RFC 2544), another for each process
-    near, far = (f"198.18.{pid // 64 % 256}.{4 * (pid % 64) + k}" for k in (1, 2))
-    steps = (
-        f"ip netns add {name}",
-        f"ip link add {cable} type veth peer name far netns {name}",
-        f"ip addr add {near}/30 dev {cable}",
-        f"ip link set {cable} up",
-        f"ip -n {name} addr add {far}/30 dev far",
-        f"ip -n {name} link set far up",
-        f"ip -n {name} link set lo up",
+def forward(tmp_path: Path) -> Iterator[Forward]:
+    """Forwards a port through an ssh server of the test's own, as `ssh -R` to another machine."""
+    # Debian keeps it out of the PATH of users.
+    sshd = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    if sshd is None or shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
+        pytest.skip("needs ssh, ssh-keygen and sshd, as of Debian's openssh-server")
+    folder, server_port = tmp_path / "ssh", free_ports(1)
+    folder.mkdir(mode=0o700)
+    for key in ("host", "user"):
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
+        subprocess.run(words, check=True)  # noqa: S603  # our own
+    shutil.copy(folder / "user.pub", folder / "authorized_keys")
+    host_key = (folder / "host.pub").read_text()
+    (folder / "known_hosts").write_text(f"[127.0.0.1]:{server_port} {host_key}")
+    (folder / "sshd_config").write_text(
+        f"ListenAddress 127.0.0.1:{server_port}\n"
+        f"HostKey {folder}/host\n"
+        f"AuthorizedKeysFile {folder}/authorized_keys\n"
+        "PidFile none\n"
+        "StrictModes no\n"  # the folder of the test is below /tmp, where all may write
+        "UsePAM no\n"
+        "PasswordAuthentication no\n"
+        "PermitRootLogin prohibit-password\n"
     )
-    try:
-        for step in steps:
-            completed = subprocess.run(step.split(), capture_output=True, check=False)  # noqa: S603  # our own
-            if completed.returncode:
-                pytest.skip(f"{step}: {completed.stderr.decode()}")
-        yield Elsewhere(near, ("ip", "netns", "exec", name), is_far=True)
-    finally:
-        delete = f"ip netns del {name}".split()
-        subprocess.run(delete, capture_output=True, check=False)  # noqa: S603  # our own
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd of root does not start without
+    client = ["ssh", "-N", "-F", "none", "-p", str(server_port), "-i", str(folder / "user")]
+    for option in (
+        "BatchMode=yes",
+        "ExitOnForwardFailure=yes",
+        "IdentitiesOnly=yes",
+        f"UserKnownHostsFile={folder}/known_hosts",
+        "GlobalKnownHostsFile=none",
+    ):
+        client += ["-o", option]
+    with ExitStack() as stack:
+        log = stack.enter_context((folder / "log").open("wb+"))
+
+        def start(*words: str) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(words, stderr=log)  # noqa: S603  # our own
+            stack.callback(process.wait, 10)
+            stack.callback(process.terminate)
+            return process
+
+        def until(line: bytes, count: int, process: subprocess.Popen[bytes]) -> None:
+            deadline = time.monotonic() + 20
+            while (folder / "log").read_bytes().count(line) < count:
+                assert process.poll() is None, (folder / "log").read_text()
+                assert time.monotonic() < deadline, (folder / "log").read_text()
+                time.sleep(0.05)
+
+        until(b"Server listening", 1, start(sshd, "-D", "-e", "-f", str(folder / "sshd_config")))
+        n_forwarded = 0
+
+        def forward(far: int, near: int) -> None:
+            nonlocal n_forwarded
+            n_forwarded += 1
+            way = f"{far}:localhost:{near}"
+            until(b"remote forward success for", n_forwarded,
+                  start(*client, "-v", "-R", way, "127.0.0.1"))  # fmt: skip
+
+        yield forward
 
 
-def write_inputs(folder: Path) -> None:
-    settings = {"behaviors": {"3DBall": PPO | {"max_steps": 5000}}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-    for name in ("token", "wrong"):
-        (folder / name).touch(mode=0o600)
-        (folder / name).write_text(secrets.token_hex(32))
+@pytest.fixture
+def way(request: pytest.FixtureRequest) -> Forward | None:
+    """How players reach the trainer: None for directly."""
+    return request.getfixturevalue("forward") if request.param == "ssh" else None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("elsewhere", ["loopback", "namespace"], indirect=True)
-def test_players_with_the_token_train_and_one_that_is_killed_comes_back(
-    elsewhere, started, packed, tmp_path
-):
-    write_inputs(tmp_path)
+@pytest.mark.parametrize("way", ["direct", "ssh"], indirect=True)
+def test_players_train_and_one_that_is_killed_comes_back(way, started, packed, tmp_path):
+    settings = {"behaviors": {"3DBall": PPO | {"max_steps": 5000}}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     build = str(packed("balance_ball", tmp_path / "balance_ball", n_agents=3))
-    port, local = free_ports(3), free_ports(1)
+    ports = far_ports = free_ports(2)
+    options = ["--seed", "1", "--attach", "2", "--base-port", str(ports)]
+    trainer = started("pipeline.cli", "learn", "config.yaml", *options)
+    trainer.until("Start each player with --mlagents-port")
+    if way is not None:
+        far_ports = free_ports(2)
+        for player in range(2):
+            way(far_ports + player, ports + player)
 
-    def attach(player: int, *options: str, file: str = "token"):
-        to = ["--to", f"{elsewhere.address}:{port + player}", "--token-file", file]
-        return started("pipeline.cli", "attach", *to, *options, within=elsewhere.within)
+    def play(player: int) -> subprocess.Popen[bytes]:
+        command = [build, "--mlagents-port", str(far_ports + player)]
+        return subprocess.Popen(command, stderr=subprocess.DEVNULL)  # noqa: S603  # our own
 
-    def by_hand(port: int, within: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
-        command = [*within, build, "--mlagents-port", str(port)]
-        return subprocess.Popen(command, stderr=subprocess.DEVNULL)  # noqa: S603  # ours
-
-    address_options = [
-        "--base-port",
-        str(port),
-        "--listen",
-        elsewhere.address,
-        "--token-file",
-        "token",
-    ]
-    trainer = started(
-        "pipeline.cli", "learn", "config.yaml", "--seed", "1", "--attach", "3", *address_options
-    )
-    trainer.until("Players of other machines come to")
-    refused = attach(2, "--env", build, file="wrong")
-    assert refused.end() == 2
-    assert "error: " in refused.told
-    assert "the trainer refuses this player: a wrong token" in refused.told
-    forwarders = [attach(0, "--env", build), attach(1, "--port", str(local))]
-    forwarders[1].until("Waiting for the player")
-    players = [by_hand(local, elsewhere.within)]
-    if elsewhere.is_far:
-        players.append(by_hand(port + 2))  # of this machine, so without the token
-    else:
-        forwarders.append(attach(2, "--env", build))
+    killed, *players = play(0), play(1)
     trainer.until(r"Step: 2000\.")
-    (player,) = psutil.Process(forwarders[0].process.pid).children()
-    player.send_signal(signal.SIGKILL)
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait(60) == -signal.SIGKILL
+    players.append(play(0))
     assert trainer.end() == 0, trainer.told
-    assert [forwarder.end() for forwarder in forwarders] == [0] * len(forwarders)
-    assert [process.wait(60) for process in players] == [0] * len(players)
-    assert (
-        trainer.told.count("Restarting worker") == trainer.told.count("Restarting worker[0]") == 1
-    )
-    assert re.search(r"from \S+ to port \d+ is cut off: the peer sent a wrong token", trainer.told)
+    assert [player.wait(60) for player in players] == [0, 0]
+    assert trainer.told.count("Restarting worker") == 1
+    assert "Restarting worker[0]" in trainer.told
     assert checkpoint(tmp_path, "ppo")["learner"]["step"] >= 5000

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from pipeline.settings.environments import BridgeSource, EnvironmentParams
 
 
+_REMOVED = {"--max-ratio": "it was removed; --max-unpacked-gb limits what an archive unpacks to"}
+"""What to do instead of an option of `fetch` that was removed."""
+
+
 def add_options(parser: Parser) -> None:
     """Add `build`, `list` and `fetch`."""
     command = parser.add_command("build", "pack an environment into an executable", build)
@@ -48,12 +52,9 @@ def add_options(parser: Parser) -> None:
     command.add_argument(
         "--executable", metavar="PATH", help="path in the archive; default: the only"
     )
-    for flag, limit, text in (
-        ("--max-unpacked-gb", 16.0, "N GB"),
-        ("--max-ratio", 100.0, "N times its own size"),
-    ):
-        shown = f"refuse an archive that unpacks to more than {text}; default: %(default)g"
-        command.add_argument(flag, type=float, default=limit, metavar="N", help=shown)
+    text = "refuse an archive that unpacks to more than N GB; default: %(default)g"
+    command.add_argument("--max-unpacked-gb", type=float, default=16.0, metavar="N", help=text)
+    command.given_elsewhere = _REMOVED.get
 
 
 def _add_manifest(parser: argparse.ArgumentParser) -> None:
@@ -126,14 +127,11 @@ def list_environments(arguments: argparse.Namespace) -> str:
 def fetch_environment(arguments: argparse.Namespace) -> str:
     """Return the path of an environment's program, fetched if it is not cached."""
     from pipeline.envs.sources import fetch
-    from pipeline.envs.sources.archives import ArchiveLimits
-    from pipeline.envs.sources.download import public
+    from pipeline.envs.sources.fetch import public
     from pipeline.envs.sources.programs import find_program
 
     address, sha256 = arguments.environment, arguments.sha256
-    limits = ArchiveLimits(
-        max_bytes=int(arguments.max_unpacked_gb * 1e9), max_ratio=arguments.max_ratio
-    )
+    max_bytes = int(arguments.max_unpacked_gb * 1e9)
     # A name in a manifest, whose entry may have a digest.
     if "://" not in address:
         if sha256 or arguments.executable:
@@ -142,17 +140,17 @@ def fetch_environment(arguments: argparse.Namespace) -> str:
                 "has its own"
             )
         entry = _entry(address, arguments.manifest)
-        return str(entry.executable(arguments.platform, limits=limits))
+        return str(entry.executable(arguments.platform, max_bytes=max_bytes))
     if sha256 is None:
         # The archive is downloaded to learn its digest but never unpacked, since nobody has
         # declared it trusted.
-        digest = fetch.digest_of(address, limits=limits)
+        digest = fetch.digest_of(address, max_bytes=max_bytes)
         raise FetchError(
             f"{public(address)}: nothing says what this archive must be. It now "
             f"has sha256 {digest}. If you trust it, give --sha256 {digest}, or write it "
             "into params.yaml; it stays downloaded, not unpacked"
         )
-    folder = fetch.fetch(address, sha256=sha256, limits=limits)
+    folder = fetch.fetch(address, sha256=sha256, max_bytes=max_bytes)
     program = find_program(
         folder, label=public(address), platform=arguments.platform, wanted=arguments.executable
     )

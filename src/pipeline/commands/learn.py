@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from pipeline.commands.learn_options import Option
     from pipeline.commands.parser import Parser
 
+_BY_SSH = (
+    "it was removed; players of other machines come through ssh: `ssh -N -L 5004:localhost:5004 "
+    "TRAINER` on the player's machine (docs/reference/learn.md)"
+)
+_REMOVED = {"listen": _BY_SSH, "token_file": _BY_SSH}
+"""What to do instead of an option that was removed."""
+
 DESCRIPTION = """\
 Train every behavior of an environment with a trainer configuration in ML-Agents' format.
 
@@ -80,6 +87,8 @@ def _given_elsewhere(option: str) -> str | None:
     from pipeline.settings.schema.trainer import WORDS
 
     key = option.strip("-").replace("-", "_")
+    if key in _REMOVED:
+        return _REMOVED[key]
     if key in SINKS.ours:
         return f"--track {key} asks for it"
     if key == "config":

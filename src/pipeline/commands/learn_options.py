@@ -73,10 +73,6 @@ _TABLE = {
         "--base-port, the others on the ports after it",
         "--num-areas N": "training areas that each environment makes, if it replicates them "
         "(default: 1)",
-        "--listen ADDRESS": "with --attach: an address of this machine, 0.0.0.0 for all, where "
-        "players of other machines may call too, which `pipeline attach` brings there",
-        "--token-file FILE": "the token that they say, in a file, or in the environment variable "
-        "PIPELINE_TOKEN; there is no encryption, so see docs/reference/learn.md",
         "--base-port PORT": "port of the first environment, the others follow (default: free ports "
         "that the system chooses); ignored for a single Editor without --attach",
         "--timeout-wait S": "seconds to wait for an answer of an environment, and for all players "
@@ -138,8 +134,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "--env": {"key": "env_settings.env_path"},
     # Players are counted as environments are: without --env both options mean the same.
     "--attach": {"key": "env_settings.num_envs"},
-    "--listen": {"key": None},
-    "--token-file": {"key": None},
     "--torch-device": {"key": "torch_settings.device"},
     "--torch-compile": {"key": "torch_settings.compile"},
     "--portable": {"key": None},

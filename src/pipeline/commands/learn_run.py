@@ -192,7 +192,6 @@ def _train(
             device=settings.torch_settings.device,
             sinks=_sinks(plan, settings, program, run_dir, timers),
             base_port=plan.base_port,
-            listen=plan.listen,
             log_folder=None if _is_read_only(settings) else run_dir / LOGS,
             on_start=on_start,
             inference=checkpoint.inference,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.algos.process_group import launched
 from pipeline.commands.learn_options import BY_DEST, OPTIONS
 from pipeline.errors import SettingsError
-from pipeline.protocol.token import read_token
 from pipeline.settings import TrainerSettings, load_run_settings
 from pipeline.settings.experiments import SinkNames
 from pipeline.settings.named_files import refuse_missing_demonstrations
@@ -55,8 +53,6 @@ class Plan:
     """Names of sinks; None for the default ones."""
     config: str = "built-in"
     """The configuration file."""
-    listen: tuple[str, bytes] | None = field(default=None, repr=False)
-    """Address to which players of other machines connect, and the token that they send."""
 
     def run(self, number: int) -> RunSettings:
         """Return the settings of one of the runs, counted from 0."""
@@ -121,7 +117,6 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         learners=numbers.get("learners", 1),
         track=track,
         config=arguments.config or "built-in",
-        listen=_listen(options),
     )
 
 
@@ -261,27 +256,6 @@ def _fixed_port(settings: RunSettings, options: Mapping[str, Any], worker: int) 
             f"from port {port} on go beyond {_LAST_PORT}, the last port there is"
         )
     return port
-
-
-def _listen(options: Mapping[str, Any]) -> tuple[str, bytes] | None:
-    """Return the address to which players of other machines connect, and their token."""
-    address, file = options.get("listen"), options.get("token_file")
-    if address is None:
-        if file is not None:
-            raise SettingsError(
-                "--token-file: belongs to --listen ADDRESS; players of this machine say no token"
-            )
-        return None
-    if "attach" not in options:
-        raise SettingsError("--listen: belongs to --attach N, which waits for players")
-    try:
-        ipaddress.ip_address(address)
-    except ValueError as error:
-        raise SettingsError(
-            f"--listen: '{address}' is not an IP address, such as 10.0.0.5, or 0.0.0.0 for all of "
-            "this machine"
-        ) from error
-    return address, read_token(None if file is None else Path(file))
 
 
 def _inside(options: Mapping[str, Any], path: str | None) -> Path | None:

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 _MEANT = {"train": "learn", "eval": "evaluate"}
 """Commands by the names that other programs give them."""
 _SIGNING = "sign the folder with cosign or gpg, as docs/how-to/share.md shows"
-_REMOVED = {"sign": _SIGNING, "verify": _SIGNING}
+_REMOVED = {
+    "attach": "a player of another machine comes through ssh: `ssh -N -L 5004:localhost:5004 "
+    "TRAINER` on its machine (docs/reference/learn.md)",
+    "sign": _SIGNING,
+    "verify": _SIGNING,
+}
 """What to do instead of a command that was removed."""
 _MOST_PARTS = 8
 """Words of one path with blanks."""

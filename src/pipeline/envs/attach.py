@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from contextlib import ExitStack
@@ -12,12 +11,10 @@ from pipeline.envs.launch import EDITOR_PORT_TAKEN, PRESS_PLAY, listen_for
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
-    SettingsError,
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
     UnityException,
     UnityTimeOutException,
-    UnityWorkerInUseException,
     one_line,
 )
 from pipeline.protocol.calls import time_out
@@ -46,7 +43,6 @@ def attach_workers(
     side_channels: Callable[[], Sequence[SideChannel]] | None = None,
     restarts: EnvironmentSettings | None = None,
     num_areas: int = 1,
-    listen: tuple[str, bytes] | None = None,
 ) -> WorkerSet:
     """Wait for `n_players` players; player k calls on port `base_port` + k and gets `seed` + k.
 
@@ -60,11 +56,8 @@ def attach_workers(
         side_channels: makes the channels of one player.
         restarts: settings with the limits of waiting for a failed player; None for never.
         num_areas: training areas that each player makes, if it replicates them.
-        listen: an address of this machine where players that say the token may call, too, and the
-            token; see `envs.forward`. None for loopback only.
 
     Raises:
-        SettingsError: The address to listen on is not one of this machine.
         UnityWorkerInUseException: A port is taken.
         UnityTimeOutException: A player did not connect.
         UnityEnvironmentException: A player has another version.
@@ -72,7 +65,7 @@ def attach_workers(
     with ExitStack() as stack:
         servers: list[AnyServer] = []
         for player in range(n_players):
-            servers.append(_listening(player, base_port, listen))
+            servers.append(_listening(player, base_port))
             # All ports first: one that is taken must be noticed before anyone is told to start a
             # player.
             stack.callback(servers[-1].close)
@@ -100,12 +93,6 @@ def attach_workers(
             _log.info(PRESS_PLAY, servers[0].port)
         else:
             _tell_how_to_start(names, timeout_wait)
-        if listen is not None:
-            _log.info(
-                "Players of other machines come to %s and their port, with the token and without "
-                "encryption: `pipeline attach --help`.",
-                listen[0],
-            )
         envs: dict[int, UnityEnvironment] = {}
         missing = set(range(n_players))
         for worker in _callers(servers, missing, timeout_wait):
@@ -128,21 +115,10 @@ def attach_workers(
     return workers
 
 
-def _listening(player: int, base_port: int | None, listen: tuple[str, bytes] | None) -> AnyServer:
+def _listening(player: int, base_port: int | None) -> AnyServer:
     first = UnityEnvironment.DEFAULT_EDITOR_PORT if base_port is None else base_port
-    host, token = listen or (None, None)
     remedy = EDITOR_PORT_TAKEN if base_port is None and player == 0 else _PORT_TAKEN
-    try:
-        return listen_for(player, first + player, remedy, host=host, token=token)
-    except UnityWorkerInUseException as error:
-        # An address that this machine does not have fails as a taken port does; only the number of
-        # the error tells them apart.
-        if getattr(error.__cause__, "errno", None) == errno.EADDRNOTAVAIL:
-            raise SettingsError(
-                f"--listen: {host} is no address of this machine; `ip address` shows them, and "
-                "0.0.0.0 means all"
-            ) from error
-        raise
+    return listen_for(player, first + player, remedy)
 
 
 def _tell_how_to_start(names: Sequence[str], timeout_s: float) -> None:

@@ -17,10 +17,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
-from pipeline.envs.sources import download
 from pipeline.envs.sources import fetch as fetching
-from pipeline.envs.sources.archives import ArchiveLimits
 from pipeline.envs.sources.programs import find_program, this_platform
+from pipeline.envs.sources.unpack import MAX_BYTES
 from pipeline.errors import FetchError
 from pipeline.settings import parse_yaml, read_yaml
 from pipeline.settings.nodes import Node, fail, join
@@ -33,7 +32,6 @@ _log = logging.getLogger(__name__)
 
 _KEYS = {"linux": "linux", "darwin": "darwin", "windows": "win"}
 _MANIFEST_BYTES = 16 << 20
-_LIMITS = ArchiveLimits()
 
 
 class MissingBinaryError(FetchError, FileNotFoundError):
@@ -94,7 +92,7 @@ class RemoteRegistryEntry:
         self._sha256 = dict(sha256 or {})
         self._lock = lock
 
-    def executable(self, platform: str | None = None, *, limits: ArchiveLimits = _LIMITS) -> Path:
+    def executable(self, platform: str | None = None, *, max_bytes: int = MAX_BYTES) -> Path:
         """Return the program for a platform, this one if None; fetched when it is not cached.
 
         Raises:
@@ -108,13 +106,13 @@ class RemoteRegistryEntry:
                 f"The entry {self.identifier} does not contain a valid url for this platform "
                 f"({platform}); it has {', '.join(self.urls) or 'none'}."
             )
-        sha256 = self._sha256.get(platform) or self._trusted(url, limits)
-        folder = fetching.fetch(url, sha256=sha256, limits=limits)
+        sha256 = self._sha256.get(platform) or self._trusted(url, max_bytes)
+        folder = fetching.fetch(url, sha256=sha256, max_bytes=max_bytes)
         try:
-            return find_program(folder, label=download.public(url), platform=platform)
+            return find_program(folder, label=fetching.public(url), platform=platform)
         except FetchError as error:
             raise MissingBinaryError(
-                f"Binary not found, make sure {download.public(url)} is a valid url to a zip "
+                f"Binary not found, make sure {fetching.public(url)} is a valid url to a zip "
                 f"folder containing a valid Unity executable ({error})"
             ) from error
 
@@ -133,7 +131,7 @@ class RemoteRegistryEntry:
         args = [*words_of(kwargs.pop("additional_args", None) or ()), *self.additional_args]
         return UnityEnvironment(str(self.executable()), additional_args=args, **kwargs)
 
-    def _trusted(self, url: str, limits: ArchiveLimits) -> str:
+    def _trusted(self, url: str, max_bytes: int) -> str:
         """Return the digest of the lock file, else that of the archive."""
         lock = self._lock or lock_of_url("")
         key = hashlib.sha256(str(lock.absolute()).encode()).hexdigest()
@@ -142,12 +140,12 @@ class RemoteRegistryEntry:
             digests = _read_lock(lock)
             if url in digests:
                 return digests[url]
-            digest = fetching.digest_of(url, limits=limits)
+            digest = fetching.digest_of(url, max_bytes=max_bytes)
             files.write_json(lock, {"sha256": digests | {url: digest}})
         _log.warning(
             "%s: nothing says what this archive must be, so its digest was written to %s on this "
             "first use; later ones must have the same.",
-            download.public(url),
+            fetching.public(url),
             lock,
         )
         return digest
@@ -211,13 +209,12 @@ def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
         FetchError: It cannot be fetched.
     """
     if path_or_url.lower().startswith(("http://", "https://", "file://")):
-        # A manifest is small and may have changed, so that nothing is continued or kept.
+        # A manifest is small and may have changed, so that it is not kept.
         with TemporaryDirectory() as folder:
-            file = Path(folder) / "manifest"
-            download.download(path_or_url, file, max_bytes=_MANIFEST_BYTES)
+            file = fetching.download(path_or_url, Path(folder), max_bytes=_MANIFEST_BYTES)
             text = file.read_text(encoding="utf-8", errors="replace")
         return _entries(
-            parse_yaml(text, source=download.public(path_or_url)), lock_of_url(path_or_url)
+            parse_yaml(text, source=fetching.public(path_or_url)), lock_of_url(path_or_url)
         )
     lock = Path(path_or_url).absolute()
     root = read_yaml(path_or_url, what="Registry manifest")

@@ -18,7 +18,6 @@ from pipeline.errors import UnityCommunicationException
 from pipeline.protocol import frames
 from pipeline.protocol.frames import END_HEADERS, END_STREAM, HEADERS, FrameError, Received, frame
 from pipeline.protocol.http2 import MAX_CALL_BYTES, MAX_READ_BYTES, Connection, Stream, hello
-from pipeline.protocol.token import MAX_LINE_BYTES, Challenge, is_loopback, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,19 +39,14 @@ _NOT_ONE_MESSAGE = (
 class IncomingConnection(Connection):
     """A connection on which a client calls the one method that is served.
 
-    If there is a `token`, the peer has to say it before anything else.
-
     Attributes:
         since: when it was accepted, by the monotonic clock.
-        is_admitted: whether the peer has said the token; it may be silent then.
     """
 
     _call_limit = UNTRUSTED_CALL_BYTES
     _read_bytes = _UNTRUSTED_READ_BYTES
 
-    def __init__(
-        self, sock: socket.socket, path: str, *, token: bytes | None = None, peer: str = ""
-    ) -> None:
+    def __init__(self, sock: socket.socket, path: str, *, peer: str = "") -> None:
         super().__init__(sock)
         self.peer = peer
         self.since = time.monotonic()
@@ -63,35 +57,11 @@ class IncomingConnection(Connection):
         self._unsent = bytearray()
         self._unread = 0
         sock.setblocking(False)
-        self.is_admitted = False
-        self._challenge = None if token is None else Challenge(token)
-        self._send(_HELLO if self._challenge is None else self._challenge.line)
+        self._send(_HELLO)
 
     def trust(self) -> None:
         """Take calls of any size: the peer is the environment."""
         self._call_limit, self._read_bytes = MAX_CALL_BYTES, MAX_READ_BYTES
-
-    def _greet(self) -> bool:
-        if self._challenge is not None and not self._admit(self._challenge):
-            return False
-        return super()._greet()
-
-    def _admit(self, challenge: Challenge) -> bool:
-        """Check the token in the peer's first line; False if it has not come yet, or is wrong."""
-        line, ended, _ = bytes(self._buffer[: MAX_LINE_BYTES + 1]).partition(b"\n")
-        if not ended and len(line) <= MAX_LINE_BYTES:
-            return False
-        welcome = challenge.welcome(line)
-        if welcome is None:
-            # A client that knows of no token begins with the preface of HTTP/2.
-            self.failure = "no token" if line.startswith(b"PRI ") else "a wrong token"
-            self._send(refusal(self.failure))
-            self.is_open = False
-            return False
-        del self._buffer[: len(line) + 1]
-        self._challenge, self.is_admitted = None, True
-        self._send(welcome + _HELLO)
-        return True
 
     def respond(self, stream: int, message: bytes, limit_s: float) -> None:
         """Answer the call that came on `stream`; one that was cancelled takes no answer.
@@ -215,22 +185,15 @@ def accepted_from(listener: socket.socket, limit: int) -> Iterator[socket.socket
             yield listener.accept()[0]
 
 
-def listen(port: int, host: str | None, *, here_too: bool = False) -> list[socket.socket]:
-    """Listen on `host`, or on both loopback addresses where the machine has both.
+def listen(port: int, host: str | None) -> list[socket.socket]:
+    """Listen on an address of this machine; None means both loopback addresses.
 
-    Args:
-        port: 0 lets the system choose.
-        host: an address of this machine; None for loopback.
-        here_too: listen on loopback beside an address that is not loopback itself.
+    Port 0 lets the system choose.
     """
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(_listener(host or "127.0.0.1", port))]
         port = listeners[0].getsockname()[1]
-        beside = host is None or (here_too and not is_loopback(host))
-        # Also beside `::`, for `create_server` makes IPv6 listeners that take no IPv4.
-        if beside and host not in (None, "0.0.0.0"):  # noqa: S104  # has 127.0.0.1 in it
-            listeners.append(stack.enter_context(_listener("127.0.0.1", port)))
-        if beside and host != "::":
+        if host is None:
             # Without IPv6, clients of "localhost" fall back to 127.0.0.1.
             with contextlib.suppress(OSError):
                 listeners.append(_listener("::1", port))

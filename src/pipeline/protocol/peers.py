@@ -7,6 +7,7 @@ conversation. So the kernel is asked for the client's socket before its greeting
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
 import secrets
@@ -17,8 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-
-from pipeline.protocol.token import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,8 +34,8 @@ _ANY = 2**32 - 1
 _LEFT = "the client has left already"
 _REMEDY = "If it is your environment, as in a container, start it by yourself and give --attach"
 _OTHER_USER = (
-    "Let it run as the user of the trainer, or bring it with a token: --listen 127.0.0.1 here, and "
-    "`pipeline attach` there"
+    "Let it run as the user of the trainer, or forward its port over ssh as that user: "
+    "`ssh -N -L PORT:localhost:TRAINER_PORT USER@localhost`"
 )
 
 
@@ -67,9 +66,9 @@ class PeerCheck:
     def refusal(self, client: Address, server: Address) -> str | None:
         """Return the same, given the addresses of both ends.
 
-        Clients of other machines are not known here: they have to say a token.
+        Clients of other machines, which can connect only if `host` says so, are not checked.
         """
-        if not is_loopback(client[0]):
+        if not ipaddress.ip_address(client[0].partition("%")[0]).is_loopback:
             return None
         found = _socket_of(client, server)
         if found is None:

@@ -31,7 +31,6 @@ from pipeline.protocol.grpc_server import GrpcServer
 from pipeline.protocol.incoming import BACKLOG, IncomingConnection, accepted_from, listen
 from pipeline.protocol.peers import PeerCheck
 from pipeline.protocol.spin_wait import SpinWait
-from pipeline.protocol.token import is_loopback
 
 if TYPE_CHECKING:
     import socket
@@ -65,7 +64,6 @@ class Server(CalledEnd):
         port: int = 0,
         *,
         host: str | None = None,
-        token: bytes | None = None,
         peers: PeerCheck | None = None,
     ) -> None:
         """Start listening.
@@ -73,8 +71,6 @@ class Server(CalledEnd):
         Args:
             port: TCP port; 0 lets the system choose.
             host: address to listen on; None means loopback, 127.0.0.1 and ::1.
-            token: what environments have to say; unless `host` is loopback, that is listened on
-                too, where none has to.
             peers: decides which process of this machine may be the environment; None for all of
                 this user and of root.
 
@@ -82,7 +78,7 @@ class Server(CalledEnd):
             OSError: The port is taken, or `host` is no address of this machine.
             OverflowError: There is no such port.
         """
-        self._listeners = listen(port, host, here_too=token is not None)
+        self._listeners = listen(port, host)
         self.port = self._listeners[0].getsockname()[1]
         # Has only the owner's connection, or without an owner the listeners and all connections.
         self._selector = selectors.DefaultSelector()
@@ -93,9 +89,7 @@ class Server(CalledEnd):
         self._has_begun = False
         self._next_look = 0.0
         self._n_warnings = 0
-        self._token = token
         self._peers = peers or PeerCheck()
-        self._all_say_it = host is not None and is_loopback(host)
         self._closed = threading.Event()
         # Reentrant: `close` and `release` hold it when they call `reply`.
         self._lock = threading.RLock()
@@ -205,7 +199,7 @@ class Server(CalledEnd):
                     if self._has_begun and begins_anew(request):
                         self._lost_at = -math.inf  # it was started again, and waits for `release`
                         return None
-                    if (foreign := self._foreign(connection)) is None:
+                    if (foreign := self._peers.refusal_at(connection.socket)) is None:
                         self._make_owner(connection)
                         return connection
                     # Hung up on, or it could make us look for its process again and again.
@@ -218,10 +212,6 @@ class Server(CalledEnd):
                 connection.refuse(stream, FAILED_PRECONDITION, NO_GREETING)
                 self._warn("A call is refused: %s", NO_GREETING)
         return None
-
-    def _foreign(self, connection: IncomingConnection) -> str | None:
-        """Return why a connection is not the environment's; the token is proof enough."""
-        return None if connection.is_admitted else self._peers.refusal_at(connection.socket)
 
     def _make_owner(self, connection: IncomingConnection) -> None:
         for other in [candidate for candidate in self._candidates if candidate is not connection]:
@@ -283,11 +273,7 @@ class Server(CalledEnd):
         for accepted in accepted_from(listener, free):
             try:
                 peer = accepted.getpeername()[0]
-                # Beside a network address, loopback is listened on without a token.
-                exempt = is_loopback(peer) and not self._all_say_it
-                connection = IncomingConnection(
-                    accepted, METHOD, token=None if exempt else self._token, peer=peer
-                )
+                connection = IncomingConnection(accepted, METHOD, peer=peer)
             except OSError:
                 accepted.close()
                 continue
@@ -317,8 +303,7 @@ class Server(CalledEnd):
             for connection in list(self._candidates):
                 limit_s = _PREFACE_S if not connection.is_greeted else math.inf
                 limit_s = _STAY_S if full else limit_s
-                too_long = now - connection.since > limit_s and not connection.is_admitted
-                if too_long or not connection.is_open:
+                if now - connection.since > limit_s or not connection.is_open:
                     self._drop(connection)
             return
         self._wait(0.0)  # it may have left, and come back
@@ -345,7 +330,6 @@ def open_server(
     *,
     host: str | None = None,
     transport: str | None = None,
-    token: bytes | None = None,
     peers: PeerCheck | None = None,
 ) -> AnyServer:
     """Listen for one environment; other arguments and errors as of `Server`.
@@ -354,17 +338,10 @@ def open_server(
     it says nothing.
 
     Raises:
-        SettingsError: There is no such transport, or it cannot ask for a token.
+        SettingsError: There is no such transport.
     """
     origin = "transport" if transport is not None else TRANSPORT_VARIABLE
     name = transport if transport is not None else os.environ.get(origin) or "sockets"
     if name not in _SERVERS:
         raise SettingsError(f"{origin}: '{name}' is no transport; choose from {list(TRANSPORTS)}")
-    if token is None:
-        return _SERVERS[name](port, host=host, peers=peers)
-    if name != "sockets":
-        raise SettingsError(
-            f"{origin}: '{name}' cannot ask for a token, as --listen does; use 'sockets', or bring "
-            "players from elsewhere through an ssh tunnel"
-        )
-    return Server(port, host=host, token=token, peers=peers)
+    return _SERVERS[name](port, host=host, peers=peers)

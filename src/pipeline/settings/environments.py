@@ -74,6 +74,9 @@ class EnvironmentParams:
                 "build it"
             )
             raise fail(entries["source"], join(path, "source"), text)
+        if "max_ratio" in entries:
+            text = "was removed; max_unpacked_gb limits what an archive unpacks to: remove the key"
+            raise fail(entries["max_ratio"], join(path, "max_ratio"), text)
         # The source that has such a key explains more than "unknown key" would.
         for key, value in entries.items():
             owners = [name for name, cls in SOURCES.items() if key in setting_hints(cls)]
@@ -273,8 +276,6 @@ class FetchSource(EnvironmentParams):
     """The program inside the archive; null for the only one."""
     max_unpacked_gb: Positive = 16
     """Refuse an archive that unpacks to more, in 10^9 bytes."""
-    max_ratio: Positive = 100
-    """Refuse an archive that unpacks to more than this many times its size."""
 
     def __post_init__(self) -> None:
         _need("url", "fetch", self.url.values, "where the archive is")

@@ -118,9 +118,7 @@ def _built(name: str, source: UnitySource, folder: Path, root: Path, work: Path)
 
 def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
     """Unpack an archive, and return the program in `folder` and the archive's sha256."""
-    from pipeline.envs.sources.archives import ArchiveLimits
-    from pipeline.envs.sources.download import public
-    from pipeline.envs.sources.fetch import fetch
+    from pipeline.envs.sources.fetch import fetch, public
     from pipeline.envs.sources.programs import find_program, this_platform
 
     platform = this_platform()
@@ -131,8 +129,7 @@ def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
             f"this machine runs {platform}; give the 'url' and 'sha256' of a build for {platform}"
         )
     url, sha256 = archive
-    limits = ArchiveLimits(max_bytes=int(source.max_unpacked_gb * 1e9), max_ratio=source.max_ratio)
-    cached = fetch(url, sha256=sha256, limits=limits)
+    cached = fetch(url, sha256=sha256, max_bytes=int(source.max_unpacked_gb * 1e9))
     program = find_program(cached, label=public(url), wanted=source.executable)
     # Copied, not linked: engines delete outputs, DVC relinks them, and the cache must stay whole.
     shutil.copytree(cached, folder / _PLAYER, symlinks=True)

@@ -63,7 +63,6 @@ def train(
     env_args: Sequence[str] = (),
     base_port: int | None = None,
     log_folder: Path | None = None,
-    listen: tuple[str, bytes] | None = None,
     init_from: Mapping[str, Path] | None = None,
     whole_weights: bool = False,
     resume: bool = False,
@@ -95,8 +94,6 @@ def train(
         base_port: TCP port of the first process; None lets the system choose, or for players
             that are started elsewhere means the Editor's, 5004.
         log_folder: where executables write their logs.
-        listen: an address of this machine where players call that say this token, of at least 16
-            bytes (docs/reference/learn.md); None for players of this machine only. With `env` None.
         init_from: a checkpoint to take the weights from, by behavior; None takes those that the
             settings name (`initialize_from`, `init_path`).
         whole_weights: refuse weights of which a tensor does not fit, instead of naming it.
@@ -164,7 +161,6 @@ def train(
             env_args=env_args,
             base_port=base_port,
             log_folder=log_folder,
-            listen=listen,
             init_from=init_from,
             whole_weights=whole_weights,
             resume=resume,

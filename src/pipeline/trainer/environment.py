@@ -49,7 +49,6 @@ class JobSpec:
     env_args: Sequence[str] = ()
     base_port: int | None = None
     log_folder: Path | None = None
-    listen: tuple[str, bytes] | None = None
     """For runs of one learner only."""
     init_from: Mapping[str, Path] = field(default_factory=dict)
     whole_weights: bool = False
@@ -114,7 +113,6 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
             timeout_wait=env.timeout_wait,
             num_areas=env.num_areas,
             restarts=env,
-            listen=job.listen,
         )
     return launch_workers(
         environment,

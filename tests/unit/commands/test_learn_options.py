@@ -76,10 +76,8 @@ RETIRED: dict[str, tuple[list[str], str | None, Any]] = {
 OURS = {
     "--attach",
     "--learners",
-    "--listen",
     "--num-runs",  # of mlagents-learn 0.5 to 0.12, which left it out without another way
     "--portable",
-    "--token-file",
     "--track",
 }
 
@@ -226,17 +224,6 @@ def test_attach_counts_players_and_no_executable_of_the_file(config):
     assert plan("--num-envs", "2").base_port is None
 
 
-def test_players_of_other_machines_need_an_address_and_a_token(tmp_path, monkeypatch):
-    (tmp_path / "token").write_text("0123456789abcdef\n")
-    options = ["--attach", "2", "--listen", "10.0.0.5"]
-    plan_of_file = plan(*options, "--token-file", tmp_path / "token")
-    assert plan_of_file.listen == ("10.0.0.5", b"0123456789abcdef")
-    assert "0123456789abcdef" not in repr(plan_of_file)
-    monkeypatch.setenv("PIPELINE_TOKEN", "fedcba9876543210")
-    assert plan(*options).listen == ("10.0.0.5", b"fedcba9876543210")
-    assert plan("--attach", "2").listen is None
-
-
 def test_several_runs_have_names_and_seeds_of_their_own(config, tmp_path):
     plan_of_three = plan(config, "--num-runs", "3", "--results-dir", tmp_path, "--run-id", "x")
     runs = [plan_of_three.run(number) for number in range(plan_of_three.n_runs)]
@@ -321,10 +308,6 @@ def test_resume_or_force_as_an_option_wins_over_the_file(tmp_path, file, option,
         (["--slow", "--time-scale", "5"], "--slow and --time-scale 5 contradict each other"),
         (["--attach", "0"], "--attach: must be at least 1, got 0"),
         (["--attach", "2", "--env", "Game"], "--attach and --env contradict each other"),
-        (["--listen", "10.0.0.5"], "--listen: belongs to --attach N"),
-        (["--attach", "2", "--token-file", "x"], "--token-file: belongs to --listen ADDRESS"),
-        (["--attach", "2", "--listen", "lab"], "--listen: 'lab' is not an IP address, such as"),
-        (["--attach", "2", "--listen", "::"], "a token is missing: give --token-file FILE or"),
         (["--attach", "2", "--num-envs", "3"], "--attach 2 and --num-envs 3 contradict each other"),
     ],
 )
@@ -378,6 +361,11 @@ def test_abbreviations_mean_present_options_first(short, dest):
         ("--total-timesteps", "max_steps is a key of CONFIG, under a behavior's name; "),
         ("--algo", "trainer_type is a key of CONFIG, under a behavior's name; "),
         ("--config=a.yaml", "CONFIG is given without an option; "),
+        (
+            "--listen",
+            "it was removed; players of other machines come through ssh: `ssh -N -L "
+            "5004:localhost:5004 TRAINER` on the player's machine (docs/reference/learn.md); ",
+        ),
         (
             "--num_layers",
             "network_settings.num_layers is a key of CONFIG, under a behavior's name; ",

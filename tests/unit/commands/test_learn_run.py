@@ -62,7 +62,6 @@ def test_all_that_was_asked_reaches_the_trainer_with_weights_where_they_are_now(
         base_port=6000,
         starting_lesson=2,
         learners=2,
-        listen=("10.0.0.5", b"a token of sixteen"),
     )
     moved = tmp_path / "x.1"
     folder = RunFolder(tmp_path / "x", replaced=moved)
@@ -86,7 +85,6 @@ def test_all_that_was_asked_reaches_the_trainer_with_weights_where_they_are_now(
         "device": "cuda:1",
         "sinks": [(plan, run, program, tmp_path / "x", asked.timers)],
         "base_port": 6000,
-        "listen": ("10.0.0.5", b"a token of sixteen"),
         "log_folder": tmp_path / "x/run_logs",
         "inference": False,
         "starting_lesson": 2,

@@ -113,7 +113,7 @@ def test_an_archive_is_trusted_on_first_use_and_checked_later(
     assert "first use" not in caplog.text
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "third"))
     web.add("game.zip", zipped({"Game/Game.x86_64": b"#!/bin/sh\nevil\n"}))
-    with pytest.raises(FetchError, match=f"but {digest(BUILD)} was asked for"):
+    with pytest.raises(FetchError, match=f"expected {digest(BUILD)} but got"):
         registry["Game"].executable()
 
 
@@ -122,7 +122,7 @@ def test_a_digest_in_the_manifest_is_checked_from_the_start(web, tmp_path):
     path.write_text(manifest(f"{web.url}/game.zip", f"      linux_sha256: {'0' * 64}\n"))
     registry = UnityEnvRegistry()
     registry.register_from_yaml(path)
-    with pytest.raises(FetchError, match=f"but {'0' * 64} was asked for"):
+    with pytest.raises(FetchError, match=f"expected {'0' * 64} but got"):
         registry["Game"].executable()
     assert not (tmp_path / "envs.yaml.lock").exists()
 

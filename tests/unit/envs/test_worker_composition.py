@@ -223,8 +223,9 @@ def test_steps_actions_and_states_are_those_of_each_worker():
     envs[1].has_state = False
     assert workers.state_dict() is None
     assert workers.set_parameter("wind", 1.0)
-    envs[2].takes = False
-    assert not workers.set_parameter("wind", 1.0)
+    envs[1].takes = False
+    assert not workers.set_parameter("wind", 2.0)
+    assert envs[2].calls[-1] == ("wind", 2.0), "those after it are sent it, too"
 
 
 class Launched(Worker):
@@ -594,10 +595,3 @@ def test_a_silence_counts_waits_alone_and_ends_with_all_that_it_counted(caplog):
         assert lines(1) == [("Game", 1, 300.0)]
         watch.end()
         assert not watch.is_on
-
-
-def test_workers_behind_one_that_takes_no_parameters_are_sent_them_too():
-    envs = [Worker(0), Worker(1, takes=False), Worker(2)]
-    with WorkerSet(envs) as workers:
-        assert not workers.set_parameter("gravity", 2.0)
-    assert all(("gravity", 2.0) in env.calls for env in envs)

@@ -390,13 +390,6 @@ def test_variable_chooses_the_transport_and_the_argument_wins(monkeypatch):
         open_server(transport="udp")
 
 
-def test_only_sockets_ask_for_a_token():
-    with open_server(transport="sockets", token=bytes(32)) as server:
-        assert isinstance(server, Server)
-    with pytest.raises(SettingsError, match=r"^transport: 'grpc' cannot ask for a token"):
-        open_server(transport="grpc", token=bytes(32))
-
-
 def test_sockets_need_no_grpc():
     code = "import sys, pipeline.envs.unity; sys.exit('grpc' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT)  # noqa: S603  # ours

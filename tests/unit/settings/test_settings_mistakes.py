@@ -356,7 +356,7 @@ IN_ENVIRONMENTS = [
         "cart.platform: is said by the keys of 'url' already",
     ),
     (FETCH + "executable: ../x}", "executable: must lie inside the archive, got '../x'"),
-    (FETCH + "max_ratio: 0}", "cart.max_ratio: must be greater than 0"),
+    (FETCH + "max_ratio: 9}", "cart.max_ratio: was removed; max_unpacked_gb limits what an"),
     (FETCH + "path: x}", "cart.path: belongs to the source 'path', but the source is 'fetch'"),
     (FETCH + "name: x}", "cart.name: belongs to the source 'builtin', but the source is 'fe"),
     (FETCH + "urls: x}", "cart: unknown key 'urls' (value 'x'); did you mean 'url'?"),

@@ -218,7 +218,6 @@ def test_a_run_opens_its_environments_as_it_was_asked(run, tmp_path):
         "env_args": ["-x"],
         "base_port": 6000,
         "log_folder": tmp_path / "logs",
-        "listen": ("10.0.0.5", b"a token of sixteen"),
         "init_from": {"A": tmp_path / "a.pt"},
         "whole_weights": True,
         "resume": True,

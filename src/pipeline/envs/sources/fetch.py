@@ -3,10 +3,11 @@
     <cache>/environments/
         <sha256 of the archive>/     its content
         <sha256>.unpacking/          on its way there
-        downloads/                   archives on their way; of a broken download, what arrived
+        downloads/                   archives that are not unpacked yet
         locks/                       one for each archive, so that two runs fetch it once
 
-A folder appears under its digest when it is whole and on disk.
+A folder appears under its digest when it is whole and on disk. `pooch` downloads, and checks the
+digest.
 """
 
 from __future__ import annotations
@@ -16,23 +17,34 @@ import hashlib
 import logging
 import os
 import shutil
+import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from urllib.request import url2pathname
 
 from pipeline import files
-from pipeline.envs.sources import archives, download
-from pipeline.envs.sources.archives import ArchiveLimits
+from pipeline.envs.sources.unpack import MAX_BYTES, unpack
 from pipeline.errors import FetchError
+from pipeline.settings.environments import URL_SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import requests
+
 _log = logging.getLogger(__name__)
 
+ATTEMPTS = 5
+PAUSE_S = 0.5
+"""Before the second attempt; doubled before each further one."""
+_TIMEOUT_S = (10.0, 30.0)
+_CHUNK_BYTES = 1 << 16
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _WAIT_S = 3600.0
 _ABANDONED_S = 7 * 24 * 3600.0
-_LIMITS = ArchiveLimits()
 
 
 def cache_folder() -> Path:
@@ -45,11 +57,12 @@ def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("rl-pipeline", appauthor=False)) / "environments"
 
 
-def fetch(url: str, *, sha256: str, limits: ArchiveLimits = _LIMITS) -> Path:
+def fetch(url: str, *, sha256: str, max_bytes: int = MAX_BYTES) -> Path:
     """Return the folder with an archive's content; download and unpack it when it is not cached.
 
     Raises:
-        FetchError: It cannot be downloaded or has another digest, or an entry is not allowed.
+        FetchError: It cannot be downloaded, has another digest, cannot be unpacked, or it or its
+            content has more than `max_bytes`.
     """
     sha256 = sha256.lower()
     if len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
@@ -59,16 +72,16 @@ def fetch(url: str, *, sha256: str, limits: ArchiveLimits = _LIMITS) -> Path:
     # Without a lock: a folder with this name is whole, since it was renamed into place.
     if folder.is_dir():
         return folder
-    with locked(sha256, f"the archive {download.public(url)}"):
+    with locked(sha256, f"the archive {public(url)}"):
         if folder.is_dir():  # the process that had the lock before has made it
             return folder
-        with _downloaded(url, limits, sha256) as archive:
+        with _archive_lock(url):
+            archive = download(url, _downloads(), sha256=sha256, max_bytes=max_bytes)
             temporary = cache / f"{sha256}.unpacking"
             shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
-            _log.info("Unpacking %s", download.public(url))
-            label = download.public(url)
+            _log.info("Unpacking %s", public(url))
             try:
-                archives.unpack(archive, temporary, limits=limits, label=label)
+                unpack(archive, temporary, max_bytes=max_bytes, label=public(url))
                 temporary.replace(folder)
                 files.sync_folder(cache)
             finally:
@@ -76,7 +89,7 @@ def fetch(url: str, *, sha256: str, limits: ArchiveLimits = _LIMITS) -> Path:
     return folder
 
 
-def digest_of(url: str, *, limits: ArchiveLimits = _LIMITS) -> str:
+def digest_of(url: str, *, max_bytes: int = MAX_BYTES) -> str:
     """Download an archive and return its sha256.
 
     Nothing is unpacked. The archive stays, so that `fetch` with this digest need not download it.
@@ -84,8 +97,57 @@ def digest_of(url: str, *, limits: ArchiveLimits = _LIMITS) -> str:
     Raises:
         FetchError: It cannot be downloaded.
     """
-    with _downloaded(url, limits, None) as archive:
-        return files.sha256_of(archive)
+    with _archive_lock(url):
+        # The server may have another archive by now.
+        (_downloads() / _name(url)).unlink(missing_ok=True)
+        return files.sha256_of(download(url, _downloads(), max_bytes=max_bytes))
+
+
+def download(url: str, folder: Path, *, max_bytes: int, sha256: str | None = None) -> Path:
+    """Return a file in `folder` with the content of a URL, downloaded if it is not there.
+
+    After an error there is no file.
+
+    Raises:
+        FetchError: It cannot be downloaded, is too large, or has another digest.
+    """
+    import pooch
+    import requests
+
+    parts = _parts(url)
+    if parts.scheme not in URL_SCHEMES or not (parts.hostname or parts.scheme == "file"):
+        raise FetchError(
+            f"{public(url)}: is no URL that can be fetched; it must start with "
+            f"{', '.join(f'{scheme}://' for scheme in URL_SCHEMES)}"
+        )
+    pooch.get_logger().setLevel(logging.WARNING)  # its other lines show secrets of the URL
+    source = _copy if parts.scheme == "file" else _download
+    try:
+        with files.naming(folder / _name(url)):
+            file = pooch.retrieve(
+                url,
+                sha256,
+                fname=_name(url),
+                path=folder,
+                downloader=partial(source, max_bytes=max_bytes),
+            )
+    except requests.RequestException as error:
+        again = f", {ATTEMPTS} times in a row. Check the connection and try again"
+        raise FetchError(
+            f"{public(url)}: {_reason(error)}{again if _is_transient(error) else ''}"
+        ) from error
+    except ValueError as error:  # another digest
+        raise FetchError(
+            f"{public(url)}: {error} Nothing was unpacked. Correct sha256 only if you know why."
+        ) from error
+    return Path(file)
+
+
+def public(url: str) -> str:
+    """Return a URL without what may be secret in it: user, password and query."""
+    parts = _parts(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "..." if parts.query else "", ""))
 
 
 @contextlib.contextmanager
@@ -119,40 +181,141 @@ def locked(name: str, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _downloaded(url: str, limits: ArchiveLimits, sha256: str | None) -> Iterator[Path]:
-    """Download an archive, and check its digest if one is given."""
-    # The URL's digest, since a URL may be longer than a file name and hold secrets.
-    key = hashlib.sha256(url.encode()).hexdigest()
-    downloads = cache_folder() / "downloads"
-    archive = downloads / f"{key}.archive"
-    with locked(f"url-{key}", download.public(url)):
-        _remove_abandoned(downloads)
-        had_part = any(downloads.glob(f"{key}.*"))
-        if sha256 is None:
-            archive.unlink(missing_ok=True)  # the server may have another one by now
-        if not archive.exists():
-            download.download(url, archive, max_bytes=limits.max_bytes)
-        if sha256 is not None:
-            digest = files.sha256_of(archive)
-            if digest != sha256 and had_part:  # it may have been put together from two versions
-                archive.unlink()
-                download.download(url, archive, max_bytes=limits.max_bytes)
-                digest = files.sha256_of(archive)
-            if digest != sha256:
-                archive.unlink()
-                raise FetchError(
-                    f"{download.public(url)}: its sha256 is {digest}, but {sha256} was asked for: "
-                    "it was changed, or damaged on its way. Nothing was unpacked. Correct sha256 "
-                    "only if you know why."
-                )
-        yield archive
+def _archive_lock(url: str) -> Iterator[None]:
+    """Be the only process that downloads a URL; remove what is a week old from the downloads."""
+    with locked(f"url-{_name(url)}", public(url)):
+        for path in _downloads().glob("*"):
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < time.time() - _ABANDONED_S:
+                    path.unlink()
+        yield
 
 
-def _remove_abandoned(downloads: Path) -> None:
-    """Remove parts of downloads that were abandoned a week ago."""
-    if not downloads.is_dir():
-        return
-    for path in downloads.iterdir():
-        with contextlib.suppress(OSError):
-            if path.stat().st_mtime < time.time() - _ABANDONED_S:
-                path.unlink()
+def _downloads() -> Path:
+    return cache_folder() / "downloads"
+
+
+def _name(url: str) -> str:
+    """Return the name of a URL's file, without secrets of the URL, and never too long."""
+    return f"{hashlib.sha256(url.encode(errors='surrogateescape')).hexdigest()[:32]}.archive"
+
+
+def _parts(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise FetchError(f"{url!r}: is no URL ({error})") from error
+
+
+def _copy(url: str, file: str, _pooch: object, *, max_bytes: int) -> None:
+    parts = _parts(url)
+    if parts.netloc not in ("", "localhost"):
+        raise FetchError(f"{public(url)}: a file URL has three slashes, file:///folder/archive.zip")
+    source = Path(url2pathname(unquote(parts.path) if os.name == "posix" else parts.path))
+    if not source.is_file():
+        raise FetchError(f"{public(url)}: there is no such file")
+    _check_size(source.stat().st_size, max_bytes, url)
+    shutil.copyfile(source, file)
+
+
+def _download(url: str, file: str, _pooch: object, *, max_bytes: int) -> None:
+    """Write the content of a URL to a file; try again when the connection breaks."""
+    import pooch
+    import requests
+
+    _log.info("Downloading %s", public(url))
+    for attempt in range(ATTEMPTS):
+        try:
+            with _Bar(url, max_bytes) as bar:
+                pooch.HTTPDownloader(
+                    progressbar=bar,
+                    chunk_size=_CHUNK_BYTES,
+                    timeout=_TIMEOUT_S,
+                    headers={"Accept-Encoding": "identity"},  # the digest is of the file as it is
+                )(url, file, None)
+        except requests.RequestException as error:
+            if not _is_transient(error) or attempt == ATTEMPTS - 1:
+                raise
+            pause_s = PAUSE_S * 2**attempt
+            _log.info("%s: %s; next attempt in %.1f s", public(url), _reason(error), pause_s)
+            time.sleep(pause_s)
+        else:
+            return
+
+
+def _is_transient(error: requests.RequestException) -> bool:
+    """Return whether a further attempt may succeed."""
+    from requests import exceptions
+
+    if error.response is not None:
+        return error.response.status_code in _TRANSIENT
+    broken = (exceptions.ConnectionError, exceptions.ChunkedEncodingError, exceptions.Timeout)
+    return isinstance(error, broken) and not isinstance(error, exceptions.SSLError)
+
+
+def _reason(error: requests.RequestException) -> str:
+    if error.response is not None:
+        return f"the server answered {error.response.status_code} {error.response.reason}"
+    # The innermost cause is the part that says something.
+    cause: BaseException = error
+    while cause.__cause__ or cause.__context__:
+        cause = cause.__cause__ or cause.__context__ or cause
+    return f"the connection failed ({str(cause) or type(cause).__name__})"
+
+
+def _check_size(size: int, max_bytes: int, url: str) -> None:
+    if size > max_bytes:
+        raise FetchError(
+            f"{public(url)}: has more than {max_bytes / 1e6:g} MB, the limit (max_unpacked_gb)"
+        )
+
+
+class _Bar:
+    """The progress bar that pooch updates; it refuses a download that is too large.
+
+    Without a terminal nothing is shown.
+    """
+
+    def __init__(self, url: str, max_bytes: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+        self._url, self._max_bytes, self._done = url, max_bytes, 0
+        self._bar = Progress(
+            *("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn()),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        )
+        self._task = self._bar.add_task(public(url), total=None)
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._bar.stop()
+
+    @property
+    def total(self) -> int:
+        """Bytes that the server has announced; 0 if unknown."""
+        return int(self._bar.tasks[0].total or 0)
+
+    @total.setter
+    def total(self, size: int) -> None:
+        _check_size(size, self._max_bytes, self._url)
+        self._bar.update(self._task, total=size or None)
+
+    def update(self, size: int) -> None:
+        """Add a chunk; pooch takes each, also the last, for a whole one."""
+        _check_size(self._done, self._max_bytes, self._url)
+        self._done += size
+        self._bar.advance(self._task, size)
+
+    def reset(self) -> None:
+        """Begin at 0, as pooch does before it adds the total at the end."""
+        self._done = 0
+        self._bar.reset(self._task)
+
+    def close(self) -> None:
+        """Do nothing: `with` ends the bar."""

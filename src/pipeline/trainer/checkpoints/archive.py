@@ -94,7 +94,7 @@ _SHAPE = {
     "behaviors": {_ANY: dict},
 }
 # Entries that may be of another kind instead; earlier versions name one file of the replay.
-_ALSO = {"best": type(None), "experience": type(None), "environments": type(None)}
+_ALSO: dict[str, Any] = {"best": type(None), "experience": type(None), "environments": type(None)}
 _ALSO |= {"replay": str | None}
 _WITHOUT_TENSORS = ("settings", "spec", "run", "best")
 
