@@ -32,7 +32,10 @@ class Node:
 
 def fail(node: Node, path: str, message: str) -> SettingsError:
     """Return the error `message` about `node`, whose key path is `path`."""
-    return SettingsError(f"{node.where}: {path}: {message}" if path else f"{node.where}: {message}")
+    place = f"{node.where}: {path}" if path else node.where
+    error = SettingsError(f"{place}: {message}")
+    error.line, error.about = node.line, (node, message)
+    return error
 
 
 def join(path: str, key: str | int) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import SettingsError
+from pipeline.errors import Mistakes, SettingsError
 from pipeline.files import similar
 from pipeline.settings.environments import EnvironmentParams, UnitySource
 from pipeline.settings.experiments import (
@@ -215,30 +215,20 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
     read: Params = read_dataclass(Params, root, "")
     # Each section is complete in itself now; what follows is about names across sections.
     # Names first: a name that cannot be a folder makes no sense in the messages that follow.
+    mistakes = Mistakes()
     for section in SECTIONS_OF_NAMES:
-        _check_names(root, section)
-    for name, demonstration in read.demonstrations.items():
-        at = f"demonstrations.{name}"
-        if demonstration.file is None:
-            _check_reference(root, f"{at}.environment", read.environments)
-        elif Path(demonstration.file) == Path(f"data/demos/{name}.demo"):
-            text = f"{demonstration.file!r} is what the stage makes; keep yours elsewhere"
-            raise fail_at(root, f"{at}.file", text)
+        _check_names(root, section, mistakes)
+    mistakes.refuse()
+    for name in read.demonstrations:
+        with mistakes:
+            _check_demonstration(root, read, name)
     for name in read.sweeps:
-        _check_sweep(root, read, name)
-    for name, experiment in read.experiments.items():
-        at = f"experiments.{name}"
-        _check_reference(root, f"{at}.environment", read.environments)
-        if experiment.demonstrations is not None:
-            _check_reference(root, f"{at}.demonstrations", read.demonstrations)
-        is_unity = isinstance(read.environments[experiment.environment], UnitySource)
-        if experiment.filmed and is_unity:
-            text = "a Unity player cannot be filmed here: record the exported policy in the Editor"
-            raise fail_at(root, f"{at}.evaluation.video", text)
-        trainer = path.parent / experiment.trainer
-        if not trainer.is_file():
-            text = f"there is no file {experiment.trainer!r}{similar(trainer)}"
-            raise fail_at(root, f"{at}.trainer", text)
+        with mistakes:
+            _check_sweep(root, read, name)
+    for name in read.experiments:
+        with mistakes:
+            _check_experiment(root, read, name, path.parent)
+    mistakes.refuse()
     # The best of a sweep becomes an experiment like others, which every stage knows already.
     best = {
         best_name(name): replace(
@@ -253,6 +243,30 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
     params = replace(read, experiments=read.experiments | best, path=path)
     _check_subsets(root, params)
     return params
+
+
+def _check_demonstration(root: Node, read: Params, name: str) -> None:
+    at, file = f"demonstrations.{name}", read.demonstrations[name].file
+    if file is None:
+        _check_reference(root, f"{at}.environment", read.environments)
+    elif Path(file) == Path(f"data/demos/{name}.demo"):
+        text = f"{file!r} is what the stage makes; keep yours elsewhere"
+        raise fail_at(root, f"{at}.file", text)
+
+
+def _check_experiment(root: Node, read: Params, name: str, folder: Path) -> None:
+    at, experiment = f"experiments.{name}", read.experiments[name]
+    _check_reference(root, f"{at}.environment", read.environments)
+    if experiment.demonstrations is not None:
+        _check_reference(root, f"{at}.demonstrations", read.demonstrations)
+    is_unity = isinstance(read.environments[experiment.environment], UnitySource)
+    if experiment.filmed and is_unity:
+        text = "a Unity player cannot be filmed here: record the exported policy in the Editor"
+        raise fail_at(root, f"{at}.evaluation.video", text)
+    trainer = folder / experiment.trainer
+    if not trainer.is_file():
+        text = f"there is no file {experiment.trainer!r}{similar(trainer)}"
+        raise fail_at(root, f"{at}.trainer", text)
 
 
 def _check_sweep(root: Node, read: Params, name: str) -> None:
@@ -275,12 +289,12 @@ def _check_sweep(root: Node, read: Params, name: str) -> None:
             raise fail_at(root, at, f"{text}; rename one of them")
 
 
-def _check_names(root: Node, section: str) -> None:
+def _check_names(root: Node, section: str, mistakes: Mistakes) -> None:
     for name, node in entries_of(root.value.get(section, Node({}, root.source)), section).items():
         if not _NAME.match(name):
             text = f"the name {name!r} becomes a folder and part of a stage's name"
             allowed = "use letters, digits, '_' and '-', starting with a letter or digit"
-            raise fail(node, join(section, name), f"{text}: {allowed}")
+            mistakes.found.append(fail(node, join(section, name), f"{text}: {allowed}"))
 
 
 def _check_reference(root: Node, at: str, known: dict[str, Any]) -> None:
@@ -292,15 +306,17 @@ def _check_reference(root: Node, at: str, known: dict[str, Any]) -> None:
 
 def _check_subsets(root: Node, params: Params) -> None:
     """Refuse subsets that name nothing, or are named like something else."""
-    known = [*params.experiments, *params.sweeps]
+    known, mistakes = [*params.experiments, *params.sweeps], Mistakes()
     for name, parts in params.subsets.items():
         at = f"subsets.{name}"
-        if name in known:
-            text = "is the name of an experiment or sweep too; rename one of them"
-            raise fail_at(root, at, text)
-        if not parts:
-            raise fail_at(root, at, f"names nothing; list some of {', '.join(known)}")
-        for part in parts:
-            if not params._runs(part):
-                text = f"there is no experiment, run or sweep {part!r}{suggestion(part, known)}"
-                raise fail_at(root, at, f"{text} A run is written `<experiment>-<seed>`")
+        with mistakes:
+            if name in known:
+                text = "is the name of an experiment or sweep too; rename one of them"
+                raise fail_at(root, at, text)
+            if not parts:
+                raise fail_at(root, at, f"names nothing; list some of {', '.join(known)}")
+            for part in parts:
+                if not params._runs(part):
+                    text = f"there is no experiment, run or sweep {part!r}{suggestion(part, known)}"
+                    raise fail_at(root, at, f"{text} A run is written `<experiment>-<seed>`")
+    mistakes.refuse()

@@ -213,6 +213,18 @@ def test_a_mistake_is_told_with_line_key_and_remedy(
     assert refusal(SettingsError, load_params, file).startswith(f"{file}:{line}: {message}")
 
 
+def test_mistakes_of_several_experiments_are_told_at_once(folder: Path) -> None:
+    file = folder / "params.yaml"
+    text = FILE.replace("trainer: config/t.yaml", "trainer: config/nothing.yaml")
+    file.write_text(f"{text}subsets: {{}}\n")
+    with pytest.raises(SettingsError) as caught:
+        load_params(file)
+    lines = text.splitlines()
+    expected = [number for number, line in enumerate(lines, 1) if "nothing.yaml" in line]
+    assert len(expected) > 1
+    assert [part.line for part in caught.value.parts] == expected
+
+
 def test_the_plan_has_a_run_for_each_seed_of_each_stage(folder: Path) -> None:
     common = {"trainer": "config/t.yaml"}
     cloned = {
