@@ -1,7 +1,7 @@
 """`params.yaml`: environments, demonstrations and experiments that the DAG is made of."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from pipeline.settings.nodes import (
     fail_at,
     find,
     join,
+    located,
     merge,
     respelled,
     to_plain,
@@ -64,6 +65,10 @@ class Params:
     TensorBoard, MLflow, and the sinks of all packages that are installed."""
     path: Path = field(default=Path("params.yaml"), metadata={"internal": True}, compare=False)
     """The file; other paths are relative to its folder."""
+    document: Node | None = field(
+        default=None, metadata={"internal": True}, compare=False, repr=False
+    )
+    """What the file has, with the lines for errors."""
 
     def experiment(self, name: str) -> ExperimentParams:
         """Return the experiment `name`, or the trial `<sweep>/<number>` as an experiment."""
@@ -80,7 +85,9 @@ class Params:
             base,
             # A sweep films nothing: nobody looks at hundreds of videos.
             evaluation=None if played is None else replace(played, video=False),
-            overrides=self._laid_over(base.overrides, trials[number], f"sweeps.{sweep}"),
+            overrides=self._laid_over(
+                base.overrides, trials[number], f"{self.path}: sweeps.{sweep}"
+            ),
             chosen=proposal_file(name) if number in self.sweeps[sweep].proposed() else None,
             seeds=self.sweeps[sweep].seeds,
             base=self.sweeps[sweep].experiment,
@@ -139,21 +146,40 @@ class Params:
 
     def trial_settings(self, sweep: str, values: dict[str, Any]) -> RunSettings:
         """Return the trainer configuration of a trial with these values."""
-        base = self.experiments[self.sweeps[sweep].experiment]
-        return load_run_settings(
-            self.path.parent / base.trainer,
-            overrides=self._laid_over(base.overrides, values, f"sweeps.{sweep}"),
-            overrides_from=f"{self.path}: sweeps.{sweep}.parameters",
-        )
+        experiment = self.sweeps[sweep].experiment
+        base = self.experiments[experiment]
+        overrides = self._laid_over(base.overrides, values, f"{self.path}: sweeps.{sweep}")
+        placed = self._placed(overrides, experiment, sweep)
+        return load_run_settings(self.path.parent / base.trainer, overrides=placed)
 
     def _trainer_file(self, name: str, overrides: dict[str, Any]) -> RunSettings:
-        experiment = self.experiment(name)
-        section = "experiments" if experiment.base is None else "sweeps"
-        return load_run_settings(
-            self.path.parent / experiment.trainer,
-            overrides=overrides,
-            overrides_from=f"{self.path}: {section}.{name}.overrides",
-        )
+        experiment, (sweep, _, number) = self.experiment(name), name.partition("/")
+        if experiment.base is not None and not number:
+            sweep = next(other for other in self.sweeps if best_name(other) == name)
+        placed = self._placed(overrides, experiment.base or name, sweep, number)
+        return load_run_settings(self.path.parent / experiment.trainer, overrides=placed)
+
+    def _placed(
+        self, overrides: dict[str, Any], experiment: str, sweep: str, number: str = ""
+    ) -> Node:
+        """Return overrides with the lines on which an experiment and a sweep have them."""
+        node = undotted(overrides, str(self.path))
+        for written in self._written(experiment, sweep, number):
+            node = located(node, undotted(written, str(self.path)))
+        return node
+
+    def _written(self, experiment: str, sweep: str, number: str) -> Iterator[Node]:
+        if self.document is None:
+            return
+        sections = self.document.value
+        yield sections["experiments"].value[experiment].value["overrides"]
+        if sweep not in self.sweeps:
+            return
+        keys = sections["sweeps"].value[sweep].value
+        if "parameters" in keys:
+            yield keys["parameters"]
+        elif number:
+            yield keys["configurations"].value[int(number) - 1]
 
     def plugins(self, name: str) -> dict[str, str]:
         """Return the version of each package whose algorithm, signal or encoder is trained with."""
@@ -240,7 +266,7 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
         for name, sweep in read.sweeps.items()
         if sweep.best is not None
     }
-    params = replace(read, experiments=read.experiments | best, path=path)
+    params = replace(read, experiments=read.experiments | best, path=path, document=root)
     _check_subsets(root, params)
     return params
 
@@ -256,6 +282,7 @@ def _check_demonstration(root: Node, read: Params, name: str) -> None:
 
 def _check_experiment(root: Node, read: Params, name: str, folder: Path) -> None:
     at, experiment = f"experiments.{name}", read.experiments[name]
+    undotted(find(root, f"{at}.overrides"), "")  # a key that is written twice
     _check_reference(root, f"{at}.environment", read.environments)
     if experiment.demonstrations is not None:
         _check_reference(root, f"{at}.demonstrations", read.demonstrations)
@@ -271,6 +298,10 @@ def _check_experiment(root: Node, read: Params, name: str, folder: Path) -> None
 
 def _check_sweep(root: Node, read: Params, name: str) -> None:
     at = f"sweeps.{name}"
+    keys = find(root, at).value
+    for changes in [keys.get("parameters"), *getattr(keys.get("configurations"), "value", ())]:
+        if changes is not None:
+            undotted(changes, "")
     _check_reference(root, f"{at}.experiment", read.experiments)
     base = read.experiments[read.sweeps[name].experiment]
     if "evaluate" not in base.stages or "pretrain" in base.stages:

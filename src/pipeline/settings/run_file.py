@@ -43,7 +43,7 @@ _BESIDE_BEHAVIORS = frozenset(setting_hints(RunSettings)) - {"behaviors", "debug
 def load_run_settings(
     path: Path | str | None,
     *,
-    overrides: Mapping[str, object] | None = None,
+    overrides: Mapping[str, object] | Node | None = None,
     overrides_from: str = "overrides",
     curriculum: Path | str | None = None,
     sampler: Path | str | None = None,
@@ -56,7 +56,7 @@ def load_run_settings(
     Args:
         path: an ML-Agents trainer configuration of any age; None for the defaults.
         overrides: a nested map, or one with dotted keys (`behaviors.Walker.max_steps`), that is
-            merged over the file before anything is checked.
+            merged over the file before anything is checked. A node has the places for errors.
         overrides_from: how errors name the place of the overrides.
         curriculum: a curriculum of before 0.18, as YAML, JSON or a folder of `<Behavior>.json`;
             its parameters replace the file's.

@@ -237,7 +237,7 @@ def test_a_mistake_is_told_with_key_value_and_remedy(
 def test_a_swept_key_that_no_trainer_has_is_refused_by_the_plan(folder: Path):
     file = folder / "params.yaml"
     file.write_text(FILE.replace("Ball.max_steps", "Ball.max_stepz"))
-    with pytest.raises(SettingsError, match=r"sweeps\.rates/001.*max_stepz.*did you mean"):
+    with pytest.raises(SettingsError, match=r"params\.yaml:23: .*max_stepz.*did you mean"):
         write_plan(load_params(file), folder / "runs.yaml")
 
 
