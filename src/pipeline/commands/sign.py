@@ -20,9 +20,11 @@ SIGNATURE = "model.sig"
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline sign`."""
     parser.add_argument("folder", type=Path, help="that `pipeline card` wrote, or any other")
-    parser.add_argument("--key", required=True, type=Path, help="private key, elliptic, as PEM")
     parser.add_argument(
-        "--new-key", action="store_true", help="make it now, and the public one as KEY.pub"
+        "--key", required=True, type=Path, metavar="FILE", help="private key, elliptic, as PEM"
+    )
+    parser.add_argument(
+        "--new-key", action="store_true", help="make it now, and the public one as FILE.pub"
     )
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline verify`."""
     parser.add_argument("folder", type=Path, help="with the files and their signature")
-    parser.add_argument("--key", required=True, type=Path, help="public key of who signed, as PEM")
+    parser.add_argument(
+        "--key", required=True, type=Path, metavar="FILE", help="public key of who signed, as PEM"
+    )
 
 
 def run(arguments: argparse.Namespace) -> str:
