@@ -154,7 +154,7 @@ def _train(
             from pipeline.trainer.supported import usable_device
 
             usable_device(device)  # before a build
-        program = executable_of(env.env_path)  # reports mistakes before slow imports
+        program = executable_of(env.env_path)
     elif env.env_args:
         _log.warning("--env-args is ignored: the Unity Editor takes no arguments.")
     from pipeline import trainer
