@@ -18,7 +18,7 @@ from pipeline.errors import SettingsError
 from pipeline.settings.environments import named
 from pipeline.simulators import registry
 from pipeline.simulators.bridges.module_bridge import OtherObjectError, around
-from pipeline.stages.shared.named_env import environment_of, executable_of
+from pipeline.stages.shared.named_env import environment_of, executable_of, in_folder
 from pipeline.tracking.base import Sink, Update
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ def train(
     from pipeline.trainer.api import make_way, read_settings
 
     make_way(Path(run_dir), force, goes_on=any(map(options.get, ("resume", "inference"))))
+    env = in_folder(env)
     if callbacks and max(options.get("learners", 1), launched()[1]) > 1:
         raise SettingsError("callbacks may end a run, which one of several learners cannot")
     opened = [sink for sink in sinks if not isinstance(sink, str)]
@@ -195,10 +196,10 @@ def make_env(source: Any, *, seed: int = 0, n_agents: int | None = None, **optio
     """Return an environment with ML-Agents' low-level API.
 
     Args:
-        source: the path of an executable; a simulator, such as `balance_ball`; `gymnasium:ID` or
-            `pettingzoo:ID`; `module:function`, a simulator's class or a function that returns one
-            of the following; an environment of Gymnasium or PettingZoo; or any object with the
-            low-level API, which is returned as it is.
+        source: the path of an executable, or of a folder with one; a simulator, such as
+            `balance_ball`; `gymnasium:ID` or `pettingzoo:ID`; `module:function`, a simulator's
+            class or a function that returns one of the following; an environment of Gymnasium or
+            PettingZoo; or any object with the low-level API, which is returned as it is.
         seed: of everything random in the environment; an object keeps its own seed.
         n_agents: agents or copies in this process, for simulators and ids.
         options: further keywords of the simulator, the bridge, or of `UnityEnvironment`.
@@ -209,6 +210,7 @@ def make_env(source: Any, *, seed: int = 0, n_agents: int | None = None, **optio
     """
     if not isinstance(source, str | Path):
         return _of_object(source, seed)
+    source = in_folder(source)
     packed = None if isinstance(source, Path) else environment_of(source).packed()
     if packed is None:
         from pipeline.envs.unity import UnityEnvironment

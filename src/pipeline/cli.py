@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import __version__
 from pipeline.commands.parser import Parser
-from pipeline.errors import Interrupted, PipelineError, one_line, shown
+from pipeline.errors import Interrupted, PipelineError, SettingsError, one_line, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -84,6 +84,9 @@ EXAMPLES = {
     "provenance": ("provenance results/export/collector_ppo/seed1/FoodCollector.onnx",),
 }
 """Command lines that the help of a command shows."""
+
+_MOST_MISTAKES = 20
+"""Mistakes that are reported together."""
 
 _FIRST = (
     "pipeline init DIR --gymnasium CartPole-v1 && cd DIR && pipeline run --cores 2",
@@ -163,14 +166,18 @@ def _log_on_the_console(*, debug: bool) -> Iterator[None]:
 
 
 def _report(error: BaseException) -> int:
-    """Say on one line what ended the command, and give its exit code."""
+    """Say what ended the command, on one line for each mistake, and give its exit code."""
     if isinstance(error, Interrupted | KeyboardInterrupt):
         print(f"interrupted: {one_line(error) or 'stopped by Ctrl+C'}", file=sys.stderr)
         # KeyboardInterrupt has no exit code; shells report 128 + SIGINT.
         return int(getattr(error, "exit_code", 130))
     if isinstance(error, ModuleNotFoundError):
         return _missing(error)
-    print(f"error: {one_line(error)}", file=sys.stderr)
+    parts = error.parts if isinstance(error, SettingsError) else [error]
+    for part in parts[:_MOST_MISTAKES]:
+        print(f"error: {one_line(part)}", file=sys.stderr)
+    if len(parts) > _MOST_MISTAKES:
+        print(f"error: {len(parts) - _MOST_MISTAKES} more mistakes", file=sys.stderr)
     return int(getattr(error, "exit_code", PipelineError.exit_code))
 
 

@@ -12,6 +12,10 @@ import shlex
 import sysconfig
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that move a terminal's cursor, turn text around, or cannot be printed at all."""
@@ -27,6 +31,62 @@ class PipelineError(Exception):
 
 class SettingsError(PipelineError):
     """A configuration file or an option cannot be used as written."""
+
+    line: int | None = None
+    """The line of the file, where the error is about one."""
+    about: tuple[object, str] | None = None
+    """The value of a file that is wrong, and what is wrong with it."""
+
+    @property
+    def parts(self) -> list[SettingsError]:
+        """The errors that were found together; one for a single error."""
+        return [self]
+
+
+class JointSettingsError(SettingsError):
+    """Several independent mistakes; the message has one line for each."""
+
+    def __init__(self, errors: Iterable[SettingsError]) -> None:
+        self._parts = list(errors)
+        super().__init__("\n".join(map(str, self._parts)))
+
+    @property
+    def parts(self) -> list[SettingsError]:
+        """The errors that were found together."""
+        return self._parts
+
+
+class Mistakes:
+    """Collects the errors of independent parts: `with mistakes:` around each, then `refuse`."""
+
+    def __init__(self) -> None:
+        self.found: list[SettingsError] = []
+
+    def __enter__(self) -> None:
+        """Begin a part."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        """Keep an error of the settings, and let others pass."""
+        if not isinstance(error, SettingsError):
+            return False
+        self.found += error.parts
+        return True
+
+    def refuse(self) -> None:
+        """Raise what was found, in the order of lines.
+
+        A value that several keys take, as in old formats, is reported once.
+        """
+        first: dict[object, SettingsError] = {}
+        for error in self.found:
+            value, message = error.about or (error, "")
+            first.setdefault((id(value), message), error)
+        once = {str(error): error for error in first.values()}
+        ordered = sorted(once.values(), key=lambda error: error.line or 0)
+        if len(ordered) == 1:
+            raise ordered[0]
+        if ordered:
+            raise JointSettingsError(ordered)
 
 
 class DemonstrationError(PipelineError):

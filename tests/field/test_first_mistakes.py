@@ -14,6 +14,7 @@ import pipeline
 from pipeline import cli
 from pipeline.commands.onnx import check
 from pipeline.export.publish import build_model
+from pipeline.stages.shared.named_env import executable_of
 
 TOO_SHORT = "max_steps {} ends the run before the first update, for which hyperparameters.{} {} "
 SIZES = [
@@ -124,10 +125,11 @@ def test_a_folder_without_a_program_is_refused_whatever_is_hidden_or_vanishes_in
     line = refused("learn", "c.yaml", "--env", "./mine")
     assert "does not match any environments" in line
     assert "pre-push" not in line
-    (tmp_path / "mine/Game").touch(0o755)
-    assert "There is mine/Game; write it so." in refused("learn", "c.yaml", "--env", "./mine")
+    game = tmp_path / "mine/Game"
+    game.touch(0o755)
+    assert executable_of("./mine") == game
     monkeypatch.chdir(tmp_path / "mine")
-    assert "There is Game; write it so." in refused("learn", "../c.yaml", "--env", ".")
+    assert executable_of(".") == game
 
 
 def test_a_behavior_in_another_spelling_is_to_be_renamed_in_the_file(refused, tmp_path):

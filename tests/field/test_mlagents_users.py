@@ -361,7 +361,6 @@ def games(tmp_path: Path, monkeypatch) -> Path:
         (r"build\Tennis", "There is build/Tennis.x86_64; write it so."),
         ("Build/tennis.app", "There is build/Tennis.x86_64; write it so."),
         ("game", "There is Game; write it so."),
-        ("build", "There is build/Tennis.x86_64; write it so."),
         ("two/", "The folder has two/A.x86_64, two/B.x86_64; name one of them."),
         ("'./Game'", "There is Game; write it so."),
         ("~/Tennis", "There is '{home}/Tennis.x86_64'; write it so."),

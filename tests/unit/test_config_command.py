@@ -236,3 +236,63 @@ def test_deprecated_keys_of_today_are_written_as_their_successors(here, capsys):
     signal = {"curiosity": {"network_settings": {"hidden_units": 32}}}
     assert written["behaviors"] == {"A": {"reward_signals": signal}}
     assert written["environment_parameters"]["mass"]["sampler_type"] == "multirangeuniform"
+
+
+BROKEN = """\
+behaviors:
+  A:
+    trainer_type: pppo
+    hyperparameters: {batch_size: -1}
+    max_stesp: 5
+    time_horizon: 0
+  B:
+    trainer_type: ppo
+    hyperparameters:
+      learning_rate: fast
+      tau: 0.1
+    self_play:
+      save_steps: -1
+  C: 5
+env_settings: {num_envs: none}
+max_steps: 3
+A2:
+  trainer_type: ppo
+"""
+
+
+@pytest.mark.parametrize("command", ["config check", "learn"])
+def test_all_mistakes_of_a_file_are_told_at_once(here, capsys, command):
+    (here / "t.yaml").write_text(BROKEN)
+    rest = ["--env", "balance_ball"] if command == "learn" else []
+    assert cli.main([*command.split(), "t.yaml", *rest]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [re.split(r" \(value|, got|;", line)[0] for line in lines] == [
+        "error: t.yaml:3: behaviors.A.trainer_type: 'pppo' is not allowed",
+        "error: t.yaml:5: behaviors.A: unknown key 'max_stesp'",
+        "error: t.yaml:6: behaviors.A.time_horizon: must be at least 1",
+        "error: t.yaml:10: behaviors.B.hyperparameters.learning_rate: needs a number",
+        "error: t.yaml:11: behaviors.B.hyperparameters.tau: is a setting of sac, not of ppo",
+        "error: t.yaml:13: behaviors.B.self_play.save_steps: must be at least 1",
+        "error: t.yaml:14: behaviors.C: needs a map of keys to values",
+        "error: t.yaml:15: env_settings.num_envs: needs a whole number",
+        "error: t.yaml:16: unknown key 'max_steps'",
+        "error: t.yaml:17: A2: is at the top level of the file",
+    ]
+
+
+def test_a_mistake_that_behaviors_inherit_is_told_once(here, capsys):
+    text = "default_settings: {max_steps: 0}\nbehaviors: {A: {}, B: {}}\ndebug: 3\n"
+    (here / "t.yaml").write_text(text)
+    assert cli.main(["config", "check", "t.yaml"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: t.yaml:1: default_settings.max_steps: must be at least 1, got 0",
+        "error: t.yaml:3: debug: needs true or false, got 3",
+    ]
+
+
+def test_of_very_many_mistakes_the_first_are_told_and_the_others_counted(here, capsys):
+    text = "".join(f"  B{number}: {{max_steps: 0}}\n" for number in range(25))
+    (here / "t.yaml").write_text(f"behaviors:\n{text}")
+    assert cli.main(["config", "check", "t.yaml"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert (len(lines), lines[-1]) == (21, "error: 5 more mistakes")

@@ -26,6 +26,14 @@ from interpreter import python
             "import pipeline.export.publish, pipeline.export.policy",
             "matplotlib onnx onnxruntime torch pandas",
         ),
+        (
+            "import contextlib, io, tempfile\nfrom pipeline import cli\n"
+            "words = ['learn', '--env', './none', '--torch-device', 'cuda', '--results-dir']\n"
+            "with tempfile.TemporaryDirectory() as folder, "
+            "contextlib.redirect_stderr(io.StringIO()):\n"
+            "    assert cli.main([*words, folder]) == 2",
+            "torch",
+        ),
     ],
 )
 def test_no_heavy_module_is_imported(code, heavy):

@@ -94,6 +94,19 @@ def test_every_statistic_that_the_code_names_is_on_the_page():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", PARSERS)
+def test_the_value_of_an_option_is_called_by_what_it_is(name: str):
+    repeated = {
+        flag
+        for action in PARSERS[name]._actions
+        for flag in action.option_strings
+        if action.nargs is None
+        and not action.choices
+        and (action.metavar or action.dest.upper()) == flag.strip("-").upper().replace("-", "_")
+    }
+    assert repeated <= {"--port"}  # a number of its own kind
+
+
 def test_the_site_builds_without_a_warning(tmp_path: Path):
     completed = subprocess.run(  # noqa: S603  # our own site
         [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")],

@@ -62,10 +62,16 @@ def add_options(parser: Parser) -> None:
         help="<experiment>-<seed> of params.yaml, or results/<run-id> of `pipeline learn`",
     )
     parser.add_argument(
-        "--license", help="of the policy, as the Hub names it: apache-2.0, cc-by-4.0, other, ..."
+        "--license",
+        metavar="NAME",
+        help="of the policy, as the Hub names it: apache-2.0, cc-by-4.0, other, ...",
     )
     parser.add_argument(
-        "-o", "--output", type=Path, help="the folder to write (default: cards/ and the run's name)"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder to write (default: cards/ and the run's name)",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from contextlib import suppress
@@ -16,7 +17,7 @@ from pipeline.evaluation import tables
 from pipeline.evaluation.comparison import Outcome, Task, compare
 from pipeline.settings import load_run_settings, to_mapping
 from pipeline.settings.params import load_params
-from pipeline.settings.sweeps import best_file
+from pipeline.settings.sweeps import MOST_TRIALS, best_file
 from pipeline.stages.reporting.results import outcomes as planned_outcomes
 from pipeline.stages.reporting.results import read_curves, trials_of
 from pipeline.stages.reporting.setups import against_first, as_text, setup_of
@@ -226,7 +227,10 @@ def _of_dag(run: Path) -> list[Outcome]:
     )
     if only_seed is not None:
         seeds = [int(only_seed)]
-    trials = sorted(path for path in inside.iterdir() if path.name.isdigit())
+    trials = _ranked(
+        [path for path in inside.iterdir() if path.name.isdigit()],
+        Path(results) / best_file(name).relative_to("results").with_name("trials.csv"),
+    )
     if name and not seeds and trials:
         return [outcomes for path in trials for outcomes in _of_dag(path)]
     if not seeds:
@@ -243,6 +247,15 @@ def _of_dag(run: Path) -> list[Outcome]:
     if not outcomes:
         raise SettingsError(f"{run}: has neither a learning curve nor episodes; train it first")
     return outcomes
+
+
+def _ranked(trials: Iterable[Path], table: Path) -> list[Path]:
+    """Return the folders of a sweep's trials, best first if they have been ranked."""
+    ranks: dict[str, int] = {}
+    if table.is_file():
+        with table.open(newline="", encoding="utf-8") as file:
+            ranks = {f"{int(row['trial']):03}": int(row["rank"]) for row in csv.DictReader(file)}
+    return sorted(trials, key=lambda path: (ranks.get(path.name, MOST_TRIALS + 1), path.name))
 
 
 def _environment_of(results: Path, experiment: str) -> str:

@@ -36,9 +36,9 @@ def add_options(parser: Parser) -> None:
         "file", type=Path, help="trainer configuration, or a curriculum or sampler"
     )
     command.add_argument(
-        "--curriculum", type=Path, help="YAML, JSON, or a folder of <Behavior>.json"
+        "--curriculum", type=Path, metavar="FILE", help="YAML, JSON, or a folder of <Behavior>.json"
     )
-    command.add_argument("--sampler", type=Path, help="sampler file")
+    command.add_argument("--sampler", type=Path, metavar="FILE", help="sampler file")
     command.add_argument(
         "--full", action="store_true", help="print every setting, defaults included, as YAML"
     )
@@ -47,7 +47,9 @@ def add_options(parser: Parser) -> None:
     command.add_argument(
         "old", nargs="+", type=Path, help="trainer configuration, curriculum, sampler: some of them"
     )
-    command.add_argument("-o", "--output", required=True, type=Path, help="the file to write")
+    command.add_argument(
+        "-o", "--output", required=True, type=Path, metavar="FILE", help="the file to write"
+    )
     command.add_argument("--force", action="store_true", help="replace that file")
     text = "list every key that has moved or is gone, with its line"
     command.add_argument("--verbose", action="store_true", help=text)

@@ -67,7 +67,9 @@ def add_options(parser: Parser) -> None:
     command = parser.add_command("merge", text, merge)
     command.add_argument("files", nargs="+", type=Path, help="in this order; of a folder, all")
     _add_output(command, "the .demo file to write")
-    command.add_argument("--behavior", help="whose it is, where the files name different ones")
+    command.add_argument(
+        "--behavior", metavar="NAME", help="whose it is, where the files name different ones"
+    )
     command = parser.add_command("trim", "keep some episodes of a .demo file", trim)
     command.add_argument("file", type=Path, help="the .demo file")
     _add_output(command, "the .demo file to write")
@@ -89,7 +91,9 @@ def _add_import(parser: Parser) -> None:
         help="what is observed and done: a .yaml or .json file, a .demo file, or an environment "
         "such as build/balance_ball or gymnasium:CartPole-v1; a Minari dataset has its own",
     )
-    command.add_argument("--behavior", help="name of the behavior; default: that of --spec")
+    command.add_argument(
+        "--behavior", metavar="NAME", help="name of the behavior; default: that of --spec"
+    )
     command.add_argument(
         "--column",
         action="append",
@@ -108,7 +112,7 @@ def _add_import(parser: Parser) -> None:
 
 
 def _add_output(command: argparse.ArgumentParser, text: str) -> None:
-    command.add_argument("-o", "--output", required=True, type=Path, help=text)
+    command.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help=text)
 
 
 def numbers(text: str) -> list[int]:

@@ -28,7 +28,9 @@ def add_options(parser: Parser) -> None:
         "name",
         help="one that `pipeline env list` shows, gymnasium:ID, pettingzoo:ID or module:function",
     )
-    command.add_argument("-o", "--output", required=True, type=Path, help="the executable to write")
+    command.add_argument(
+        "-o", "--output", required=True, type=Path, metavar="FILE", help="the executable to write"
+    )
     text = "environments in one process"
     command.add_argument("--copies", type=int, default=None, metavar="N", help=text)
     for flag, text in (

@@ -118,9 +118,13 @@ def run(arguments: argparse.Namespace) -> str:
         from pipeline.trainer.worker import work
 
         sys.exit(work())
-    from pipeline.commands.learn_settings import plan_of
+    from pipeline.commands.learn_settings import flags_named, plan_of
+    from pipeline.stages.shared.named_env import environment_of
 
     plan = plan_of(arguments)  # reports mistakes before seconds of imports
+    if (env := plan.settings.env_settings.env_path) is not None:
+        with flags_named(plan.flags):
+            environment_of(env)
     from pipeline.commands.learn_run import learn
 
     return learn(plan)

@@ -29,7 +29,7 @@ from pipeline.trainer.checkpoints.file import RESUME_FILE
 from pipeline.trainer.checkpoints.restore import first_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pipeline.commands.learn_settings import Plan
     from pipeline.settings import RunSettings
@@ -154,7 +154,7 @@ def _train(
             from pipeline.trainer.supported import usable_device
 
             usable_device(device)  # before a build
-        program = executable_of(env.env_path)  # reports mistakes before slow imports
+        program = executable_of(env.env_path)
     elif env.env_args:
         _log.warning("--env-args is ignored: the Unity Editor takes no arguments.")
     from pipeline import trainer
@@ -297,15 +297,15 @@ def run_folder(
             "--results-dir or --run-id, or move the file"
         )
     with contextlib.nullcontext() if read_only else files.sole_writer(folder):
-        existed = folder.exists()
-        used = existed and any(folder.iterdir())
+        before = set(folder.iterdir()) if folder.exists() else None
+        used = before is not None and _has_run(folder)
         if used and not (resume or force):
             raise SettingsError(
                 "Previous data from this run ID was found. Either specify a new run ID, use "
                 "--resume to resume this run, or use the --force parameter to overwrite existing "
                 f"data. ({folder})"
             )
-        if resume and not existed:
+        if resume and (before is None or (before and not used)):
             raise SettingsError(
                 "Previous data from this run ID was not found. Train a new run by removing the "
                 f"--resume flag. ({folder})"
@@ -320,8 +320,29 @@ def run_folder(
             yield run
         finally:
             if not run.started and not resume:
-                shutil.rmtree(folder, ignore_errors=True)
+                if before is None or aside is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                else:
+                    _remove_started(set(folder.iterdir()) - before)
                 if aside is not None:
                     aside.rename(folder)
-                elif existed:  # empty
-                    folder.mkdir()
+
+
+def _remove_started(paths: Iterable[Path]) -> None:
+    """Delete what a run has made that did not start, next to other runs in the same folder."""
+    for path in paths:
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+        elif not (path / CONFIGURATION).is_file():  # else another run, which has begun meanwhile
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _has_run(folder: Path) -> bool:
+    """Return whether a folder has anything besides other runs, as `a` has `a/b`."""
+    return any(
+        path.is_symlink()
+        or not path.is_dir()
+        or (not (path / CONFIGURATION).is_file() and _has_run(path))
+        for path in folder.iterdir()
+        if not path.name.startswith(".")  # locks
+    )

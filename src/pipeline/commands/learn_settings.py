@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.algos.process_group import launched
 from pipeline.commands.learn_options import BY_DEST, OPTIONS
-from pipeline.errors import SettingsError
+from pipeline.errors import Mistakes, SettingsError
 from pipeline.settings import TrainerSettings, load_run_settings
 from pipeline.settings.experiments import SinkNames
 from pipeline.settings.named_files import refuse_missing_demonstrations
@@ -126,10 +126,16 @@ def flags_named(flags: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except SettingsError as error:
-        key, _, message = str(error).removeprefix(f"{SOURCE}: ").partition(": ")
-        if key not in flags:
+        mistakes = Mistakes()
+        mistakes.found = [_of_flag(part, flags) for part in error.parts]
+        if mistakes.found == error.parts:
             raise
-        raise SettingsError(f"{flags[key]}: {message}") from error
+        mistakes.refuse()
+
+
+def _of_flag(error: SettingsError, flags: Mapping[str, str]) -> SettingsError:
+    key, _, message = str(error).removeprefix(f"{SOURCE}: ").partition(": ")
+    return SettingsError(f"{flags[key]}: {message}") if key in flags else error
 
 
 def _overrides(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -22,11 +22,18 @@ _HUB_ONLY = ".gitattributes"
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline pull`; those of mlagents-load-from-hf mean the same here."""
     parser.add_argument("repo", nargs="?", metavar="NAME/POLICY", help="what to download")
-    parser.add_argument("-o", "--output", type=Path, help="the new folder; default: POLICY")
-    parser.add_argument("--revision", help="branch, tag or commit; default: the newest")
-    parser.add_argument("--repo-id", help="ML-Agents' option: NAME/POLICY")
     parser.add_argument(
-        "--local-dir", type=Path, help="ML-Agents' option: the folder in which POLICY is made"
+        "-o", "--output", type=Path, metavar="FOLDER", help="the new folder; default: POLICY"
+    )
+    parser.add_argument(
+        "--revision", metavar="NAME", help="branch, tag or commit; default: the newest"
+    )
+    parser.add_argument("--repo-id", metavar="NAME/POLICY", help="ML-Agents' option: NAME/POLICY")
+    parser.add_argument(
+        "--local-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="ML-Agents' option: the folder in which POLICY is made",
     )
 
 

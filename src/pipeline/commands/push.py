@@ -32,13 +32,20 @@ def add_options(parser: Parser) -> None:
         "folder that `pipeline card` wrote",
     )
     parser.add_argument("--repo-id", required=True, metavar="NAME/POLICY", help="where to")
-    parser.add_argument("--commit-message", default="Push to Hub", help="default: %(default)s")
-    parser.add_argument("--license", help="of the policy, for a card that is written now")
+    parser.add_argument(
+        "--commit-message", metavar="TEXT", default="Push to Hub", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--license", metavar="NAME", help="of the policy, for a card that is written now"
+    )
     parser.add_argument("--private", action="store_true", help="a new repository is private")
-    parser.add_argument("--run-id", help="ML-Agents' option: a title, without effect here")
+    parser.add_argument(
+        "--run-id", metavar="TEXT", help="ML-Agents' option: a title, without effect here"
+    )
     parser.add_argument("--local-dir", metavar="RUN", help="ML-Agents' option: RUN")
     parser.add_argument(
         "--configfile-name",
+        metavar="FILE",
         default="configuration.yaml",
         help="ML-Agents' option: which must be that of the run",
     )

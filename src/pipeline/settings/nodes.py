@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import SettingsError
@@ -32,7 +32,10 @@ class Node:
 
 def fail(node: Node, path: str, message: str) -> SettingsError:
     """Return the error `message` about `node`, whose key path is `path`."""
-    return SettingsError(f"{node.where}: {path}: {message}" if path else f"{node.where}: {message}")
+    place = f"{node.where}: {path}" if path else node.where
+    error = SettingsError(f"{place}: {message}")
+    error.line, error.about = node.line, (node, message)
+    return error
 
 
 def join(path: str, key: str | int) -> str:
@@ -97,7 +100,25 @@ def fail_at(root: Node, path: str, message: str) -> SettingsError:
     return fail(find(root, path), path, message)
 
 
-def undotted(overrides: Mapping[str, Any], source: str) -> Node:
+def located(node: Node, written: Node) -> Node:
+    """Return `node` with the places of `written`, at each key that both of them have.
+
+    A value out of a list of values, as sweeps have them, has the place of its item.
+    """
+    if isinstance(node.value, dict):
+        listed = written.value if isinstance(written.value, dict) else {}
+        below = listed or dict.fromkeys(node.value, written)
+        entries = {
+            key: located(item, below[key]) if key in below else item
+            for key, item in node.value.items()
+        }
+        return replace(node, value=entries, source=written.source, line=written.line)
+    items = written.value if isinstance(written.value, list) else []
+    place = next((item for item in items if to_plain(item) == to_plain(node)), written)
+    return replace(node, source=place.source, line=place.line)
+
+
+def undotted(overrides: Mapping[str, Any] | Node, source: str) -> Node:
     """Return a nested map for one with dotted keys, at any depth: `{a: {b: 1}}` for `{"a.b": 1}`.
 
     The keys of `_NAMES` are names, which are kept whole.
@@ -105,25 +126,26 @@ def undotted(overrides: Mapping[str, Any], source: str) -> Node:
     Raises:
         SettingsError: A key has an empty part, as in `a..b`, or two of them say the same key.
     """
-    return _undotted(dict(overrides), source, "")
+    node = overrides if isinstance(overrides, Node) else from_plain(dict(overrides), source)
+    return _undotted(node, "")
 
 
 _NAMES = ("behaviors", "environment_parameters")
 """Sections that have names for keys, which an environment chose and which may have dots."""
 
 
-def _undotted(value: Any, source: str, path: str) -> Node:
-    if not isinstance(value, dict):
-        return from_plain(value, source)
-    result = Node({}, source)
-    for dotted, item in value.items():
-        node = _undotted(item, source, join(path, str(dotted)))
-        parts = [str(dotted)] if path in _NAMES else str(dotted).split(".")
+def _undotted(given: Node, path: str) -> Node:
+    if not isinstance(given.value, dict):
+        return given
+    result = Node({}, given.source, given.line)
+    for dotted, item in given.value.items():
+        node = _undotted(item, join(path, dotted))
+        parts = [dotted] if path in _NAMES else dotted.split(".")
         if not all(parts):
-            raise fail(node, str(dotted), "a part of this dotted key is empty")
+            raise fail(node, dotted, "a part of this dotted key is empty")
         # From the inside out, so that each dotted key becomes a map of one path.
         for part in reversed(parts):
-            node = Node({part: node}, source)
+            node = Node({part: node}, node.source, node.line)
         result = _merge_apart(result, node, "")
     return result
 

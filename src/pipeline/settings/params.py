@@ -1,12 +1,12 @@
 """`params.yaml`: environments, demonstrations and experiments that the DAG is made of."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import SettingsError
+from pipeline.errors import Mistakes, SettingsError
 from pipeline.files import similar
 from pipeline.settings.environments import EnvironmentParams, UnitySource
 from pipeline.settings.experiments import (
@@ -21,6 +21,7 @@ from pipeline.settings.nodes import (
     fail_at,
     find,
     join,
+    located,
     merge,
     respelled,
     to_plain,
@@ -64,6 +65,10 @@ class Params:
     TensorBoard, MLflow, and the sinks of all packages that are installed."""
     path: Path = field(default=Path("params.yaml"), metadata={"internal": True}, compare=False)
     """The file; other paths are relative to its folder."""
+    document: Node | None = field(
+        default=None, metadata={"internal": True}, compare=False, repr=False
+    )
+    """What the file has, with the lines for errors."""
 
     def experiment(self, name: str) -> ExperimentParams:
         """Return the experiment `name`, or the trial `<sweep>/<number>` as an experiment."""
@@ -80,7 +85,9 @@ class Params:
             base,
             # A sweep films nothing: nobody looks at hundreds of videos.
             evaluation=None if played is None else replace(played, video=False),
-            overrides=self._laid_over(base.overrides, trials[number], f"sweeps.{sweep}"),
+            overrides=self._laid_over(
+                base.overrides, trials[number], f"{self.path}: sweeps.{sweep}"
+            ),
             chosen=proposal_file(name) if number in self.sweeps[sweep].proposed() else None,
             seeds=self.sweeps[sweep].seeds,
             base=self.sweeps[sweep].experiment,
@@ -139,21 +146,40 @@ class Params:
 
     def trial_settings(self, sweep: str, values: dict[str, Any]) -> RunSettings:
         """Return the trainer configuration of a trial with these values."""
-        base = self.experiments[self.sweeps[sweep].experiment]
-        return load_run_settings(
-            self.path.parent / base.trainer,
-            overrides=self._laid_over(base.overrides, values, f"sweeps.{sweep}"),
-            overrides_from=f"{self.path}: sweeps.{sweep}.parameters",
-        )
+        experiment = self.sweeps[sweep].experiment
+        base = self.experiments[experiment]
+        overrides = self._laid_over(base.overrides, values, f"{self.path}: sweeps.{sweep}")
+        placed = self._placed(overrides, experiment, sweep)
+        return load_run_settings(self.path.parent / base.trainer, overrides=placed)
 
     def _trainer_file(self, name: str, overrides: dict[str, Any]) -> RunSettings:
-        experiment = self.experiment(name)
-        section = "experiments" if experiment.base is None else "sweeps"
-        return load_run_settings(
-            self.path.parent / experiment.trainer,
-            overrides=overrides,
-            overrides_from=f"{self.path}: {section}.{name}.overrides",
-        )
+        experiment, (sweep, _, number) = self.experiment(name), name.partition("/")
+        if experiment.base is not None and not number:
+            sweep = next(other for other in self.sweeps if best_name(other) == name)
+        placed = self._placed(overrides, experiment.base or name, sweep, number)
+        return load_run_settings(self.path.parent / experiment.trainer, overrides=placed)
+
+    def _placed(
+        self, overrides: dict[str, Any], experiment: str, sweep: str, number: str = ""
+    ) -> Node:
+        """Return overrides with the lines on which an experiment and a sweep have them."""
+        node = undotted(overrides, str(self.path))
+        for written in self._written(experiment, sweep, number):
+            node = located(node, undotted(written, str(self.path)))
+        return node
+
+    def _written(self, experiment: str, sweep: str, number: str) -> Iterator[Node]:
+        if self.document is None:
+            return
+        sections = self.document.value
+        yield sections["experiments"].value[experiment].value["overrides"]
+        if sweep not in self.sweeps:
+            return
+        keys = sections["sweeps"].value[sweep].value
+        if "parameters" in keys:
+            yield keys["parameters"]
+        elif number:
+            yield keys["configurations"].value[int(number) - 1]
 
     def plugins(self, name: str) -> dict[str, str]:
         """Return the version of each package whose algorithm, signal or encoder is trained with."""
@@ -215,30 +241,20 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
     read: Params = read_dataclass(Params, root, "")
     # Each section is complete in itself now; what follows is about names across sections.
     # Names first: a name that cannot be a folder makes no sense in the messages that follow.
+    mistakes = Mistakes()
     for section in SECTIONS_OF_NAMES:
-        _check_names(root, section)
-    for name, demonstration in read.demonstrations.items():
-        at = f"demonstrations.{name}"
-        if demonstration.file is None:
-            _check_reference(root, f"{at}.environment", read.environments)
-        elif Path(demonstration.file) == Path(f"data/demos/{name}.demo"):
-            text = f"{demonstration.file!r} is what the stage makes; keep yours elsewhere"
-            raise fail_at(root, f"{at}.file", text)
+        _check_names(root, section, mistakes)
+    mistakes.refuse()
+    for name in read.demonstrations:
+        with mistakes:
+            _check_demonstration(root, read, name)
     for name in read.sweeps:
-        _check_sweep(root, read, name)
-    for name, experiment in read.experiments.items():
-        at = f"experiments.{name}"
-        _check_reference(root, f"{at}.environment", read.environments)
-        if experiment.demonstrations is not None:
-            _check_reference(root, f"{at}.demonstrations", read.demonstrations)
-        is_unity = isinstance(read.environments[experiment.environment], UnitySource)
-        if experiment.filmed and is_unity:
-            text = "a Unity player cannot be filmed here: record the exported policy in the Editor"
-            raise fail_at(root, f"{at}.evaluation.video", text)
-        trainer = path.parent / experiment.trainer
-        if not trainer.is_file():
-            text = f"there is no file {experiment.trainer!r}{similar(trainer)}"
-            raise fail_at(root, f"{at}.trainer", text)
+        with mistakes:
+            _check_sweep(root, read, name)
+    for name in read.experiments:
+        with mistakes:
+            _check_experiment(root, read, name, path.parent)
+    mistakes.refuse()
     # The best of a sweep becomes an experiment like others, which every stage knows already.
     best = {
         best_name(name): replace(
@@ -250,13 +266,42 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
         for name, sweep in read.sweeps.items()
         if sweep.best is not None
     }
-    params = replace(read, experiments=read.experiments | best, path=path)
+    params = replace(read, experiments=read.experiments | best, path=path, document=root)
     _check_subsets(root, params)
     return params
 
 
+def _check_demonstration(root: Node, read: Params, name: str) -> None:
+    at, file = f"demonstrations.{name}", read.demonstrations[name].file
+    if file is None:
+        _check_reference(root, f"{at}.environment", read.environments)
+    elif Path(file) == Path(f"data/demos/{name}.demo"):
+        text = f"{file!r} is what the stage makes; keep yours elsewhere"
+        raise fail_at(root, f"{at}.file", text)
+
+
+def _check_experiment(root: Node, read: Params, name: str, folder: Path) -> None:
+    at, experiment = f"experiments.{name}", read.experiments[name]
+    undotted(find(root, f"{at}.overrides"), "")  # a key that is written twice
+    _check_reference(root, f"{at}.environment", read.environments)
+    if experiment.demonstrations is not None:
+        _check_reference(root, f"{at}.demonstrations", read.demonstrations)
+    is_unity = isinstance(read.environments[experiment.environment], UnitySource)
+    if experiment.filmed and is_unity:
+        text = "a Unity player cannot be filmed here: record the exported policy in the Editor"
+        raise fail_at(root, f"{at}.evaluation.video", text)
+    trainer = folder / experiment.trainer
+    if not trainer.is_file():
+        text = f"there is no file {experiment.trainer!r}{similar(trainer)}"
+        raise fail_at(root, f"{at}.trainer", text)
+
+
 def _check_sweep(root: Node, read: Params, name: str) -> None:
     at = f"sweeps.{name}"
+    keys = find(root, at).value
+    for changes in [keys.get("parameters"), *getattr(keys.get("configurations"), "value", ())]:
+        if changes is not None:
+            undotted(changes, "")
     _check_reference(root, f"{at}.experiment", read.experiments)
     base = read.experiments[read.sweeps[name].experiment]
     if "evaluate" not in base.stages or "pretrain" in base.stages:
@@ -275,12 +320,12 @@ def _check_sweep(root: Node, read: Params, name: str) -> None:
             raise fail_at(root, at, f"{text}; rename one of them")
 
 
-def _check_names(root: Node, section: str) -> None:
+def _check_names(root: Node, section: str, mistakes: Mistakes) -> None:
     for name, node in entries_of(root.value.get(section, Node({}, root.source)), section).items():
         if not _NAME.match(name):
             text = f"the name {name!r} becomes a folder and part of a stage's name"
             allowed = "use letters, digits, '_' and '-', starting with a letter or digit"
-            raise fail(node, join(section, name), f"{text}: {allowed}")
+            mistakes.found.append(fail(node, join(section, name), f"{text}: {allowed}"))
 
 
 def _check_reference(root: Node, at: str, known: dict[str, Any]) -> None:
@@ -292,15 +337,17 @@ def _check_reference(root: Node, at: str, known: dict[str, Any]) -> None:
 
 def _check_subsets(root: Node, params: Params) -> None:
     """Refuse subsets that name nothing, or are named like something else."""
-    known = [*params.experiments, *params.sweeps]
+    known, mistakes = [*params.experiments, *params.sweeps], Mistakes()
     for name, parts in params.subsets.items():
         at = f"subsets.{name}"
-        if name in known:
-            text = "is the name of an experiment or sweep too; rename one of them"
-            raise fail_at(root, at, text)
-        if not parts:
-            raise fail_at(root, at, f"names nothing; list some of {', '.join(known)}")
-        for part in parts:
-            if not params._runs(part):
-                text = f"there is no experiment, run or sweep {part!r}{suggestion(part, known)}"
-                raise fail_at(root, at, f"{text} A run is written `<experiment>-<seed>`")
+        with mistakes:
+            if name in known:
+                text = "is the name of an experiment or sweep too; rename one of them"
+                raise fail_at(root, at, text)
+            if not parts:
+                raise fail_at(root, at, f"names nothing; list some of {', '.join(known)}")
+            for part in parts:
+                if not params._runs(part):
+                    text = f"there is no experiment, run or sweep {part!r}{suggestion(part, known)}"
+                    raise fail_at(root, at, f"{text} A run is written `<experiment>-<seed>`")
+    mistakes.refuse()

@@ -12,7 +12,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import SettingsError, StageError
+from pipeline.errors import Mistakes, SettingsError, StageError
 from pipeline.files import fingerprint, similar, write_whole
 from pipeline.plugins import Group
 from pipeline.settings.environments import BuiltinSource, ModuleSource, PathSource, UnitySource
@@ -218,19 +218,24 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
 
 def check_settings(params: Params) -> None:
     """Make sure that DVC can read params.yaml, and each experiment and trial its configuration."""
+    mistakes = Mistakes()
     for at, text, kind in unusable_for_dvc(params.path, SECTIONS_OF_NAMES):
         remedy = f"DVC reads {text.value} as {kind}; write it in quotes: '{text.value}'"
-        raise fail(text, at, remedy)
+        mistakes.found.append(fail(text, at, remedy))
     for name, experiment in params.experiments.items():
         if experiment.chosen is None:  # the best of a sweep is yet to be found
-            _check_demonstrations(params, name, params.run_settings(name))
+            with mistakes:
+                _check_demonstrations(params, name, params.run_settings(name))
+    mistakes.refuse()  # the trials of a sweep would repeat what is wrong in its experiment
     for name, sweep in params.sweeps.items():
-        # A trial that is proposed after hours must not be the first with a value.
-        for values in sweep.samples() if sweep.proposed() else ():
-            params.trial_settings(name, values)
-        for number in sweep.trials():
-            if number not in sweep.proposed():
-                params.run_settings(f"{name}/{number}")
+        with mistakes:
+            # A trial that is proposed after hours must not be the first with a value.
+            for values in sweep.samples() if sweep.proposed() else ():
+                params.trial_settings(name, values)
+            for number in sweep.trials():
+                if number not in sweep.proposed():
+                    params.run_settings(f"{name}/{number}")
+    mistakes.refuse()
 
 
 def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> None:

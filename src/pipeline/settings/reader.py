@@ -4,7 +4,7 @@ A settings class defines its keys: the fields' names, their types and `Bounds` a
 defaults. A class that needs more has a `from_node(node, path)` of its own.
 
 All functions that read a node, `from_node` included, raise `SettingsError` with the node's place,
-its key path, its value and what would be allowed instead.
+its key path, its value and what would be allowed instead; independent errors are raised together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import (
     get_type_hints,
 )
 
-from pipeline.errors import SettingsError
+from pipeline.errors import Mistakes, SettingsError
 from pipeline.plugins import Group
 from pipeline.settings.nodes import Node, fail, find, join, to_plain
 
@@ -104,10 +104,10 @@ def read(hint: Any, node: Node, path: str) -> Any:
     if origin is Literal:
         return choice(node, path, get_args(hint))
     if origin is dict:
-        entries = entries_of(node, path)
-        return {
-            key: read(get_args(hint)[1], item, join(path, key)) for key, item in entries.items()
-        }
+        value_hint = get_args(hint)[1]
+        return each(
+            entries_of(node, path), lambda key, item: read(value_hint, item, join(path, key))
+        )
     if origin is tuple:
         return _read_tuple(hint, node, path)
     if hint in _SCALARS:
@@ -118,35 +118,61 @@ def read(hint: Any, node: Node, path: str) -> Any:
     return read_dataclass(hint, node, path)
 
 
+def each(entries: Mapping[str, Node], reader: Callable[[str, Node], T]) -> dict[str, T]:
+    """Return what `reader` makes of each key and its value; raise the errors of all together."""
+    values, mistakes = {}, Mistakes()
+    for key, item in entries.items():
+        with mistakes:
+            values[key] = reader(key, item)
+    mistakes.refuse()
+    return values
+
+
 def read_dataclass(
-    cls: Any, node: Node, path: str, *, hints: Mapping[str, Any] | None = None
+    cls: Any,
+    node: Node,
+    path: str,
+    *,
+    hints: Mapping[str, Any] | None = None,
+    mistakes: Mistakes | None = None,
 ) -> Any:
     """Return an instance of the settings class `cls`, read from the map at the key path `path`.
 
     A field's metadata may hold `copies`, a sibling whose value it takes when only that is written,
     and `times`, a factor to that value. Fields with `internal` metadata are no settings. `hints`
-    replace the class's own, for a field whose type depends on another.
+    replace the class's own, for a field whose type depends on another. `mistakes` that were found
+    before are raised together with those of the keys.
     """
     known = {**setting_hints(cls), **(hints or {})}
     if path and (isinstance(node.value, bool) or node.text in _YAML_1_1):
         raise fail(node, path, f"needs a map of keys to values, got {display(node)}{_example(cls)}")
     entries = entries_of(node, path)
-    # Unknown keys come first: a misspelt key explains the missing one better than "is required".
+    mistakes = mistakes or Mistakes()
     for key in entries:
         if key not in known:
-            raise unknown_key(entries[key], path, key, known)
+            with mistakes:
+                raise unknown_key(entries[key], path, key, known)
+    is_misspelt = bool(mistakes.found)
     values: dict[str, Any] = {}
+    failed: set[str] = set()
     for item in fields(cls):
-        if item.name in entries:
-            values[item.name] = read(known[item.name], entries[item.name], join(path, item.name))
-        elif item.metadata.get("copies") in entries:
-            # Errors name the key that takes the value, at the line of the sibling that gives it.
-            source = read(known[item.name], entries[item.metadata["copies"]], join(path, item.name))
-            values[item.name] = (
-                source * item.metadata["times"] if "times" in item.metadata else source
-            )
-        elif item.default is MISSING and item.default_factory is MISSING:
-            raise fail(node, path, f"the key {item.name!r} is required")
+        copied = item.metadata.get("copies")
+        with mistakes:
+            if item.name in entries:
+                at = join(path, item.name)
+                values[item.name] = read(known[item.name], entries[item.name], at)
+            elif copied in entries and copied not in failed:
+                # Errors name the key that takes the value, at the line of the sibling.
+                source = read(known[item.name], entries[copied], join(path, item.name))
+                values[item.name] = (
+                    source * item.metadata["times"] if "times" in item.metadata else source
+                )
+            # A misspelt key explains the missing one better than "is required".
+            elif item.default is MISSING and item.default_factory is MISSING and not is_misspelt:
+                raise fail(node, path, f"the key {item.name!r} is required")
+        if item.name in entries and item.name not in values:
+            failed.add(item.name)
+    mistakes.refuse()
     try:
         return cls(**values)
     except ContradictionError as error:
@@ -291,10 +317,12 @@ def _read_tuple(hint: Any, node: Node, path: str) -> tuple[Any, ...]:
         parts = (parts[0],) * len(node.value)
     if len(parts) != len(node.value):
         raise fail(node, path, f"needs {len(parts)} values, got {len(node.value)}: {display(node)}")
-    return tuple(
-        read(part, item, join(path, index))
-        for index, (part, item) in enumerate(zip(parts, node.value, strict=True))
-    )
+    values, mistakes = [], Mistakes()
+    for index, (part, item) in enumerate(zip(parts, node.value, strict=True)):
+        with mistakes:
+            values.append(read(part, item, join(path, index)))
+    mistakes.refuse()
+    return tuple(values)
 
 
 def _read_bool(node: Node, path: str) -> bool:

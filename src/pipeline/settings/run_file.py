@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import shell_command
+from pipeline.errors import Mistakes, shell_command
 from pipeline.settings.inheritance import behavior_over, expanded, without_deprecated
 from pipeline.settings.legacy.convert import to_present
 from pipeline.settings.legacy.formats import Changes, Family, kind_of, read_document
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FILE_KEYS = (".demo_path", ".init_path")
+_BEHAVIORS = ("default_settings", "behaviors")
 _IN_A_BEHAVIOR = frozenset(setting_hints(TrainerSettings))
 _BESIDE_BEHAVIORS = frozenset(setting_hints(RunSettings)) - {"behaviors", "debug"}
 
@@ -42,7 +43,7 @@ _BESIDE_BEHAVIORS = frozenset(setting_hints(RunSettings)) - {"behaviors", "debug
 def load_run_settings(
     path: Path | str | None,
     *,
-    overrides: Mapping[str, object] | None = None,
+    overrides: Mapping[str, object] | Node | None = None,
     overrides_from: str = "overrides",
     curriculum: Path | str | None = None,
     sampler: Path | str | None = None,
@@ -55,7 +56,7 @@ def load_run_settings(
     Args:
         path: an ML-Agents trainer configuration of any age; None for the defaults.
         overrides: a nested map, or one with dotted keys (`behaviors.Walker.max_steps`), that is
-            merged over the file before anything is checked.
+            merged over the file before anything is checked. A node has the places for errors.
         overrides_from: how errors name the place of the overrides.
         curriculum: a curriculum of before 0.18, as YAML, JSON or a folder of `<Behavior>.json`;
             its parameters replace the file's.
@@ -106,25 +107,30 @@ def read_present(
 
 def structure(document: Node) -> RunSettings:
     """Return typed settings from a document of the present format."""
-    entries = dict(entries_of(document, ""))
-    _refuse_misplaced(entries)
+    mistakes = Mistakes()
+    entries = _without_misplaced(entries_of(document, ""), mistakes)
     default = entries.get("default_settings")
     inherited = None
     if default is not None and default.value is not None:
-        entries["default_settings"] = default = without_deprecated(default, "default_settings")
-        # Typed once for all behaviors.
-        inherited = expanded(default)
+        with mistakes:
+            entries["default_settings"] = default = without_deprecated(default, "default_settings")
+            # Typed once for all behaviors.
+            inherited = expanded(default)
+        if inherited is None:  # each behavior would inherit the mistakes
+            entries = {key: item for key, item in entries.items() if key not in _BEHAVIORS}
     if "behaviors" in entries:
         behaviors = entries["behaviors"]
-        listed = entries_of(behaviors, "behaviors")
-        for name, item in listed.items():
-            _refuse_as_behavior(name, item)
-        items = {
-            name: behavior_over(item, join("behaviors", name), inherited)
-            for name, item in listed.items()
-        }
-        entries["behaviors"] = replace(behaviors, value=items)
-    settings: RunSettings = read_dataclass(RunSettings, replace(document, value=entries), "")
+        with mistakes:
+            listed = entries_of(behaviors, "behaviors")
+            items = {}
+            for name, item in listed.items():
+                with mistakes:
+                    _refuse_as_behavior(name, item)
+                    items[name] = behavior_over(item, join("behaviors", name), inherited)
+            entries["behaviors"] = replace(behaviors, value=items)
+    settings: RunSettings = read_dataclass(
+        RunSettings, replace(document, value=entries), "", mistakes=mistakes
+    )
     _check_measures(document, settings)
     return settings
 
@@ -212,20 +218,24 @@ def _refuse_unusable(document: Node) -> None:
         raise fail(document, "", text)
 
 
-def _refuse_misplaced(entries: Mapping[str, Node]) -> None:
-    """Refuse a behavior, or an entry of an empty section, at the top level of the file."""
+def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[str, Node]:
+    """Refuse behaviors, and entries of an empty section, at the top level of the file."""
     above, known = None, setting_hints(RunSettings)
+    remaining = dict(entries)
     for key, item in entries.items():
         if key in known:
             above = key if item.value is None else None
             continue
         is_behavior = isinstance(item.value, dict) and item.value.keys() & _IN_A_BEHAVIOR
         if key == "default" and is_behavior:
-            raise fail(item, key, "is called 'default_settings' in a file with 'behaviors'")
+            text = "is called 'default_settings' in a file with 'behaviors'"
+            mistakes.found.append(fail(remaining.pop(key), key, text))
+            continue
         section = "behaviors" if is_behavior else above
         if section and not get_close_matches(key, known):  # else it is a misspelt section
             text = f"is at the top level of the file; indent it below '{section}:'"
-            raise fail(item, key, text)
+            mistakes.found.append(fail(remaining.pop(key), key, text))
+    return remaining
 
 
 def _refuse_as_behavior(name: str, item: Node) -> None:

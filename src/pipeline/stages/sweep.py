@@ -75,7 +75,7 @@ def rank_named(name: str, root: Path) -> None:
         files.write_json(attempt.out("best.json"), {"trial": best.name, "values": best.values})
         metrics = {sweep.metric: best.score, "trials": len(ranked)}
         files.write_json(attempt.out("metrics.json"), metrics)
-        files.write_whole(attempt.out("trials.csv"), table(trials, ranked, sweep.metric))
+        files.write_whole(attempt.out("trials.csv"), table(ranked, sweep.metric))
 
 
 def metrics_files(name: str, sweep: SweepParams) -> list[Path]:
@@ -159,14 +159,14 @@ def rank(trials: Sequence[Trial], *, goal: str) -> list[Trial]:
     )
 
 
-def table(trials: Sequence[Trial], ranked: Sequence[Trial], metric: str) -> str:
-    """Return CSV with a row per trial, in their order, and a column per swept key."""
-    keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
-    places = {trial.name: place for place, trial in enumerate(ranked, start=1)}
+def table(ranked: Sequence[Trial], metric: str) -> str:
+    """Return CSV with a row per trial, best first, and a column per swept key."""
+    in_order = sorted(ranked, key=lambda trial: trial.name)
+    keys = list(dict.fromkeys(key for trial in in_order for key in trial.values))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["trial", "rank", "score", "metric", *keys])
-    for number, trial in enumerate(trials, start=1):
+    for place, trial in enumerate(ranked, start=1):
         values = [trial.values.get(key, "") for key in keys]
-        writer.writerow([number, places[trial.name], trial.score, metric, *values])
+        writer.writerow([int(trial.name.rpartition("/")[2]), place, trial.score, metric, *values])
     return text.getvalue()

@@ -114,6 +114,12 @@ def test_the_trials_of_a_sweep_are_compared_beside_other_experiments(tmp_path, c
     table = rows(compared(capsys, *sorted(train.iterdir()), "--csv"))
     scores = {name: row["iqm"] for name, row in table.items()}
     assert scores == {"rates/001": "1", "rates/002": "2", "rates_best": "3"}
+    table = tmp_path / "results/sweep/rates/trials.csv"
+    table.parent.mkdir(parents=True)
+    for ranks, order in (("1,1\n2,2\n", ["rates/001", "rates/002"]), ("2,1\n1,2\n", None)):
+        table.write_text(f"trial,rank\n{ranks}")
+        listed = list(rows(compared(capsys, train / "rates", "--csv")))
+        assert listed == (order or ["rates/002", "rates/001"])
     for path in (train / "rates/002", train / "rates/002/seed1"):
         assert list(rows(compared(capsys, path, "--csv"))) == ["rates/002"]
 

@@ -312,3 +312,27 @@ def test_a_file_in_place_of_the_folder_is_named_with_the_option(tmp_path, name):
     with raises, run_folder(tmp_path / name, resume=False, force=True):
         pass
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_above_runs_is_no_run_of_its_own(tmp_path):
+    from pipeline.commands.learn_run import run_folder
+    from pipeline.errors import SettingsError
+
+    for inner in ("b", "c/d"):
+        (tmp_path / "a" / inner).mkdir(parents=True)
+        (tmp_path / "a" / inner / "configuration.yaml").write_text("debug: false")
+    (tmp_path / "a/.b.lock").touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SettingsError, match="was not found"):
+        run_folder(tmp_path / "a", resume=True, force=False).__enter__()
+    for force in (False, True):  # it fails before it starts, and leaves the other runs as they are
+        with run_folder(tmp_path / "a", resume=False, force=force) as run:
+            (run.path / "run_logs").mkdir()
+            (run.path / "half").touch()
+        assert sorted(tmp_path.rglob("*")) == before
+    with run_folder(tmp_path / "a", resume=False, force=False) as run:
+        run.start()
+        (run.path / "Walker").mkdir()
+        (run.path / "Walker/checkpoint.pt").touch()
+    with pytest.raises(SettingsError, match="was found"):
+        run_folder(tmp_path / "a", resume=False, force=False).__enter__()

@@ -101,12 +101,32 @@ def test_the_executable_of_the_dag_wins_however_another_is_written(folder: Path,
     assert (env.env_path, env.num_envs) == ("build/env", 3 if "num_envs" in written else 1)
 
 
-def test_a_mistake_in_an_override_names_the_experiment(folder: Path) -> None:
+def test_a_mistake_in_an_override_names_its_line(folder: Path) -> None:
     file = folder / "params.yaml"
-    file.write_text(FILE.replace("max_steps: 1e3", "max_stesp: 1e3"))
+    text = FILE.replace("max_steps: 1e3", "max_stesp: 1e3")
+    file.write_text(text)
+    line = text[: text.index("max_stesp")].count("\n") + 1
     assert refusal(SettingsError, load_params(file).run_settings, "cloned").startswith(
-        f"{file}: experiments.cloned.overrides: behaviors.Ball: unknown key 'max_stesp'"
+        f"{file}:{line}: behaviors.Ball: unknown key 'max_stesp'"
     )
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("behaviors: {Ball: {a..b: 1}}", "a..b: a part of this dotted key is empty"),
+        (
+            "{behaviors.Ball.max_steps: 3, behaviors: {Ball: {max_steps: 4}}}",
+            "behaviors.Ball.max_steps: is written twice, once of them with a dotted key; keep one",
+        ),
+    ],
+)
+def test_a_dotted_key_with_a_mistake_names_its_line(folder: Path, written, expected) -> None:
+    file = folder / "params.yaml"
+    text = FILE.replace("overrides: {}", f"overrides:\n      {written}", 1)
+    line = text[: text.index(written)].count("\n") + 1
+    file.write_text(text)
+    assert refusal(SettingsError, load_params, file) == f"{file}:{line}: {expected}"
 
 
 def test_sinks_are_chosen_for_all_experiments_and_a_mistake_names_its_line(folder: Path) -> None:
@@ -127,6 +147,18 @@ def test_sinks_are_chosen_for_all_experiments_and_a_mistake_names_its_line(folde
 def test_an_unknown_experiment_is_named_with_the_nearest(folder: Path) -> None:
     with pytest.raises(SettingsError, match=r"no experiment is called 'clone'; did you mean 'clon"):
         load_params(folder / "params.yaml").experiment("clone")
+
+
+def test_mistakes_of_several_experiments_are_told_at_once(folder: Path) -> None:
+    file = folder / "params.yaml"
+    text = FILE.replace("trainer: config/t.yaml", "trainer: config/nothing.yaml")
+    file.write_text(f"{text}subsets: {{}}\n")
+    with pytest.raises(SettingsError) as caught:
+        load_params(file)
+    lines = text.splitlines()
+    expected = [number for number, line in enumerate(lines, 1) if "nothing.yaml" in line]
+    assert len(expected) > 1
+    assert [part.line for part in caught.value.parts] == expected
 
 
 def test_the_plan_has_a_run_for_each_seed_of_each_stage(folder: Path) -> None:

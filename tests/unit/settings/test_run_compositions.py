@@ -187,10 +187,14 @@ def test_every_lesson_but_the_last_has_to_end_not_the_first_alone() -> None:
     read_text(lessons(ends, ends, ends, ""))
 
 
-def test_a_misspelt_signal_is_told_before_what_is_wrong_in_one_above_it() -> None:
+def test_a_misspelt_signal_is_told_together_with_what_is_wrong_in_one_above_it() -> None:
     signals = "{extrinsic: {gamma: 7}, gial: {}}"
-    said = refusal(SettingsError, read_text, f"behaviors: {{A: {{reward_signals: {signals}}}}}")
-    assert "gial" in said
+    with pytest.raises(SettingsError) as caught:
+        read_text(f"behaviors: {{A: {{reward_signals: {signals}}}}}")
+    assert [word in str(part) for part in caught.value.parts for word in ("gamma", "gial")] == [
+        *(True, False),
+        *(False, True),
+    ]
 
 
 def test_reward_signals_keep_the_order_in_which_they_are_written() -> None:

@@ -61,7 +61,24 @@ def project(folder: Path, *, paths: str = "", steps: str = "6", waits: bool = Fa
 def test_the_second_trial_of_a_list_is_read_before_anything_runs(tmp_path: Path) -> None:
     check_settings(project(tmp_path))
     said = refusal(SettingsError, check_settings, project(tmp_path, steps="many"))
-    assert "max_steps: needs a whole number, got 'many'" in said
+    assert said == (
+        f"{tmp_path}/params.yaml:18: behaviors.Ball.max_steps: needs a whole number, got 'many'"
+    )
+
+
+@pytest.mark.parametrize("method", ["grid", "random, runs: 9, seed: 1", "optuna, runs: 3, seed: 1"])
+def test_a_value_of_a_sweep_is_named_by_its_own_line(method: str, tmp_path: Path) -> None:
+    project(tmp_path)
+    file = tmp_path / "params.yaml"
+    head = file.read_text().partition("sweeps:")[0]
+    method = method.replace(", ", "\n    ")
+    swept = f"sweeps:\n  rates:\n    experiment: base\n    seeds: [1]\n    method: {method}\n"
+    swept += "    parameters:\n      behaviors.Ball.max_steps:\n      - 5\n      - many\n"
+    file.write_text(head + swept)
+    line = (head + swept).count("\n")
+    assert refusal(SettingsError, check_settings, load_params(file)) == (
+        f"{file}:{line}: behaviors.Ball.max_steps: needs a whole number, got 'many'"
+    )
 
 
 def test_the_second_path_may_be_what_a_stage_records_if_it_is_waited_for(tmp_path: Path) -> None:

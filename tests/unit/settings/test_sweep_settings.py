@@ -178,7 +178,7 @@ def test_a_subset_names_runs_of_experiments_and_sweeps(folder: Path):
 def test_a_swept_key_that_no_trainer_has_is_refused_by_the_plan(folder: Path):
     file = folder / "params.yaml"
     file.write_text(FILE.replace("Ball.max_steps", "Ball.max_stepz"))
-    with pytest.raises(SettingsError, match=r"sweeps\.rates/001.*max_stepz.*did you mean"):
+    with pytest.raises(SettingsError, match=r"params\.yaml:23: .*max_stepz.*did you mean"):
         write_plan(load_params(file), folder / "runs.yaml")
 
 

@@ -13,7 +13,7 @@ from pipeline.settings.environments import BuiltinSource, PathSource
 from pipeline.simulators import needs, pack
 from pipeline.simulators.needs import Needs
 from pipeline.stages.shared import named_env
-from pipeline.stages.shared.named_env import CACHE, environment_of, executable_of
+from pipeline.stages.shared.named_env import CACHE, environment_of, executable_of, in_folder
 
 WAIT_S = 30
 NAME = "my_env:make"
@@ -52,6 +52,27 @@ def test_a_word_is_the_executable_that_lies_there_and_else_the_simulator(folder:
     (folder / "tag.x86_64").touch()
     assert environment_of("tag") == PathSource(path="tag")
     assert executable_of("tag") == folder / "tag.x86_64"
+
+
+@pytest.mark.parametrize("name", ["builds", "./builds/", "../{here}/builds"])
+def test_a_folder_means_its_only_program_and_one_line_says_which(name, folder: Path, caplog):
+    caplog.set_level(logging.INFO)
+    name = name.format(here=folder.name)
+    program = folder / "builds/Game.x86_64"
+    (folder / "builds/Game_Data").mkdir(parents=True)
+    program.touch()
+    assert environment_of(name) == PathSource(path=name)
+    assert executable_of(name).samefile(program)
+    assert in_folder(name).samefile(in_folder(Path(name)))
+    assert caplog.messages == [
+        f"{given}: taking the program of this folder, builds/Game.x86_64."
+        for given in (name, name, Path(name))
+    ]
+    (folder / "builds/Other.x86_64").touch()
+    with pytest.raises(UnityEnvironmentException, match=r"folder has .*; name one of them"):
+        executable_of(name)
+    assert in_folder("tag") == "tag"
+    assert in_folder(program) == program
 
 
 @pytest.mark.parametrize(

@@ -103,10 +103,10 @@ def test_a_sweep_ranks_its_own_trials_by_their_mean_over_the_seeds(root: Path):
     with (made / "trials.csv").open(newline="") as file:
         rows = [(r["trial"], r["rank"], r["score"], float(r[RATE])) for r in csv.DictReader(file)]
     assert rows == [
-        ("1", "4", "7.0", values["001"]),
         ("2", "1", "4.0", values["002"]),
-        ("3", "3", "5.0", values["003"]),
         ("4", "2", "4.0", values["004"]),
+        ("3", "3", "5.0", values["003"]),
+        ("1", "4", "7.0", values["001"]),
     ]
     facts = json.loads((root / "results/.work/sweep/rates/stage.json").read_text())
     seen = [f"results/evaluate/rates/{n}/seed{s}/metrics.json" for n in SCORES for s in (1, 2)]

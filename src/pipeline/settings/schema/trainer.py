@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
+from pipeline.errors import Mistakes
 from pipeline.plugins import Group
 from pipeline.settings.nodes import Node, fail, join
 from pipeline.settings.reader import (
@@ -15,6 +16,7 @@ from pipeline.settings.reader import (
     Positive,
     choice,
     display,
+    each,
     entries_of,
     part,
     read,
@@ -177,8 +179,11 @@ WORDS = {
 """The key of a behavior that a word of Stable-Baselines3 or the like means, and a remark."""
 
 
-def _refuse_foreign(entries: Mapping[str, Node], path: str, trainer_type: str) -> None:
-    """Refuse a hyperparameter of other trainers of ours, and a word of another library."""
+def _without_foreign(
+    entries: Mapping[str, Node], path: str, trainer_type: str, mistakes: Mistakes
+) -> dict[str, Node]:
+    """Refuse hyperparameters of other trainers of ours, and words of another library."""
+    remaining = dict(entries)
     ours = {name: setting_hints(HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours}
     known = {*setting_hints(TrainerSettings), *setting_hints(HYPERPARAMETERS[trainer_type])}
     for key, item in entries.items():
@@ -193,9 +198,11 @@ def _refuse_foreign(entries: Mapping[str, Node], path: str, trainer_type: str) -
         if key in WORDS:
             library = "" if key in ("entropy_coef", "n_layers") else " of Stable-Baselines3"
             text = f"{key}{library} is {place} here{f', {others}' if owners else remark}"
-            raise fail(item, path, f"unknown key {key!r} (value {display(item)}); {text}")
-        if owners:
-            raise fail(item, join(path, key), f"is {others}")
+            text = f"unknown key {key!r} (value {display(item)}); {text}"
+            mistakes.found.append(fail(remaining.pop(key), path, text))
+        elif owners:
+            mistakes.found.append(fail(remaining.pop(key), join(path, key), f"is {others}"))
+    return remaining
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,27 +330,39 @@ class TrainerSettings:
     @classmethod
     def from_node(cls, node: Node, path: str) -> Self:
         """Read the settings of a behavior, with `hyperparameters` as its trainer type has them."""
-        entries = entries_of(node, path)
-        hyperparameters: type[HyperparameterSettings] = PPOSettings
-        name = "ppo"
-        if "trainer_type" in entries:
-            at = join(path, "trainer_type")
-            name = choice(entries["trainer_type"], at, HYPERPARAMETERS)
-            hyperparameters = part(HYPERPARAMETERS, name, entries["trainer_type"], at)
-        # An error in ML-Agents too, although ppo is the default.
-        elif "hyperparameters" in entries:
-            text = "Hyperparameters were specified but no trainer_type was given."
-            add = f"Add one of: {', '.join(HYPERPARAMETERS)}"
-            raise fail(entries["hyperparameters"], join(path, "hyperparameters"), f"{text} {add}")
-        if "hyperparameters" not in entries:  # the trainer's own defaults, not PPO's
-            entries = {**entries, "hyperparameters": Node({}, node.source, node.line)}
-        inside = join(path, "hyperparameters")
-        _refuse_foreign(entries, path, name)
-        _refuse_foreign(entries_of(entries["hyperparameters"], inside), inside, name)
+        entries, mistakes = entries_of(node, path), Mistakes()
         # Both types depend on a value or a key, which type hints cannot say.
-        hints = {"hyperparameters": hyperparameters, "reward_signals": _RewardSignals}
-        settings: Self = read_dataclass(cls, replace(node, value=entries), path, hints=hints)
+        hints: dict[str, Any] = {"reward_signals": _RewardSignals}
+        with mistakes:
+            name = _trainer_type(entries, path)
+            at = join(path, "trainer_type")
+            hints["hyperparameters"] = part(
+                HYPERPARAMETERS, name, entries.get("trainer_type", node), at
+            )
+            # Without a section, the trainer's own defaults, not PPO's.
+            section = entries.get("hyperparameters", Node({}, node.source, node.line))
+            inside = join(path, "hyperparameters")
+            entries = _without_foreign(entries, path, name, mistakes)
+            numbers = _without_foreign(entries_of(section, inside), inside, name, mistakes)
+            entries["hyperparameters"] = replace(section, value=numbers)
+        if "hyperparameters" not in hints:  # of which trainer is not known; the other keys are read
+            parts = ("trainer_type", "hyperparameters")
+            entries = {key: item for key, item in entries.items() if key not in parts}
+        settings: Self = read_dataclass(
+            cls, replace(node, value=entries), path, hints=hints, mistakes=mistakes
+        )
         return settings
+
+
+def _trainer_type(entries: Mapping[str, Node], path: str) -> str:
+    if "trainer_type" in entries:
+        return choice(entries["trainer_type"], join(path, "trainer_type"), HYPERPARAMETERS)
+    # An error in ML-Agents too, although ppo is the default.
+    if "hyperparameters" in entries:
+        text = "Hyperparameters were specified but no trainer_type was given."
+        add = f"Add one of: {', '.join(HYPERPARAMETERS)}"
+        raise fail(entries["hyperparameters"], join(path, "hyperparameters"), f"{text} {add}")
+    return "ppo"
 
 
 class _RewardSignals:
@@ -354,11 +373,12 @@ class _RewardSignals:
         entries = entries_of(node, path)
         if not entries:
             raise fail(node, path, "needs at least one reward signal, or leave the key out")
-        # All names first: a misspelt signal explains more than what is wrong in another.
-        for name, item in entries.items():
-            if name not in REWARD_SIGNALS:
-                raise unknown_key(item, path, name, REWARD_SIGNALS)
-        return {
-            name: read(part(REWARD_SIGNALS, name, item, join(path, name)), item, join(path, name))
-            for name, item in entries.items()
-        }
+        return each(entries, lambda name, item: _signal(name, item, path))
+
+
+def _signal(name: str, item: Node, path: str) -> RewardSignalSettings:
+    if name not in REWARD_SIGNALS:
+        raise unknown_key(item, path, name, REWARD_SIGNALS)
+    at = join(path, name)
+    signal: RewardSignalSettings = read(part(REWARD_SIGNALS, name, item, at), item, at)
+    return signal

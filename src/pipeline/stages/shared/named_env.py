@@ -10,6 +10,7 @@ the user's own.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -22,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline import files
 from pipeline.envs.launch import find_executable
 from pipeline.envs.sources.fetch import locked
-from pipeline.envs.sources.programs import meant
-from pipeline.errors import StageError, UnityEnvironmentException, shell_command
+from pipeline.envs.sources.programs import find_program, meant
+from pipeline.errors import FetchError, StageError, UnityEnvironmentException, shell_command
 from pipeline.settings.environments import FORMS, BuiltinSource, PathSource, named
 from pipeline.simulators import registry
 
@@ -42,7 +43,8 @@ _KEPT = 3
 def environment_of(name: str) -> EnvironmentParams:
     """Return what a name means: an existing executable, or an environment to build.
 
-    A word means the executable at that path, else the simulator of that name.
+    A word means the executable at that path, else the simulator of that name, else the only program
+    of the folder at that path.
 
     Raises:
         SettingsError: The name has none of the forms.
@@ -53,6 +55,7 @@ def environment_of(name: str) -> EnvironmentParams:
         _executable(environment.path)
     elif isinstance(environment, BuiltinSource) and environment.name not in registry.SIMULATORS:
         _executable(name)
+        return PathSource(path=name)  # a folder with one program
     return environment
 
 
@@ -64,7 +67,25 @@ def executable_of(name: str) -> Path:
     """
     environment = environment_of(name)
     packed = environment.packed()
-    return _executable(name) if packed is None else _built(name, *packed)
+    return _program_at(name) if packed is None else _built(name, *packed)
+
+
+def in_folder(source: Any) -> Any:
+    """Return the only program of a folder; anything else that may name an environment as it is."""
+    is_path = isinstance(source, Path) or (
+        isinstance(source, str) and environment_of(source).packed() is None
+    )
+    if not is_path or not Path(source).is_dir():
+        return source
+    program = _program_at(str(source))
+    return program if program.is_relative_to(Path(source).absolute()) else source
+
+
+def _program_at(path: str) -> Path:
+    program = _executable(path)
+    if Path(path.strip()).absolute() in program.parents:
+        _log.info("%s: taking the program of this folder, %s.", path, os.path.relpath(program))
+    return program
 
 
 def _is_program(text: str) -> bool:
@@ -80,6 +101,10 @@ def _executable(path: str) -> Path:
     try:
         program = find_executable(path)
     except UnityEnvironmentException as error:
+        folder = Path(path.strip())
+        if folder.is_dir():
+            with contextlib.suppress(FetchError):  # none, several, or one of another system
+                return find_program(folder, label=path).absolute()
         raise UnityEnvironmentException(f"{error} {_hint(path)}") from error
     if program.suffix in (".yaml", ".yml"):
         raise UnityEnvironmentException(
