@@ -280,6 +280,21 @@ def test_all_mistakes_of_a_file_are_told_at_once(here, capsys, command):
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("behaviors:\n  trainer_type: ppo\n  max_steps: 5\n", "2: behaviors.trainer_type: is a "),
+        ("behaviors:\nA: {max_steps: 5}\nB: {max_steps: 5}\n", "2: A: is at the top level"),
+        ("env_settings:\nseed: 5\nnum_envs: 5\n", "2: seed: is at the top level of the file"),
+    ],
+)
+def test_a_wrong_indent_of_several_keys_is_one_mistake(here, capsys, text, line):
+    (here / "t.yaml").write_text(text)
+    assert cli.main(["config", "check", "t.yaml"]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"error: t.yaml:{line}")
+
+
 def test_a_mistake_that_behaviors_inherit_is_told_once(here, capsys):
     text = "default_settings: {max_steps: 0}\nbehaviors: {A: {}, B: {}}\ndebug: 3\n"
     (here / "t.yaml").write_text(text)

@@ -120,14 +120,15 @@ def structure(document: Node) -> RunSettings:
             entries = {key: item for key, item in entries.items() if key not in _BEHAVIORS}
     if "behaviors" in entries:
         behaviors = entries["behaviors"]
+        items: dict[str, Node] = {}
         with mistakes:
             listed = entries_of(behaviors, "behaviors")
-            items = {}
+            for name, item in listed.items():
+                _refuse_as_behavior(name, item)  # once: a wrong indent moves all keys of a section
             for name, item in listed.items():
                 with mistakes:
-                    _refuse_as_behavior(name, item)
                     items[name] = behavior_over(item, join("behaviors", name), inherited)
-            entries["behaviors"] = replace(behaviors, value=items)
+        entries["behaviors"] = replace(behaviors, value=items)
     settings: RunSettings = read_dataclass(
         RunSettings, replace(document, value=entries), "", mistakes=mistakes
     )
@@ -221,7 +222,7 @@ def _refuse_unusable(document: Node) -> None:
 def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[str, Node]:
     """Refuse behaviors, and entries of an empty section, at the top level of the file."""
     above, known = None, setting_hints(RunSettings)
-    remaining = dict(entries)
+    remaining, told = dict(entries), set[str]()
     for key, item in entries.items():
         if key in known:
             above = key if item.value is None else None
@@ -234,8 +235,14 @@ def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[
         section = "behaviors" if is_behavior else above
         if section and not get_close_matches(key, known):  # else it is a misspelt section
             text = f"is at the top level of the file; indent it below '{section}:'"
-            mistakes.found.append(fail(remaining.pop(key), key, text))
-    return remaining
+            wrong = fail(remaining.pop(key), key, text)
+            if section not in told:  # once for all entries of a section
+                mistakes.found.append(wrong)
+            told.add(section)
+    # An empty section is what the wrong indent has left of it.
+    return {
+        key: item for key, item in remaining.items() if not (key in told and item.value is None)
+    }
 
 
 def _refuse_as_behavior(name: str, item: Node) -> None:
