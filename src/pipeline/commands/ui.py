@@ -126,7 +126,8 @@ def _say_where(store: mlflow_store.Store, address: str) -> None:
     _log.info("%-23s %s%s", "Models", address, mlflow_view.MODELS)
 
 
-def _pass_on(lines: Iterable[bytes]) -> None:
+def pass_on(lines: Iterable[bytes]) -> None:
+    """Write what a server logs to stderr, with `--debug` also what says nothing."""
     is_debug = _log.isEnabledFor(logging.DEBUG)
     for line in lines:
         if is_debug or not line.startswith(_NOISE):
@@ -142,7 +143,7 @@ def _group(
     server = subprocess.Popen(  # noqa: S603  # fixed command
         command, cwd=root, env=variables, start_new_session=True, stderr=subprocess.PIPE
     )
-    threading.Thread(target=_pass_on, args=(server.stderr,), daemon=True).start()
+    threading.Thread(target=pass_on, args=(server.stderr,), daemon=True).start()
     try:
         yield server
     finally:

@@ -77,7 +77,7 @@ def test_a_word_is_the_environment_of_params_yaml_before_the_simulator(folder: P
     for name in ("grid_world", "other"):
         assert environment_of(name) == BuiltinSource(source="builtin", name="grid_world")
     assert environment_of("hallway") == BuiltinSource(source="builtin", name="hallway")
-    with pytest.raises(UnityEnvironmentException, match="Looked for ./Game.x86_64"):
+    with pytest.raises(UnityEnvironmentException, match=r"Looked for \./Game\.x86_64"):
         environment_of("game")
     (folder / "Game.x86_64").touch()
     assert executable_of("game") == folder / "Game.x86_64"
