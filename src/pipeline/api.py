@@ -154,6 +154,8 @@ def train(
     observers = _Callbacks(callbacks)
     if isinstance(env, str) and max(options.get("learners", 1), launched()[1]) > 1:
         env = executable_of(env)  # each learner has processes of its own
+    elif isinstance(env, str) and _is_program(env):
+        env = _path_of(env)
     several = isinstance(env, Sequence) and not isinstance(env, str)
     envs: Any = list(env) if several else [env]
     if isinstance(env, str) and not _is_program(env):
@@ -196,10 +198,11 @@ def make_env(source: Any, *, seed: int = 0, n_agents: int | None = None, **optio
     """Return an environment with ML-Agents' low-level API.
 
     Args:
-        source: the path of an executable, or of a folder with one; a simulator, such as
-            `balance_ball`; `gymnasium:ID` or `pettingzoo:ID`; `module:function`, a simulator's
-            class or a function that returns one of the following; an environment of Gymnasium or
-            PettingZoo; or any object with the low-level API, which is returned as it is.
+        source: the path of an executable, or of a folder with one; an environment of params.yaml in
+            the current folder, or a simulator, such as `balance_ball`, by its name; `gymnasium:ID`
+            or `pettingzoo:ID`; `module:function`, a simulator's class or a function that returns
+            one of the following; an environment of Gymnasium or PettingZoo; or any object with the
+            low-level API, which is returned as it is.
         seed: of everything random in the environment; an object keeps its own seed.
         n_agents: agents or copies in this process, for simulators and ids.
         options: further keywords of the simulator, the bridge, or of `UnityEnvironment`.
@@ -215,7 +218,8 @@ def make_env(source: Any, *, seed: int = 0, n_agents: int | None = None, **optio
     if packed is None:
         from pipeline.envs.unity import UnityEnvironment
 
-        return UnityEnvironment(source, seed=seed, **options)
+        program = source if isinstance(source, Path) else _path_of(source)
+        return UnityEnvironment(program, seed=seed, **options)
     simulator, fixed = packed
     fixed |= options if n_agents is None else options | {"n_agents": n_agents}
     try:
@@ -427,6 +431,11 @@ def _is_program(source: object) -> bool:
     if isinstance(source, str):
         return environment_of(source).packed() is None
     return isinstance(source, Path)
+
+
+def _path_of(name: str) -> str:
+    """Return the path of an executable, which params.yaml may have by a name."""
+    return getattr(environment_of(name), "path", name)
 
 
 def _of_object(env: Any, seed: int) -> BaseEnv:

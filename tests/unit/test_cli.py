@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
+from pipeline.commands import ui
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -169,6 +170,7 @@ def test_ui_without_runs_says_what_to_do(tmp_path, monkeypatch, capsys, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(ui, "_why_not_free", lambda _: None)  # of this machine
     assert cli.main(["ui"]) == 2
     assert "there are no runs yet" in capsys.readouterr().err
     (tmp_path / "results/cart").mkdir(parents=True)
@@ -176,6 +178,16 @@ def test_ui_without_runs_says_what_to_do(tmp_path, monkeypatch, capsys, caplog):
     assert cli.main(["ui"]) == 2
     said = "Curves of runs of `pipeline learn` (1 here): `tensorboard --logdir results`"
     assert said in caplog.messages
+    starting = "Starting MLflow on http://127.0.0.1:5000; this may take a minute ..."
+    assert starting in caplog.messages
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_what_mlflow_prints_whatever_it_is_told_is_shown_with_debug_alone(level, caplog, capsys):
+    caplog.set_level(level, "pipeline")
+    noise, error = "[MLflow] Security middleware enabled with default settings\n", "no space\n"
+    ui.pass_on([noise.encode(), error.encode()])
+    assert capsys.readouterr().err == (error if level == logging.INFO else noise + error)
 
 
 @pytest.mark.parametrize("command", ["onnx check", "evaluate", "provenance", "demo info"])

@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from interpreter import python
 
 import pipeline
+from pipeline.seeding import derive
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/python.md"
@@ -188,6 +190,52 @@ def test_checkpoint_and_onnx_act_alike_and_are_evaluated(tmp_path: Path):
     ]
     assert len(played[0]) == 3
     assert played[0] == played[1]
+
+
+class Beacon(gymnasium.Env):
+    """Ends after three steps; its seeds and the draws that its episodes begin with are noted."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3)
+    begun: ClassVar[list[tuple[int | None, float]]] = []
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002  # Gymnasium passes it
+        super().reset(seed=seed)
+        self.n_steps = 0
+        self.begun.append((seed, self.np_random.uniform()))
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):  # noqa: ARG002
+        self.n_steps += 1
+        return np.zeros(2, np.float32), 1.0, self.n_steps == 3, False, {}
+
+
+class Lighthouse(Beacon):
+    """The same under another name."""
+
+
+class Wider(Beacon):
+    """Another action space."""
+
+    action_space = gymnasium.spaces.Discrete(4)
+
+
+def test_a_policy_plays_a_subclass_and_the_seeds_are_those_of_the_page(tmp_path: Path, caplog):
+    settings = {"default_settings": {"max_steps": 64, "network_settings": {"hidden_units": 8}}}
+    result = pipeline.train(Beacon(), settings, seed=1, run_dir=tmp_path)
+    checkpoint = result.behaviors["Beacon"].checkpoint
+    Beacon.begun.clear()
+    caplog.set_level("INFO")
+    played = pipeline.evaluate(checkpoint, Lighthouse(), episodes=3, seed=5)
+    assert [(one.behavior, one.length) for one in played] == [("Lighthouse?team=0", 3)] * 3
+    assert "The policy of Beacon plays Lighthouse, which has the same" in caplog.text
+    with pytest.raises(pipeline.PipelineError, match="this policy is of Beacon; the environment"):
+        pipeline.evaluate(checkpoint, Wider(), episodes=1)
+    first_three, env = Beacon.begun[:3], Lighthouse()
+    # As docs/reference/python.md says.
+    for seed in (derive(5, "gymnasium", 0), None, None):
+        env.reset(seed=seed)
+    assert Beacon.begun[-3:] == first_three
 
 
 def test_every_form_of_an_environment_gives_the_low_level_api(tmp_path: Path, monkeypatch):

@@ -29,7 +29,8 @@ def add_options(parser: Parser) -> None:
         "--env",
         required=True,
         metavar="NAME",
-        help="a path, balance_ball, gymnasium:ID, pettingzoo:ID or module:function",
+        help="a path, an environment of params.yaml, balance_ball, gymnasium:ID, pettingzoo:ID or "
+        "module:function",
     )
     default = "default: %(default)s"
     parser.add_argument("--episodes", type=int, default=100, metavar="N", help=default)

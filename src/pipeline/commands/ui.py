@@ -9,6 +9,8 @@ import os
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +22,15 @@ from pipeline.tracking import mlflow_store
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pipeline.commands.parser import Parser
 
 _START_S, _END_S = 300.0, 10.0
 _LAST_PORT = 65535
+_QUIET = {"MLFLOW_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore"}
+_NOISE = b"[MLflow] Security middleware enabled"
+"""Beginning of a line that MLflow prints whatever it is told."""
 _log = logging.getLogger(__name__)
 
 
@@ -44,18 +49,24 @@ def run(arguments: argparse.Namespace) -> None:
     if learned := len([*root.glob("results/*/configuration.yaml")]):
         text = "Curves of runs of `pipeline learn` (%d here): `tensorboard --logdir results`"
         _log.info(text, learned)
+    uri = mlflow_store.default_uri(root)
+    remote = uri.startswith("http")
+    address = uri.rstrip("/") if remote else f"http://127.0.0.1:{port}"
+    if not remote:
+        _refuse_unusable(port)
+        _log.info("Starting MLflow on %s; this may take a minute ...", address)
     store = mlflow_store.Store.existing(root)
-    remote = store.uri.startswith("http")
-    address = store.uri.rstrip("/") if remote else f"http://127.0.0.1:{port}"
     if remote:
         _say_where(store, address)
         return
-    _refuse_unusable(port)
     # One worker and no job runner: by default MLflow starts 15 processes that take 3.1 GB.
     command = ["mlflow", "ui", "--workers", "1", "--backend-store-uri", store.uri]
+    command += ["--registry-store-uri", store.uri]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--uvicorn-opts", "--log-level warning --no-access-log"]
     variables = {**engines.environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    if not _log.isEnabledFor(logging.DEBUG):
+        variables = _QUIET | variables
     with process.signals(), _group(command, root, variables) as server:
         try:
             if _ready(server, f"{address}/health"):
@@ -114,6 +125,14 @@ def _say_where(store: mlflow_store.Store, address: str) -> None:
         _log.info("%-9s %s%s", title, address, page)
 
 
+def pass_on(lines: Iterable[bytes]) -> None:
+    """Write what a server logs to stderr, with `--debug` also what says nothing."""
+    is_debug = _log.isEnabledFor(logging.DEBUG)
+    for line in lines:
+        if is_debug or not line.startswith(_NOISE):
+            sys.stderr.write(line.decode(errors="replace"))
+
+
 @contextlib.contextmanager
 def _group(
     command: Sequence[str], root: Path, variables: dict[str, str]
@@ -121,8 +140,9 @@ def _group(
     """Run a server for the block, and end all its processes afterwards."""
     # In a new process group: the server starts workers, which outlive a signal to it alone.
     server = subprocess.Popen(  # noqa: S603  # fixed command
-        command, cwd=root, env=variables, start_new_session=True
+        command, cwd=root, env=variables, start_new_session=True, stderr=subprocess.PIPE
     )
+    threading.Thread(target=pass_on, args=(server.stderr,), daemon=True).start()
     try:
         yield server
     finally:

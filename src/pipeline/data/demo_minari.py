@@ -16,6 +16,7 @@ import numpy as np
 
 from pipeline.data.demo_tables import NO_CHOICE, Table
 from pipeline.errors import DemonstrationError, UnityObservationException
+from pipeline.protocol.specs import scales_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,19 +77,29 @@ def read_dataset(
 
 
 def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | None) -> Codec:
-    """Return the codec whose images are those of `spec`, else those of an executable's build."""
+    """Return the codec that is most like `spec`, else that of an executable's build."""
     from pipeline.simulators.bridges.batches import Codec
     from pipeline.simulators.bridges.spaces import VISUAL
 
-    images = None if spec is None else _images(spec)
-    codecs = []
-    for visual in VISUAL:
-        # Numbers without bounds stay as they are: `--action-scale` divides them.
-        codec = Codec(obs_space, action_space, where=where, visual=visual, scale=1.0)
-        if images in (None, _images(codec.spec)):
-            return codec
-        codecs.append(codec)
-    return codecs[0]
+    # Numbers without bounds stay as they are: `--action-scale` divides them.
+    codecs = [
+        Codec(obs_space, action_space, where=where, visual=visual, scale=1.0)
+        for visual in (VISUAL if spec is not None else VISUAL[:1])
+    ]
+    return codecs[0] if spec is None else max(codecs, key=lambda codec: _likeness(codec.spec, spec))
+
+
+def _likeness(ours: BehaviorSpec, theirs: BehaviorSpec) -> tuple[bool, bool]:
+    """Return whether the images are the same, and whether numbers are scaled the same.
+
+    A demonstration does not say how its numbers were scaled.
+    """
+    is_scaled_same = not scales_of(theirs) or _said(ours) == _said(theirs)
+    return _images(ours) == _images(theirs), is_scaled_same
+
+
+def _said(spec: BehaviorSpec) -> list[str]:
+    return [text for text in scales_of(spec) if text.startswith("obs_")]
 
 
 def _images(spec: BehaviorSpec) -> list[tuple[int, ...]]:
@@ -359,7 +370,7 @@ def _native_obs(space: Any, values: AnyArray) -> AnyArray:
     """Return the observations [T, *shape] of a leaf as the space has them."""
     from gymnasium import spaces
 
-    from pipeline.simulators.bridges.spaces import image_layout, image_range
+    from pipeline.simulators.bridges.spaces import image_layout, image_range, is_of_bytes
 
     if isinstance(space, spaces.Discrete):
         return np.asarray(values.argmax(axis=1) + space.start)
@@ -371,6 +382,9 @@ def _native_obs(space: Any, values: AnyArray) -> AnyArray:
             values = values.transpose(0, 2, 3, 1)
         low, width = image_range(space)
         values = values.reshape(len(values), *space.shape) * width + low
+    elif isinstance(space, spaces.Box) and image_layout(space) and is_of_bytes(space):
+        # A picture as a vector; with `visual: never` its numbers are bytes, and not from 0 to 1.
+        values = values * (255 if values.max(initial=0) <= 1 else 1)
     if np.issubdtype(space.dtype, np.integer):
         values = np.rint(values)
     return np.asarray(values.reshape(len(values), *space.shape), dtype=space.dtype)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.envs.base import BaseEnv
-    from pipeline.protocol.specs import ActionTuple
+    from pipeline.export.layout import ModelDescription
+    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
+_log = logging.getLogger(__name__)
 STEP_LIMIT = 1_000_000
 """Steps without the end of a counted episode after which an evaluation gives up."""
 
@@ -81,7 +84,8 @@ def evaluate(
     Args:
         env: an environment that this call resets and steps; the caller closes it.
         policies: by behavior name; a name without `?team=` serves every team. All behaviors of the
-            environment need one.
+            environment need one. One policy plays one behavior of another name with the same
+            observations and actions.
         episodes: per behavior, at least 1.
         seed: of sampled actions; the environment was seeded when it was made.
         deterministic: most probable actions instead of sampled ones.
@@ -100,6 +104,7 @@ def evaluate(
         # A stream for each behavior: another one beside it does not change its draws.
         policy.reset(seeding.derive(seed, "evaluation", name))
     env.reset()
+    policies = _by_shown_name(env, policies)
     counters: dict[str, _Counter] = {}
     idle_steps = ended = 0
     while True:
@@ -124,6 +129,35 @@ def evaluate(
             on_running({name: counter.running for name, counter in counters.items()})
         env.step()
     return [episode for name in sorted(counters) for episode in counters[name].episodes()]
+
+
+def _by_shown_name(
+    env: BaseEnv, policies: Mapping[str, ActingPolicy]
+) -> Mapping[str, ActingPolicy]:
+    """Return an only policy by the name of an only behavior with the same specification.
+
+    A subclass of an environment's class has another name and may be played all the same.
+    """
+    shown = {name.partition("?")[0]: spec for name, spec in env.behavior_specs.items()}
+    if len(policies) != 1 or len(shown) != 1:
+        return policies
+    ((name, policy),), ((other, spec),) = policies.items(), shown.items()
+    description = getattr(policy, "description", None)
+    if name.partition("?")[0] == other or description is None or not _fits(description, spec):
+        return policies
+    _log.info("The policy of %s plays %s, which has the same specification.", name, other)
+    return {other: policy}
+
+
+def _fits(description: ModelDescription, spec: BehaviorSpec) -> bool:
+    """Return whether a policy has the observations and actions of a behavior."""
+    observed = {f"obs_{k}": tuple(obs.shape) for k, obs in enumerate(spec.observation_specs)}
+    inputs = {
+        name: info.shape[1:] for name, info in description.inputs.items() if name.startswith("obs_")
+    }
+    actions = description.continuous_size, description.discrete_branches
+    wanted = spec.action_spec.continuous_size, tuple(spec.action_spec.discrete_branches)
+    return (inputs, actions) == (observed, wanted)
 
 
 def _observe(

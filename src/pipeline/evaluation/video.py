@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pipeline.evaluation.episodes import ActingPolicy, Episode
 
 FRAMES_PER_S = 20
+"""Of environments that do not say theirs."""
 MOST_FRAMES = 240
 """A longer episode is shown by every second step, or every fourth, and so on."""
 LONGEST_SIDE = 400
@@ -99,6 +100,7 @@ def film(
             if running[episode.behavior].get(episode.agent) == episode.index:
                 reels[path].see(partial(simulator.render, episode.agent))
 
+    frames_per_s = getattr(simulator, "render_fps", None) or FRAMES_PER_S
     env = InProcessEnvironment(simulator)
     # All episodes before the wanted ones are played too, since they use the same random numbers.
     n_episodes = 1 + max(episode.index for episode in wanted.values())
@@ -124,7 +126,7 @@ def film(
                 "other versions: build it again, or do without a video"
             )
     for path, reel in reels.items():
-        write(path, reel.frames)
+        write(path, reel.frames, frames_per_s)
 
 
 def _recipe_of(program: Path) -> tuple[str, dict[str, Any]]:
@@ -191,21 +193,22 @@ def _reduced(image: AnyArray) -> AnyArray:
     return np.asarray(Image.fromarray(image).resize((size[0], size[1]), Image.Resampling.BOX))
 
 
-def write(path: Path, frames: Sequence[AnyArray]) -> None:
+def write(path: Path, frames: Sequence[AnyArray], frames_per_s: float = FRAMES_PER_S) -> None:
     """Write pictures as a GIF or MP4, whole or not at all; equal pictures give equal bytes.
 
     Args:
         path: ends in `.gif` or `.mp4`.
         frames: uint8 [height, width, 3], all of one size, at least one.
+        frames_per_s: at most 50 of a GIF, which counts in hundredths of a second.
     """
     if path.suffix == ".gif":
-        files.write_whole(path, _gif(frames))
+        files.write_whole(path, _gif(frames, frames_per_s))
     else:
         with files.whole(path) as temporary:
-            _write_mp4(temporary, frames)
+            _write_mp4(temporary, frames, frames_per_s)
 
 
-def _gif(frames: Sequence[AnyArray]) -> bytes:
+def _gif(frames: Sequence[AnyArray], frames_per_s: float) -> bytes:
     from PIL import Image
 
     # One palette for all: with a palette each, every picture would be stored whole. This method
@@ -216,12 +219,13 @@ def _gif(frames: Sequence[AnyArray]) -> bytes:
         Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE)
         for frame in frames
     ]
-    buffer, shown_ms = io.BytesIO(), 1000 // FRAMES_PER_S
+    # Browsers show pictures of less than 20 ms for 100 ms.
+    buffer, shown_ms = io.BytesIO(), max(20, 10 * round(100 / frames_per_s))
     drawn[0].save(buffer, "GIF", save_all=True, append_images=drawn[1:], duration=shown_ms, loop=0)
     return buffer.getvalue()
 
 
-def _write_mp4(path: Path, frames: Sequence[AnyArray]) -> None:
+def _write_mp4(path: Path, frames: Sequence[AnyArray], frames_per_s: float) -> None:
     imageio_ffmpeg = import_module("imageio_ffmpeg")  # without stubs, and not always installed
     height, width = frames[0].shape[:2]
     # no date, no version
@@ -229,7 +233,7 @@ def _write_mp4(path: Path, frames: Sequence[AnyArray]) -> None:
     writer = imageio_ffmpeg.write_frames(
         str(path),
         (width, height),
-        fps=FRAMES_PER_S,
+        fps=frames_per_s,
         codec="libx264",
         # 16 by default, to which frames would be stretched.
         macro_block_size=2,

@@ -153,7 +153,7 @@ def _name(text: str) -> str:
 
 
 def _bounds(text: str) -> tuple[float, float] | None:
-    """Return what 0 and 1 stand for in an image."""
+    """Return what 0 and 1 stand for in an image, or in a small one that is a vector."""
     found = re.search(f"; 0 to 1 stand for {_NUMBER} to {_NUMBER}$", text)
     return None if found is None else (float(found[1]), float(found[2]))
 
@@ -176,6 +176,8 @@ def _expected(shape: Any, text: str) -> str:
                 f"an image [{height}, {width}, {channels}] of {kind}numbers from {bounds[0]:g} to "
                 f"{bounds[1]:g}, or {network}"
             )
+    elif bounds := _bounds(text):
+        return f"whole numbers from {bounds[0]:g} to {bounds[1]:g}, or {network}"
     elif len(_ranges(text)):
         return f"whole numbers ({text.partition('; one-hot of ')[2]}), or {network}"
     return network
@@ -187,6 +189,14 @@ def _rows(array: AnyArray, shape: Any, text: str) -> FloatArray | None:
         return _images(array, shape, text)
     if array.dtype.kind in "iu" and len(ranges := _ranges(text)):
         return _one_hot(array, shape[0], ranges)
+    if bounds := _bounds(text):  # a small picture of bytes
+        is_float = array.dtype.kind == "f"
+        if is_float and shape not in (array.shape, array.shape[1:]):
+            return None  # they may have been divided by 255, or not
+        scaled = _scaled(array, (0.0, 1.0) if is_float else bounds)
+        if scaled is None:
+            return None
+        array = scaled
     # In a Box of any rank; and of each of several environments.
     n_rows = _n_rows(array, math.prod(shape))
     # Eight numbers are not those of eight agents, where the policy takes one.
@@ -222,11 +232,16 @@ def _images(array: AnyArray, shape: Any, text: str) -> FloatArray | None:
         images = array
     else:
         return None
-    # As the bridge scales them, in float32.
+    scaled = _scaled(images, bounds)
+    return None if scaled is None else scaled.reshape(-1, *shape)
+
+
+def _scaled(numbers: AnyArray, bounds: tuple[float, float]) -> FloatArray | None:
+    """Return numbers from 0 to 1 as the bridge scales them, in float32; None where outside."""
     low, high = np.float32(bounds[0]), np.float32(bounds[1])
-    scaled = np.subtract(images, low).astype(np.float32) / (high - low)
+    scaled: FloatArray = np.subtract(numbers, low).astype(np.float32) / (high - low)
     is_inside = scaled.min(initial=0) >= -_ROUNDING and scaled.max(initial=0) <= 1 + _ROUNDING
-    return scaled.reshape(-1, *shape) if is_inside else None
+    return scaled if is_inside else None
 
 
 def _one_hot(array: AnyArray, size: int, ranges: AnyArray) -> FloatArray | None:

@@ -197,10 +197,11 @@ def visual_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncode
         # Only now, as this may import plug-ins.
         smallest = {name: ENCODERS.load(name, room=_ROOM).minimum_side for name in ENCODERS}
         fitting = [name for name, side in smallest.items() if side <= min(height, width)]
+        cheap = "; fully_connected computes the least" if "fully_connected" in fitting else ""
         raise SettingsError(
             f"Visual observation resolution ({width}x{height}) is too small for the provided "
             f"EncoderType ({kind}). The min dimension is {encoder.minimum_side}; "
-            f"vis_encode_type can be one of: {', '.join(fitting)}."
+            f"network_settings.vis_encode_type can be one of: {', '.join(fitting)}{cheap}."
         )
     network: VisualEncoder = encoder(shape, output)
     if not hasattr(network, "to_onnx"):  # refused now, and not only at export

@@ -13,6 +13,7 @@ from pipeline.data.demo_import import import_table
 from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.protocol.demo import read_demo, writing_demo
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.simulators.bridges.batches import Codec
 
 minari = pytest.importorskip("minari")
 
@@ -119,6 +120,7 @@ class Trees(gymnasium.Env):
     observation_space = spaces.Dict(
         {
             "pixels": spaces.Box(0, 255, (20, 24, 3), np.uint8),
+            "preview": spaces.Box(0, 255, (10, 12, 3), np.uint8),
             "rest": spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(4)]),
             "vector": spaces.Box(-1, 1, (2, 2), np.float32),
         }
@@ -148,6 +150,12 @@ def test_trees_of_spaces_come_back_equal(tmp_path):
     try:
         dataset = collect("trees-v1", gymnasium.make("demonstrated/Trees-v0"))
         reimported, behavior, _ = there_and_back(tmp_path, dataset, "demonstrated/Trees-v0")
+        spaces_of_both = dataset.observation_space, dataset.action_space
+        for visual, scale in (("auto", 255), ("never", 1)):
+            spec = Codec(*spaces_of_both, where="toy", visual=visual, scale=None).spec
+            table, _, _ = read_dataset("trees-v1", spec)
+            first = dataset[0].observations["preview"][0]
+            assert np.array_equal(table.columns["obs1"][0], first.ravel() / np.float32(scale))
     finally:
         del gymnasium.registry["demonstrated/Trees-v0"]
     # from -1..3 to -1..1 and back is rounded twice to float32

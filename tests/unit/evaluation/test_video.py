@@ -18,6 +18,7 @@ from pipeline.evaluation.episodes import Episode, evaluate
 from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators import registry
 from pipeline.simulators.bridges import pictures
+from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 
 
 class RandomPolicy:
@@ -68,14 +69,14 @@ def filmed(folder: Path, simulator: str, target: str, *, show="median", **option
     return path
 
 
-def n_frames(path: Path) -> int:
+def n_frames(path: Path, frames_per_s: int = 20) -> int:
     """Return the number of frames written; the file merges equal ones that follow each other."""
     with Image.open(path) as image:
         shown_ms = 0
         for k in range(image.n_frames):
             image.seek(k)
             shown_ms += image.info["duration"]
-    return shown_ms * video.FRAMES_PER_S // 1000
+    return shown_ms * frames_per_s // 1000
 
 
 @pytest.mark.parametrize("name", registry.NAMES)
@@ -103,21 +104,36 @@ def test_drawing_a_game_changes_nothing_and_shows_what_moves(name):
 
 
 @pytest.mark.parametrize(
-    ("simulator", "options"),
+    ("simulator", "frames_per_s", "options"),
     [
-        ("tag", {}),
-        ("gymnasium", {"id": "CartPole-v1"}),
-        ("pettingzoo", {"id": "mpe2.simple_spread_v3", "n_agents": 2}),
+        ("tag", 20, {}),
+        ("gymnasium", 50, {"id": "CartPole-v1"}),  # its metadata["render_fps"]
+        ("pettingzoo", 10, {"id": "mpe2.simple_spread_v3", "n_agents": 2}),
     ],
 )
 def test_a_film_shows_each_step_of_the_episode_and_has_the_same_bytes_again(
-    tmp_path, simulator, options
+    tmp_path, simulator, frames_per_s, options
 ):
     path = filmed(tmp_path, simulator, "a.gif", **options)
     repeated = filmed(tmp_path, simulator, "b.gif", **options)
     _, episodes = played(simulator, **options)
     assert path.read_bytes() == repeated.read_bytes()
-    assert n_frames(path) == video.choose(episodes)["median"].length
+    assert n_frames(path, frames_per_s) == video.choose(episodes)["median"].length
+
+
+@pytest.mark.parametrize(("frames_per_s", "shown_ms"), [(4, 250), (30, 30), (50, 20), (125, 20)])
+def test_a_gif_shows_its_pictures_as_long_as_players_can(tmp_path, frames_per_s, shown_ms):
+    frames = [np.full((8, 8, 3), 60 * k, np.uint8) for k in range(4)]
+    video.write(tmp_path / "x.gif", frames, frames_per_s)
+    with Image.open(tmp_path / "x.gif") as image:
+        assert (image.n_frames, image.info["duration"]) == (4, shown_ms)
+
+
+@pytest.mark.parametrize(("metadata", "rate"), [({"render_fps": 7}, 7), ({"render_fps": 0}, None)])
+def test_the_rate_of_an_environment_is_that_of_its_metadata(metadata, rate):
+    env = gymnasium.make("CartPole-v1")
+    env.unwrapped.metadata = metadata
+    assert GymnasiumSimulator(id=[env]).render_fps == rate
 
 
 def test_mujoco_is_drawn_plainly_where_it_cannot_render(tmp_path, monkeypatch):

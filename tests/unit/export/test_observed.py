@@ -36,6 +36,9 @@ SPACE = spaces.Dict(
 )
 
 
+SMALL = spaces.Box(0, 255, (16, 12, 3), np.uint8)
+
+
 class Sights(gymnasium.Env):
     """Every kind of observation, the same in each episode, and actions of both kinds."""
 
@@ -123,12 +126,14 @@ def described(space, **options) -> tuple[ModelDescription, Observations]:
         spaces.MultiDiscrete([[2, 3], [4, 2]]),
         spaces.Box(3, 40, (20, 24, 1), np.uint8),
         spaces.Box(-1, 1, (20, 24, 1), np.float32),
+        spaces.Dict({"camera": SMALL, "place": SPACE["place"]}),
         spaces.Box(-1, 1, (1, 20, 24), np.float32),
     ],
     ids=str,
 )
 def test_rows_are_those_of_the_bridge_for_one_environment_and_for_several(space):
     layout, codec = described(space, visual="always" if space.shape else "auto")
+    assert (layout.inputs["obs_0"].shape[1:] == (576,)) == ("(16, 12, 3)" in str(space))
     space.seed(2)
     several = [space.sample() for _ in range(3)]
     expected = codec.empty(3)
@@ -153,6 +158,7 @@ def test_rows_are_those_of_the_bridge_for_one_environment_and_for_several(space)
 CAMERA, GEAR = spaces.Box(0, 255, (24, 20, 3), np.uint8), spaces.Discrete(3, start=2)
 BLACK = np.zeros((24, 20, 3), np.uint8)
 WANTED = r"give an image \[24, 20, 3\] of whole numbers from 0 to 255, or float32 \[N, 3, 24, 20\]"
+SMALL_WANTED = r"give whole numbers from 0 to 255, or float32 \[N, 576\]$"
 
 
 @pytest.mark.parametrize(
@@ -163,6 +169,8 @@ WANTED = r"give an image \[24, 20, 3\] of whole numbers from 0 to 255, or float3
         (CAMERA, BLACK[:10], WANTED),
         (CAMERA, np.full((24, 20, 3), 300), WANTED),
         (CAMERA, None, "object"),
+        (SMALL, BLACK[:16, :12].astype(np.float32), SMALL_WANTED),
+        (SMALL, np.full((16, 12, 3), 300), SMALL_WANTED),
         (GEAR, 5, r"give whole numbers \(2 to 4\), or float32 \[N, 3\]"),
         (spaces.Box(0, 1, (4,)), np.zeros(5), r"is float64 \[5\] .*; give float32 \[N, 4\]"),
         (spaces.Box(0, 1, (1,)), np.zeros(8), r"give float32 \[N, 1\]"),

@@ -107,7 +107,8 @@ def test_visual_encoder_takes_its_smallest_image_and_refuses_a_smaller_one(kind)
     assert encoder(torch.zeros(2, 3, side, side)).shape == (2, 16)
     if side > 1:
         names = ", ".join(name for name in ENCODERS if MINIMUM_SIDE[name] < side)
-        match = rf"The min dimension is {side}; vis_encode_type can be one of: {names}\.$"
+        names = rf"network_settings\.vis_encode_type can be one of: {names}; fully_connected"
+        match = rf"The min dimension is {side}; {names} computes the least\.$"
         with pytest.raises(SettingsError, match=match):
             visual_encoder(kind, (3, side, side - 1), 16)
 

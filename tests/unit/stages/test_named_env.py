@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import StageError, UnityEnvironmentException
+from pipeline.errors import SettingsError, StageError, UnityEnvironmentException
 from pipeline.settings.environments import BuiltinSource, PathSource
 from pipeline.simulators import needs, pack
 from pipeline.simulators.needs import Needs
@@ -73,6 +73,55 @@ def test_a_folder_means_its_only_program_and_one_line_says_which(name, folder: P
         executable_of(name)
     assert in_folder("tag") == "tag"
     assert in_folder(program) == program
+
+
+PARAMS = """
+environments:
+  mine: {source: module, id: "my_env:make", copies: 3, args: [--log, x]}
+  tag: {source: gymnasium, id: CartPole-v1, kwargs: {a: 1}}
+  grid_world: {source: builtin}
+  other: {source: builtin, name: grid_world}
+  game: {source: path, path: ./Game.x86_64}
+  wrong: {source: module}
+  far: {source: fetch, url: "https://example.org/a.zip", sha256: "%064d"}
+unknown: 1
+"""
+
+
+def test_a_word_is_the_environment_of_params_yaml_before_the_simulator(folder: Path, caplog):
+    caplog.set_level(logging.INFO)
+    (folder / "params.yaml").write_text(PARAMS % 0)
+    assert environment_of("mine").packed() == ("module", {"id": "my_env:make", "n_agents": 3})
+    assert "Its args are for the stages; here give them: --env-args --log x" in caplog.text
+    gymnasium = {"id": "CartPole-v1", "n_agents": 16, "kwargs": {"a": 1}}
+    assert environment_of("tag").packed() == ("gymnasium", gymnasium)
+    for name in ("grid_world", "other"):
+        assert environment_of(name) == BuiltinSource(source="builtin", name="grid_world")
+    assert environment_of("hallway") == BuiltinSource(source="builtin", name="hallway")
+    with pytest.raises(UnityEnvironmentException, match=r"Looked for \./Game\.x86_64"):
+        environment_of("game")
+    (folder / "Game.x86_64").touch()
+    assert executable_of("game") == folder / "Game.x86_64"
+    (folder / "mine").touch(mode=0o755)
+    assert environment_of("mine") == PathSource(path="mine")
+    with pytest.raises(SettingsError, match=r"params.yaml:8: environments.wrong"):
+        environment_of("wrong")
+    with pytest.raises(UnityEnvironmentException, match="far: build/env/far is not there"):
+        environment_of("far")
+
+
+@pytest.mark.parametrize("text", ["a: [", "environments: 3", "- 1", ""])
+def test_a_params_yaml_of_another_program_changes_nothing(folder: Path, text):
+    (folder / "params.yaml").write_text(text)
+    assert environment_of("tag") == BuiltinSource(source="builtin", name="tag")
+
+
+def test_an_environment_of_params_yaml_is_built_again_when_its_options_change(folder, packed):
+    for copies, builds in ((2, 1), (2, 1), (3, 2), (2, 2)):
+        text = f"environments: {{mine: {{source: module, id: '{NAME}', copies: {copies}}}}}"
+        (folder / "params.yaml").write_text(text)
+        executable_of("mine")
+        assert len(packed) == builds
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,13 @@ class Bridge:
 
         return picture(self._envs[agent // self._per_copy], self._where)
 
+    @property
+    def render_fps(self) -> float | None:
+        """Steps per second at which the environment wants to be shown; None where it says none."""
+        rate = (getattr(self._envs[0], "metadata", None) or {}).get("render_fps")
+        is_rate = isinstance(rate, int | float) and 0 < rate < math.inf
+        return float(rate) if is_rate else None
+
     def close(self) -> None:
         """Close every copy."""
         for env in self._envs:

@@ -4,6 +4,7 @@ A space is a tree; each leaf becomes one observation, in the order of the tree, 
 
     Box of rank 0, 1, 2, 4, ...      a vector of all its numbers
     Box of an image                  an image, channels first, from its bounds to 0..1
+    Box of a small image of bytes    a vector of all its numbers, from 0..255 to 0..1
     Discrete, MultiDiscrete          one-hot vectors, one after another
     MultiBinary                      a vector of zeros and ones
 
@@ -41,6 +42,12 @@ VISUAL = ("auto", "always", "never")
 """Which Boxes become visual observations; auto: images of 20 pixels or more a side."""
 LEAST_SIDE = 20
 """Pixels that the default encoder needs along each side."""
+_TOO_SMALL = (
+    "%s: the observation '%s', a picture of %dx%d pixels, is a vector of %d numbers from 0 to 1, "
+    "because the encoder 'simple' needs %d pixels a side; `visual: always` (`--option "
+    "visual=always` of `pipeline env build`) keeps it a picture, for "
+    "network_settings.vis_encode_type: fully_connected or match3."
+)
 CARRIED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 
 
@@ -127,7 +134,7 @@ def _leaves(space: Any, path: Path, where: str, visual: str) -> Iterator[Leaf]:
             f"{where}: the observation '{name}' is {space}, which has no numbers in it; wrap the "
             "environment so that it leaves this observation out."
         )
-    yield Leaf(path, spec, put, _scale(space, is_image=len(spec.shape) == 3))
+    yield Leaf(path, spec, put, _scale(space, is_scaled=put is not _put_numbers))
 
 
 def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSpec, Put]:
@@ -138,6 +145,10 @@ def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSp
                 height, width, channels = channels, height, width
             if visual == "always" or min(height, width) >= LEAST_SIDE:
                 return ObservationSpec.visual(channels, height, width, name), _image(space, layout)
+            if is_of_bytes(space):
+                size = math.prod(space.shape)
+                _log.info(_TOO_SMALL, where, name, width, height, size, LEAST_SIDE)
+                return ObservationSpec.vector(size, name), _image(space, "flat")
         elif visual == "always" and len(space.shape) > 1:
             is_bounded = np.isfinite(space.low).all() and np.isfinite(space.high).all()
             no_image = (
@@ -179,6 +190,11 @@ def image_layout(space: spaces.Box, visual: str = "auto") -> str | None:
     return "channels first" if rank == 3 and space.shape[0] < space.shape[2] else "channels last"
 
 
+def is_of_bytes(space: spaces.Box) -> bool:
+    """Return whether the numbers of a Box that is an image are 0 to 255, and not 0 to 1."""
+    return bool(space.high.max(initial=0) > 1)
+
+
 def image_range(space: spaces.Box) -> tuple[Any, Any]:
     """Return what becomes 0 in an image, and the width from there to 1.
 
@@ -192,14 +208,14 @@ def image_range(space: spaces.Box) -> tuple[Any, Any]:
     return low, width
 
 
-def _scale(space: Any, *, is_image: bool) -> str:
+def _scale(space: Any, *, is_scaled: bool) -> str:
     """Return what the numbers of an observation stand for; empty where they stay as they are."""
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
         first = np.broadcast_to(np.ravel(space.start), sizes.shape)
         ranges = zip(first.tolist(), (first + sizes - 1).tolist(), strict=True)
         return "one-hot of " + ", ".join(f"{low} to {high}" for low, high in ranges)
-    if not is_image:
+    if not (is_scaled and isinstance(space, spaces.Box)):
         return ""
     low, width = image_range(space)
     if np.ndim(low):
@@ -209,7 +225,9 @@ def _scale(space: Any, *, is_image: bool) -> str:
 
 def _image(space: spaces.Box, layout: str) -> Put:
     shape = (*space.shape, 1) if len(space.shape) == 2 else space.shape
-    axes = (0, 1, 2) if layout == "channels first" else (2, 0, 1)
+    axes: tuple[int, ...] = (0, 1, 2) if layout == "channels first" else (2, 0, 1)
+    if layout == "flat":
+        shape, axes = (math.prod(shape),), (0,)
     low, width = (
         bound.reshape(shape).transpose(axes) if np.ndim(bound) else bound
         for bound in image_range(space)

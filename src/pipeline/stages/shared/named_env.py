@@ -11,6 +11,7 @@ the user's own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -18,24 +19,38 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline import files
 from pipeline.envs.launch import find_executable
 from pipeline.envs.sources.fetch import locked
 from pipeline.envs.sources.programs import find_program, meant
-from pipeline.errors import FetchError, StageError, UnityEnvironmentException, shell_command
-from pipeline.settings.environments import FORMS, BuiltinSource, PathSource, named
+from pipeline.errors import (
+    FetchError,
+    SettingsError,
+    StageError,
+    UnityEnvironmentException,
+    shell_command,
+)
+from pipeline.settings.environments import (
+    FORMS,
+    BuiltinSource,
+    EnvironmentParams,
+    FetchSource,
+    PathSource,
+    UnitySource,
+    named,
+)
+from pipeline.settings.yaml_file import read_yaml
 from pipeline.simulators import registry
-
-if TYPE_CHECKING:
-    from pipeline.settings.environments import EnvironmentParams
+from pipeline.stages.shared import executable
 
 _log = logging.getLogger(__name__)
 
 CACHE = Path("build/cache")
 """Folder of the builds, in the current folder."""
 _INPUTS = "inputs.json"
+_PARAMS = "params.yaml"
 _KEPT = 3
 """Builds of one name that stay: a run restarts a failed environment from its first build."""
 
@@ -43,20 +58,54 @@ _KEPT = 3
 def environment_of(name: str) -> EnvironmentParams:
     """Return what a name means: an existing executable, or an environment to build.
 
-    A word means the executable at that path, else the simulator of that name, else the only program
-    of the folder at that path.
+    A word means the executable at that path, else the environment of params.yaml in the current
+    folder, else the simulator of that name, else the only program of the folder at that path.
 
     Raises:
-        SettingsError: The name has none of the forms.
+        SettingsError: The name has none of the forms, or its entry in params.yaml is wrong.
         UnityEnvironmentException: There is no such executable, and no such simulator.
     """
     environment = named(name, is_file=_is_program)
+    if isinstance(environment, BuiltinSource):
+        environment = _of_params(name.strip()) or environment
     if isinstance(environment, PathSource):
         _executable(environment.path)
     elif isinstance(environment, BuiltinSource) and environment.name not in registry.SIMULATORS:
         _executable(name)
         return PathSource(path=name)  # a folder with one program
     return environment
+
+
+def _of_params(name: str) -> EnvironmentParams | None:
+    """Return the environment that params.yaml in the current folder has by this name, or None."""
+    try:
+        node = read_yaml(_PARAMS)
+    except SettingsError:  # no file, or none of a project
+        return None
+    for key in ("environments", name):
+        node = node.value.get(key) if isinstance(node.value, dict) else None
+        if node is None:
+            return None
+    environment = EnvironmentParams.from_node(node, f"environments.{name}")
+    args = " ".join(environment.args)
+    hint = f" Its args are for the stages; here give them: --env-args {args}" if args else ""
+    _say_once(f"{name}: the environment of {node.where}.{hint}")
+    if isinstance(environment, FetchSource | UnitySource):
+        folder = executable.folder_of(name)
+        if not (folder / executable.DESCRIPTION).is_file():
+            raise UnityEnvironmentException(
+                f"{name}: {folder} is not there; `pipeline run` of an experiment makes it from "
+                f"the source '{environment.source}' in {_PARAMS}"
+            )
+        return PathSource(path=str(executable.load(folder).file))
+    if isinstance(environment, BuiltinSource):
+        return BuiltinSource(source="builtin", name=environment.name or name)
+    return environment
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    _log.info("%s", text)
 
 
 def executable_of(name: str) -> Path:
@@ -67,7 +116,11 @@ def executable_of(name: str) -> Path:
     """
     environment = environment_of(name)
     packed = environment.packed()
-    return _program_at(name) if packed is None else _built(name, *packed)
+    if packed is None:
+        return _program_at(environment.path if isinstance(environment, PathSource) else name)
+    # Of params.yaml the options may change, and with them the build.
+    is_named_so = packed == named(name).packed()
+    return _built(name, "" if is_named_so else json.dumps(packed, sort_keys=True), *packed)
 
 
 def in_folder(source: Any) -> Any:
@@ -136,10 +189,10 @@ def _hint(path: str) -> str:
     return f"`{built}` makes one. Or give {FORMS}."
 
 
-def _built(name: str, simulator: str, options: dict[str, Any]) -> Path:
+def _built(name: str, described: str, simulator: str, options: dict[str, Any]) -> Path:
     """Return the build of a name, under a lock: one process at a time looks for it or makes it."""
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[: files.LONGEST_NAME // 2]
-    folder = CACHE / f"{label}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    folder = CACHE / f"{label}-{hashlib.sha256((name + described).encode()).hexdigest()[:8]}"
     key = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()
     with locked(f"build-{key}", f"the environment {name}"):
         program = _current_build(folder, label)

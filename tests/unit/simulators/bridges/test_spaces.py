@@ -1,3 +1,5 @@
+import logging
+
 import numpy as np
 import pytest
 from bridge_toys import numbers_of, wire_of
@@ -149,6 +151,45 @@ def test_small_images_are_vectors_unless_told_otherwise():
     assert Observations(large, where="toy", visual="never").specs[0].shape == (1800,)
     with pytest.raises(SettingsError, match="toy: visual is 'maybe'; choose one of auto"):
         Observations(space, where="toy", visual="maybe")
+
+
+@pytest.mark.parametrize("shape", [(7, 7, 3), (3, 16, 16), (19, 40)])
+def test_a_small_picture_of_bytes_is_a_vector_from_0_to_1_and_one_line_says_so(shape, caplog):
+    caplog.set_level(logging.INFO)
+    space = spaces.Box(0, 255, shape, np.uint8)
+    space.seed(1)
+    picture = space.sample()
+    numbers = {}
+    for visual in ("auto", "never"):
+        codec = Observations(space, where="toy", visual=visual)
+        (numbers[visual],) = arrays = codec.empty(1)
+        codec.put(arrays, 0, picture)
+        scales = ["obs_0: 0 to 1 stand for 0 to 255"] if visual == "auto" else []
+        assert codec.scales == scales
+    assert np.array_equal(numbers["auto"][0], picture.ravel() / np.float32(255))
+    assert np.array_equal(numbers["never"][0], picture.ravel())  # said to be no picture
+    (line,) = caplog.messages
+    assert "`visual: always` (`--option visual=always` of" in line
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(0, 255, (128,), np.uint8),
+        spaces.Box(0, 15, (6, 7, 2), np.uint8),
+        spaces.Box(0, 1, (6, 7, 2), np.int8),
+        spaces.Box(0, 255, (4, 4, 3), np.float32),
+    ],
+    ids=str,
+)
+def test_what_would_be_no_image_if_it_were_larger_keeps_its_numbers(space, caplog):
+    caplog.set_level(logging.INFO)
+    codec = Observations(space, where="toy")
+    (array,) = arrays = codec.empty(1)
+    codec.put(arrays, 0, space.high)
+    assert np.array_equal(array[0], space.high.ravel())
+    assert not codec.scales
+    assert not caplog.messages
 
 
 REFUSED = {
