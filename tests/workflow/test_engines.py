@@ -183,6 +183,31 @@ def test_snakemake_says_that_it_does_not_see_changes_of_what_dvc_has_made(toy):
     assert warned() == []
 
 
+def test_snakemake_makes_what_dvc_has_made_with_other_settings_and_sync_joins_both(toy):
+    """There was nothing to be done for Snakemake, and `pipeline sync` refused."""
+    root, engine = toy
+    grid_world = "          summary_freq: 5000\n    seeds:\n"
+    threads = "    resources:\n      threads: 2\n    seeds:\n"
+    replace(root / "params.yaml", grid_world, grid_world.replace("    seeds:\n", threads))
+    run(root, "pipeline", "plan")
+    expected = [*of_experiment("grid_world_ppo", "train", "export", "evaluate"), "report"]
+    target = "results/export/grid_world_ppo/seed1"
+    assert ran(root, "snakemake", "--cores", "1", target) == [
+        "export grid_world_ppo --seed 1",
+        "train grid_world_ppo --seed 1",
+    ]
+    with pytest.raises(StageError, match=r"snakemake would run .*train@grid_world_ppo-2"):
+        sync(root, None)
+    assert set(repro(root, "snakemake")) == {*expected} - {
+        *of_experiment("grid_world_ppo", "train", "export", seeds=(1,))
+    }
+    made = made_by_stages(root)
+    told = {"dvc": "each had made a part", "snakemake": "dvc now agrees with snakemake"}
+    assert told[engine] in sync(root, None)
+    assert made_by_stages(root) == made
+    assert repro(root, "snakemake") == repro(root, "dvc") == []
+
+
 def test_sync_refuses_to_bless_what_is_not_up_to_date(toy):
     root, engine = toy
     replace(root / "params.yaml", "    seed: 100\n", "    seed: 101\n")
