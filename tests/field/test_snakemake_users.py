@@ -161,7 +161,7 @@ sweeps:
 def test_pipeline_run_says_which_results_snakemake_has_no_record_of(
     first: tuple[str, ...], tmp_path: Path, monkeypatch, caplog
 ):
-    """Results that were copied are not in dvc.lock, so an edited setting makes none of them again."""
+    """An edited setting makes none of them again if dvc.lock does not name them."""
     state = State(pending=("report",), unrecorded=("report", *first))
     monkeypatch.setattr(run, "snakemake_summary", lambda _: state)
     assert run._changed("snakemake", tmp_path, []) == ("report",)

@@ -183,31 +183,6 @@ def test_snakemake_says_that_it_does_not_see_changes_of_what_dvc_has_made(toy):
     assert warned() == []
 
 
-def test_snakemake_makes_what_dvc_has_made_with_other_settings_and_sync_joins_both(toy):
-    """There was nothing to be done for Snakemake, and `pipeline sync` refused."""
-    root, engine = toy
-    grid_world = "          summary_freq: 5000\n    seeds:\n"
-    threads = "    resources:\n      threads: 2\n    seeds:\n"
-    replace(root / "params.yaml", grid_world, grid_world.replace("    seeds:\n", threads))
-    run(root, "pipeline", "plan")
-    expected = [*of_experiment("grid_world_ppo", "train", "export", "evaluate"), "report"]
-    target = "results/export/grid_world_ppo/seed1"
-    assert ran(root, "snakemake", "--cores", "1", target) == [
-        "export grid_world_ppo --seed 1",
-        "train grid_world_ppo --seed 1",
-    ]
-    with pytest.raises(StageError, match=r"snakemake would run .*train@grid_world_ppo-2"):
-        sync(root, None)
-    assert set(repro(root, "snakemake")) == {*expected} - {
-        *of_experiment("grid_world_ppo", "train", "export", seeds=(1,))
-    }
-    made = made_by_stages(root)
-    told = {"dvc": "each had made a part", "snakemake": "dvc now agrees with snakemake"}
-    assert told[engine] in sync(root, None)
-    assert made_by_stages(root) == made
-    assert repro(root, "snakemake") == repro(root, "dvc") == []
-
-
 def test_sync_refuses_to_bless_what_is_not_up_to_date(toy):
     root, engine = toy
     replace(root / "params.yaml", "    seed: 100\n", "    seed: 101\n")
@@ -314,3 +289,27 @@ def test_a_second_clone_pulls_from_dvcs_remote_and_only_evaluates(tmp_path: Path
     path.write_text(path.read_text().replace("episodes: 8", "episodes: 9"))
     run(clone, "dvc", "repro")
     assert (clone / "ran.log").read_text().splitlines() == ["evaluate ball --seed 1", "report"]
+
+
+@pytest.mark.parametrize("engine", REPRO)
+def test_snakemake_makes_what_has_other_settings_and_sync_joins_both_engines(engine, tmp_path):
+    """After `dvc repro` there was nothing to be done for Snakemake, and `pipeline sync` refused."""
+    root = copy_project(tmp_path / "project")
+    text = Path(__file__).with_name("swept.yaml").read_text()
+    text = text[: text.index("sweeps:")].replace("      - 1\n", "      - 1\n      - 2\n")
+    set_params(root, text)
+    init_dvc(fast_stages(root))
+    assert len(repro(root, engine)) == 8
+    set_params(root, text.replace("threads: 2", "threads: 3"))
+    target = "results/export/ball/seed1"
+    first = ["export ball --seed 1", "train ball --seed 1"]
+    assert ran(root, "snakemake", "--cores", "1", target) == first
+    with pytest.raises(StageError, match=r"snakemake would run .*train@ball-2.*Run `dvc repro` or"):
+        sync(root, None)
+    learned = of_experiment("ball", "train", "export", "evaluate")
+    assert repro(root, "snakemake") == sorted({*learned, "report"} - {*first})
+    made = made_by_stages(root)
+    told = {"dvc": "each had made a part", "snakemake": "dvc now agrees with snakemake"}
+    assert told[engine] in sync(root, None)
+    assert made_by_stages(root) == made
+    assert repro(root, "snakemake") == repro(root, "dvc") == []
