@@ -311,5 +311,5 @@ def test_snakemake_makes_what_has_other_settings_and_sync_joins_both_engines(eng
     made = made_by_stages(root)
     told = {"dvc": "each had made a part", "snakemake": "dvc now agrees with snakemake"}
     assert told[engine] in sync(root, None)
-    assert made_by_stages(root) == made
+    assert made.items() <= made_by_stages(root).items()  # and Snakemake's marks of folders
     assert repro(root, "snakemake") == repro(root, "dvc") == []
