@@ -204,6 +204,8 @@ def test_snakemake_takes_each_profile_in_a_project(here, profile):
     """Without the package of a scheduler, Snakemake names that package, and not a file of ours."""
     assert cli.main(["init", "mine"]) == 0
     command = [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}", "-n"]
+    command += ["--set-resources", "train:slurm_partition=gpuu"]
+    command += ["--default-resources", "slurm_account=mine"]
     done = subprocess.run(  # noqa: S603  # a fixed command
         command, cwd="mine", capture_output=True, text=True, check=False
     )
@@ -211,6 +213,12 @@ def test_snakemake_takes_each_profile_in_a_project(here, profile):
     if profile == "local" or find_spec(plugin):
         assert done.returncode == 0, done.stderr
         assert re.search(r"^train +3$", done.stdout, re.MULTILINE)
+        messages = re.findall(r"(?:Train|Export) .*seed 1(; .*)", done.stdout)
+        assert len(messages) == 2
+        assert {text.partition("GPUs 0")[2] or text for text in messages} == {
+            "; partition gpuu; account mine",
+            "; account mine",
+        }
     else:
         assert "config.yaml" not in done.stderr
         assert f"invalid choice: '{profile}'" in done.stderr

@@ -158,15 +158,16 @@ sweeps:
 
 
 @pytest.mark.parametrize("first", [(), ("train@one-1", "export@one-1")])
-def test_pipeline_run_says_which_results_snakemake_would_never_make_again(
+def test_pipeline_run_says_which_results_snakemake_has_no_record_of(
     first: tuple[str, ...], tmp_path: Path, monkeypatch, caplog
 ):
-    """After `dvc repro` and an edit there was nothing to be done, as `snakemake -n` has it."""
+    """An edited setting makes none of them again if dvc.lock does not name them."""
     state = State(pending=("report",), unrecorded=("report", *first))
     monkeypatch.setattr(run, "snakemake_summary", lambda _: state)
     assert run._changed("snakemake", tmp_path, []) == ("report",)
     said = (
-        "2 results are DVC's, or were copied (export@one-1 first): Snakemake does not see what "
-        "has changed of them since. `pipeline sync` makes it see; run it after `dvc repro`."
+        "2 results are DVC's, or were copied (export@one-1 first), and Snakemake has no record of "
+        "them: it sees edited files, and edited settings of what dvc.lock names. `pipeline sync` "
+        "gives it a record."
     )
     assert [record.getMessage() for record in caplog.records] == ([said] if first else [])

@@ -289,3 +289,27 @@ def test_a_second_clone_pulls_from_dvcs_remote_and_only_evaluates(tmp_path: Path
     path.write_text(path.read_text().replace("episodes: 8", "episodes: 9"))
     run(clone, "dvc", "repro")
     assert (clone / "ran.log").read_text().splitlines() == ["evaluate ball --seed 1", "report"]
+
+
+@pytest.mark.parametrize("engine", REPRO)
+def test_snakemake_makes_what_has_other_settings_and_sync_joins_both_engines(engine, tmp_path):
+    """After `dvc repro` there was nothing to be done for Snakemake, and `pipeline sync` refused."""
+    root = copy_project(tmp_path / "project")
+    text = Path(__file__).with_name("swept.yaml").read_text()
+    text = text[: text.index("sweeps:")].replace("      - 1\n", "      - 1\n      - 2\n")
+    set_params(root, text)
+    init_dvc(fast_stages(root))
+    assert len(repro(root, engine)) == 8
+    set_params(root, text.replace("threads: 2", "threads: 3"))
+    target = "results/export/ball/seed1"
+    first = ["export ball --seed 1", "train ball --seed 1"]
+    assert ran(root, "snakemake", "--cores", "1", target) == first
+    with pytest.raises(StageError, match=r"snakemake would run .*train@ball-2.*Run `dvc repro` or"):
+        sync(root, None)
+    learned = of_experiment("ball", "train", "export", "evaluate")
+    assert repro(root, "snakemake") == sorted({*learned, "report"} - {*first})
+    made = made_by_stages(root)
+    told = {"dvc": "each had made a part", "snakemake": "dvc now agrees with snakemake"}
+    assert told[engine] in sync(root, None)
+    assert made.items() <= made_by_stages(root).items()  # and Snakemake's marks of folders
+    assert repro(root, "snakemake") == repro(root, "dvc") == []

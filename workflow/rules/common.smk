@@ -1,4 +1,5 @@
 # What the rules share: the project, the plan, the watched parameters, and the watched sources.
+import functools
 import os
 import shlex
 import signal
@@ -14,7 +15,7 @@ from snakemake.logging import logger
 CHECKOUT = Path(str(workflow.current_basedir)).resolve().parents[1]
 sys.path.insert(0, str(CHECKOUT / "src"))
 
-from pipeline.commands.engines import unseen
+from pipeline.commands.engines import edited_since_dvc, unseen
 from pipeline.commands.run import targets
 from pipeline.errors import PipelineError
 from pipeline.settings.nodes import respelled
@@ -148,9 +149,31 @@ def sources_of(stage):
     the code is that of this machine alone.
     """
     if CODE == Path():
-        return watched_sources(CODE, stage)
-    note(Path(), stage, CODE)
-    return str(NOTES / f"{stage}.txt")
+        files = watched_sources(CODE, stage)
+    else:
+        note(Path(), stage, CODE)
+        files = str(NOTES / f"{stage}.txt")
+
+    def of_job(wildcards):
+        force_edited()  # of every target, before Snakemake decides which jobs run
+        return files
+
+    return of_job
+
+
+@functools.cache
+def force_edited():
+    """Run the jobs whose results DVC has made with other parameters than those of now.
+
+    Snakemake sees edited files by their times, but a parameter only by its own record of a result.
+    """
+    if not workflow.remote_exec:
+        workflow.dag.forcefiles.update(filter(is_unrecorded, edited_since_dvc(Path())))
+
+
+def is_unrecorded(file):
+    """Whether the file exists and Snakemake has not made it."""
+    return Path(file).exists() and not workflow.persistence.metadata(IOFile(file))
 
 
 SOURCES = {stage: sources_of(stage) for stage in stages(CODE)}
@@ -236,12 +259,8 @@ def each(table, pattern):
 
 
 def known(files):
-    """These files, after one line if Snakemake has not made some of them: it sees no change of those."""
-    unknown = [
-        file
-        for file in files
-        if Path(file).exists() and not workflow.persistence.metadata(IOFile(file))
-    ]
+    """These files, after one line if Snakemake has not made some of them."""
+    unknown = [file for file in files if is_unrecorded(file)]
     if unknown and not workflow.remote_exec:
         logger.warning(unseen(unknown))
     return files

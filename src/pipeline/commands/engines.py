@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from pipeline.errors import StageError, shell_command
+from pipeline.errors import PipelineError, StageError, shell_command
 from pipeline.files import write_whole
+from pipeline.settings.nodes import find, respelled, to_plain
+from pipeline.settings.yaml_file import read_yaml
 from pipeline.stages.shared import sources
 from pipeline.stages.shared.project import code_of
 
@@ -114,10 +116,30 @@ def snakemake_summary(root: Path) -> State:
 def unseen(results: Sequence[str]) -> str:
     """Return the line about results that Snakemake has not made."""
     return (
-        f"{len(results)} results are DVC's, or were copied ({results[0]} first): Snakemake does "
-        "not see what has changed of them since. `pipeline sync` makes it see; run it after "
-        "`dvc repro`."
+        f"{len(results)} results are DVC's, or were copied ({results[0]} first), and Snakemake has "
+        "no record of them: it sees edited files, and edited settings of what dvc.lock names. "
+        "`pipeline sync` gives it a record."
     )
+
+
+def edited_since_dvc(root: Path) -> list[str]:
+    """Return the outputs of stages whose parameters differ from those in DVC's record."""
+    try:
+        stages = to_plain(read_yaml(root / "dvc.lock"))["stages"].values()
+        noted = [(stage, stage.get("params", {})) for stage in stages]
+        now = {name: read_yaml(root / name) for name in {name for _, of in noted for name in of}}
+        return [
+            output["path"]
+            for stage, files in noted
+            if any(
+                respelled(to_plain(find(now[name], key))) != respelled(value)
+                for name, values in files.items()
+                for key, value in values.items()
+            )
+            for output in stage.get("outs", ())
+        ]
+    except (PipelineError, KeyError, TypeError, AttributeError):  # no record that can be read
+        return []
 
 
 def _jobs(rows: Iterable[Mapping[str, str]]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ def add_options(parser: Parser) -> None:
         type=Path,
         metavar="MODEL",
         help="an .onnx file, named like its behavior; several, or the folder of a run, for an "
-        "environment with several behaviors",
+        "environment with several behaviors; or results/export/EXPERIMENT, for all its seeds",
     )
     parser.add_argument(
         "--env",
@@ -62,7 +63,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Play, and return a line for each behavior."""
+    """Play, and return a line for each behavior of each seed."""
     from pipeline.evaluation.video import choose
     from pipeline.stages.evaluate import can_be_deterministic, metrics_of, play
     from pipeline.stages.shared.executable import Build
@@ -70,28 +71,44 @@ def run(arguments: argparse.Namespace) -> str:
 
     if arguments.episodes < 1:
         raise SettingsError(f"--episodes: must be at least 1, got {arguments.episodes}.")
-    policies = _policies(arguments.models)  # refuses a broken file before an environment is built
-    deterministic = can_be_deterministic(policies) and not arguments.stochastic
+    target: Path | None = arguments.video
+    seeds = _seeds(arguments.models)
+    if seeds and target is not None:
+        raise SettingsError(
+            f"--video: films one policy, and {arguments.models[0]} has {len(seeds)} seeds; name "
+            f"the folder of one, such as {seeds[0]}"
+        )
+    # refuses a broken file before an environment is built
+    by_folder = {folder: _policies([folder]) for folder in seeds}
+    by_folder = by_folder or {Path(): _policies(arguments.models)}
     program = executable_of(arguments.env)
     build = Build(file=program, args=tuple(arguments.env_args), simulator=None)
-    target: Path | None = arguments.video
-    try:
-        episodes = play(
-            policies,
-            build,
-            deterministic=deterministic,
-            episodes=arguments.episodes,
-            seed=arguments.seed,
-            videos=None if target is None else {arguments.video_episode: target},
+    lines, means = [], defaultdict[str, list[float]](list)
+    for folder, policies in by_folder.items():
+        deterministic = can_be_deterministic(policies) and not arguments.stochastic
+        try:
+            episodes = play(
+                policies,
+                build,
+                deterministic=deterministic,
+                episodes=arguments.episodes,
+                seed=arguments.seed,
+                videos=None if target is None else {arguments.video_episode: target},
+            )
+        except StageError as error:
+            raise StageError(f"{arguments.env}: {error}") from error
+        for behavior, metrics in metrics_of(episodes).items():
+            means[behavior].append(metrics["mean_return"])
+            lines.append(
+                f"{f'{folder.name}, ' if seeds else ''}{behavior}: {metrics['episodes']} episodes, "
+                f"mean return {metrics['mean_return']:.3f} ({metrics['min_return']:.3f} to "
+                f"{metrics['max_return']:.3f}), mean length {metrics['mean_length']:.1f}"
+            )
+    for behavior, values in means.items() if seeds else ():
+        lines.append(
+            f"{behavior}: {len(values)} seeds, mean return {sum(values) / len(values):.3f} (means "
+            f"of seeds {min(values):.3f} to {max(values):.3f})"
         )
-    except StageError as error:
-        raise StageError(f"{arguments.env}: {error}") from error
-    lines = [
-        f"{behavior}: {metrics['episodes']} episodes, mean return {metrics['mean_return']:.3f} "
-        f"({metrics['min_return']:.3f} to {metrics['max_return']:.3f}), "
-        f"mean length {metrics['mean_length']:.1f}"
-        for behavior, metrics in metrics_of(episodes).items()
-    ]
     lines.append(_how(policies, deterministic=deterministic))
     if target is not None:
         episode = choose(episodes)[arguments.video_episode]
@@ -100,6 +117,14 @@ def run(arguments: argparse.Namespace) -> str:
             f"{episode.index}, return {episode.episode_return:.3f}, {episode.length} steps"
         )
     return "\n".join(lines)
+
+
+def _seeds(models: Sequence[Path]) -> list[Path]:
+    """Return the folders of seeds in the folder of an experiment; none if it is no such folder."""
+    if len(models) > 1 or any(models[0].glob("*.onnx")):
+        return []
+    folders = {path.parent for path in models[0].glob("seed*/*.onnx")}
+    return sorted(folders, key=lambda folder: (len(folder.name), folder.name))
 
 
 def _policies(models: Sequence[Path]) -> dict[str, OnnxPolicy]:

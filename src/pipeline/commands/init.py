@@ -102,7 +102,10 @@ experiments:
     evaluation:
       episodes: 50
       seed: 10000
-"""
+  # A second experiment, which the table compares with the first. `overrides` has the whole path to
+  # the key of the trainer file. Without the next `# ` of each line it counts:
+  #
+{second}"""
 README = """\
 # {title}
 
@@ -305,13 +308,24 @@ def _texts(
     steps = {key: {"max_steps": settings["max_steps"]} for key, settings in short.items()}
     tried = dump_yaml({"behaviors": steps})
     entry = dump_yaml({name: {"source": environment.source, **options}})
+    experiment = f"{name}_{kind}"
+    second = {
+        "environment": name,
+        "trainer": trainer,
+        "overrides": {"behaviors": {key: _slower(settings) for key, settings in trainers.items()}},
+        "seeds": [1, 2, 3],
+        "stages": ["train", "export", "evaluate"],
+        "evaluation": {"episodes": 50, "seed": 10000},
+    }
+    second_entry = dump_yaml({f"{experiment}_slower": second})
     texts = {
         "params.yaml": PARAMS.format(
             environment="".join(f"  {line}\n" for line in entry.splitlines()),
-            experiment=f"{name}_{kind}",
+            experiment=experiment,
             name=name,
             trainer=trainer,
             short="".join(f"    #   {line}\n" for line in tried.splitlines()),
+            second="".join(f"  # {line}\n" for line in second_entry.splitlines()),
         ),
         trainer: f"# Where to begin, chosen by what the environment says of itself:\n{comment}"
         + dump_yaml({"behaviors": trainers}),
@@ -332,6 +346,12 @@ def _texts(
         for path in copied
         if path.is_file()
     }
+
+
+def _slower(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return overrides of a trainer's settings, with a third of its learning rate."""
+    rate = trainer["hyperparameters"]["learning_rate"] / 3
+    return {"hyperparameters": {"learning_rate": float(f"{rate:.0e}")}}
 
 
 def dvc_yaml(ours: str) -> str:

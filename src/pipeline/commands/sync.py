@@ -2,7 +2,7 @@
 
 Neither engine knows of the other, and each can be told to accept the present results as its own.
 That would also accept stale results, so it is done only when the engine that ran is itself up to
-date with the code, the parameters and the inputs.
+date with the code, the parameters and the inputs, or when each result is that for one of the two.
 """
 
 from __future__ import annotations
@@ -50,19 +50,34 @@ def sync(root: Path, source: str | None) -> str:
     ready = [name for name, state in states.items() if state.up_to_date]
     if len(ready) == len(_STATES):
         return "DVC and Snakemake agree already."
-    if not ready:
+    if ready:
+        others = [name for name in _STATES if name not in ready]
+        done = f"{others[0]} now agrees with {ready[0]}."
+    elif not source and _made_together(**states):
+        others = ["snakemake", "dvc"]
+        done = "DVC and Snakemake agree now: each had made a part of the results."
+    else:
         neither = "" if source else "neither engine is up to date: "
         reasons = "; ".join(_describe(name, state) for name, state in states.items())
-        commands = " or ".join(f"`{_COMMANDS[name]}`" for name in states)
+        # An engine that would run nothing does not help.
+        able = [name for name, state in states.items() if state.pending] or ["dvc"]
+        commands = " or ".join(f"`{_COMMANDS[name]}`" for name in able)
         raise StageError(f"{neither}{reasons}. Run {commands} first.")
-    (source,) = ready
-    (other,) = _STATES.keys() - {source}
-    _BLESS[other](root)
+    for other in others:
+        _BLESS[other](root)
     # Checked afterwards: neither `--touch` nor `commit` reports whether it covered everything.
-    remaining = _STATES[other](root)
-    if not remaining.up_to_date:
-        raise StageError(f"after syncing, still: {_describe(other, remaining)}. Run that engine.")
-    return f"{other} now agrees with {source}."
+    for other in others:
+        remaining = _STATES[other](root)
+        if not remaining.up_to_date:
+            raise StageError(
+                f"after syncing, still: {_describe(other, remaining)}. Run that engine."
+            )
+    return done
+
+
+def _made_together(dvc: engines.State, snakemake: engines.State) -> bool:
+    """Whether DVC is up to date with each result that Snakemake has no record of."""
+    return not snakemake.pending and not {*snakemake.unrecorded} & {*dvc.pending}
 
 
 def _describe(name: str, state: engines.State) -> str:

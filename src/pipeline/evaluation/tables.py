@@ -283,7 +283,7 @@ def _steps(standing: Standing) -> str:
         return "-"
     n = len(standing.curves)
     if standing.steps_to_target is None:
-        return f"not reached ({standing.reached} of {n} seeds)"
+        return f"reached by {standing.reached} of {n} seeds" if standing.reached else "not reached"
     text = f"{standing.steps_to_target:,.0f}"
     return text if standing.reached == n else f"{text} ({standing.reached} of {n} seeds)"
 

@@ -40,6 +40,46 @@ def test_a_policy_of_another_environment_is_told_with_both_behaviors(monkeypatch
     assert "game: these policies are of A, B; the environment has A" in capsys.readouterr().err
 
 
+def test_the_folder_of_an_experiment_gives_a_line_for_each_seed_and_their_mean(
+    tmp_path, monkeypatch, capsys
+):
+    for seed in (2, 10, 1):
+        (tmp_path / f"seed{seed}").mkdir()
+        (tmp_path / f"seed{seed}/A.onnx").touch()
+
+    def play(policies, *_, **options):
+        value = float(policies["A"].path.parent.name.removeprefix("seed"))
+        return [
+            Episode(
+                index=0, behavior="A", agent=0, episode_return=value, length=4, interrupted=False
+            )
+        ]
+
+    made = []
+    monkeypatch.setattr(
+        policy,
+        "OnnxPolicy",
+        lambda path: SimpleNamespace(has_deterministic_actions=True, path=path),
+    )
+    monkeypatch.setattr(named_env, "executable_of", lambda name: made.append(name) or Path(name))
+    monkeypatch.setattr(evaluate, "play", play)
+    words = ["evaluate", str(tmp_path), "--env", "game"]
+    assert main(words) == 0
+    *lines, _ = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "seed1, A: 1 episodes, mean return 1.000 (1.000 to 1.000), mean length 4.0",
+        "seed2, A: 1 episodes, mean return 2.000 (2.000 to 2.000), mean length 4.0",
+        "seed10, A: 1 episodes, mean return 10.000 (10.000 to 10.000), mean length 4.0",
+        "A: 3 seeds, mean return 4.333 (means of seeds 1.000 to 10.000)",
+    ]
+    assert main([*words, "--video", "a.gif"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: --video: films one policy, and {tmp_path} has 3 seeds; name the folder of one, "
+        f"such as {tmp_path}/seed1\n"
+    )
+    assert made == ["game"]
+
+
 @pytest.mark.parametrize(("kind", "told"), [("best", (2, 9.0)), (None, (0, 2.0))])
 def test_options_reach_the_episodes_and_the_film_and_both_behaviors_are_told(
     kind, told, monkeypatch, capsys

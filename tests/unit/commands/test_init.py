@@ -108,6 +108,21 @@ def test_a_project_is_planned(words: list[str], tmp_path: Path, monkeypatch, cap
     planned = capsys.readouterr().out.splitlines()[-1]
     assert planned == f"To train in all: 1 experiment, 3 runs, {3 * n_steps:,} steps."
     assert n_steps <= 8192
+    head, second = tried.split("  # A second experiment, ")
+    second = re.sub("^  # ", "  ", second.partition("  #\n")[2], flags=re.MULTILINE)
+    Path("params.yaml").write_text(head + second)
+    page = (ROOT / "docs/tutorials/unity.md").read_text()
+    assert (f"experiments:\n{second}```" in page) == ("balance_ball" in words)
+    params = load_params()
+    rates = [
+        {trainer.hyperparameters.learning_rate for trainer in settings.behaviors.values()}
+        for settings in map(params.run_settings, params.experiments)
+    ]
+    (rate,), (lower,) = rates
+    assert lower == pytest.approx(rate / 3, rel=0.2)
+    assert cli.main(["plan"]) == 0
+    planned = capsys.readouterr().out.splitlines()[-1]
+    assert planned.startswith("To train in all: 2 experiments, 6 runs, ")
     assert (tmp_path / "own/.gitignore").read_text().startswith("mine\n\n__pycache__")
     assert (tmp_path / "own/README.md").read_text() == "mine\n"
     assert str(tmp_path) not in (tmp_path / "own/params.yaml").read_text()

@@ -249,7 +249,7 @@ def test_records_have_each_number_in_its_column():
     row = dict(
         zip((*tables.HEADER, tables.WALL_CLOCK), tables.rows(task, wall_clock=True)[0], strict=True)
     )
-    assert row["Steps to target"] == "not reached (1 of 2 seeds)"
+    assert row["Steps to target"] == "reached by 1 of 2 seeds"
     assert (row["Mean"], row["Training time"]) == ("20", "-")
 
 
