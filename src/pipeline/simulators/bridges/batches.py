@@ -52,8 +52,7 @@ class Bridge:
     def render_fps(self) -> float | None:
         """Steps per second at which the environment wants to be shown; None where it says none."""
         rate = (getattr(self._envs[0], "metadata", None) or {}).get("render_fps")
-        is_rate = isinstance(rate, int | float) and 0 < rate < math.inf
-        return float(rate) if is_rate else None
+        return float(rate) if isinstance(rate, int | float) and 0 < rate < math.inf else None
 
     def close(self) -> None:
         """Close every copy."""

@@ -83,9 +83,9 @@ def _of_params(name: str) -> EnvironmentParams | None:
     except SettingsError:  # no file, or none of a project
         return None
     for key in ("environments", name):
-        node = node.value.get(key) if isinstance(node.value, dict) else None
-        if node is None:
+        if not isinstance(node.value, dict) or key not in node.value:
             return None
+        node = node.value[key]
     environment = EnvironmentParams.from_node(node, f"environments.{name}")
     args = " ".join(environment.args)
     hint = f" Its args are for the stages; here give them: --env-args {args}" if args else ""
