@@ -51,7 +51,7 @@ class EnvironmentParams:
     """`environments.<name>`: where an environment comes from."""
 
     source: str
-    """The kind: a key of `SOURCES`."""
+    """`builtin`, `gymnasium`, `pettingzoo`, `module`, `path`, `fetch` or `unity`."""
     args: tuple[str, ...] = ()
     """Arguments for the executable."""
 
