@@ -1,8 +1,8 @@
 """The pages of the reference that settings, commands and docstrings make.
 
 `python docs/tools/reference.py` writes the page of settings to its file, which pages link to. The
-other pages are in no file; this hook of MkDocs adds them. `tests/unit/test_reference.py` proves that
-every setting, option and public name is in them, and that the file is current.
+other pages are in no file; this hook of MkDocs adds them. `tests/unit/test_reference.py` proves
+that every setting, option and public name is in them, and that the file is current.
 """
 
 from __future__ import annotations

@@ -342,10 +342,6 @@ class UnitySource(EnvironmentParams):
         return tuple(f"{self.project.rstrip('/')}/{name}" for name in _WATCHED)
 
 
-ExternalSource = PathSource | FetchSource | UnitySource
-"""An environment from outside."""
-
-
 SOURCES: dict[str, type[EnvironmentParams]] = {
     "builtin": BuiltinSource,
     "path": PathSource,

@@ -149,8 +149,8 @@ class SweepParams:
     configurations: tuple[dict[str, Any], ...] = ()
     """For list: dotted keys and their values."""
     runs: Count | None = None
-    """For random and optuna: how many configurations to try; a longer sweep begins with the trials of
-    the shorter one."""
+    """For random and optuna: how many configurations to try; a longer sweep begins with the trials
+    of the shorter one."""
     seed: CountOrZero | None = None
     """For random and optuna: seed of the drawn and the proposed values."""
     startup: Count | None = None
