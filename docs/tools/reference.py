@@ -1,7 +1,8 @@
-"""A hook of MkDocs: the pages of the reference that settings, commands and docstrings make.
+"""The pages of the reference that settings, commands and docstrings make.
 
-The pages are in no file, so they cannot fall behind the code. `tests/unit/test_reference.py` proves
-that every setting, option and public name is in them.
+`python docs/tools/reference.py` writes the page of settings to its file, which pages link to. The
+other pages are in no file; this hook of MkDocs adds them. `tests/unit/test_reference.py` proves
+that every setting, option and public name is in them, and that the file is current.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import pipeline
 from pipeline.cli import COMMANDS, parser_for
 from pipeline.plugins import Group
 from pipeline.settings import RunSettings
+from pipeline.settings.environments import SOURCES
+from pipeline.settings.experiments import SINKS, SinkNames
 from pipeline.settings.params import Params
 from pipeline.settings.reader import Bounds, setting_hints
 from pipeline.tracking import names
@@ -65,7 +68,7 @@ def settings_classes(root: type) -> list[type]:
 
 
 def _kinds(cls: type) -> list[type]:
-    """Return the classes of ours that a value of `cls` may have: itself, or its last subclasses."""
+    """Return the classes of ours that a value of `cls` may have: itself, or those based on it."""
     # a dataclass with slots is a copy of the class that was written, which lives on as a subclass
     below = [
         one
@@ -73,7 +76,9 @@ def _kinds(cls: type) -> list[type]:
         if one.__module__.startswith("pipeline.")
         and one is getattr(sys.modules[one.__module__], one.__name__)
     ]
-    return [kind for one in below for kind in _kinds(one)] or [cls]
+    kinds = [kind for one in below for kind in _kinds(one)]
+    # A base class is none of them, unless it is a source of environments itself.
+    return [cls, *kinds] if not below or cls in SOURCES.values() else kinds
 
 
 def meanings(cls: type) -> dict[str, str]:
@@ -96,6 +101,8 @@ def _type(hint: Any) -> str:
         limits = [_bounds(one) for one in parts[1:] if isinstance(one, Bounds)]
         names = [f"`{name}`" for one in parts[1:] if isinstance(one, Group) for name in one.ours]
         return ", ".join(names) or " ".join([_type(parts[0]), *limits])
+    if hint is SinkNames:
+        return f"list of {', '.join(f'`{name}`' for name in SINKS.ours)}"
     if hint in _SCALARS:
         return _SCALARS[hint]
     if origin is Literal:
@@ -137,7 +144,11 @@ def _default(item: Any) -> str:
 
 def settings_page() -> str:
     """Return the page of every key of a trainer configuration and of params.yaml."""
-    lines = ["# Settings", "", "Every key, as the settings classes have it."]
+    lines = [
+        "# Settings",
+        "",
+        "Every key, as the settings classes have it. [Rules and examples](configuration.md).",
+    ]
     for title, root in (("Trainer configuration", RunSettings), ("params.yaml", Params)):
         lines += ["", f"## {title}"]
         for cls in settings_classes(root):
@@ -157,6 +168,8 @@ def _class_section(cls: type) -> Iterator[str]:
         if item.name in hints:
             kind = _type(hints[item.name])
             text = _cell(texts.get(item.name, ""))
+            if "addition" in item.metadata:
+                text += " An addition to ML-Agents' format."
             yield f"| `{item.name}` | {kind} | {_default(item)} | {text} |"
 
 
@@ -261,8 +274,8 @@ def statistics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+SETTINGS = DOCS / "reference/settings.md"
 PAGES: dict[str, Callable[[], str]] = {
-    "reference/settings.md": settings_page,
     "reference/commands.md": commands_page,
     "reference/api.md": api_page,
     "reference/statistics.md": statistics_page,
@@ -317,3 +330,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return f"`{name}`" if text.strip("`") == name else f"{text} (`{name}`)"
 
     return _LINK.sub(outside, markdown)
+
+
+if __name__ == "__main__":
+    SETTINGS.write_text(settings_page(), encoding="utf-8")

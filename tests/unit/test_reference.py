@@ -32,6 +32,11 @@ def settings() -> str:
     return reference.settings_page()
 
 
+def test_the_file_of_settings_is_current(settings: str):
+    written = reference.SETTINGS.read_text("utf-8")
+    assert written == settings, "run `python docs/tools/reference.py`"
+
+
 def test_every_settings_class_of_the_package_is_on_the_page():
     settings_classes = {
         settings_class for name, settings_class in vars(schema).items() if name.endswith("Settings")

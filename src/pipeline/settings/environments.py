@@ -51,7 +51,7 @@ class EnvironmentParams:
     """`environments.<name>`: where an environment comes from."""
 
     source: str
-    """The kind: a key of `SOURCES`."""
+    """`builtin`, `gymnasium`, `pettingzoo`, `module`, `path`, `fetch` or `unity`."""
     args: tuple[str, ...] = ()
     """Arguments for the executable."""
 
@@ -341,10 +341,6 @@ class UnitySource(EnvironmentParams):
     def watched(self) -> tuple[str, ...]:
         """The parts of the project that a build depends on; Unity rewrites the others itself."""
         return tuple(f"{self.project.rstrip('/')}/{name}" for name in _WATCHED)
-
-
-ExternalSource = PathSource | FetchSource | UnitySource
-"""An environment from outside."""
 
 
 SOURCES: dict[str, type[EnvironmentParams]] = {

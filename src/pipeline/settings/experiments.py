@@ -39,11 +39,13 @@ class RuntimeParams:
     """`runtime`: settings of every stage that computes."""
 
     torch_threads: Count = 1
-    """Threads of each process; a part of the result, since sums round differently."""
+    """Threads of each process; a part of the result, since sums round differently with others."""
     device: str = "cpu"
     """`cpu`, `cuda`, `cuda:0`, ..."""
     deterministic: Literal["machine", "portable"] = "machine"
-    """Whether a run repeats on one kind of machine, or, slower, on every x86-64 with AVX."""
+    """Whether a run repeats bit for bit on one kind of processor, or, slower, on every x86-64 with
+    AVX, for device cpu; `evaluate` does not repeat on other processors, since ONNX Runtime chooses
+    its kernels itself."""
 
     def __post_init__(self) -> None:
         if self.deterministic == "portable" and self.device != "cpu":
@@ -56,13 +58,13 @@ class DemonstrationParams:
     """`demonstrations.<name>`: episodes to record, or a file that is there already."""
 
     environment: str | None = None
-    """A name under `environments`; to record in."""
+    """A name under `environments`, to record in; required without file."""
     policy: Literal["expert"] = "expert"
     """Who acts: the simulator's own expert."""
     episodes: Count | None = None
-    """Episodes to record."""
+    """Episodes to record; required without file."""
     seed: CountOrZero | None = None
-    """Seed of the environment and the policy."""
+    """Seed of the environment and the policy; required without file."""
     file: str | None = None
     """A `.demo` file, for example one that a person has played in Unity, instead of recording."""
 
@@ -128,13 +130,14 @@ class ExperimentParams:
     trainer: str
     """The trainer configuration, relative to params.yaml."""
     overrides: dict[str, Any]
-    """Changes to the trainer configuration: nested, or with dotted keys."""
+    """Changes to the trainer configuration: nested, or with dotted keys; `{}` for none."""
     seeds: tuple[CountOrZero, ...]
     """One run for each."""
     stages: tuple[Stage, ...]
     """What to run, in order."""
     demonstrations: str | None = None
-    """A name under `demonstrations`, for `pretrain`."""
+    """A name under `demonstrations`; needed when `stages` has pretrain. `train` after it may use
+    data/demos/<name>.demo as demo_path."""
     pretrain: PretrainParams | None = None
     """Needed when `stages` has pretrain."""
     evaluation: EvaluationParams | None = None
@@ -142,7 +145,8 @@ class ExperimentParams:
     learners: Count = 1
     """Processes that train one run together, each with its own environments; a change retrains."""
     exact: Literal["preferred", "required"] = "preferred"
-    """Whether training that was interrupted and cannot go on exactly begins anew instead."""
+    """Whether training that was interrupted and cannot be resumed exactly starts from the beginning
+    instead; no part of the result."""
     resources: ResourceParams = field(default_factory=ResourceParams)
     """What its jobs may use."""
     base: str | None = field(default=None, metadata={"internal": True})

@@ -166,25 +166,36 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if key == "environment_parameters":
             written[key] = _without_nulls(
-                {name: _values(item, resolved[key][name]) for name, item in node.value.items()}
+                {name: as_resolved(item, resolved[key][name]) for name, item in node.value.items()}
             )
         elif key == "behaviors":
             behaviors = {
-                name: _values(without_deprecated(item, join(key, name)), resolved[key][name])
+                name: as_resolved(without_deprecated(item, join(key, name)), resolved[key][name])
                 for name, item in node.value.items()
             }
             # Beside default_settings a null takes something away, and so has to stay.
             written[key] = behaviors if has_defaults else _without_nulls(behaviors)
         elif key == "default_settings":
-            written[key] = _without_nulls(_values(without_deprecated(node, key), resolved[key]))
+            written[key] = _without_nulls(as_resolved(without_deprecated(node, key), resolved[key]))
         else:
-            written[key] = _values(node, resolved[key])
+            written[key] = as_resolved(node, resolved[key])
     return written
 
 
-def as_resolved(overrides: Node, resolved: Mapping[str, Any]) -> Any:
-    """Return nested overrides with the values that `to_mapping` of the settings gives them."""
-    return _values(overrides, resolved)
+def as_resolved(node: Node, resolved: Any) -> Any:
+    """Return what a document or nested overrides have, with the values of `to_mapping`."""
+    entries = node.value if isinstance(node.value, dict) else {}
+    defaults = resolved if isinstance(resolved, dict) else {}
+    # Abbreviations: a value is a curriculum of one lesson, and a number a constant sampler.
+    if "curriculum" in defaults and "curriculum" not in entries:
+        return as_resolved(node, defaults["curriculum"][0]["value"])
+    if "sampler_parameters" in defaults and not entries:
+        return defaults["sampler_parameters"]["value"]
+    if isinstance(node.value, dict):
+        return {key: as_resolved(item, defaults.get(key)) for key, item in entries.items()}
+    if isinstance(node.value, list) and isinstance(resolved, list):
+        return [as_resolved(*pair) for pair in zip(node.value, resolved, strict=True)]
+    return node.value if resolved is None else resolved
 
 
 def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
@@ -330,21 +341,6 @@ def _refuse_unrated(
         remedy = f"give behaviors.{criteria.behavior} the section self_play, or measure reward"
         node = find(lesson, "completion_criteria.measure")
         raise fail(node, f"{at}.measure", f"{text}; {remedy}")
-
-
-def _values(node: Node, resolved: Any) -> Any:
-    entries = node.value if isinstance(node.value, dict) else {}
-    defaults = resolved if isinstance(resolved, dict) else {}
-    # Abbreviations: a value is a curriculum of one lesson, and a number a constant sampler.
-    if "curriculum" in defaults and "curriculum" not in entries:
-        return _values(node, defaults["curriculum"][0]["value"])
-    if "sampler_parameters" in defaults and not entries:
-        return defaults["sampler_parameters"]["value"]
-    if isinstance(node.value, dict):
-        return {key: _values(item, defaults.get(key)) for key, item in entries.items()}
-    if isinstance(node.value, list) and isinstance(resolved, list):
-        return [_values(*pair) for pair in zip(node.value, resolved, strict=True)]
-    return node.value if resolved is None else resolved
 
 
 def _without_nulls(value: Any) -> Any:

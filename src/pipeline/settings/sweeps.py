@@ -149,7 +149,8 @@ class SweepParams:
     configurations: tuple[dict[str, Any], ...] = ()
     """For list: dotted keys and their values."""
     runs: Count | None = None
-    """For random and optuna: how many configurations to try."""
+    """For random and optuna: how many configurations to try; a longer sweep begins with the trials
+    of the shorter one."""
     seed: CountOrZero | None = None
     """For random and optuna: seed of the drawn and the proposed values."""
     startup: Count | None = None
@@ -159,13 +160,14 @@ class SweepParams:
     null for 1."""
     prune_after: CountOrZero | None = None
     """For optuna: steps of training after which a trial ends when a summary's reward is below the
-    median of finished trials at the same step; null for never."""
+    median of at least three earlier trials at the same step; null for never. Not for minimize,
+    for mean_length, or with several learners."""
     seeds: tuple[CountOrZero, ...]
     """Seeds that each trial is run with."""
     metric: Metric = "mean_return"
     """The number of `evaluate` that trials are ranked by, as its mean over the seeds."""
     behavior: str | None = None
-    """The behavior whose metric counts; needed when the experiment has several behaviors."""
+    """The behavior whose metric counts; required when the experiment has several behaviors."""
     goal: Literal["maximize", "minimize"] = "maximize"
     """Whether a large or a small metric is better."""
     best: BestParams | None = None

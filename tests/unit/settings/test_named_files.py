@@ -81,12 +81,6 @@ def test_demonstrations_that_are_there_are_no_mistake():
     )
 
 
-def test_one_behavior_that_can_be_trained_is_enough(caplog):
-    refuse_missing_demonstrations(run(f"behaviors:\n  A: {{{CLONED}}}\n  B: {{}}\n"))
-    (line,) = caplog.messages
-    assert line.startswith("one.yaml:2: behaviors.A.behavioral_cloning.demo_path: no.demo is not")
-
-
 @pytest.mark.parametrize(
     ("trainer", "change", "expected"),
     [

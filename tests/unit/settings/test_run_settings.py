@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import MISSING, fields, is_dataclass
+import json
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal
 
 from pipeline.errors import SettingsError
 from pipeline.plugins import Group
 from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mapping
-from pipeline.settings.environments import EnvironmentParams
-from pipeline.settings.experiments import (
-    DemonstrationParams,
-    EvaluationParams,
-    ExperimentParams,
-    PretrainParams,
-    RuntimeParams,
-)
-from pipeline.settings.nodes import to_plain
-from pipeline.settings.reader import setting_hints, to_map
+from pipeline.settings.environments import SOURCES
+from pipeline.settings.nodes import from_plain, to_plain
+from pipeline.settings.params import Params
+from pipeline.settings.reader import read, setting_hints
 from pipeline.settings.run_file import structure
 from pipeline.settings.schema import (
     HYPERPARAMETERS,
     REWARD_SIGNALS,
     SAMPLERS,
-    BehavioralCloningSettings,
     CheckpointSettings,
     CompletionCriteria,
     ConstantSampler,
@@ -39,160 +32,20 @@ from pipeline.settings.schema import (
     DemoPath,
     DemoSource,
     EngineSettings,
+    EnvironmentParameter,
     EnvironmentSettings,
-    ExtrinsicSettings,
-    GAILSettings,
     GaussianSampler,
     Lesson,
     MemorySettings,
     MultiRangeUniformSampler,
     NetworkSettings,
-    POCASettings,
     PPOSettings,
     RNDSettings,
     RunSettings,
     SACSettings,
-    SelfPlaySettings,
     TorchSettings,
     TrainerSettings,
     UniformSampler,
-)
-
-ON_POLICY = {
-    "batch_size": 1024,
-    "buffer_size": 10240,
-    "learning_rate": 3e-4,
-    "learning_rate_schedule": "linear",
-    "beta": 5e-3,
-    "beta_schedule": "linear",
-    "epsilon": 0.2,
-    "epsilon_schedule": "linear",
-    "lambd": 0.95,
-    "num_epoch": 3,
-}
-NETWORK = {
-    "normalize": False,
-    "hidden_units": 128,
-    "num_layers": 2,
-    "vis_encode_type": "simple",
-    "goal_conditioning_type": "hyper",
-    "deterministic": False,
-    "memory": None,
-}
-SIGNAL = {"gamma": 0.99, "strength": 1.0, "network_settings": NETWORK}
-REQUIRED = "required"
-NOT_ML_AGENTS = {"max_grad_norm", "clip_value", "compile"}
-
-# Every key of the format with its default, written down from the reference, not from our classes.
-FORMAT: dict[type, dict[str, Any]] = {
-    PPOSettings: ON_POLICY | {"shared_critic": False},
-    POCASettings: ON_POLICY,
-    SACSettings: {
-        "batch_size": 128,
-        "buffer_size": 50000,
-        "learning_rate": 3e-4,
-        "learning_rate_schedule": "constant",
-        "buffer_init_steps": 0,
-        "init_entcoef": 1.0,
-        "save_replay_buffer": False,
-        "tau": 0.005,
-        "steps_per_update": 1,
-        "reward_signal_steps_per_update": 1,
-    },
-    NetworkSettings: NETWORK,
-    MemorySettings: {"sequence_length": 64, "memory_size": 128},
-    ExtrinsicSettings: SIGNAL,
-    CuriositySettings: SIGNAL | {"learning_rate": 3e-4},
-    GAILSettings: SIGNAL
-    | {"learning_rate": 3e-4, "demo_path": REQUIRED, "use_actions": False, "use_vail": False},
-    RNDSettings: SIGNAL | {"learning_rate": 1e-4},
-    BehavioralCloningSettings: {
-        "demo_path": REQUIRED,
-        "strength": 1.0,
-        "steps": 0,
-        "samples_per_update": 0,
-        "num_epoch": None,
-        "batch_size": None,
-    },
-    SelfPlaySettings: {
-        "save_steps": 20000,
-        "team_change": 100000,
-        "swap_steps": 2000,
-        "window": 10,
-        "play_against_latest_model_ratio": 0.5,
-        "initial_elo": 1200.0,
-    },
-    TrainerSettings: {
-        "trainer_type": "ppo",
-        "hyperparameters": ON_POLICY | {"shared_critic": False},
-        "network_settings": NETWORK,
-        "reward_signals": {"extrinsic": SIGNAL},
-        "max_steps": 500000,
-        "time_horizon": 64,
-        "summary_freq": 50000,
-        "checkpoint_interval": 500000,
-        "keep_checkpoints": 5,
-        "even_checkpoints": False,
-        "init_path": None,
-        "threaded": False,
-        "self_play": None,
-        "behavioral_cloning": None,
-    },
-    EnvironmentSettings: {
-        "env_path": None,
-        "env_args": None,
-        "base_port": 5005,
-        "num_envs": 1,
-        "num_areas": 1,
-        "timeout_wait": 60,
-        "seed": -1,
-        "max_lifetime_restarts": 10,
-        "restarts_rate_limit_n": 1,
-        "restarts_rate_limit_period_s": 60,
-    },
-    EngineSettings: {
-        "width": 84,
-        "height": 84,
-        "quality_level": 5,
-        "time_scale": 20,
-        "target_frame_rate": -1,
-        "capture_frame_rate": 60,
-        "no_graphics": False,
-        "no_graphics_monitor": False,
-    },
-    CheckpointSettings: {
-        "run_id": "ppo",
-        "initialize_from": None,
-        "load_model": False,
-        "resume": False,
-        "force": False,
-        "train_model": False,
-        "inference": False,
-        "results_dir": "results",
-    },
-    TorchSettings: {"device": None},
-    CompletionCriteria: {
-        "behavior": REQUIRED,
-        "measure": "reward",
-        "threshold": 0.0,
-        "min_lesson_length": 0,
-        "signal_smoothing": True,
-        "require_reset": False,
-    },
-    Lesson: {"name": REQUIRED, "value": REQUIRED, "completion_criteria": None},
-    UniformSampler: {"min_value": 0.0, "max_value": 1.0, "seed": -1},
-    GaussianSampler: {"mean": 1.0, "st_dev": 1.0, "seed": -1},
-    MultiRangeUniformSampler: {"intervals": [[0.0, 1.0]], "seed": -1},
-    ConstantSampler: {"value": 0.0, "seed": -1},
-}
-
-PARAMS = (
-    RuntimeParams,
-    EnvironmentParams,
-    DemonstrationParams,
-    ExperimentParams,
-    PretrainParams,
-    EvaluationParams,
 )
 
 
@@ -204,55 +57,91 @@ def behavior(text: str) -> TrainerSettings:
     return load(f"behaviors: {{Walker: {text}}}").behaviors["Walker"]
 
 
-@pytest.mark.parametrize("cls", FORMAT, ids=lambda cls: cls.__name__)
-def test_keys_and_defaults_are_those_of_the_reference(cls: type) -> None:
-    defaults = {}
-    for item in fields(cls):
-        if item.default_factory is not MISSING:
-            defaults[item.name] = to_map(item.default_factory())
-        else:
-            defaults[item.name] = REQUIRED if item.default is MISSING else to_map(item.default)
-    assert {k: v for k, v in defaults.items() if k not in NOT_ML_AGENTS} == FORMAT[cls]
+def classes(hint: Any, found: set[type]) -> set[type]:
+    """The settings classes that keys of `hint` lead to."""
+    if isinstance(hint, type) and is_dataclass(hint) and hint not in found:
+        found.add(hint)
+        for inner in setting_hints(hint).values():
+            classes(inner, found)
+    for inner in get_args(hint):
+        classes(inner, found)
+    return found
 
 
-def test_the_table_of_the_format_covers_every_class_of_the_schema() -> None:
-    reached: set[type] = set()
-
-    def walk(hint: Any) -> None:
-        if isinstance(hint, type) and is_dataclass(hint) and hint not in reached:
-            reached.add(hint)
-            for inner in setting_hints(hint).values():
-                walk(inner)
-        for inner in get_args(hint):
-            walk(inner)
-
-    for cls in (RunSettings, *HYPERPARAMETERS.values(), *REWARD_SIGNALS.values()):
-        walk(cls)
-    concrete = {cls for cls in reached if not cls.__subclasses__()}
-    assert {c.__name__ for c in concrete | set(SAMPLERS.values())} - {
-        c.__name__ for c in FORMAT
-    } == {"RunSettings", "EnvironmentParameter", "DemoPath", "DemoSource"}
+CHOSEN = (
+    *HYPERPARAMETERS.values(),
+    *REWARD_SIGNALS.values(),
+    *SAMPLERS.values(),
+    *SOURCES.values(),
+)
+CLASSES = set[type]().union(*(classes(cls, set()) for cls in (RunSettings, Params, *CHOSEN)))
+SIMPLE = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
-def test_schedules_follow_the_learning_rates_when_only_that_is_given() -> None:
-    for kind in ("ppo", "poca"):
-        settings = behavior(
-            f"{{trainer_type: {kind}, hyperparameters: {{learning_rate_schedule: constant}}}}"
-        ).hyperparameters
-        assert isinstance(settings, PPOSettings | POCASettings)
-        assert (settings.beta_schedule, settings.epsilon_schedule) == ("constant", "constant")
-    settings = behavior(
-        "{trainer_type: ppo, hyperparameters: "
-        "{learning_rate_schedule: constant, beta_schedule: linear}}"
-    ).hyperparameters
-    assert isinstance(settings, PPOSettings)
-    assert (settings.beta_schedule, settings.epsilon_schedule) == ("linear", "constant")
+def mistakes(hint: Any) -> list[tuple[Any, str]]:
+    """A value for each way to miss a type of the schema, and what is said of it."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal or (origin is Annotated and isinstance(parts[1], Group)):
+        first = next(iter(parts if origin is Literal else parts[1]))
+        return [("?", f"'?' is not allowed. Allowed: {first}")]
+    if origin is Annotated:
+        limits = [
+            ("must be at least", parts[1].at_least, -1),
+            ("must be greater than", parts[1].above, 0),
+            ("must be at most", parts[1].at_most, 1),
+            ("must be divisible by", parts[1].multiple_of, 1),
+        ]
+        broken = [(a + step, f"{said} {a}, got") for said, a, step in limits if a is not None]
+        return mistakes(parts[0]) + broken
+    if origin in (Union, UnionType):
+        return [mistake for part in parts for mistake in mistakes(part)]
+    if origin is tuple:
+        items = mistakes(parts[0]) if parts[-1] is Ellipsis else []
+        return [({}, "needs a list, got {}"), *(([value], said) for value, said in items)]
+    if origin is None and hint in SIMPLE:
+        fractions = [(1.5, "needs a whole number, got 1.5")] if hint is int else []
+        return [([], f"needs {SIMPLE[hint]}, got []"), *fractions]
+    return [([], "needs ")] if origin is dict or is_dataclass(hint) else []
 
 
-def test_sac_updates_reward_signals_as_often_as_the_policy() -> None:
-    settings = behavior("{trainer_type: sac, hyperparameters: {steps_per_update: 10}}")
-    assert isinstance(settings.hyperparameters, SACSettings)
-    assert settings.hyperparameters.reward_signal_steps_per_update == 10.0
+@pytest.mark.parametrize("cls", sorted(CLASSES, key=lambda cls: cls.__name__))
+def test_what_a_type_of_the_schema_does_not_allow_is_refused_with_its_key(cls: type) -> None:
+    for key, hint in setting_hints(cls).items():
+        for value, said in mistakes(hint):
+            message = refusal(SettingsError, read, hint, from_plain(value, "f"), key)
+            assert message.startswith(f"f: {key}")
+            assert said in message
+
+
+def test_every_kind_of_limit_is_looked_at() -> None:
+    hints = [hint for cls in CLASSES for hint in setting_hints(cls).values()]
+    said = " ".join(words for hint in hints for _, words in mistakes(hint))
+    for words in ("at least 1", "greater than 0", "at most 65535", "divisible by 2", "a list"):
+        assert words in said
+
+
+@pytest.mark.parametrize(
+    ("trainer", "given", "follow"),
+    [
+        ("ppo", "learning_rate_schedule", ("beta_schedule", "epsilon_schedule")),
+        ("poca", "learning_rate_schedule", ("beta_schedule", "epsilon_schedule")),
+        ("sac", "steps_per_update", ("reward_signal_steps_per_update",)),
+    ],
+)
+def test_some_hyperparameters_follow_another_unless_they_are_given(
+    trainer: str, given: str, follow: tuple[str, ...]
+) -> None:
+    value, other = ("constant", "linear") if trainer != "sac" else (10.0, 3.0)
+
+    def read_with(**numbers: object) -> Any:
+        section = json.dumps({"trainer_type": trainer, "hyperparameters": numbers})
+        return behavior(section).hyperparameters
+
+    assert {getattr(read_with(**{given: value}), key) for key in follow} == {value}
+    first, *others = follow
+    both = read_with(**{given: value, first: other})
+    assert getattr(both, first) == other
+    assert {getattr(both, key) for key in others} <= {value}
 
 
 def test_a_team_learns_for_five_snapshots_when_nothing_else_is_said() -> None:
@@ -306,6 +195,12 @@ NARROW = CuriositySettings(network_settings=NetworkSettings(hidden_units=32))
             "RewardSignals. Please use network_settings",
         ),
         (
+            "{reward_signals: {rnd: {encoding_size: 32, network_settings: {}}}}",
+            TrainerSettings(reward_signals={"rnd": RNDSettings()}),
+            ".reward_signals.rnd.encoding_size: 'encoding_size' was deprecated for RewardSignals. "
+            "Please use network_settings. It is ignored beside network_settings",
+        ),
+        (
             "{network_settings: {conditioning_type: none}}",
             TrainerSettings(),
             ".network_settings.conditioning_type: is ignored; the key is called 'goal_condition",
@@ -322,11 +217,6 @@ def test_keys_of_the_past_are_read_with_a_warning(
 ) -> None:
     assert behavior(text) == meant
     assert f"config.yaml:1: behaviors.Walker{told}" in caplog.text
-
-
-def test_encoding_size_is_ignored_beside_network_settings() -> None:
-    text = "{reward_signals: {gail: {encoding_size: 32, demo_path: d, network_settings: {}}}}"
-    assert behavior(text).reward_signals["gail"].network_settings.hidden_units == 128
 
 
 def test_numbers_are_accepted_where_text_is_expected_as_they_were_written() -> None:
@@ -451,13 +341,6 @@ environment_parameters:
         value: {sampler_type: gaussian, sampler_parameters: {mean: 2.0, st_dev: 0.3}}
 env_settings: {num_envs: 1, seed: 7}
 """
-
-
-def test_samplers_without_a_seed_count_up_from_the_runs() -> None:
-    parameters = load(EXAMPLE).with_seed(7).environment_parameters
-    assert parameters is not None
-    seeds = {name: [x.value.seed for x in item.curriculum] for name, item in parameters.items()}
-    assert seeds == {"slope": [7], "mass": [11], "gap": [8, 9]}
 
 
 def test_samplers_count_up_from_the_seed_that_was_decided_not_from_that_of_the_file() -> None:
@@ -596,9 +479,15 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
     if origin is Annotated and isinstance(parts[1], Group):
         return st.sampled_from(sorted(parts[1]))
     if origin is Annotated:
-        return strategy(parts[0]).filter(
-            lambda value: not any(limit.broken_by(value) for limit in parts[1:])
+        limits = parts[1]
+        low = limits.above if limits.at_least is None else limits.at_least
+        finite = {"allow_nan": False, "allow_infinity": False}
+        numbers = (
+            st.integers(low, limits.at_most or 2**62)
+            if parts[0] is int
+            else st.floats(low, limits.at_most, **finite)
         )
+        return numbers.filter(lambda value: not limits.broken_by(value))
     if origin in (Union, UnionType):
         return st.one_of(*(st.none() if part is NoneType else strategy(part) for part in parts))
     if origin is Literal:
@@ -646,14 +535,33 @@ def trainers() -> st.SearchStrategy[TrainerSettings]:
     )
 
 
-# Limits leave few of all numbers, and one example has many.
-@settings(max_examples=50, suppress_health_check=[HealthCheck.filter_too_much])
+SAMPLED = st.one_of(
+    settings_of(ConstantSampler),
+    settings_of(GaussianSampler),
+    settings_of(UniformSampler, min_value=st.floats(-9, 0), max_value=st.floats(0, 9)),
+    settings_of(
+        MultiRangeUniformSampler,
+        intervals=st.lists(st.tuples(st.floats(-9, 0), st.floats(0, 9)), min_size=1).map(tuple),
+    ),
+)
+CRITERIA = settings_of(
+    CompletionCriteria, measure=st.sampled_from(["reward", "progress"]), threshold=st.floats(0, 1)
+)
+PARAMETERS = st.builds(
+    lambda *lessons: EnvironmentParameter(curriculum=lessons),
+    settings_of(Lesson, value=SAMPLED, completion_criteria=CRITERIA),
+    settings_of(Lesson, value=SAMPLED, completion_criteria=st.none() | CRITERIA),
+)
+
+
+@settings(max_examples=50)
 @given(
     st.builds(
         RunSettings,
         default_settings=st.none() | trainers(),
         behaviors=st.dictionaries(st.text("AB.", min_size=1), trainers(), max_size=1),
-        env_settings=settings_of(EnvironmentSettings, base_port=st.integers(1, 65535)),
+        environment_parameters=st.none() | st.dictionaries(st.text("p.", min_size=1), PARAMETERS),
+        env_settings=settings_of(EnvironmentSettings),
         engine_settings=settings_of(EngineSettings),
         checkpoint_settings=settings_of(CheckpointSettings),
         torch_settings=settings_of(TorchSettings),
@@ -729,15 +637,6 @@ def test_reading_does_not_change_the_document() -> None:
     before = to_plain(document)
     structure(document)
     assert to_plain(document) == before
-
-
-@pytest.mark.parametrize("cls", [RunSettings, *FORMAT, *PARAMS], ids=lambda cls: cls.__name__)
-def test_every_key_is_documented(cls: type) -> None:
-    text = (Path(__file__).parents[3] / "docs/reference/configuration.md").read_text(
-        encoding="utf-8"
-    )
-    words = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`[^`\n]*`", text))))
-    assert set(setting_hints(cls)) - words == set()
 
 
 def test_a_trainer_type_without_hyperparameters_has_the_defaults_of_that_trainer():

@@ -60,7 +60,7 @@ class Section:
     """Its key path in the present format."""
     changes: Changes
     """Where changes are recorded."""
-    inherited: frozenset[tuple[str, int | None]] = frozenset()
+    inherited: frozenset[str] = frozenset()
     """Places of keys inherited from another section, which reports them itself."""
     kind: str = field(init=False)
     """The trainer that learns the behavior today."""
@@ -75,7 +75,7 @@ class Section:
 
     def is_own(self, node: Node) -> bool:
         """Whether the section itself has the key."""
-        return (node.source, node.line) not in self.inherited
+        return node.where not in self.inherited
 
     def put(self, node: Node, *place: str, old: str, text: str = "", warns: bool = False) -> None:
         """Give the behavior a value at `place`, which stood at the section's key `old`."""

@@ -14,7 +14,7 @@ from pipeline.settings.reader import choice, display, read, suggestion, to_map
 from pipeline.settings.schema import HYPERPARAMETERS, TrainerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from pipeline.settings.legacy.formats import Changes
 
@@ -109,9 +109,7 @@ class FlatFile:
         )
         self.complete[name] = self.over_default[name] = full
         if self.default is not None:
-            self.over_default[name] = _over_default(
-                full, self.default, new, is_own=lambda item: _place(item) not in inherited
-            )
+            self.over_default[name] = _over_default(full, self.default, new, inherited)
         if "curriculum" in entries:
             self.curricula[name] = entries["curriculum"]
 
@@ -167,23 +165,23 @@ def _demonstration_of(entries: dict[str, Node]) -> Node | None:
     return entries.get("demo_path")
 
 
-def _over_default(full: Node, default: Node, path: str, *, is_own: Callable[[Node], bool]) -> Node:
+def _over_default(full: Node, default: Node, path: str, inherited: frozenset[str]) -> Node:
     """Return a behavior that has the settings of `full` once it is laid over `default`.
 
     In a flat file a section replaces whole values of the default section; in the present format it
     is laid over them at every depth. Values that would differ by this are written out, and a reward
-    signal that only the default has becomes null. `is_own` tells whether a value stands in the
-    behavior's own section.
+    signal that only the default has becomes null. `inherited` has the places of values that do not
+    stand in the behavior's own section.
     """
     target = to_map(read(TrainerSettings, full, path))
     kind = {"trainer_type": full.value["trainer_type"]}
-    inherited = behavior_over(replace(full, value=kind), path, expanded(default))
-    base = to_map(read(TrainerSettings, inherited, path))
-    return replace(full, value=_difference(full, target, base, is_own))
+    default_alone = behavior_over(replace(full, value=kind), path, expanded(default))
+    base = to_map(read(TrainerSettings, default_alone, path))
+    return replace(full, value=_difference(full, target, base, inherited))
 
 
 def _difference(
-    full: Node, target: dict[str, Any], base: dict[str, Any], is_own: Callable[[Node], bool]
+    full: Node, target: dict[str, Any], base: dict[str, Any], inherited: frozenset[str]
 ) -> dict[str, Node]:
     """Return the entries that turn `base` into `target`, and all that the section itself has.
 
@@ -195,24 +193,20 @@ def _difference(
         node = written.get(key)
         want, have = target.get(key), base.get(key, _MISSING)
         if isinstance(want, dict) and isinstance(have, dict):
-            inner = _difference(node or Node({}, full.source, full.line), want, have, is_own)
+            inner = _difference(node or Node({}, full.source, full.line), want, have, inherited)
             if inner:
                 first = next(iter(inner.values()))
                 entries[key] = Node(inner, first.source, first.line)
-        elif want != have or (node is not None and is_own(node)):
+        elif want != have or (node is not None and node.where not in inherited):
             entries[key] = node or from_plain(want, full.source, full.line)
     taken_away = {key: Node(None, full.source, full.line) for key in base if key not in target}
     return entries | taken_away
 
 
-def _place(node: Node) -> tuple[str, int | None]:
-    return node.source, node.line
-
-
-def _places(node: Node) -> Iterator[tuple[str, int | None]]:
+def _places(node: Node) -> Iterator[str]:
     """Yield the place of every value of a section."""
     if not isinstance(node.value, dict):
         return
     for item in node.value.values():
-        yield _place(item)
+        yield item.where
         yield from _places(item)

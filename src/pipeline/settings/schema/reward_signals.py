@@ -49,7 +49,7 @@ class NetworkSettings:
     normalize: bool = False
     """Whether vector observations are normalised by their running mean and variance."""
     hidden_units: Count = 128
-    """Width of each hidden layer."""
+    """Width of each hidden layer; a multiple of 4 with `poca`."""
     num_layers: Count = 2
     """Hidden layers after the observations are encoded."""
     vis_encode_type: VisualEncoder = "simple"

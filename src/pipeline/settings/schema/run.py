@@ -98,7 +98,9 @@ class TorchSettings:
     """`torch_settings`: where networks are computed."""
 
     device: str | None = None
-    """`cpu`, `cuda`, `cuda:0`, ...; null for the fastest one, which is measured."""
+    """`cpu`, `cuda`, `cuda:0`, ...; null for the device on which an act and a minibatch of the
+    run's own shapes take least time, measured at the start of a behavior and kept when the run is
+    resumed; with several learners cuda where there is one."""
     compile: bool = False
     """Whether gradient steps are compiled, where a compiler is installed."""
 

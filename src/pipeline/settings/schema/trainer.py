@@ -57,7 +57,7 @@ class HyperparameterSettings:
     batch_size: Count = 1024
     """Experiences in a minibatch."""
     buffer_size: Count = 10240
-    """Experiences to collect before an update; for SAC, those that the replay buffer holds."""
+    """Experiences to collect before an update."""
     learning_rate: Positive = 3e-4
     """Initial step size of Adam."""
     learning_rate_schedule: Schedule = "linear"
@@ -248,7 +248,8 @@ class TrainerSettings:
     """How one behavior is trained, in the order of a written `configuration.yaml`."""
 
     trainer_type: str = "ppo"
-    """`ppo`, `sac`, `poca`, or one that an installed package brings."""
+    """`ppo`, `sac`, `poca`, or one that an installed package brings; required with
+    hyperparameters."""
     hyperparameters: HyperparameterSettings = field(default_factory=PPOSettings)
     """Numbers of the algorithm; of the class that belongs to trainer_type."""
     checkpoint_interval: Count = 500000
@@ -272,7 +273,8 @@ class TrainerSettings:
     summary_freq: Count = 50000
     """Agent steps between two summaries."""
     threaded: bool = False
-    """Whether environments step while the networks learn."""
+    """Whether environments step while the networks learn, with the policy of before the update;
+    such runs repeat exactly."""
     self_play: SelfPlaySettings | None = None
     """Opponents out of the agent's own past, or null."""
     behavioral_cloning: BehavioralCloningSettings | None = None

@@ -11,7 +11,6 @@ from refusals import refusal
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
 from pipeline.settings.schema import (
-    BehavioralCloningSettings,
     CuriositySettings,
     DemoPath,
     DemoSource,
@@ -96,19 +95,6 @@ def test_a_section_takes_what_it_does_not_say_from_the_default_section(loaded):
     )
     assert behavior.reward_signals == default.reward_signals
     assert behavior.max_steps == 50000
-
-
-def test_a_replaced_signal_does_not_keep_the_default_sections_numbers(loaded):
-    text = PPO + "Agent:\n  reward_signals:\n    extrinsic: {gamma: 0.5}\n"
-    signals = loaded(text).behaviors["Agent"].reward_signals
-    assert signals == {"extrinsic": ExtrinsicSettings(strength=1.0, gamma=0.5)}
-
-
-def test_cloning_of_a_section_replaces_that_of_the_default_section(loaded):
-    default = PPO + "  behavioral_cloning: {demo_path: a.demo, strength: 0.5, batch_size: 32}\n"
-    text = default + "Agent:\n  behavioral_cloning: {demo_path: b.demo}\n"
-    expected = BehavioralCloningSettings(demo_path=DemoPath((DemoSource(path="b.demo"),)))
-    assert loaded(text).behaviors["Agent"].behavioral_cloning == expected
 
 
 def test_a_name_stands_for_another_section(loaded):

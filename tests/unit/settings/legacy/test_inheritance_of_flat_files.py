@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.settings import dump_yaml, parse_yaml, to_mapping
@@ -60,6 +60,14 @@ def read(document: dict[str, Any]) -> Node:
 
 
 @given(default=DEFAULT, section=SECTION)
+@example(
+    default={"trainer": "ppo", "reward_signals": {"extrinsic": {"strength": 0.5, "gamma": 0.9}}},
+    section={"reward_signals": {"extrinsic": {"gamma": 0.99}}},
+)
+@example(
+    default={"trainer": "ppo", "behavioral_cloning": {"demo_path": "a.demo", "strength": 0.5}},
+    section={"behavioral_cloning": {"demo_path": "b.demo"}},
+)
 @settings(max_examples=75)
 def test_a_section_means_what_it_means_with_the_defaults_written_into_it(
     default: dict[str, Any], section: dict[str, Any]
