@@ -164,9 +164,6 @@ def test_stranger_beside_a_conversation_is_refused_whatever_it_sends(kind, sent)
 @both_servers
 def test_stranger_that_came_first_and_leaves_late_does_not_end_the_conversation(kind, monkeypatch):
     monkeypatch.setattr(calls, "LOST_S", 0.05)
-    with kind() as server:
-        stranger = Client(server.port)
-        while_receiving(server, lambda: stranger.refusal(step()))
     with kind() as server, ThreadPoolExecutor(1) as pool:
         stranger, client = Client(server.port), Client(server.port)
         received = pool.submit(server.receive, 20, no_check)
