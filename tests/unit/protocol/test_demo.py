@@ -10,6 +10,7 @@ from pipeline.protocol import demo
 from pipeline.protocol.demo import describe, read_demo, writing_demo
 from pipeline.protocol.demo_file import delimited_message
 from pipeline.protocol.generated import messages as m
+from pipeline.protocol.png import encode_png
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(
@@ -254,3 +255,61 @@ def test_old_recording_takes_each_action_from_the_step_after(tmp_path):
     demo = read_demo(recording(tmp_path / "old.demo", OLD, steps))
     assert demo.obs[0].tolist() == [[0, 0.5], [1, 1.5], [2, 2.5]]
     assert demo.continuous.tolist() == [[10, 1], [20, 1], [0, 0]]
+
+
+def test_cameras_of_the_first_packages_are_read_in_colour_and_in_grey(tmp_path):
+    rng = np.random.default_rng(0)
+    colour, grey = rng.random((3, 3, 4, 5)), rng.random((3, 1, 6, 2))
+    cameras = m.OldBrainParametersProto()
+    cameras.camera_resolutions.add(width=5, height=4, gray_scale=False)
+    cameras.camera_resolutions.add(width=2, height=6, gray_scale=True)
+    infos = [
+        m.OldAgentInfoProto(
+            visual_observations=[encode_png(image.astype(np.float32)) for image in images],
+            stored_vector_actions=[1.0, 2.0],
+            reward=0.5,
+            done=k == 2,
+            max_step_reached=k == 2,
+        )
+        for k, images in enumerate(zip(colour, grey, strict=True))
+    ]
+    brain = m.BrainParametersProto.FromString(OLD.SerializeToString() + cameras.SerializeToString())
+    demo = read_demo(recording(tmp_path / "old.demo", brain, infos))
+    assert [observation_spec.shape for observation_spec in demo.spec.observation_specs] == [
+        (3, 4, 5),
+        (1, 6, 2),
+    ]
+    for obs, images in zip(demo.obs, (colour, grey), strict=True):
+        np.testing.assert_allclose(obs, images, atol=0.5 / 255 + 1e-6)
+    assert demo.reward.tolist() == [0.5] * 3
+    assert (demo.done.tolist(), demo.interrupted.tolist()) == ([False, False, True],) * 2
+
+
+def test_recorded_pairs_are_of_an_agent_without_number_and_group(tmp_path):
+    spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
+    path = tmp_path / "a.demo"
+    with writing_demo(path, "B", spec) as writer:
+        writer.append(
+            obs=[np.ones((2, 2), np.float32)],
+            actions=spec.action_spec.random_action(2, np.random.default_rng(0)),
+            reward=np.array([1.0, 2.0], np.float32),
+            done=np.array([False, True]),
+        )
+    data = path.read_bytes()
+    infos = [m.AgentInfoActionPairProto.FromString(pair).agent_info for pair in pairs_of(data)]
+    assert [(info.id, info.group_id, info.group_reward) for info in infos] == [(0, 0, 0.0)] * 2
+    assert [(info.reward, info.done, info.max_step_reached) for info in infos] == [
+        (1.0, False, False),
+        (2.0, True, False),
+    ]
+
+
+def pairs_of(data: bytes) -> list[bytes]:
+    """The records behind a demonstration's header and its behavior, each under 128 bytes."""
+    position, records = 33, []
+    while position < len(data):
+        size = data[position]
+        assert size < 128
+        records.append(data[position + 1 : position + 1 + size])
+        position += 1 + size
+    return records[1:]

@@ -5,13 +5,15 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
-from test_codec import BRAIN
+from test_codec import BRAIN, sample
 from wire_messages import decode_steps
 
 from pipeline.errors import UnityObservationException
 from pipeline.protocol.decoding import behavior_spec_from
+from pipeline.protocol.encoding import compressed_steps_bytes
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.png import decode_png, encode_png
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 
 def png(image: np.ndarray) -> bytes:
@@ -166,3 +168,23 @@ def test_wrong_mapping_is_one_line_with_agent_and_observation(images):
         "Observation at index=0 for agent with id=9 didn't match the ObservationSpec: a compressed "
         "observation has 3 channels, but its channel mapping [0, 1] is for 2"
     )
+
+
+def test_images_of_up_to_the_stated_channels_are_sent_as_pngs():
+    camera, depth = ObservationSpec.visual(3, 4, 5), ObservationSpec.visual(4, 4, 5)
+    spec = BehaviorSpec([ObservationSpec.vector(2), camera, depth], ActionSpec(1, ()))
+    decision, terminal = sample(spec, 2, 1, 0)
+    message = m.UnityRLOutputProto.ListAgentInfoProto.FromString(
+        compressed_steps_bytes(decision, terminal, spec, 3)
+    )
+    images = [*terminal.obs[1], *decision.obs[1]]  # ended episodes come first
+    for info, image in zip(message.value, images, strict=True):
+        vector, small, large = info.observations
+        assert (small.compression_type, small.compressed_data) == (m.PNG, encode_png(image))
+        for raw in (vector, large):
+            assert (raw.compression_type, raw.WhichOneof("observation_data")) == (0, "float_data")
+    decoded = decode_steps(message.value, spec)
+    np.testing.assert_array_equal(decoded[0].obs[0], decision.obs[0])
+    np.testing.assert_array_equal(decoded[0].obs[2], decision.obs[2])
+    for actual, sent in zip(decoded, (decision, terminal), strict=True):
+        np.testing.assert_allclose(actual.obs[1], sent.obs[1].clip(0, 1), atol=0.5 / 255 + 1e-6)

@@ -6,76 +6,27 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from wire_messages import decode_list, decode_steps
+from test_codec import SPEC, sample
+from wire_messages import decode_steps
 
 from pipeline.errors import UnityObservationException
 from pipeline.protocol import vectorized
 from pipeline.protocol.demo import read_demo, writing_demo
 from pipeline.protocol.demo_file import parse_demo
-from pipeline.protocol.encoding import encode_steps
-from pipeline.protocol.generated.messages import UnityRLOutputProto
+from pipeline.protocol.encoding import encode_steps, steps_bytes
 from pipeline.protocol.layout_cache import Decoder
 from pipeline.protocol.simulator import restore, state_of
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.protocol.specs import ActionTuple
 from pipeline.protocol.steps import (
-    DecisionSteps,
+    Steps,
     TerminalSteps,
     refuse_other_shapes,
     same_steps,
 )
 
-SPEC = BehaviorSpec([ObservationSpec.vector(2)] * 2, ActionSpec(1, (3, 2)))
-ENDED = {5: True, 2: False, 9: True, 4: False}
-"""Whether each of them was cut short."""
-ORDER = [7, 5, 2, 1, 9, 3, 4, 8]
 
-
-def numbers(ids, factor: float):
-    return np.array(ids, np.float32) * factor
-
-
-def masks(ids):
-    flat = np.array([[agent >> bit & 1 for bit in range(5)] for agent in ids], np.bool_)
-    return [flat[:, :3], flat[:, 3:]]
-
-
-def message():
-    """Every number of an agent follows from its id."""
-    goes_on = [agent for agent in ORDER if agent not in ENDED]
-    columns = [
-        (
-            [np.repeat(numbers(ids, factor)[:, None], 2, axis=1) for factor in (10, 20)],
-            numbers(ids, 0.5),
-            np.array(ids, np.int32),
-            np.array(ids, np.int32) + 100,
-            numbers(ids, 0.25),
-        )
-        for ids in (goes_on, list(ENDED))
-    ]
-    (obs, reward, ids, group, shared), last = columns
-    decisions = DecisionSteps(obs, reward, ids, masks(goes_on), group, shared)
-    cut = np.array(list(ENDED.values()))
-    ended = TerminalSteps(last[0], last[1], cut, last[2], last[3], last[4])
-    infos = {info.id: info for info in encode_steps(decisions, ended, SPEC).value}
-    return UnityRLOutputProto.ListAgentInfoProto(value=[infos[agent] for agent in ORDER])
-
-
-@pytest.mark.parametrize("many", [False, True])
-def test_each_agent_of_a_message_has_its_own_numbers_whichever_order_it_has(many, monkeypatch):
-    monkeypatch.setattr(vectorized, "MANY", 1)
-    decisions, ended = decode_list(message(), SPEC) if many else decode_steps(message().value, SPEC)
-    assert decisions.agent_id.tolist() == [agent for agent in ORDER if agent not in ENDED]
-    assert ended.agent_id.tolist() == [agent for agent in ORDER if agent in ENDED]
-    for steps in (decisions, ended):
-        for agent in steps:
-            step = steps[agent]
-            assert [values.tolist() for values in step.obs] == [[agent * 10] * 2, [agent * 20] * 2]
-            assert (step.reward, step.group_reward) == (agent / 2, agent / 4)
-            assert (step.agent_id, step.group_id) == (agent, agent + 100)
-    assert {agent: ended[agent].interrupted for agent in ended} == ENDED
-    for agent in decisions:
-        expected = [mask[0].tolist() for mask in masks([agent])]
-        assert [mask.tolist() for mask in decisions[agent].action_mask] == expected
+def steps() -> Steps:
+    return sample(SPEC, 4, 3, seed=1)
 
 
 def test_a_recording_counts_what_has_ended_in_each_part_of_it(tmp_path):
@@ -84,7 +35,7 @@ def test_a_recording_counts_what_has_ended_in_each_part_of_it(tmp_path):
     def append(writer, first: float, done) -> None:
         n = len(done)
         writer.append(
-            obs=[np.full((n, 2), first, np.float32)] * 2,
+            obs=[np.full((n, 3), first, np.float32), np.full((n, 2, 2), first, np.float32)],
             actions=ActionTuple(np.zeros((n, 1)), np.zeros((n, 2))),
             reward=first + np.arange(n, dtype=np.float32),
             done=np.array(done),
@@ -111,32 +62,23 @@ def test_a_recording_counts_what_has_ended_in_each_part_of_it(tmp_path):
 def test_what_is_given_out_first_may_be_changed_before_messages_that_recur(many, monkeypatch):
     """The first message gives the layout that later ones are read by."""
     monkeypatch.setattr(vectorized, "MANY", many)
-    ids = np.array([3, 1], np.int32)
-    decisions = DecisionSteps(
-        [np.repeat(numbers(ids, factor)[:, None], 2, axis=1) for factor in (10, 20)],
-        numbers(ids, 0.5),
-        ids,
-        masks(ids),
-        ids + 100,
-        numbers(ids, 0.25),
-    )
-    data = encode_steps(decisions, TerminalSteps.empty(SPEC), SPEC).SerializeToString()
+    expected = sample(SPEC, 2, 0, seed=1)
+    data = steps_bytes(*expected, SPEC)
     decoder = Decoder(SPEC, "b")
     for n_cached in range(4):
         seen, _ = decoder.decode(data)
         assert decoder.n_cached == n_cached
-        assert same_steps((seen, TerminalSteps.empty(SPEC)), (decisions, TerminalSteps.empty(SPEC)))
+        assert same_steps((seen, expected[1]), expected)
         first, second = seen.action_mask
         first[:] = True
-        assert second.tolist() == masks(ids)[1].tolist(), "each branch has memory of its own"
+        assert (second == expected[0].action_mask[1]).all(), "each branch has memory of its own"
         second[:] = True
         for values in (*seen.obs, seen.reward, seen.agent_id, seen.group_id, seen.group_reward):
             values[:] = 7
 
 
 def test_steps_with_and_without_masks_or_agents_are_not_the_same():
-    one = decode_steps(message().value, SPEC)
-    decision, terminal = decode_steps(message().value, SPEC)
+    one, (decision, terminal) = steps(), steps()
     assert same_steps(one, (decision, terminal))
     assert not same_steps(one, (replace(decision, action_mask=None), terminal))
     assert not same_steps(one, (decision, TerminalSteps.empty(SPEC)))
@@ -145,7 +87,7 @@ def test_steps_with_and_without_masks_or_agents_are_not_the_same():
 
 
 def test_saved_steps_of_ended_agents_have_to_fit_as_those_of_the_others_do():
-    decision, terminal = decode_steps(message().value, SPEC)
+    decision, terminal = steps()
     refuse_other_shapes("B", SPEC, (decision, terminal))
     for part in ("obs", "reward", "group_id", "group_reward", "interrupted"):
         values = getattr(terminal, part)
@@ -156,9 +98,11 @@ def test_saved_steps_of_ended_agents_have_to_fit_as_those_of_the_others_do():
 
 
 def test_the_agent_that_lacks_an_observation_is_named_and_not_the_first():
-    infos = list(message().value)
+    infos = list(encode_steps(*steps(), SPEC).value)
     del infos[2].observations[1]
-    with pytest.raises(UnityObservationException, match=rf"Agent with id={ORDER[2]} of .* sent 1 "):
+    with pytest.raises(
+        UnityObservationException, match=rf"Agent with id={infos[2].id} of .* sent 1 "
+    ):
         decode_steps(infos, SPEC)
 
 
