@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from test_codec import SPEC, assert_same_steps, other_numbers, sample
 
-from pipeline.protocol import layout_cache
+from pipeline.protocol import layout_cache, vectorized
 from pipeline.protocol.encoding import steps_bytes
 from pipeline.protocol.layout_cache import Decoder
+from pipeline.protocol.steps import same_steps
 
 
 def written(n: int, seed: int, n_ended: int = 0) -> bytes:
@@ -89,3 +90,22 @@ def test_the_layout_that_is_dropped_is_the_one_that_was_made_first(monkeypatch):
     for data in (first, second, instead, third, third, instead):
         decoder.decode(data)
     assert decoder.n_cached == 2
+
+
+@pytest.mark.parametrize("many", [1, 256])
+def test_what_is_given_out_first_may_be_changed_before_messages_that_recur(many, monkeypatch):
+    """The first message gives the layout that later ones are read by."""
+    monkeypatch.setattr(vectorized, "MANY", many)
+    expected = sample(SPEC, 2, 0, seed=1)
+    data = steps_bytes(*expected, SPEC)
+    decoder = Decoder(SPEC, "b")
+    for n_cached in range(4):
+        seen, _ = decoder.decode(data)
+        assert decoder.n_cached == n_cached
+        assert same_steps((seen, expected[1]), expected)
+        first, second = seen.action_mask
+        first[:] = True
+        assert (second == expected[0].action_mask[1]).all(), "each branch has memory of its own"
+        second[:] = True
+        for values in (*seen.obs, seen.reward, seen.agent_id, seen.group_id, seen.group_reward):
+            values[:] = 7
