@@ -12,75 +12,60 @@ from pipeline.protocol.calls import METHOD
 from pipeline.protocol.frames import FrameError, HeaderReader, request_block
 
 PATH = METHOD.encode()
-
-
-def test_own_headers_are_those_of_a_call():
-    headers = request_block(METHOD, "localhost:5005")
-    assert dict(Decoder().decode(headers))[":path"] == METHOD
-    reader = HeaderReader()
-    assert all(reader.is_call(headers, PATH) for _ in range(3))
-    assert not reader.is_call(request_block("/health", "localhost:5005"), PATH)
-
-
-@pytest.mark.parametrize("huffman", [False, True])
-def test_table_of_a_connection_is_followed(huffman):
-    encoder, reader = Encoder(), HeaderReader()
-    blocks = [encoder.encode(FIELDS, huffman=huffman) for _ in range(4)]
-    assert len(blocks[0]) > len(blocks[1]) == len(FIELDS)
-    assert [reader.is_call(block, PATH) for block in blocks] == [True] * 4
-
-
-@pytest.mark.parametrize(
-    ("content", "is_call"),
-    [
-        ("application/grpc", True),
-        ("application/grpc+proto", True),
-        ("text/plain", False),
-        (None, False),
-    ],
-)
-def test_a_call_says_that_its_content_is_of_grpc(content, is_call):
-    fields = [(name, value) for name, value in FIELDS if name != "content-type"]
-    block = Encoder().encode(fields + ([("content-type", content)] if content else []))
-    assert HeaderReader().is_call(block, PATH) == is_call
-
-
 POST, CONTENT = b"\x83\x86", b"\x0f\x10\x10application/grpc"
 ENTERED = POST + b"\x44" + bytes([len(PATH)]) + PATH + CONTENT
 """A call's headers that enter its path into the table, as number 62."""
+RECURRING = POST + b"\xbe" + CONTENT
+"""A call of the path that the table has as number 62."""
+OTHER = POST + b"\x44\x06/other" + CONTENT
 
 
-def test_same_bytes_mean_another_call_after_the_table_has_changed():
-    reader, recurring = HeaderReader(), POST + b"\xbe" + CONTENT
-    assert reader.is_call(ENTERED, PATH)
-    assert reader.is_call(recurring, PATH)
-    assert reader.is_call(recurring, PATH)
-    assert not reader.is_call(POST + b"\x44\x06/other" + CONTENT, PATH)
-    assert not reader.is_call(recurring, PATH)
+def of_content(content: str | None) -> bytes:
+    fields = [(name, value) for name, value in FIELDS if name != "content-type"]
+    return Encoder().encode(fields + ([("content-type", content)] if content else []))
 
 
-def test_block_that_changes_the_table_changes_it_every_time():
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [
+        pytest.param([request_block(METHOD, "here")] * 3, [True] * 3, id="our own"),
+        pytest.param([request_block("/health", "here")], [False], id="another method"),
+        pytest.param([of_content("application/grpc")], [True], id="the content of gRPC"),
+        pytest.param([of_content("application/grpc+proto")], [True], id="gRPC with a suffix"),
+        pytest.param([of_content("text/plain")], [False], id="another content"),
+        pytest.param([of_content(None)], [False], id="no content"),
+        pytest.param(
+            [ENTERED, RECURRING, RECURRING, OTHER, RECURRING],
+            [True, True, True, False, False],
+            id="the same bytes after the table has changed",
+        ),
+        pytest.param(
+            [ENTERED, ENTERED, POST + b"\xbf" + CONTENT],  # the first of two entries
+            [True] * 3,
+            id="a block that changes the table every time",
+        ),
+    ],
+)
+def test_blocks_of_a_connection_are_calls_or_not(blocks, expected):
     reader = HeaderReader()
-    assert reader.is_call(ENTERED, PATH)
-    assert reader.is_call(ENTERED, PATH)
-    assert reader.is_call(POST + b"\xbf" + CONTENT, PATH)  # the first of two entries
+    assert [reader.is_call(block, PATH) for block in blocks] == expected
 
 
 def test_trailers_change_the_table_too():
-    reader, recurring = HeaderReader(), POST + b"\xbe" + CONTENT
+    reader = HeaderReader()
     assert reader.is_call(ENTERED, PATH)
-    assert reader.is_call(recurring, PATH)
+    assert reader.is_call(RECURRING, PATH)
     reader.read_trailers(TRAILERS)
     with pytest.raises(FrameError, match="without method, scheme or path"):
-        reader.is_call(recurring, PATH)
+        reader.is_call(RECURRING, PATH)
 
 
 def test_recurring_block_is_decoded_once(monkeypatch):
-    reader, recurring = HeaderReader(), POST + b"\xbe" + CONTENT
+    reader = HeaderReader()
     assert reader.is_call(ENTERED, PATH)
-    assert reader.is_call(recurring, PATH)
+    assert reader.is_call(RECURRING, PATH)
     monkeypatch.delattr(Decoder, "decode")
-    assert reader.is_call(recurring, PATH)
+    assert reader.is_call(RECURRING, PATH)
 
 
 NAMES = st.sampled_from(["grpc-timeout", "user-agent", "grpc-accept-encoding", "x-trace"])

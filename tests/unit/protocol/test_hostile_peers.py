@@ -30,24 +30,15 @@ from pipeline.errors import (
     UnityTimeOutException,
 )
 from pipeline.protocol import calls, incoming
+from pipeline.protocol import frames as f
 from pipeline.protocol import server as server_module
 from pipeline.protocol.calls import METHOD
 from pipeline.protocol.channel import Channel
-from pipeline.protocol.frames import (
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    HEADERS,
-    PING,
-    RST_STREAM,
-    SETTINGS,
-    frame,
-)
 from pipeline.protocol.http2 import PREFACE
 from pipeline.protocol.incoming import BACKLOG, MAX_CALLS, IncomingConnection
 from pipeline.protocol.server import Server
 
-PINGS = 3000 * frame(PING, 0, 0, bytes(8))
+PINGS = 3000 * f.frame(f.PING, 0, 0, bytes(8))
 
 
 @pytest.fixture
@@ -97,7 +88,7 @@ def test_all_who_wait_are_accepted_at_one_look(server):
     with server._lock:
         server._wait(5.0)
     for client in clients:
-        assert client.until(SETTINGS)
+        assert client.until(f.SETTINGS)
         client.close()
 
 
@@ -117,8 +108,8 @@ def test_connection_that_breaks_the_rules_is_closed_without_waiting_for_the_next
         received = pool.submit(server.receive, 60, no_check)
         client, other = RawClient(server.port), RawClient(server.port)
         client.socket.settimeout(20)
-        client.until(SETTINGS)
-        client.send(frame(PING, 0, 0))
+        client.until(f.SETTINGS)
+        client.send(f.frame(f.PING, 0, 0))
         assert client.end() == 6
         other.send(call(1, message()))
         received.result()
@@ -137,7 +128,7 @@ def test_connection_without_a_preface_is_ended_after_a_time(server, monkeypatch)
 
 @pytest.mark.parametrize(
     "data",
-    [PINGS, 3000 * settings(window=70000), 500 * frame(PING, 0, 0, bytes(8)) + opening(2)],
+    [PINGS, 3000 * settings(window=70000), 500 * f.frame(f.PING, 0, 0, bytes(8)) + opening(2)],
     ids=["PING", "SETTINGS", "PING and a broken frame"],
 )
 def test_peer_that_does_not_read_what_it_causes_is_cut_off_and_holds_no_one_up(server, data):
@@ -150,27 +141,24 @@ def test_peer_that_does_not_read_what_it_causes_is_cut_off_and_holds_no_one_up(s
     client.close()
 
 
-@pytest.mark.parametrize("data", [PINGS, 3000 * frame(0xEE, 0, 0)], ids=["PING", "unknown"])
+@pytest.mark.parametrize("data", [PINGS, 3000 * f.frame(0xEE, 0, 0)], ids=["PING", "unknown"])
 def test_time_out_and_check_hold_under_a_flood(server, data):
-    checks = []
+    def times_out(server: Server) -> None:
+        checks = []
+        with pytest.raises(UnityTimeOutException):
+            server.receive(0.5, lambda: checks.append(1))
+        assert checks
+
     client = RawClient(server.port)
     answered(server, client, 1)
-    with endlessly(client, 3000 * frame(0xEE, 0, 0)), pytest.raises(UnityTimeOutException):
-        server.receive(0.5, lambda: checks.append(1))
-    assert checks
-    checks.clear()
-    with Server() as other:
-        readers = [RawClient(other.port) for _ in range(2)]
-        with (
-            ThreadPoolExecutor(2) as pool,
-            endlessly(readers[0], data),
-            endlessly(readers[1], data),
-        ):
-            for reader in readers:
-                pool.submit(lambda reader=reader: list(reader.frames()))
-            with pytest.raises(UnityTimeOutException):
-                other.receive(0.5, lambda: checks.append(1))
-    assert checks
+    with endlessly(client, 3000 * f.frame(0xEE, 0, 0)):
+        times_out(server)
+    with Server() as other, ThreadPoolExecutor(2) as pool:
+        one, two = (RawClient(other.port) for _ in range(2))
+        with endlessly(one, data), endlessly(two, data):
+            for reader in (one, two):
+                pool.submit(list, reader.frames())
+            times_out(other)
 
 
 def test_loss_is_reported_under_a_flood(server, monkeypatch):
@@ -179,7 +167,7 @@ def test_loss_is_reported_under_a_flood(server, monkeypatch):
     answered(server, client, 1)
     client.close()
     with (
-        endlessly(RawClient(server.port), 3000 * frame(0xEE, 0, 0)),
+        endlessly(RawClient(server.port), 3000 * f.frame(0xEE, 0, 0)),
         pytest.raises(UnityCommunicatorStoppedException, match="closed its connection"),
     ):
         server.receive(20, no_check)
@@ -271,13 +259,13 @@ def test_calls_beyond_the_announced_number_are_refused_one_by_one(server):
     answered(server, client, 1)
     last = 3 + 2 * MAX_CALLS
     client.send(*(opening(stream) for stream in range(3, last, 2)))
-    client.send(opening(last), frame(DATA, 0, last, b"x"))
-    client.send(frame(DATA, 0, last, b"y"), frame(DATA, END_STREAM, last, b"z"))
-    client.send(opening(last + 2, BLOCK, END_STREAM), cancel(3))
+    client.send(opening(last), f.frame(f.DATA, 0, last, b"x"))
+    client.send(f.frame(f.DATA, 0, last, b"y"), f.frame(f.DATA, f.END_STREAM, last, b"z"))
+    client.send(opening(last + 2, BLOCK, f.END_STREAM), cancel(3))
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(served, server, client, last + 4, 5)
         for stream in (last, last + 2):
-            assert client.until(RST_STREAM, stream).payload == struct.pack(">I", 7)
+            assert client.until(f.RST_STREAM, stream).payload == struct.pack(">I", 7)
         client.send(call(last + 4, message(5)))
         future.result()
     client.close()
@@ -290,8 +278,8 @@ def test_call_of_the_environment_has_a_largest_size_too(server, monkeypatch):
     answered(server, client, 1)
     with ThreadPoolExecutor(1) as pool:
         lost = pool.submit(server.receive, 20, no_check)
-        client.send(frame(HEADERS, END_HEADERS, 3, BLOCK))
-        client.send(*(frame(DATA, 0, 3, bytes(10_000)) for _ in range(11)))
+        client.send(f.frame(f.HEADERS, f.END_HEADERS, 3, BLOCK))
+        client.send(*(f.frame(f.DATA, 0, 3, bytes(10_000)) for _ in range(11)))
         assert client.end() == 11
         assert isinstance(lost.exception(20), UnityCommunicatorStoppedException)
     client.close()

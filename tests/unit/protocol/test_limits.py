@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 import tracemalloc
-import zlib
 from contextlib import contextmanager
 
 import numpy as np
@@ -15,7 +13,6 @@ from test_demo import recording
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import (
     DemonstrationError,
-    UnityObservationException,
     UnitySpecificationException,
     brief,
 )
@@ -24,7 +21,6 @@ from pipeline.protocol.decoding import behavior_spec_from
 from pipeline.protocol.demo import read_demo
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.layout_cache import Decoder
-from pipeline.protocol.png import SIGNATURE, _chunk, decode_png, encode_png
 from pipeline.protocol.specs import (
     ActionSpec,
     BehaviorSpec,
@@ -177,62 +173,6 @@ def test_many_small_agents_are_taken():
     info.observations.add(shape=[1]).float_data.data.append(1.0)
     decision, _ = Decoder(spec, "b").decode(of_agents(50_000, info).SerializeToString())
     assert len(decision) == 50_000
-
-
-def bomb(height: int, width: int, second: tuple[int, int] | None = None) -> bytes:
-    """Return a PNG whose header declares a size; `second` is the size in a second header."""
-    sizes = [(height, width), *([second] if second else [])]
-    heads = [_chunk(b"IHDR", struct.pack(">IIBBBBB", w, h, 8, 2, 0, 0, 0)) for h, w in sizes]
-    data = zlib.compress(bytes(1000))
-    return SIGNATURE + b"".join(heads) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
-
-
-@pytest.mark.filterwarnings("ignore:Image size")  # Pillow says so before it refuses
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (bomb(30_000, 30_000), "not a readable PNG: Image size"),
-        (bomb(10_000, 9_000), "PNG of 10000x9000 pixels where its shape says 4x5"),
-        (bomb(4, 5, second=(9_000, 10_000)), "PNG of 9000x10000 pixels where its shape says 4x5"),
-        (bomb(4, 5, second=(90_000, 10_000)), "not a readable PNG: Image size"),
-        (bomb(0, 0), "not a readable PNG"),
-    ],
-)
-def test_size_of_an_image_is_checked_before_it_is_unpacked(data, text):
-    with little_memory(), pytest.raises(UnityObservationException, match=text):
-        decode_png(data, (3, 4, 5))
-
-
-def test_whatever_pillow_makes_of_a_damaged_image_is_refused():
-    data = bomb(4, 5)
-    late = data[:-12] + _chunk(b"iCCP", b"k\0") + data[-12:]  # an IndexError of Pillow's
-    with pytest.raises(UnityObservationException, match="not a readable PNG"):
-        decode_png(late, (3, 4, 5))
-
-
-@pytest.mark.parametrize("mapping", [[0, 1, BIG], [BIG] * 3, [0, -1, 2], [-1, -1, -1], [0, 1, 3]])
-def test_channel_mapping_sizes_nothing_before_it_is_checked(mapping):
-    data = encode_png(np.ones((3, 4, 5), np.float32))
-    with little_memory(), pytest.raises(UnityObservationException, match="leaves out a channel"):
-        decode_png(data, (3, 4, 5), mapping)
-
-
-def test_images_beyond_the_channels_are_not_unpacked():
-    image = encode_png(np.ones((3, 4, 5), np.float32))
-    with_bombs = image + bomb(4, 5) * 50
-    np.testing.assert_array_equal(decode_png(with_bombs, (3, 4, 5)), np.ones((3, 4, 5)))
-    np.testing.assert_array_equal(decode_png(with_bombs, (1, 4, 5)), np.ones((1, 4, 5)))
-    with pytest.raises(
-        UnityObservationException, match="has 153 channels, but its channel mapping"
-    ):
-        decode_png(with_bombs, (3, 4, 5), [0, 1, 2])
-
-
-def test_images_that_are_all_dropped_take_no_memory():
-    mapping = [0, 1, 2] + [-1] * 3 * 200
-    text = r"compressed observation of shape \(3, 1000, 1000\) would take 603 MB"
-    with little_memory(), pytest.raises(UnitySpecificationException, match=text):
-        decode_png(bomb(1000, 1000) * 201, (3, 1000, 1000), mapping)
 
 
 def pair(*numbers, **action) -> m.AgentInfoActionPairProto:

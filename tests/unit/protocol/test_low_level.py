@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from test_codec import sample
 
 from pipeline.protocol.specs import (
     ActionSpec,
@@ -11,7 +14,12 @@ from pipeline.protocol.specs import (
     BehaviorSpec,
     ObservationSpec,
 )
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.steps import (
+    DecisionSteps,
+    TerminalSteps,
+    refuse_other_shapes,
+    same_steps,
+)
 
 SPEC = BehaviorSpec(
     [ObservationSpec.vector(2, "speeds"), ObservationSpec.visual(3, 4, 5, "camera")],
@@ -112,3 +120,24 @@ def test_one_kind_of_action_brings_an_empty_other():
     hybrid.add_continuous(np.ones((1, 2)))
     assert (hybrid.continuous.tolist(), hybrid.discrete.tolist()) == ([[1.0, 1.0]], [[1]])
     assert ActionTuple().continuous is None
+
+
+def test_steps_with_and_without_masks_or_agents_are_not_the_same():
+    one = sample(SPEC, 4, 3, seed=1)
+    decision, terminal = sample(SPEC, 4, 3, seed=1)
+    assert same_steps(one, (decision, terminal))
+    assert not same_steps(one, (replace(decision, action_mask=None), terminal))
+    assert not same_steps(one, (decision, TerminalSteps.empty(SPEC)))
+    cut = replace(terminal, interrupted=~terminal.interrupted)
+    assert not same_steps(one, (decision, cut))
+
+
+def test_saved_steps_of_ended_agents_have_to_fit_as_those_of_the_others_do():
+    decision, terminal = sample(SPEC, 4, 3, seed=1)
+    refuse_other_shapes("B", SPEC, (decision, terminal))
+    for part in ("obs", "reward", "group_id", "group_reward", "interrupted"):
+        values = getattr(terminal, part)
+        shorter = [value[1:] for value in values] if part == "obs" else values[1:]
+        other = replace(terminal, **{part: shorter})
+        with pytest.raises(ValueError, match="the steps of B have other shapes"):
+            refuse_other_shapes("B", SPEC, (decision, other))

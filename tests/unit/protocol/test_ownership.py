@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import grpc
 import pytest
@@ -91,11 +92,9 @@ def while_receiving(server: AnyServer, act: Callable[[], object]) -> object:
 @both_servers
 @pytest.mark.parametrize("sent", NO_GREETINGS.values(), ids=NO_GREETINGS.keys())
 def test_first_call_that_is_no_greeting_is_refused_and_the_environment_greets_later(kind, sent):
-    with kind() as server:
-        stranger = Client(server.port)
+    with kind() as server, closing(Client(server.port)) as stranger:
         refusal = while_receiving(server, lambda: stranger.refusal(sent))
-        assert refusal == grpc.StatusCode.FAILED_PRECONDITION
-        stranger.close()
+    assert refusal == grpc.StatusCode.FAILED_PRECONDITION
 
 
 def test_only_the_first_ten_refusals_are_warnings(caplog):
@@ -103,13 +102,10 @@ def test_only_the_first_ten_refusals_are_warnings(caplog):
         for _ in range(12):
             assert stranger.refusal(step()) == grpc.StatusCode.FAILED_PRECONDITION
 
-    with Server() as server, caplog.at_level(logging.DEBUG, "pipeline"):
-        stranger = Client(server.port)
+    caplog.set_level(logging.DEBUG, "pipeline")
+    with Server() as server, closing(Client(server.port)) as stranger:
         while_receiving(server, refused_twelve_times)
-        stranger.close()
-    levels = [
-        record.levelname for record in caplog.records if "A call is refused" in record.message
-    ]
+    levels = [x.levelname for x in caplog.records if "A call is refused" in x.message]
     assert levels == ["WARNING"] * 10 + ["DEBUG"] * 2
 
 
@@ -119,11 +115,9 @@ def test_only_the_first_ten_refusals_are_warnings(caplog):
     [HEALTH, METHOD.lower(), METHOD + "/", "/communicator_objects.UnityToExternalProto/Other"],
 )
 def test_another_method_is_unimplemented_and_no_message(kind, method):
-    with kind() as server:
-        stranger = Client(server.port)
+    with kind() as server, closing(Client(server.port)) as stranger:
         refusal = while_receiving(server, lambda: stranger.refusal(message(), method))
-        assert refusal == grpc.StatusCode.UNIMPLEMENTED
-        stranger.close()
+    assert refusal == grpc.StatusCode.UNIMPLEMENTED
 
 
 @both_servers
@@ -164,9 +158,6 @@ def test_stranger_beside_a_conversation_is_refused_whatever_it_sends(kind, sent)
 @both_servers
 def test_stranger_that_came_first_and_leaves_late_does_not_end_the_conversation(kind, monkeypatch):
     monkeypatch.setattr(calls, "LOST_S", 0.05)
-    with kind() as server:
-        stranger = Client(server.port)
-        while_receiving(server, lambda: stranger.refusal(step()))
     with kind() as server, ThreadPoolExecutor(1) as pool:
         stranger, client = Client(server.port), Client(server.port)
         received = pool.submit(server.receive, 20, no_check)

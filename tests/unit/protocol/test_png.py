@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
-from test_codec import BRAIN
+from test_codec import BRAIN, sample
+from test_limits import little_memory
 from wire_messages import decode_steps
 
-from pipeline.errors import UnityObservationException
+from pipeline.errors import UnityObservationException, UnitySpecificationException
 from pipeline.protocol.decoding import behavior_spec_from
+from pipeline.protocol.encoding import compressed_steps_bytes
 from pipeline.protocol.generated import messages as m
-from pipeline.protocol.png import decode_png, encode_png
+from pipeline.protocol.png import SIGNATURE, _chunk, decode_png, encode_png
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 
 def png(image: np.ndarray) -> bytes:
@@ -20,14 +25,100 @@ def png(image: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-@pytest.fixture
-def images() -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3)).astype(np.uint8)
+def bomb(height: int, width: int, second: tuple[int, int] | None = None) -> bytes:
+    """Return a PNG whose header declares a size; `second` is the size in a second header."""
+    sizes = [(height, width), *([second] if second else [])]
+    heads = [_chunk(b"IHDR", struct.pack(">IIBBBBB", w, h, 8, 2, 0, 0, 0)) for h, w in sizes]
+    data = zlib.compress(bytes(1000))
+    return SIGNATURE + b"".join(heads) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
 
 
-def first(images: np.ndarray, count: int) -> np.ndarray:
-    channels = np.concatenate(list(images), axis=2).transpose(2, 0, 1)[:count]
-    return channels.astype(np.float32) / np.float32(255)
+PIXELS = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3)).astype(np.uint8)
+ONE, TWO = map(png, PIXELS)
+CHANNELS = np.concatenate(list(PIXELS), axis=2).transpose(2, 0, 1).astype(np.float32) / 255
+"""[6, 4, 5], of both images."""
+GRAY = CHANNELS[:3].mean(axis=0, keepdims=True)
+LAYERS = np.random.default_rng(1).integers(0, 256, (3, 4, 5)).astype(np.uint8)
+STACKED = b"".join(map(png, LAYERS))
+WITH_BOMBS = ONE + bomb(4, 5) * 50
+# An observation's bytes, its shape and its channel mapping, and what they are.
+DECODED = {
+    "one image": (ONE, (3, 4, 5), [], CHANNELS[:3]),
+    "two images, of which the last channel is too many": (
+        ONE + b"between" + TWO,
+        (5, 4, 5),
+        [],
+        CHANNELS[:5],
+    ),
+    "a single channel, the mean of the first image": (ONE + TWO, (1, 4, 5), [], GRAY),
+    "channels that a mapping averages, drops and orders": (
+        ONE + TWO,
+        (2, 4, 5),
+        [1, 1, -1, 0, -1, 1],
+        [CHANNELS[3], CHANNELS[[0, 1, 5]].mean(axis=0)],
+    ),
+    "stacked gray cameras, the oldest first": (
+        STACKED,
+        (3, 4, 5),
+        [0, 0, 0, 1, 1, 1, 2, 2, 2],
+        LAYERS / 255,
+    ),
+    "a stacked sensor without its padding": (
+        ONE + TWO,
+        (4, 4, 5),
+        [0, 1, -1, 2, 3, -1],
+        CHANNELS[[0, 1, 3, 4]],
+    ),
+    "images beyond the channels": (WITH_BOMBS, (3, 4, 5), [], CHANNELS[:3]),
+    "images beyond the single channel": (WITH_BOMBS, (1, 4, 5), [], GRAY),
+}
+
+
+@pytest.mark.parametrize(("data", "shape", "mapping", "expected"), DECODED.values(), ids=DECODED)
+def test_images_are_channels_in_0_to_1(data, shape, mapping, expected):
+    np.testing.assert_allclose(decode_png(data, shape, mapping), expected, rtol=1e-6)
+
+
+BIG = 2**31 - 1
+SHAPE = (3, 4, 5)
+LATE = bomb(4, 5)[:-12] + _chunk(b"iCCP", b"k\0") + bomb(4, 5)[-12:]  # an IndexError of Pillow's
+
+
+@pytest.mark.filterwarnings("ignore:Image size")  # Pillow says so before it refuses
+@pytest.mark.parametrize(
+    ("data", "shape", "mapping", "text"),
+    [
+        (ONE, (2, 4, 5), [0, 1], "has 3 channels, but its channel mapping"),
+        (WITH_BOMBS, SHAPE, [0, 1, 2], "has 153 channels, but its channel mapping"),
+        (ONE, SHAPE, [0, 2, 2], "leaves out a channel"),
+        (ONE, SHAPE, [0, 1, 3], "leaves out a channel"),
+        (ONE, SHAPE, [0, -1, 2], "leaves out a channel"),
+        (ONE, SHAPE, [-1, -1, -1], "leaves out a channel"),
+        (ONE, SHAPE, [0, 1, BIG], "leaves out a channel"),
+        (ONE, SHAPE, [BIG] * 3, "leaves out a channel"),
+        (ONE, SHAPE, [0, 0, 0], "has 1 channels where its shape"),
+        (ONE, (4, 4, 5), [], "has 3 channels where its shape"),
+        (ONE, (3, 5, 4), [], "PNG of 4x5 pixels where its shape says 5x4"),
+        (ONE[:60], SHAPE, [], "not a readable PNG"),
+        (LATE, SHAPE, [], "not a readable PNG"),
+        (b"nothing", SHAPE, [], "holds no PNG image"),
+        (bomb(30_000, 30_000), SHAPE, [], "not a readable PNG: Image size"),
+        (bomb(10_000, 9_000), SHAPE, [], "PNG of 10000x9000 pixels where its shape says 4x5"),
+        (bomb(4, 5, second=(9_000, 10_000)), SHAPE, [], "PNG of 9000x10000 pixels where its"),
+        (bomb(4, 5, second=(90_000, 10_000)), SHAPE, [], "not a readable PNG: Image size"),
+        (bomb(0, 0), SHAPE, [], "not a readable PNG"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused_before_they_are_unpacked(data, shape, mapping, text):
+    with little_memory(), pytest.raises(UnityObservationException, match=text):
+        decode_png(data, shape, mapping)
+
+
+def test_images_that_are_all_dropped_take_no_memory():
+    mapping = [0, 1, 2] + [-1] * 3 * 200
+    text = r"compressed observation of shape \(3, 1000, 1000\) would take 603 MB"
+    with little_memory(), pytest.raises(UnitySpecificationException, match=text):
+        decode_png(bomb(1000, 1000) * 201, (3, 1000, 1000), mapping)
 
 
 def agent_with(
@@ -44,57 +135,13 @@ def agent_with(
     return info
 
 
-def test_one_image_becomes_three_channels_in_0_to_1(images):
-    np.testing.assert_array_equal(decode_png(png(images[0]), (3, 4, 5)), first(images, 3))
-
-
-def test_concatenated_images_give_their_first_channels(images):
-    data = png(images[0]) + b"between" + png(images[1])
-    np.testing.assert_array_equal(decode_png(data, (5, 4, 5)), first(images, 5))
-
-
-def test_single_channel_is_the_mean_of_the_first_image(images):
-    expected = images[0].astype(np.float64).mean(axis=2)[None] / 255
-    data = png(images[0]) + png(images[1])
-    np.testing.assert_allclose(decode_png(data, (1, 4, 5)), expected, rtol=1e-6)
-
-
-def test_mapping_averages_drops_and_orders_channels(images):
-    data = png(images[0]) + png(images[1])
-    image = decode_png(data, (2, 4, 5), [1, 1, -1, 0, -1, 1])
-    c = np.concatenate(list(images), axis=2).transpose(2, 0, 1).astype(np.float64) / 255
-    np.testing.assert_allclose(image, [c[3], (c[0] + c[1] + c[5]) / 3], rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("mapping", "shape", "text"),
-    [
-        ([0, 1], (2, 4, 5), "has 3 channels, but its channel mapping"),
-        ([0, 2, 2], (3, 4, 5), "leaves out a channel"),
-        ([0, 0, 0], (3, 4, 5), "has 1 channels where its shape"),
-        ([], (4, 4, 5), "has 3 channels where its shape"),
-        ([], (3, 5, 4), "PNG of 4x5 pixels where its shape says 5x4"),
-    ],
-)
-def test_images_that_do_not_fit_are_refused(images, mapping, shape, text):
-    with pytest.raises(UnityObservationException, match=text):
-        decode_png(png(images[0]), shape, mapping)
-
-
-def test_damaged_images_are_refused(images):
-    with pytest.raises(UnityObservationException, match="not a readable PNG"):
-        decode_png(png(images[0])[:60], (3, 4, 5))
-    with pytest.raises(UnityObservationException, match="holds no PNG image"):
-        decode_png(b"nothing", (3, 4, 5))
-
-
 @pytest.mark.parametrize("properties", [[1, 2, 2], [2, 2, 1]])
-def test_compressed_observations_are_decoded_in_both_orders(images, properties):
+def test_compressed_observations_are_decoded_in_both_orders(properties):
     shape = (3, 4, 5) if properties[0] == 1 else (4, 5, 3)
-    info = agent_with(png(images[0]), shape, properties=properties)
+    info = agent_with(ONE, shape, properties=properties)
     spec = behavior_spec_from(BRAIN, info)
     decision, _ = decode_steps([info], spec)
-    np.testing.assert_array_equal(decision.obs[0][0], first(images, 3))
+    np.testing.assert_array_equal(decision.obs[0][0], CHANNELS[:3])
 
 
 @pytest.mark.parametrize(
@@ -140,29 +187,31 @@ def test_what_a_png_cannot_hold_is_rounded_and_clipped():
     np.testing.assert_allclose(decode_png(encode_png(values), (1, 1, 3)), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("n_stacked", [2, 3])
-def test_stacked_gray_cameras_come_out_oldest_first(images, n_stacked):
-    gray = np.random.default_rng(1).integers(0, 256, (n_stacked, 4, 5)).astype(np.uint8)
-    data = b"".join(png(layer) for layer in gray)
-    mapping = np.repeat(np.arange(n_stacked), 3).tolist()
-    info = agent_with(data, (n_stacked, 4, 5), mapping)
-    decision, _ = decode_steps([info], behavior_spec_from(BRAIN, info))
-    np.testing.assert_array_equal(decision.obs[0][0], gray / np.float32(255))
-
-
-def test_stacked_padded_sensor_drops_its_padding(images):
-    stacked = np.concatenate([images[0], images[1]], axis=2).transpose(2, 0, 1)
-    mapping = [0, 1, -1, 2, 3, -1]
-    info = agent_with(png(images[0]) + png(images[1]), (4, 4, 5), mapping)
-    decision, _ = decode_steps([info], behavior_spec_from(BRAIN, info))
-    np.testing.assert_array_equal(decision.obs[0][0], stacked[[0, 1, 3, 4]] / np.float32(255))
-
-
-def test_wrong_mapping_is_one_line_with_agent_and_observation(images):
-    info = agent_with(png(images[0]), (3, 4, 5), [0, 1])
+def test_wrong_mapping_is_one_line_with_agent_and_observation():
+    info = agent_with(ONE, (3, 4, 5), [0, 1])
     with pytest.raises(UnityObservationException) as caught:
         decode_steps([info], behavior_spec_from(BRAIN, info))
     assert str(caught.value) == (
         "Observation at index=0 for agent with id=9 didn't match the ObservationSpec: a compressed "
         "observation has 3 channels, but its channel mapping [0, 1] is for 2"
     )
+
+
+def test_images_of_up_to_the_stated_channels_are_sent_as_pngs():
+    camera, depth = ObservationSpec.visual(3, 4, 5), ObservationSpec.visual(4, 4, 5)
+    spec = BehaviorSpec([ObservationSpec.vector(2), camera, depth], ActionSpec(1, ()))
+    decision, terminal = sample(spec, 2, 1, 0)
+    message = m.UnityRLOutputProto.ListAgentInfoProto.FromString(
+        compressed_steps_bytes(decision, terminal, spec, 3)
+    )
+    images = [*terminal.obs[1], *decision.obs[1]]  # ended episodes come first
+    for info, image in zip(message.value, images, strict=True):
+        vector, small, large = info.observations
+        assert (small.compression_type, small.compressed_data) == (m.PNG, encode_png(image))
+        for raw in (vector, large):
+            assert (raw.compression_type, raw.WhichOneof("observation_data")) == (0, "float_data")
+    decoded = decode_steps(message.value, spec)
+    np.testing.assert_array_equal(decoded[0].obs[0], decision.obs[0])
+    np.testing.assert_array_equal(decoded[0].obs[2], decision.obs[2])
+    for actual, sent in zip(decoded, (decision, terminal), strict=True):
+        np.testing.assert_allclose(actual.obs[1], sent.obs[1].clip(0, 1), atol=0.5 / 255 + 1e-6)

@@ -101,7 +101,16 @@ class Usual(Counter):
         self.count = state
 
 
-@pytest.mark.parametrize(("kind", "given"), [(Ours, {"count": 3}), (Usual, {"state": 3})])
+class Both(Ours, Usual):
+    def get_state(self):
+        raise AssertionError
+
+    set_state = get_state
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"), [(Ours, {"count": 3}), (Usual, {"state": 3}), (Both, {"count": 3})]
+)
 def test_a_state_is_given_and_taken_by_our_names_and_by_the_usual_ones(kind, given):
     source, target = kind(), kind()
     target.count = 0
