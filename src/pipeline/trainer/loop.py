@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from pipeline.envs.workers import WorkerSet
     from pipeline.protocol.steps import Steps
     from pipeline.tracking.base import Tracker
+    from pipeline.trainer.batching import Message
     from pipeline.trainer.checkpoints.manager import Exporter
     from pipeline.trainer.environment import JobSpec
     from pipeline.trainer.learner import Decided
@@ -252,18 +253,19 @@ class TrainingLoop:
     def _turn(self, group: Sequence[int]) -> list[tuple[str, Learner, list[Steps]]]:
         """Let the workers of a group step on, and store what they had sent."""
         turns: list[tuple[str, Learner, list[Steps]]] = []
-        decisions: list[Decided] = []
+        decisions: list[tuple[Message, Decided]] = []
         for qualified in self.workers.behavior_specs:
             learner = self._learner_of.get(qualified) or self._learner(qualified)
             steps = self.workers.get_steps(qualified, group)
-            decided = learner.decide(steps, team=qualified)
+            message = learner.receive(steps, team=qualified)
+            decided = learner.decide(message)
             self.workers.set_actions(qualified, decided.actions, group)
             turns.append((qualified, learner, steps))
-            decisions.append(decided)
+            decisions.append((message, decided))
         self.stopwatch.timed(self.workers.step_send, group)
-        for (qualified, learner, steps), decided in zip(turns, decisions, strict=True):
-            slots = learner.absorb(steps, team=qualified)
-            learner.remember(slots, decided, team=qualified)
+        for (qualified, learner, steps), (message, decided) in zip(turns, decisions, strict=True):
+            learner.absorb(message)
+            learner.remember(message, decided)
             if learner.past is not None:
                 self.self_play.on_step(qualified, learner, steps)
         return turns

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from steps import take_turn
 from test_signals import demo
 
 from pipeline.algos import poca
@@ -58,9 +59,7 @@ def message(deciding, ended=None, *, interrupted=False, group_reward=0.0):
 
 def play(team_learner, *messages):
     for steps in messages:
-        decided = team_learner.decide([steps])
-        slots = team_learner.absorb([steps])
-        team_learner.remember(slots, decided)
+        take_turn(team_learner, [steps])
     return team_learner.grouping.completed(team_learner.trajectories.rollout())
 
 

@@ -132,7 +132,8 @@ def collected(learner_of, *, toy=Cue, shared=False, n_steps=40, horizon=8, agent
     steps, open_values = list(game.reset().values()), {agent: [] for agent in range(agents)}
     closed: list[list[float]] = []
     for _ in range(n_steps):
-        decided = learner.decide(steps, team="")
+        message = learner.receive(steps)
+        decided = learner.decide(message)
         ((decision, terminal),) = steps
         for agent in terminal.agent_id:
             closed.append([*open_values[agent], np.nan])
@@ -143,7 +144,8 @@ def collected(learner_of, *, toy=Cue, shared=False, n_steps=40, horizon=8, agent
                 closed.append([*open_values[agent], values[agent]])
                 open_values[agent] = []
             open_values[agent].append(values[agent])
-        learner.remember(learner.absorb(steps), decided)
+        learner.absorb(message)
+        learner.remember(message, decided)
         steps = list(game.step({"Toy?team=0": decided.actions[0]}).values())
     return learner, closed
 

@@ -471,7 +471,7 @@ def test_memories_are_those_of_each_workers_agents(make_learner, monkeypatch):
         return act(obs, masks, memory)
 
     monkeypatch.setattr(learner.algorithm, "act", noted)
-    learner.decide([message(2), message(3, [1])])
+    learner.decide(learner.receive([message(2), message(3, [1])]))
     take_turn(learner, [message(0), message(3, [2])])
     assert learner.slots.n_slots == 5, "agents of the second worker stay its own"
     assert recalled == [[1.0, 2.0, 3.0, 0.0, 5.0], [3.0, 4.0, 0.0]]
