@@ -19,7 +19,7 @@ from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import tensors
 from pipeline.algos.schedules import completed
-from pipeline.data.columns import Field
+from pipeline.data.columns import Columns, Field
 from pipeline.errors import TrainingError
 from pipeline.nets.encoder import HyperLayer
 
@@ -165,8 +165,14 @@ class Algorithm(ABC):
         return self.policy.memory_size + (0 if memory is None else memory.memory_size)
 
     @property
+    def columns(self) -> Columns[Field]:
+        """All that each row of experience holds."""
+        obs = [Field(shape=tuple(obs.shape)) for obs in self.spec.observation_specs]
+        return Columns(self.fields, obs)
+
+    @property
     def fields(self) -> dict[str, Field]:
-        """What each row of experience holds."""
+        """What each row of experience holds, observations and reward left out."""
         fields = rollout_fields(self.spec)
         if self.memory_size:
             # Stored once per sequence and not per row: training begins each sequence from its
@@ -176,7 +182,10 @@ class Algorithm(ABC):
 
     @property
     def member_fields(self) -> dict[str, Field]:
-        """Fields that are stored of each group member; empty if the algorithm ignores groups."""
+        """Fields that are stored of each group member; empty if the algorithm ignores groups.
+
+        A member's observations are stored in any case.
+        """
         return {}
 
     def act(

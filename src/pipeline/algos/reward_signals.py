@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import plugins
-from pipeline.algos.rows import Rows, columns, observations, tensors
+from pipeline.algos.rows import Rows, named_tensors, tensors
 from pipeline.data.demonstrations import demonstration_files
 from pipeline.errors import DemonstrationError, SettingsError, TrainingError
 from pipeline.nets.distributions import to_environment
@@ -41,7 +41,7 @@ class RewardSignal(ABC):
     It is made as `Signal(spec, settings, seed=..., device=...)`, where settings are its own and the
     seed is that of the run. A signal of a plug-in need not be a subclass.
 
-    It sees rows with the columns `obs_*`, `next_obs_*` (where it needs them), `continuous`,
+    It sees rows with `obs`, `next_obs` (where it needs them), and the fields `continuous`,
     `discrete`, `reward` [B] and `done` (bool [B], whether the task ended with the step; not where
     it was cut short). Observations are not normalised: a signal that normalises does so itself.
     Continuous actions are in the environment's range -1..1, whatever the algorithm drew.
@@ -255,14 +255,13 @@ class RolloutRows:
     """
 
     def __init__(self, rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> None:
-        names = [f"obs_{i}" for i in range(len(rollout.next_obs))]
-        names += ["continuous", "discrete", "reward"]
         self.n_rows = rollout.n_rows
-        self.columns = columns(rollout.fields, names, device)
+        names = ("continuous", "discrete", "reward")
+        fields = named_tensors(rollout.fields, names, device)
         ends = torch.from_numpy(rollout.starts + rollout.lengths - 1).to(device)
         done = torch.zeros(self.n_rows, dtype=torch.bool, device=device)
         done[ends] = torch.from_numpy(rollout.terminated).to(device)
-        self.columns["done"] = done
+        self.rows = Rows(obs=tensors(rollout.obs, device), fields={**fields, "done": done})
         self.after: list[Tensor] = []
         self.end_of = torch.full((self.n_rows if with_next_obs else 0,), -1, device=device)
         """int64 [R] number of the trajectory that a row ends, else -1."""
@@ -272,10 +271,10 @@ class RolloutRows:
 
     def take(self, index: Tensor) -> Rows:
         """The steps in int64 [B] rows, as `RewardSignal` describes them."""
-        step_columns = {name: values[index] for name, values in self.columns.items()}
+        rows = self.rows.take(index)
         # Rollouts store actions as drawn, demonstrations in the environment's range.
-        step_columns["continuous"] = to_environment(step_columns["continuous"])
-        return Rows(columns=step_columns | observations(self._following(index), "next_obs"))
+        fields = {**rows.fields, "continuous": to_environment(rows.continuous)}
+        return replace(rows, fields=fields, next_obs=self._following(index))
 
     def _following(self, index: Tensor) -> list[Tensor]:
         """Return the next observations of rows: of the next row, or after the trajectory's end."""
@@ -285,7 +284,7 @@ class RolloutRows:
         at_end = (trajectory >= 0).nonzero().squeeze(1)
         # The last row has no next one; it ends a trajectory and is overwritten below.
         following = (index + 1).clamp_max(self.n_rows - 1)
-        result = [self.columns[f"obs_{i}"][following] for i in range(len(self.after))]
+        result = [values[following] for values in self.rows.obs]
         for values, after in zip(result, self.after, strict=True):
             values[at_end] = after[trajectory[at_end]]
         return result

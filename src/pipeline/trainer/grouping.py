@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.data.columns import Columns
 from pipeline.data.groups import GroupMessage, Groups
 from pipeline.protocol.steps import TerminalSteps
 from pipeline.tracking import names
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 def group_tracker_for(algorithm: Algorithm) -> GroupTracker | NoGroups:
     """Return a `GroupTracker` if the algorithm has `member_fields`, else `NoGroups`."""
     fields = algorithm.member_fields
-    return GroupTracker(fields) if fields else NoGroups()
+    return GroupTracker(Columns(fields, algorithm.columns.obs)) if fields else NoGroups()
 
 
 class NoGroups:
@@ -97,12 +98,13 @@ class GroupTracker:
     """Tracks the groups of one behavior's agents, and what their members share.
 
     Args:
-        fields: what the algorithm needs of every member of a group.
+        columns: what the algorithm needs of every member of a group.
     """
 
-    def __init__(self, fields: Mapping[str, Field]) -> None:
-        self.groups = Groups(fields)
-        self._described = [name for name in fields if name in ("continuous", "discrete", "memory")]
+    def __init__(self, columns: Columns[Field]) -> None:
+        self.groups = Groups(columns)
+        described = ("continuous", "discrete", "memory")
+        self._described = [name for name in columns.fields if name in described]
 
     def on_message(self, message: Message, n_slots: int, memories: FloatArray | None) -> None:
         """Process what all workers sent, before any of it completes a trajectory."""

@@ -53,6 +53,8 @@ class Decided(NamedTuple):
     """One per worker."""
     decision: Decision | None
     """The same for all workers' agents, with what learning needs; None without any agent."""
+    obs: list[FloatArray]
+    """[N, *shape] per observation, of all workers' agents."""
 
 
 class Learner:
@@ -109,8 +111,7 @@ class Learner:
         # A replay stores the rows that wait elsewhere.
         n_waiting = 0 if self.algorithm.replay is not None else settings.hyperparameters.buffer_size
         self.trajectories = Trajectories(
-            self.algorithm.fields,
-            n_obs=len(spec.observation_specs),
+            self.algorithm.columns,
             horizon=settings.time_horizon,
             capacity=n_waiting + settings.time_horizon,
         )
@@ -214,7 +215,7 @@ class Learner:
         else:
             is_learned = overlap.begin(rollout, step=self.step)
         if is_learned or self.algorithm.replay is None:  # not only kept for later
-            self._record(rollout.fields)
+            self._record(rollout.obs, rollout.fields)
         self._clear_closed()
         return stats
 
@@ -225,7 +226,7 @@ class Learner:
         for worker, _, slots in message.deciding:
             counts[worker] = len(slots)
         if not message.deciding:
-            return Decided([self.spec.action_spec.empty_action(0) for _ in counts], None)
+            return Decided([self.spec.action_spec.empty_action(0) for _ in counts], None, [])
         decisions = [part.steps for part in message.deciding]
         obs, masks = concat_steps(decisions, self.spec.action_spec.discrete_branches)
         player: Algorithm | Opponent
@@ -239,7 +240,7 @@ class Learner:
             raise UnityPolicyException(f"{location}: {error}") from error
         actions = split_actions(decision.action, counts)
         self.seconds["inference"] += time.perf_counter() - began
-        return Decided(actions, decision)
+        return Decided(actions, decision, obs)
 
     def remember(self, message: Message, decided: Decided) -> None:
         """Keep what the deciding agents of a message have decided."""
@@ -253,15 +254,14 @@ class Learner:
         if self.past is not None and message.team in self.past.opponents:  # who does not learn
             return
         rows = decided.decision.rows
-        self.trajectories.begin_transition(slots, self.grouping.rows(slots, rows))
+        self.trajectories.begin_transition(slots, decided.obs, self.grouping.rows(slots, rows))
         self.pending_stats.add(names.ENTROPY, decided.decision.entropy)
         if not len(self.recorded["obs"][0]):
-            self._record(rows)
+            self._record(decided.obs, rows)
         self.seconds["storage"] += time.perf_counter() - began
 
-    def _record(self, rows: Mapping[str, Any]) -> None:
-        obs = [rows[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
-        allowed = rows.get("allowed")  # a single True stands for all rows
+    def _record(self, obs: Sequence[FloatArray], fields: Mapping[str, Any]) -> None:
+        allowed = fields.get("allowed")  # a single True stands for all rows
         self.recorded = sample_rows(obs, allowed if isinstance(allowed, np.ndarray) else None)
 
     def drop_unfinished(self, worker: int | None = None) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.algos.ppo import PPO
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals, RolloutRows
-from pipeline.data.columns import Field
+from pipeline.data.columns import Columns, Field
 from pipeline.data.rollout import Trajectories
 from pipeline.errors import TrainingError
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -16,12 +16,14 @@ from pipeline.settings import load_run_settings
 
 CPU = torch.device("cpu")
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_continuous(1))
-FIELDS = {
-    "obs_0": Field(shape=(2,)),
-    "log_prob": Field(shape=(1,)),
-    "continuous": Field(shape=(1,)),
-    "discrete": Field(shape=(0,), dtype=np.int64),
-}
+COLUMNS = Columns(
+    {
+        "log_prob": Field(shape=(1,)),
+        "continuous": Field(shape=(1,)),
+        "discrete": Field(shape=(0,), dtype=np.int64),
+    },
+    [Field(shape=(2,))],
+)
 
 
 def settings(**signals):
@@ -42,7 +44,7 @@ class Agents:
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(3)
-        self.trajectories = Trajectories(FIELDS, n_obs=1, horizon=4, capacity=8)
+        self.trajectories = Trajectories(COLUMNS, horizon=4, capacity=8)
         self.trajectories.reserve(3)
         self.obs = self.draw()
         self.led_to: dict[tuple, tuple] = {}
@@ -57,12 +59,11 @@ class Agents:
         for _ in range(n):
             slots = np.arange(3)
             rows = {
-                "obs_0": self.obs,
                 "log_prob": np.zeros((3, 1)),
                 "continuous": self.rng.normal(size=(3, 1)) * 3,
                 "discrete": np.zeros((3, 0)),
             }
-            self.trajectories.begin_transition(slots, rows)
+            self.trajectories.begin_transition(slots, [self.obs], rows)
             later, ends = self.draw(), self.rng.random(3) < 0.2
             cut = self.rng.random(3) < 0.5
             for agent in range(3):
@@ -115,7 +116,7 @@ def test_reported_reward_is_the_mean_sum_over_episodes_that_span_rollouts():
         rollout = agents.play(n)
         before = set(sums)
         rewards = learned.begin(rollout)[:, 1]
-        for obs, reward in zip(rollout.fields["obs_0"], rewards.tolist(), strict=True):
+        for obs, reward in zip(rollout.obs[0], rewards.tolist(), strict=True):
             episode = agents.led_to[tuple(obs)][2]
             sums[episode] = sums.get(episode, 0.0) + reward
         stats = learned.end(step=0)
@@ -151,17 +152,16 @@ def test_rewards_of_an_episode_that_was_dropped_are_not_counted_with_the_next_in
         RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU), device=CPU
     )
     agents, slots = Agents(), np.arange(3)
-    agents.trajectories = Trajectories(FIELDS, n_obs=1, horizon=4, capacity=8)
+    agents.trajectories = Trajectories(COLUMNS, horizon=4, capacity=8)
     agents.trajectories.reserve(3)
 
     def step(*, ended):
         rows = {
-            "obs_0": agents.draw(),
             "log_prob": np.zeros((3, 1)),
             "continuous": np.zeros((3, 1)),
             "discrete": np.zeros((3, 0)),
         }
-        agents.trajectories.begin_transition(slots, rows)
+        agents.trajectories.begin_transition(slots, [agents.draw()], rows)
         interrupted = np.zeros(3, np.bool_) if ended else None
         agents.trajectories.complete_transition(
             slots, np.ones(3, np.float32), [agents.draw()], ended=ended, interrupted=interrupted

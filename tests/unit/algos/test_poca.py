@@ -234,7 +234,7 @@ def test_other_trainers_learn_from_own_and_group_reward_and_say_so_once(caplog):
 
 
 def test_a_member_is_known_by_what_it_sees_does_and_remembers():
-    base_fields = ["obs_0", "continuous", "discrete"]
+    base_fields = ["continuous", "discrete"]
     assert list(learner().algorithm.member_fields) == [*base_fields, "over"]
     memory = MemorySettings(sequence_length=2, memory_size=4)
     network = NetworkSettings(hidden_units=8, num_layers=1, memory=memory)

@@ -14,7 +14,7 @@ from test_restarted_worker import NAME, FailsAt, Long
 from toys import Corridor
 
 from pipeline import seeding
-from pipeline.data.columns import Field
+from pipeline.data.columns import Columns, Field
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.side_channels import StatsAggregationMethod
 from pipeline.envs.workers import WorkerSet
@@ -490,7 +490,7 @@ def test_what_several_report_is_taken_once_and_in_its_order():
     values = both.period()
     assert (values["Level"], values[names.REWARD], values[EXTRINSIC]) == (0.0, 0.5, 100.0)
 
-    tracker = GroupTracker({"obs_0": Field(shape=(1,))})
+    tracker = GroupTracker(Columns({}, [Field(shape=(1,))]))
     tracker.groups.finished.append(3.0)
     for _ in range(2):
         tracker.report(None, np.zeros(0, np.intp), both)
