@@ -26,6 +26,7 @@ from pipeline.trainer.opponents import SnapshotPool
 from pipeline.trainer.overlap import Overlap, steps_per_row
 from pipeline.trainer.statistics import Statistics
 from pipeline.trainer.supported import algorithm_for
+from pipeline.trainer.updates import Updates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -82,11 +83,9 @@ class Learner:
         self.settings = settings
         self.learns = learns
         self.algorithm = algorithm(spec, settings, seed=seed, device=device)
-        self.overlap = None
-        """Makes updates beside the steps that follow; None where each update is made at once."""
+        self.updates = Updates(self.algorithm)
         if settings.threaded and learns:
-            self.overlap = Overlap(self.algorithm, steps_per_row=steps_per_row(self.algorithm))
-        self._learning = self.overlap or self.algorithm
+            self.updates = Overlap(self.algorithm, steps_per_row=steps_per_row(self.algorithm))
         self.past: SnapshotPool | None = None
         if learns and settings.self_play is not None:
             self.past = SnapshotPool(
@@ -125,7 +124,7 @@ class Learner:
     @property
     def acting(self) -> Algorithm:
         """What decides for the agents that learn: the algorithm, or its copy during an update."""
-        return self.algorithm if self.overlap is None else self.overlap.acting
+        return self.updates.acting
 
     @property
     def finished(self) -> bool:
@@ -176,7 +175,7 @@ class Learner:
         """Update if there is enough experience, or continue an update; return if one is over."""
         sync, n_rows = self.sync, self.trajectories.n_closed
         is_ready = self.algorithm.ready(n_rows) if sync is None else sync.should_update()
-        if self.overlap is None and not is_ready:
+        if not is_ready and not self.updates.is_spread:
             return False
         if is_ready and (self.finished or not self.learns):
             self._clear_closed()
@@ -200,24 +199,20 @@ class Learner:
 
     def _updated(self, *, is_ready: bool) -> dict[str, float]:
         """Return the statistics of an update that is over now; empty if none is."""
-        overlap, stats = self.overlap, {}
-        if overlap is not None:
-            if is_ready and overlap.is_under_way:  # the next rollout was complete first
-                return overlap.finish()
-            stats = overlap.advance()
+        updates = self.updates
+        if is_ready and updates.is_under_way:  # the next rollout was complete first
+            return updates.take(at_once=True)
+        updates.advance()
+        stats = updates.take()
         if not is_ready:
             return stats
         rollout = self.grouping.completed(self.trajectories.rollout())
         refuse_non_finite_rollout(rollout, step=self.step)
-        if overlap is None:
-            stats = self.algorithm.update(rollout, step=self.step)
-            is_learned = bool(stats)
-        else:
-            is_learned = overlap.begin(rollout, step=self.step)
+        is_learned = updates.start(rollout, step=self.step)
         if is_learned or self.algorithm.replay is None:  # not only kept for later
             self._record(rollout.obs, rollout.fields)
         self._clear_closed()
-        return stats
+        return stats or updates.take()
 
     def decide(self, message: Message) -> Decided:
         """Choose for the deciding agents of every worker, in one batch."""
@@ -230,7 +225,7 @@ class Learner:
         decisions = [part.steps for part in message.deciding]
         obs, masks = concat_steps(decisions, self.spec.action_spec.discrete_branches)
         player: Algorithm | Opponent
-        player = self.algorithm if self.overlap is None else self.overlap.acting
+        player = self.acting
         if self.past is not None:
             player = self.past.opponents.get(message.team, player)
         try:
@@ -334,7 +329,7 @@ class Learner:
 
     def _count(self, closed: ClosedTrajectories) -> None:
         if self.learns and not self.finished:
-            self._learning.observe(closed.obs)
+            self.updates.observe(closed.obs)
         if self.sync is None:
             self.step += closed.n_rows
         else:
@@ -345,7 +340,7 @@ class Learner:
         state = {
             "step": self.step,
             "n_updates": self.n_updates,
-            "algorithm": self._learning.state_dict(),
+            "algorithm": self.updates.state_dict(),
             "statistics": self.statistics.state_dict(),
             "recorded": self.recorded,
         }
@@ -360,7 +355,7 @@ class Learner:
             raise ValueError(f"the recorded observations do not have the shapes {shapes}")
         self.step = int(state["step"])
         self.n_updates = int(state["n_updates"])
-        self._learning.load_state_dict(state["algorithm"])
+        self.updates.load_state_dict(state["algorithm"])
         self.statistics.load_state_dict(state["statistics"])
         self.recorded = dict(state["recorded"])
         # The state has none if the run began without self-play.
@@ -372,7 +367,7 @@ class Learner:
         return {
             "step": self.step,
             "n_updates": self.n_updates,
-            "algorithm": self._learning.weights(),
+            "algorithm": self.updates.weights(),
             "recorded": self.recorded,
         }
 

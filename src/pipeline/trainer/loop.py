@@ -299,9 +299,9 @@ class TrainingLoop:
             device = fastest_device(name, spec, share, n_agents=n_agents, kept=earlier_device)
             self._devices[name] = str(device)
         learner = Learner(name, spec, share, seed=seed, device=device, learns=not self.inference)
-        in_thread = learner.overlap is not None and learner.overlap.in_thread
         # Not in a thread: torch traces one program at a time, while no other thread calls one.
-        if self.settings.torch_settings.compile and learner.learns and not in_thread:
+        compiles = self.settings.torch_settings.compile and not learner.updates.in_thread
+        if compiles and learner.learns:
             learner.algorithm.compile()
         if saved is not None:
             path = files.named(self.job.run_dir, name) / RESUME_FILE

@@ -498,11 +498,11 @@ def test_what_several_report_is_taken_once_and_in_its_order():
 
     observed = []
     overlap = Overlap(SimpleNamespace(observe=observed.append))
-    overlap._parts = (stats for stats in [1])
+    overlap.is_under_way, overlap._parts = True, (stats for stats in [1])
     for obs in ("first", "second"):
         overlap.observe(obs)
     assert observed == []
-    overlap.finish()
+    overlap.take(at_once=True)
     assert observed == ["first", "second"]
 
 

@@ -138,7 +138,7 @@ def test_beside_an_update_one_policy_acts_is_kept_and_normalises_as_at_its_begin
         take_turn(learner, steps)
         while learner.learn():
             pass
-        if not learner.overlap.is_under_way:
+        if not learner.updates.is_under_way:
             continue
         acting = learner.acting.policy
         weights = learner.weights_dict()["algorithm"]["policy"]
