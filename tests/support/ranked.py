@@ -87,8 +87,7 @@ def found(ranks: DistributedGroup) -> dict:
     ranks.average_gradients_(mean)
     means.append(mean.item())
     algorithm = ppo()
-    algorithm.processes = ranks
-    algorithm.optimizer.average = ranks.average_gradients_
+    algorithm.learn_with(ranks)
     stats = algorithm.update(half(rank), step=100)
     return {
         "average": gradient.tolist(),

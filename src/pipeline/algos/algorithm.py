@@ -74,7 +74,7 @@ class Algorithm(ABC):
         self.settings = settings
         self.device = device
         self.processes: ProcessGroup = SINGLE_PROCESS
-        """The processes that learn together; the trainer sets it."""
+        """The processes that learn together; see `learn_with`."""
         self.signals = RewardSignals(spec, settings, seed=seed, device=device)
         # Streams of their own: drawing a minibatch must not change which actions are drawn next.
         self.action_stream = generator_for(seed, device, "actions")
@@ -224,6 +224,12 @@ class Algorithm(ABC):
             self.optimizer,
             *(optimizer for optimizer in signal_optimizers if optimizer is not None),
         ]
+
+    def learn_with(self, processes: ProcessGroup) -> None:
+        """Learn together with other processes from now on."""
+        self.processes = processes
+        for optimizer in self.optimizers:
+            optimizer.average = processes.average_gradients_
 
     @property
     def generators(self) -> dict[str, torch.Generator]:

@@ -93,7 +93,7 @@ class Learner:
             )
         self.statistics = self.pending_stats = Statistics()
         self.sync: LearnerGroup | None = None
-        """Set where other processes learn the same; `pending_stats` then has what is new here."""
+        """See `learn_with`."""
         self.step = 0
         self.n_updates = 0
         self.recorded = sample_rows(
@@ -258,6 +258,15 @@ class Learner:
     def _record(self, obs: Sequence[FloatArray], fields: Mapping[str, Any]) -> None:
         allowed = fields.get("allowed")  # a single True stands for all rows
         self.recorded = sample_rows(obs, allowed if isinstance(allowed, np.ndarray) else None)
+
+    def learn_with(self, others: LearnerGroup) -> None:
+        """Learn together with the learners of other processes from now on."""
+        self.sync = others
+        self.take_pending()
+
+    def take_pending(self) -> None:
+        """Collect in `pending_stats` what is new in this process from now on."""
+        self.pending_stats = Statistics()
 
     def drop_unfinished(self, worker: int | None = None) -> None:
         """Drop the open trajectories of a worker, or of all, whose agents begin anew."""

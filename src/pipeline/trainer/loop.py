@@ -33,7 +33,11 @@ from pipeline.trainer.checkpoints.restore import (
     restore_workers,
     usable,
 )
-from pipeline.trainer.checkpoints.resume_points import RESUME_INTERVAL_S, resume_points
+from pipeline.trainer.checkpoints.resume_points import (
+    RESUME_INTERVAL_S,
+    JointResumePoints,
+    resume_points,
+)
 from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.device_choice import fastest_device
 from pipeline.trainer.distributed.sync import Synchronizer, share_of
@@ -107,11 +111,16 @@ class TrainingLoop:
         self.tracker = tracker
         self.inference = inference
         kind = CheckpointManager if group.rank == 0 else NullCheckpointManager
-        self.keeper = kind(job.run_dir, job.settings, exporter=None if inference else exporter)
-        self.keeper.on_checkpoint = tracker.saved
+        self.keeper = kind(
+            job.run_dir,
+            job.settings,
+            exporter=None if inference else exporter,
+            on_checkpoint=tracker.saved,
+        )
         self.group = group
-        sync = self.synchronizer = Synchronizer(group)
-        self.resume_points = resume_points(self.keeper, workers, resume_interval_s, sync)
+        self.resume_points = resume_points(self.keeper, workers, resume_interval_s, group)
+        joint = self.resume_points if isinstance(self.resume_points, JointResumePoints) else None
+        self.synchronizer = Synchronizer(group, joint)
         saved = self.keeper.saved() if job.resume else {}
         self._saved = group.scatter_object(of_each_rank(saved, group.size))
         self._exact = False

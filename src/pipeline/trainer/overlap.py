@@ -169,7 +169,7 @@ class Overlap(Updates):
         """Return the algorithm's state after the update under way, and the weights that act now.
 
         Raises:
-            TrainingError: See `Algorithm.update_in_parts`.
+            TrainingError: See `Algorithm.update`.
         """
         # The new policy acts when it would have without this call: steps are counted on.
         self._n_steps_left += math.ceil(self._compute() / self._per_step)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipeline.algos.schedules import completed
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -48,9 +46,9 @@ class Updates:
             step: agent steps done, for the schedules.
 
         Raises:
-            TrainingError: See `Algorithm.update_in_parts`.
+            TrainingError: See `Algorithm.update`.
         """
-        self._stats = completed(self.algorithm.update_in_parts(rollout, step=step))
+        self._stats = self.algorithm.update(rollout, step=step)
         self.is_under_way = bool(self._stats)
         return self.is_under_way
 
@@ -58,7 +56,7 @@ class Updates:
         """Do a step's share of the update under way.
 
         Raises:
-            TrainingError: See `Algorithm.update_in_parts`.
+            TrainingError: See `Algorithm.update`.
         """
 
     def take(self, *, at_once: bool = False) -> dict[str, float]:  # noqa: ARG002  # it is over
@@ -68,7 +66,7 @@ class Updates:
             at_once: whether to do first what is left of the update under way.
 
         Raises:
-            TrainingError: See `Algorithm.update_in_parts`.
+            TrainingError: See `Algorithm.update`.
         """
         stats, self._stats, self.is_under_way = self._stats, {}, False
         return stats

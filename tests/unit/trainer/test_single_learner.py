@@ -213,7 +213,7 @@ def test_weights_are_compared_as_they_were_after_the_last_update_that_is_compare
 def member(make_learner, ranks):
     """A learner of a group; a test sets how many rows it holds."""
     learner = make_learner(SPEC, max_steps=10_000)
-    learner.sync = LearnerSync(learner, ranks, seed=1)
+    LearnerSync(learner, ranks, seed=1)
     learner.trajectories = SimpleNamespace(n_held=0, n_closed=0)
     return learner
 

@@ -576,7 +576,7 @@ def test_reports_of_a_worker_are_of_the_behaviors_with_agents_there():
 @pytest.mark.parametrize("first_wants", [True, False])
 def test_the_first_process_alone_decides_when_a_moment_is_kept(first_wants, quick, tmp_path):
     keeper = CheckpointManager(tmp_path, quick())
-    points = JointResumePoints(keeper, Workers(), 0.0, SimpleNamespace(held={}))
+    points = JointResumePoints(keeper, Workers(), 0.0)
     points.want()
     notes = [points.note() | {"gives states": True, "interrupted": steps} for steps in ([5], [3])]
     notes[0 if not first_wants else 1]["wanted"] = False
