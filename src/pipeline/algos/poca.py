@@ -123,8 +123,8 @@ class POCA(Algorithm):
             for batch in self._minibatches(rows, groups):
                 yield n_left - len(losses)
                 losses.append(self._learn(batch, groups, beta))
-                if self.intrinsic is not None:
-                    self.intrinsic.learn(batch.index)
+                if self.intrinsic is not None and batch.steps is not None:
+                    self.intrinsic.learn(batch.steps)
         by_step = torch.stack(losses)
         self.processes.average_(by_step, len(rows))
         loss_pi, loss_v, loss_b = by_step.abs().mean(0).tolist()
@@ -235,10 +235,11 @@ class POCA(Algorithm):
         terminated = rollout.terminated[:, None]
         ignores = self.signals.ignores_done.cpu().numpy()
         bootstrap = np.where(terminated & ignores, following_all, following)
+        steps = None
         if self.intrinsic is None:
             rewards = f["reward"][:, None] * self.signals.strength.cpu().numpy()
         else:
-            rewards = self.intrinsic.begin(rollout)
+            rewards, steps = self.intrinsic.begin(rollout)
         # a lambda-return is a generalised advantage estimate plus the value it is relative to
         returns = value + generalized_advantages(
             rewards=rewards,
@@ -262,6 +263,7 @@ class POCA(Algorithm):
             obs=self.policy.normalizers(tensors(rollout.obs, self.device)),
             fields={**stored, **named_tensors(computed, list(computed), self.device)},
             sequences=stored_sequences(rollout, self.sequence_length, self.device),
+            steps=steps,
         )
         if self.settings.threaded:
             rows = decoupled(rows, log_probs(self.policy, rows, rows.sequences))

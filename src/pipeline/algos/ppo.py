@@ -200,8 +200,8 @@ class PPO(Algorithm):
             for batch in rows.minibatches(self.minibatch_stream, size, self.processes):
                 yield n_left - len(steps)
                 steps.append(self._learn(batch, fixed=fixed))
-                if self.intrinsic is not None:
-                    self.intrinsic.learn(batch.index)
+                if self.intrinsic is not None and batch.steps is not None:
+                    self.intrinsic.learn(batch.steps)
         stats = self._statistics(steps, rows, now, step=step)
         if self.intrinsic is not None:
             stats |= self.intrinsic.end(step=step)
@@ -304,10 +304,11 @@ class PPO(Algorithm):
             )
         # a signal that ignores ends also has a value after the task has ended
         bootstrap = following * (~rollout.terminated[:, None] | self.ignores_done)
+        steps = None
         if self.intrinsic is None:
             rewards = f["reward"][:, None] * self.strength
         else:
-            rewards = self.intrinsic.begin(rollout)
+            rewards, steps = self.intrinsic.begin(rollout)
         advantages = generalized_advantages(
             rewards=rewards,
             values=value,
@@ -331,6 +332,7 @@ class PPO(Algorithm):
             obs=obs,
             fields={**stored, **named_tensors(computed, list(computed), self.device)},
             sequences=sequences,
+            steps=steps,
         )
         if not self.settings.threaded:
             return rows

@@ -42,6 +42,8 @@ class Rows:
     """[R, ...] by name."""
     sequences: SequenceState | None = None
     """The sequences that the rows form, with the memory at the start of each; None without."""
+    steps: Rows | None = None
+    """The same rows as reward signals that learn from them see them; None without such signals."""
 
     def __len__(self) -> int:
         return len(self.obs[0])
@@ -124,17 +126,21 @@ class Rows:
             obs=[values[index] for values in self.obs],
             next_obs=[values[index] for values in self.next_obs],
             fields={name: values[index] for name, values in self.fields.items()},
+            steps=None if self.steps is None else self.steps.take(index),
         )
 
     def split(self, sizes: int | list[int]) -> Iterator[Rows]:
         """The rows in pieces of one size or of these `sizes`, in their order; no sequences."""
         n_obs, n_seen = len(self.obs), len(self.obs) + len(self.next_obs)
         tensors = [*self.obs, *self.next_obs, *self.fields.values()]
-        for parts in zip(*(torch.split(values, sizes) for values in tensors), strict=True):
+        pieces = zip(*(torch.split(values, sizes) for values in tensors), strict=True)
+        pieces_of_steps = repeat(None) if self.steps is None else self.steps.split(sizes)
+        for parts, steps in zip(pieces, pieces_of_steps, strict=False):
             yield Rows(
                 obs=list(parts[:n_obs]),
                 next_obs=list(parts[n_obs:n_seen]),
                 fields=dict(zip(self.fields, parts[n_seen:], strict=True)),
+                steps=steps,
             )
 
     def minibatches(

@@ -516,10 +516,10 @@ def test_rows_that_are_read_or_rewarded_in_pieces_are_those_of_one_piece(memory,
     varied(play)
     rollout, intrinsic = play.rollout(), play.learner.algorithm.intrinsic
     intrinsic.signals.by_name["curiosity"].has_learned = True
-    whole = intrinsic.begin(rollout)
+    whole, _ = intrinsic.begin(rollout)
     assert rollout.n_rows > 9
     monkeypatch.setattr(reward_signals, "_CHUNK", 4)
-    np.testing.assert_allclose(intrinsic.begin(rollout), whole, rtol=1e-5)
+    np.testing.assert_allclose(intrinsic.begin(rollout)[0], whole, rtol=1e-5)
     play = Play(learner("sac", memory=memory, hyperparameters={"buffer_size": 100}))
     varied(play)
     algorithm = play.learner.algorithm

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pipeline.algos.ppo import PPO
-from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals, RolloutRows
+from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals, steps_of
 from pipeline.data.columns import Columns, Field
 from pipeline.data.rollout import Trajectories
 from pipeline.errors import TrainingError
@@ -83,9 +83,9 @@ class Agents:
 def test_each_step_comes_with_what_it_led_to_and_whether_the_task_ended():
     agents = Agents()
     rollout = agents.play(60)
-    experience = RolloutRows(rollout, device=CPU, with_next_obs=True)
+    steps = steps_of(rollout, device=CPU, with_next_obs=True)
     order = torch.from_numpy(np.random.default_rng(0).permutation(rollout.n_rows))
-    batch = experience.take(order)
+    batch = steps.take(order)
     assert len(batch) > 100
     assert 0 < int(batch.done.sum()) < int(rollout.ended.sum()) < len(rollout.lengths)
     for obs, following, done in zip(batch.obs[0], batch.next_obs[0], batch.done, strict=True):
@@ -98,9 +98,7 @@ def test_each_step_comes_with_what_it_led_to_and_whether_the_task_ended():
 
 
 def test_what_follows_is_not_gathered_unless_asked_for():
-    experience = RolloutRows(Agents().play(20), device=CPU, with_next_obs=False)
-    assert experience.take(torch.arange(5)).next_obs == []
-    assert experience.after == experience.end_of.tolist() == []
+    assert steps_of(Agents().play(20), device=CPU, with_next_obs=False).next_obs == []
     assert [RewardSignals(SPEC, settings(**{name: {}}), seed=1, device=CPU).needs_next_obs
             for name in ("extrinsic", "rnd", "curiosity")] == [False, False, True]  # fmt: skip
 
@@ -115,7 +113,7 @@ def test_reported_reward_is_the_mean_sum_over_episodes_that_span_rollouts():
     for n in (7, 50):
         rollout = agents.play(n)
         before = set(sums)
-        rewards = learned.begin(rollout)[:, 1]
+        rewards = learned.begin(rollout)[0][:, 1]
         for obs, reward in zip(rollout.obs[0], rewards.tolist(), strict=True):
             episode = agents.led_to[tuple(obs)][2]
             sums[episode] = sums.get(episode, 0.0) + reward
@@ -179,7 +177,7 @@ def test_rewards_of_an_episode_that_was_dropped_are_not_counted_with_the_next_in
     rollout = agents.trajectories.rollout()
     assert rollout.begins.tolist() == [True, True, False]
     before = learned.state_dict()["sums"][2][1]
-    rewards = learned.begin(rollout)[:, 1]
+    rewards = learned.begin(rollout)[0][:, 1]
     expected = (rewards[0] + rewards[1] + rewards[2] + before) / 3
     assert learned.end(step=0)["Policy/Rnd Reward"] == pytest.approx(expected, rel=1e-5)
     assert learned.state_dict() == {"slots": [], "sums": []}
@@ -199,7 +197,7 @@ def test_signals_that_ignore_the_end_bootstrap_beyond_it_and_others_do_not():
     )
     rollout = Agents().play(40)
     batch = algorithm._rows(rollout)
-    rewards = algorithm.intrinsic.begin(rollout)
+    rewards, _ = algorithm.intrinsic.begin(rollout)
     (end,) = np.flatnonzero(rollout.terminated)[:1]
     row = rollout.starts[end] + rollout.lengths[end] - 1
     with torch.no_grad():
@@ -228,40 +226,28 @@ def test_each_minibatch_teaches_the_signals_the_rows_that_it_taught_the_policy()
         assert np.isfinite(stats[tag])
 
 
-def test_nothing_is_learned_of_a_rollout_that_has_not_begun_or_is_over():
-    signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
-    learned = IntrinsicRewards(signals, device=CPU)
-    with pytest.raises(ValueError, match="no rollout to learn from"):
-        learned.learn(torch.arange(3))
-    learned.begin(Agents().play(10))
-    learned.learn(torch.arange(3))
-    learned.end(step=0)
-    with pytest.raises(ValueError, match="no rollout to learn from"):
-        learned.learn(torch.arange(3))
-
-
 def test_reported_losses_are_the_means_over_minibatches_of_one_rollout():
     signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
     learned = IntrinsicRewards(signals, device=CPU)
     losses = iter([1.0, 4.0, 10.0])
     signals.update = lambda _: {"Losses/RND Loss": torch.tensor(next(losses))}
     agents = Agents()
-    learned.begin(agents.play(10))
+    _, steps = learned.begin(agents.play(10))
     for _ in range(2):
-        learned.learn(torch.arange(3))
+        learned.learn(steps)
     assert learned.end(step=0)["Losses/RND Loss"] == 2.5
-    learned.begin(agents.play(10))
-    learned.learn(torch.arange(3))
+    _, steps = learned.begin(agents.play(10))
+    learned.learn(steps)
     assert learned.end(step=0)["Losses/RND Loss"] == 10.0
 
 
 def test_a_signals_loss_that_is_not_finite_stops_with_step_and_tag():
     signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
     learned = IntrinsicRewards(signals, device=CPU)
-    learned.begin(Agents().play(10))
+    _, steps = learned.begin(Agents().play(10))
     with torch.no_grad():
         signals.by_name["rnd"].predictor.dense.layers[0].weight[0, 0] = torch.inf
-    learned.learn(torch.arange(3))
+    learned.learn(steps)
     with pytest.raises(TrainingError, match="step 7: Losses/RND Loss is not finite"):
         learned.end(step=7)
 
