@@ -38,6 +38,9 @@ class Columns(Generic[T]):
 
     def map(self, change: Callable[..., U], *others: Columns[Any]) -> Columns[U]:
         """Columns of `change(this, *others)`, column by column."""
+        if not others:  # it is called several times a message
+            fields = {name: change(values) for name, values in self.fields.items()}
+            return Columns(fields, [change(values) for values in self.obs])
         fields = {
             name: change(values, *(other.fields[name] for other in others))
             for name, values in self.fields.items()
@@ -57,7 +60,8 @@ class Columns(Generic[T]):
     @staticmethod
     def from_saved(saved: Mapping[str, U]) -> Columns[U]:
         """Columns of what `to_saved` returned."""
-        fields, obs = dict(saved), []
+        fields = dict(saved)
+        obs: list[U] = []
         while (name := f"obs_{len(obs)}") in fields:
             obs.append(fields.pop(name))
         return Columns(fields, obs)

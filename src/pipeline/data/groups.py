@@ -192,7 +192,7 @@ class Groups:
             self.finished.append(float(s["group_return"][slots[keys == group]].mean()))
 
     def _observe(self, message: GroupMessage, over: BoolArray) -> AnyArray:
-        fields = {"over": over}
+        fields: dict[str, AnyArray] = {"over": over}
         if message.memory is not None:
             fields["memory"] = message.memory
         return self.moments.add_entities(len(message.slots), message.obs, fields)
@@ -319,7 +319,8 @@ class GroupSnapshots:
 
     def _places(self, ids: AnyArray) -> AnyArray:
         # Numbers only rise, and stay in order when some are forgotten, so they are sorted.
-        return np.searchsorted(self._entities.filled().fields["id"], ids)
+        stored = self._entities.arrays.fields["id"][: self._entities.used]
+        return np.searchsorted(stored, ids)
 
     def _members_of(self, ids: AnyArray) -> tuple[AnyArray, AnyArray]:
         """Entities [sum of counts] of moments [M], moment after moment, and counts [M]."""

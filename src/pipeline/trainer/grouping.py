@@ -108,7 +108,7 @@ class GroupTracker:
 
     def on_message(self, message: Message, n_slots: int, memories: FloatArray | None) -> None:
         """Process what all workers sent, before any of it completes a trajectory."""
-        parts = [*message.ended, *message.deciding]
+        parts: list[Part[Any]] = [*message.ended, *message.deciding]
         if not parts:
             return
         template = parts[0].steps.obs
