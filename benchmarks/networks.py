@@ -67,8 +67,8 @@ def rollout(
     n, trajectory_lengths = sum(lengths), np.array(lengths)
     branches = spec.action_spec.discrete_branches
     return Rollout(
+        obs=observations(spec, n, entities),
         fields={
-            **{f"obs_{i}": obs for i, obs in enumerate(observations(spec, n, entities))},
             "log_prob": np.full((n, len(branches)), -1.0, np.float32) * np.log(branches[0]),
             "continuous": np.zeros((n, 0), np.float32),
             "discrete": rng.integers(0, branches[0], (n, len(branches))),

@@ -34,6 +34,7 @@ from peer import peer_command
 from pipeline.algos.poca import POCA
 from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
+from pipeline.data.columns import Columns
 from pipeline.data.groups import GroupSnapshots
 from pipeline.data.rollout import Rollout
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -64,8 +65,8 @@ def rollout(n_rows: int, rng: np.random.Generator, length: int = LENGTH) -> Roll
     n = n_rows // length
     n_rows = n * length
     return Rollout(
+        obs=[rng.normal(size=(n_rows, 8)).astype(np.float32)],
         fields={
-            "obs_0": rng.normal(size=(n_rows, 8)).astype(np.float32),
             "continuous": np.tanh(rng.normal(size=(n_rows, 2))).astype(np.float32),
             "discrete": np.zeros((n_rows, 0), np.int64),
             "log_prob": rng.normal(-1.0, 0.1, size=(n_rows, 2)).astype(np.float32),
@@ -86,28 +87,27 @@ def teamed(n_rows: int, rng: np.random.Generator, size: int, *, leave: bool) -> 
         sizes = size - np.arange(2 * n_rows // (LENGTH * (size + 1))) % size
     plain = rollout(int(sizes.sum()) * LENGTH, rng)
     algorithm = POCA(SPEC, settings("poca"), seed=1, device=CPU)
-    moments = GroupSnapshots(algorithm.member_fields)
+    moments = GroupSnapshots(Columns(algorithm.member_fields, algorithm.columns.obs))
     entity = np.zeros(plain.n_rows, np.int64)
     moment = np.zeros(plain.n_rows, np.int64)
     following = []
     first = 0
     for n_members in sizes:
         for step in range(LENGTH + 1):
-            fields = {
-                "obs_0": rng.normal(size=(n_members, 8)).astype(np.float32),
-                "continuous": np.tanh(rng.normal(size=(n_members, 2))).astype(np.float32),
-            }
-            members = moments.add_entities(n_members, fields)
+            obs = rng.normal(size=(n_members, 8)).astype(np.float32)
+            continuous = np.tanh(rng.normal(size=(n_members, 2))).astype(np.float32)
+            members = moments.add_entities(n_members, [obs], {"continuous": continuous})
             number = moments.add_moments(members, np.array([n_members]))
             if step == LENGTH:
                 following.append(np.repeat(number, n_members))
                 break
             rows = first + np.arange(n_members) * LENGTH + step
-            plain.fields["obs_0"][rows] = fields["obs_0"]
-            plain.fields["continuous"][rows] = fields["continuous"]
+            plain.obs[0][rows] = obs
+            plain.fields["continuous"][rows] = continuous
             entity[rows], moment[rows] = members, number
         first += n_members * LENGTH
     return Rollout(
+        obs=plain.obs,
         fields={**plain.fields, "entity": entity, "moment": moment},
         starts=plain.starts,
         lengths=plain.lengths,

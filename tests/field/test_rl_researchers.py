@@ -37,13 +37,13 @@ def few_allowed(n_rows: int) -> Rollout:
     allowed[:, 0] = True
     allowed[::5, 1] = True
     fields = {
-        "obs_0": rng.normal(size=(n_rows, 2)).astype(np.float32),
         "continuous": np.zeros((n_rows, 0), np.float32),
         "discrete": np.zeros((n_rows, 1), np.int64),
         "allowed": allowed,
         "reward": np.zeros(n_rows, np.float32),
     }
     return Rollout(
+        obs=[rng.normal(size=(n_rows, 2)).astype(np.float32)],
         fields=fields,
         starts=np.array([0]),
         lengths=np.array([n_rows]),
@@ -162,7 +162,7 @@ def test_novelty_far_from_zero_is_that_near_it():
     for obs in (rows, rows - OFFSETS):
         novelty = PPO(spec, settings, seed=1, device=CPU).signals.by_name["rnd"]
         novelty.observe([torch.from_numpy(obs)])
-        rewards.append(novelty.rewards(Rows(columns={"obs_0": torch.from_numpy(obs)})))
+        rewards.append(novelty.rewards(Rows(obs=[torch.from_numpy(obs)])))
     assert float(rewards[1].std()) > 0.01
     torch.testing.assert_close(rewards[0], rewards[1], rtol=1e-2, atol=1e-2)
 

@@ -75,11 +75,12 @@ class Training:
         learner, columns = self.learner, self.experience
         for number in range(len(columns["obs"])):
             steps = [self._message(number)]
-            slots = learner.absorb(steps)
+            message = learner.receive(steps)
+            learner.absorb(message)
             if number and number % N_MESSAGES == 0:  # before a decision, as no memory is older then
                 assert learner.learn(), "an update was due"
                 assert learner.trajectories.n_closed == 0
-            decided = learner.decide(steps)
+            decided = learner.decide(message)
             decision = decided.decision
             overrides = {
                 key: columns[key][number]
@@ -91,7 +92,7 @@ class Training:
             decided = decided._replace(
                 decision=replace(decision, rows={**decision.rows, **overrides})
             )
-            learner.remember(slots, decided)
+            learner.remember(message, decided)
 
     def _message(self, number: int) -> tuple[DecisionSteps, TerminalSteps]:
         columns = {

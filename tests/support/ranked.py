@@ -37,8 +37,8 @@ def half(rank: int) -> Rollout:
     rng = np.random.default_rng(10 + rank)
     lengths = np.full(n_rows // 16, 16)
     return Rollout(
+        obs=[rng.normal(size=(n_rows, 3)).astype(np.float32)],
         fields={
-            "obs_0": rng.normal(size=(n_rows, 3)).astype(np.float32),
             "continuous": rng.normal(size=(n_rows, 2)).astype(np.float32),
             "discrete": np.zeros((n_rows, 0), dtype=np.int64),
             "log_prob": np.full((n_rows, 2), -1.4, dtype=np.float32),
@@ -63,7 +63,7 @@ def ppo() -> PPO:
 
 def batch(n: int) -> Rows:
     column = torch.arange(float(n)).view(-1, 1)
-    return Rows(columns={"obs_0": column, "value": column})
+    return Rows(obs=[column], fields={"value": column})
 
 
 def found(ranks: DistributedGroup) -> dict:
@@ -87,8 +87,7 @@ def found(ranks: DistributedGroup) -> dict:
     ranks.average_gradients_(mean)
     means.append(mean.item())
     algorithm = ppo()
-    algorithm.processes = ranks
-    algorithm.optimizer.average = ranks.average_gradients_
+    algorithm.learn_with(ranks)
     stats = algorithm.update(half(rank), step=100)
     return {
         "average": gradient.tolist(),

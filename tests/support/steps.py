@@ -24,9 +24,10 @@ def terminal_steps(obs, ids=None, *, interrupted=False, **values) -> TerminalSte
 
 def take_turn(learner, steps, *, team=""):
     """Let a learner decide on its workers' steps and store both; return the decisions."""
-    decided = learner.decide(steps, team=team)
-    slots = learner.absorb(steps, team=team)
-    learner.remember(slots, decided, team=team)
+    message = learner.receive(steps, team=team)
+    decided = learner.decide(message)
+    learner.absorb(message)
+    learner.remember(message, decided)
     return decided
 
 

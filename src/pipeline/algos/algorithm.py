@@ -19,7 +19,7 @@ from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import tensors
 from pipeline.algos.schedules import completed
-from pipeline.data.columns import Field
+from pipeline.data.columns import Columns, Field
 from pipeline.errors import TrainingError
 from pipeline.nets.encoder import HyperLayer
 
@@ -74,7 +74,7 @@ class Algorithm(ABC):
         self.settings = settings
         self.device = device
         self.processes: ProcessGroup = SINGLE_PROCESS
-        """The processes that learn together; the trainer sets it."""
+        """The processes that learn together; see `learn_with`."""
         self.signals = RewardSignals(spec, settings, seed=seed, device=device)
         # Streams of their own: drawing a minibatch must not change which actions are drawn next.
         self.action_stream = generator_for(seed, device, "actions")
@@ -165,8 +165,14 @@ class Algorithm(ABC):
         return self.policy.memory_size + (0 if memory is None else memory.memory_size)
 
     @property
+    def columns(self) -> Columns[Field]:
+        """All that each row of experience holds."""
+        obs = [Field(shape=tuple(obs.shape)) for obs in self.spec.observation_specs]
+        return Columns(self.fields, obs)
+
+    @property
     def fields(self) -> dict[str, Field]:
-        """What each row of experience holds."""
+        """What each row of experience holds, observations and reward left out."""
         fields = rollout_fields(self.spec)
         if self.memory_size:
             # Stored once per sequence and not per row: training begins each sequence from its
@@ -176,7 +182,10 @@ class Algorithm(ABC):
 
     @property
     def member_fields(self) -> dict[str, Field]:
-        """Fields that are stored of each group member; empty if the algorithm ignores groups."""
+        """Fields that are stored of each group member; empty if the algorithm ignores groups.
+
+        A member's observations are stored in any case.
+        """
         return {}
 
     def act(
@@ -215,6 +224,12 @@ class Algorithm(ABC):
             self.optimizer,
             *(optimizer for optimizer in signal_optimizers if optimizer is not None),
         ]
+
+    def learn_with(self, processes: ProcessGroup) -> None:
+        """Learn together with other processes from now on."""
+        self.processes = processes
+        for optimizer in self.optimizers:
+            optimizer.average = processes.average_gradients_
 
     @property
     def generators(self) -> dict[str, torch.Generator]:

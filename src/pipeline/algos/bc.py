@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pipeline import seeding
-from pipeline.algos.rows import Rows, forgetful_sequences, observations, tensors
+from pipeline.algos.rows import Rows, forgetful_sequences, tensors
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, completed, scheduled
 from pipeline.data.columns import cut, rows_of
 from pipeline.data.demonstrations import ExpertRows, load_expert_rows
@@ -93,16 +93,14 @@ class BehavioralCloning:
         self.policy = policy
         device = next(policy.parameters()).device
         continuous, discrete = tensors([rows.continuous, rows.discrete], device)
-        columns = {"continuous": continuous, "discrete": discrete.long()}
+        fields = {"continuous": continuous, "discrete": discrete.long()}
         sequences, sequence_length = None, 1
         if policy.settings.memory is not None:
             sequence_length = policy.settings.memory.sequence_length
             lengths = _lengths(rows)
             # Demonstrations do not hold what a policy would have remembered.
             sequences = forgetful_sequences(lengths, sequence_length, policy.memory_size, device)
-        self.rows = Rows(
-            columns={**observations(tensors(rows.obs, device)), **columns}, sequences=sequences
-        )
+        self.rows = Rows(obs=tensors(rows.obs, device), fields=fields, sequences=sequences)
         """What to imitate; observations are not normalised."""
         # from here on a unit is a row, or with memory a sequence
         self.n_units = len(rows) if sequences is None else len(sequences.lengths)
@@ -172,8 +170,7 @@ class BehavioralCloning:
 
     @torch.no_grad()
     def _normalized(self, rows: Rows) -> Rows:
-        obs = observations(self.policy.normalizers(rows.obs))
-        return replace(rows, columns={**rows.columns, **obs})
+        return replace(rows, obs=self.policy.normalizers(rows.obs))
 
     def minibatches(self) -> Iterator[Rows]:
         """Rows of one epoch in a new order, with normalised observations."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pipeline.algos.policy import generator_for, restore_generator, seeded_weights
 from pipeline.algos.reward_signals import RewardSignal
-from pipeline.algos.rows import Rows, observations, tensors
+from pipeline.algos.rows import Rows, tensors
 from pipeline.data.demonstrations import load_expert_rows
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
@@ -128,12 +128,12 @@ class GAIL(RewardSignal):
         continuous, discrete = tensors([expert.continuous, expert.discrete], device)
         done = np.zeros(len(expert), dtype=np.bool_) if expert.done is None else expert.done
         self.expert = Rows(
-            columns={
-                **observations(tensors(expert.obs, device)),
+            obs=tensors(expert.obs, device),
+            fields={
                 "continuous": continuous,
                 "discrete": discrete.long(),
                 "done": tensors([done], device)[0],
-            }
+            },
         )
         # From the expert's rows alone, as in ML-Agents: new experience is not observed.
         self.network.normalizers.update(self.expert.obs)

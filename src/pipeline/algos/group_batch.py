@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from pipeline.algos.rows import Rows, observations, tensors
+from pipeline.algos.rows import Rows, tensors
 from pipeline.data.columns import Length, rows_of
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.group_critic import GroupLayout
@@ -66,12 +66,11 @@ class GroupBatch:
             members.ids[members.index[moment_of[:n_rows]]] == rollout.fields["entity"][:, None]
         )
         is_self &= members.present[moment_of[:n_rows]]
-        entities = members.entities
-        n_obs = sum(name.startswith("obs_") for name in entities)
+        entities = members.entities.fields
         continuous, discrete = tensors([entities["continuous"], entities["discrete"]], device)
         memory = tensors([entities["memory"]], device)[0] if "memory" in entities else None
         return GroupBatch(
-            obs=normalizers(tensors([entities[f"obs_{i}"] for i in range(n_obs)], device)),
+            obs=normalizers(tensors(members.entities.obs, device)),
             memory=memory,
             actions=flat_actions(continuous, discrete, branches),
             index=members.index,
@@ -170,32 +169,32 @@ class CriticInput:
     """int64 [B] which of the groups each row is of."""
 
     @property
-    def columns(self) -> dict[str, Tensor]:
-        """Its tensors by name."""
+    def inputs(self) -> dict[str, Any]:
+        """Its tensors by name, those of observations in a list."""
         named = {
             "mate_memory": self.memory,
             "mate_actions": self.actions,
             "group": self.moment,
         }
         given_tensors = {name: values for name, values in named.items() if values is not None}
-        return {**observations(self.obs, "mate_obs"), **given_tensors, **self.groups.columns}
+        return {"mate_obs": self.obs, **given_tensors, **self.groups.columns}
 
     def lengths(self, n_rows: int) -> dict[str, Length]:
-        """Lengths of `columns` in minibatches of about `n_rows` rows, where members are absent."""
+        """Lengths of `inputs` in minibatches of about `n_rows` rows, where members are absent."""
         N = self.groups.size
         rows, groups = Length("rows", n_rows), Length("groups", -(-n_rows // N))
         sets = Length("sets", rows.usual + groups.usual)
         members, entries = Length("members", n_rows), Length("entries", N * sets.usual)
         by_name = {"group": rows, "present": groups, "wanted": sets, "count": sets}
         by_name |= dict.fromkeys(("owner", "row", "embedding"), entries)
-        return {name: by_name.get(name, members) for name in self.columns}
+        return {name: by_name.get(name, members) for name in self.inputs}
 
-    def over(self, columns: Mapping[str, Tensor]) -> CriticInput:
-        """The same with the tensors that `columns` gives by name."""
+    def over(self, inputs: Mapping[str, Any]) -> CriticInput:
+        """The same with the tensors that `inputs` gives by name."""
         return CriticInput(
-            obs=[columns[f"mate_obs_{i}"] for i in range(len(self.obs))],
-            memory=columns.get("mate_memory"),
-            actions=columns.get("mate_actions"),
-            groups=self.groups.over(columns),
-            moment=columns.get("group"),
+            obs=inputs["mate_obs"],
+            memory=inputs.get("mate_memory"),
+            actions=inputs.get("mate_actions"),
+            groups=self.groups.over(inputs),
+            moment=inputs.get("group"),
         )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from pipeline.algos.ppo import (
 )
 from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
-from pipeline.algos.rows import Rows, columns, observations, stored_sequences, tensors
+from pipeline.algos.rows import Rows, named_tensors, stored_sequences, tensors
 from pipeline.algos.schedules import Schedule
 from pipeline.data.columns import Field, Length
 from pipeline.nets.group_critic import GroupCritic
@@ -123,8 +123,8 @@ class POCA(Algorithm):
             for batch in self._minibatches(rows, groups):
                 yield n_left - len(losses)
                 losses.append(self._learn(batch, groups, beta))
-                if self.intrinsic is not None:
-                    self.intrinsic.learn(batch.index)
+                if self.intrinsic is not None and batch.steps is not None:
+                    self.intrinsic.learn(batch.steps)
         by_step = torch.stack(losses)
         self.processes.average_(by_step, len(rows))
         loss_pi, loss_v, loss_b = by_step.abs().mean(0).tolist()
@@ -166,12 +166,12 @@ class POCA(Algorithm):
         if is_compiled and critic_input.groups.partial is not None:
             # Nearly every minibatch has another number of rows, and of moments.
             n_rows = self.hyperparameters.batch_size
-            rows = dict.fromkeys(batch.columns, Length("rows", n_rows))
+            rows = dict.fromkeys(batch.inputs, Length("rows", n_rows))
             lengths = rows | critic_input.lengths(n_rows)
         is_full = len(index) == len(moments) * critic_input.groups.size
         (losses,) = self.optimizer.descend(
             partial(self._losses, sequences=batch.sequences, critic_input=critic_input),
-            {**batch.columns, **critic_input.columns, "beta": beta},
+            {**batch.inputs, **critic_input.inputs, "beta": beta},
             max_norm=self.hyperparameters.max_grad_norm,
             lengths=lengths,
             steady=batch.sequences is None and (is_full or lengths is not None),
@@ -180,33 +180,33 @@ class POCA(Algorithm):
 
     def _losses(
         self,
-        columns: Mapping[str, Tensor],
+        inputs: Mapping[str, Any],
         sequences: SequenceState | None,
         critic_input: CriticInput,
     ) -> tuple[Tensor, tuple[Tensor]]:
         """Return the loss, and the policy's, the value's and the baseline's part of it [3].
 
         Args:
-            columns: of a minibatch, of the critic's inputs, and `beta`.
+            inputs: of a minibatch and of the critic, and `beta`.
             sequences: the sequences that the rows form; None without memory.
-            critic_input: layout of the critic's inputs, whose tensors are in `columns`.
+            critic_input: layout of the critic's inputs, whose tensors are in `inputs`.
         """
-        batch = Rows(columns=columns, sequences=sequences)
+        batch = Rows.of(inputs, sequences)
         hidden = self.policy.actor(batch.obs, sequences)
         log_prob, entropy = self.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
-        value, baseline = self._values_and_baselines(critic_input.over(columns))
+        value, baseline = self._values_and_baselines(critic_input.over(inputs))
         loss_pi = policy_loss(
             log_ratio=log_prob - batch.log_prob,
             advantage=batch.advantage,
-            lowest=columns["lowest"],
-            highest=columns["highest"],
+            lowest=inputs["lowest"],
+            highest=inputs["highest"],
         )
         loss_v = value_loss(value=value, returns=batch.returns)
         loss_b = value_loss(value=baseline, returns=batch.returns)
         critic_loss = VALUE_WEIGHT * (loss_v + BASELINE_WEIGHT * loss_b)
-        loss = loss_pi + critic_loss - columns["beta"] * entropy
+        loss = loss_pi + critic_loss - inputs["beta"] * entropy
         return loss, (torch.stack((loss_pi, loss_v, loss_b)),)
 
     def _values_and_baselines(self, critic_input: CriticInput) -> tuple[Tensor, Tensor]:
@@ -235,10 +235,11 @@ class POCA(Algorithm):
         terminated = rollout.terminated[:, None]
         ignores = self.signals.ignores_done.cpu().numpy()
         bootstrap = np.where(terminated & ignores, following_all, following)
+        steps = None
         if self.intrinsic is None:
             rewards = f["reward"][:, None] * self.signals.strength.cpu().numpy()
         else:
-            rewards = self.intrinsic.begin(rollout)
+            rewards, steps = self.intrinsic.begin(rollout)
         # a lambda-return is a generalised advantage estimate plus the value it is relative to
         returns = value + generalized_advantages(
             rewards=rewards,
@@ -257,16 +258,12 @@ class POCA(Algorithm):
             "value": value,
             "baseline": baseline,
         }
-        n_obs = len(self.spec.observation_specs)
-        obs = tensors([f[f"obs_{i}"] for i in range(n_obs)], self.device)
-        stored = columns(f, ("continuous", "discrete", "log_prob", "allowed"), self.device)
+        stored = named_tensors(f, ("continuous", "discrete", "log_prob", "allowed"), self.device)
         rows = Rows(
-            columns={
-                **observations(self.policy.normalizers(obs)),
-                **stored,
-                **columns(computed, list(computed), self.device),
-            },
+            obs=self.policy.normalizers(tensors(rollout.obs, self.device)),
+            fields={**stored, **named_tensors(computed, list(computed), self.device)},
             sequences=stored_sequences(rollout, self.sequence_length, self.device),
+            steps=steps,
         )
         if self.settings.threaded:
             rows = decoupled(rows, log_probs(self.policy, rows, rows.sequences))

@@ -41,7 +41,7 @@ class Decision:
     action: ActionTuple
     """For the environment, continuous parts in -1..1."""
     rows: Mapping[str, AnyArray]
-    """[N, ...] what learning needs to remember, by field name."""
+    """[N, ...] what learning needs to remember beside the observations, by field name."""
     entropy: float
     """Mean entropy of the policy at these observations."""
     memory: FloatArray | None = None
@@ -106,9 +106,7 @@ class Policy(nn.Module):
             sample, remembered = self._in_torch(obs, allowed, drawing, memory, device)
         _, _, discrete, log_prob, entropy = sample
         refuse_non_finite_decision(obs=obs, continuous=sample.continuous, log_prob=log_prob)
-        # Not normalised: learning normalises them again, with the statistics of that time.
-        rows: dict[str, AnyArray] = {f"obs_{i}": values for i, values in enumerate(obs)}
-        rows["log_prob"] = log_prob
+        rows: dict[str, AnyArray] = {"log_prob": log_prob}
         # As drawn, before clipping: the log probability is of this number.
         rows["continuous"] = sample.continuous
         rows["discrete"] = discrete
@@ -147,10 +145,7 @@ class Policy(nn.Module):
 def rollout_fields(spec: BehaviorSpec) -> dict[str, Field]:
     """The fields of `Decision.rows`, with their shapes and types."""
     actions = spec.action_spec
-    fields = {
-        f"obs_{i}": Field(shape=tuple(obs.shape)) for i, obs in enumerate(spec.observation_specs)
-    }
-    fields["log_prob"] = Field(shape=(actions.continuous_size + actions.discrete_size,))
+    fields = {"log_prob": Field(shape=(actions.continuous_size + actions.discrete_size,))}
     fields["continuous"] = Field(shape=(actions.continuous_size,))
     fields["discrete"] = Field(shape=(actions.discrete_size,), dtype=np.int64)
     if actions.discrete_size:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,7 @@ from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.reward_signals import IntrinsicRewards
 from pipeline.algos.rows import (
     Rows,
-    columns,
-    observations,
+    named_tensors,
     stored_sequences,
     tensors,
     values_in_sequence,
@@ -69,14 +68,14 @@ def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest
 
 
 def with_clip_range(rows: Rows, epsilon: float) -> Rows:
-    """Return the rows with columns `lowest` and `highest`, which `policy_loss` clips ratios to."""
+    """Return the rows with fields `lowest` and `highest`, which `policy_loss` clips ratios to."""
     # Computed once for all minibatches: small networks are bound by the number of operations.
     advantage = rows.advantage
     bounds = {
         "lowest": torch.where(advantage < 0.0, 1.0 - epsilon, -torch.inf),
         "highest": torch.where(advantage > 0.0, 1.0 + epsilon, torch.inf),
     }
-    return replace(rows, columns={**rows.columns, **bounds})
+    return replace(rows, fields={**rows.fields, **bounds})
 
 
 def value_loss(*, value: Tensor, returns: Tensor) -> Tensor:
@@ -124,7 +123,7 @@ def decoupled(rows: Rows, now: Tensor) -> Rows:
     # Clamped, because a single unlikely action would outweigh the rest of the minibatch.
     weight = (now - rows.log_prob).exp().clamp(max=LARGEST_WEIGHT)
     changed = {"log_prob": now, "advantage": rows.advantage * weight}
-    return replace(rows, columns={**rows.columns, **changed})
+    return replace(rows, fields={**rows.fields, **changed})
 
 
 @torch.no_grad()
@@ -201,8 +200,8 @@ class PPO(Algorithm):
             for batch in rows.minibatches(self.minibatch_stream, size, self.processes):
                 yield n_left - len(steps)
                 steps.append(self._learn(batch, fixed=fixed))
-                if self.intrinsic is not None:
-                    self.intrinsic.learn(batch.index)
+                if self.intrinsic is not None and batch.steps is not None:
+                    self.intrinsic.learn(batch.steps)
         stats = self._statistics(steps, rows, now, step=step)
         if self.intrinsic is not None:
             stats |= self.intrinsic.end(step=step)
@@ -245,25 +244,25 @@ class PPO(Algorithm):
         return stats
 
     def _learn(self, batch: Rows, *, fixed: Mapping[str, Tensor]) -> StepStats:
-        """Make one gradient step on a minibatch; `fixed` has more columns for `_losses`."""
+        """Make one gradient step on a minibatch; `fixed` has more inputs of `_losses`."""
         loss_pi, loss_v, log_ratio = self.optimizer.descend(
             partial(self._losses, sequences=batch.sequences),
-            {**batch.columns, **fixed},
+            {**batch.inputs, **fixed},
             max_norm=self.hyperparameters.max_grad_norm,
             steady=batch.sequences is None,
         )
         return StepStats(losses=(loss_pi, loss_v), log_ratio=log_ratio)
 
     def _losses(
-        self, columns: Mapping[str, Tensor], sequences: SequenceState | None
+        self, inputs: Mapping[str, Any], sequences: SequenceState | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the loss, its policy and value parts, and the log ratio [B, C] of the actions.
 
         Args:
-            columns: of a minibatch, `beta`, and `clip` [S] if values are clipped.
+            inputs: of a minibatch, `beta`, and `clip` [S] if values are clipped.
             sequences: the sequences that the rows form; None without memory.
         """
-        batch = Rows(columns=columns, sequences=sequences)
+        batch = Rows.of(inputs, sequences)
         hidden, value = self.both(batch.obs, *self._sequence_states(batch.sequences))
         log_prob, entropy = self.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
@@ -272,16 +271,16 @@ class PPO(Algorithm):
         loss_pi = policy_loss(
             log_ratio=log_ratio,
             advantage=batch.advantage,
-            lowest=columns["lowest"],
-            highest=columns["highest"],
+            lowest=inputs["lowest"],
+            highest=inputs["highest"],
         )
-        if "clip" in columns:
+        if "clip" in inputs:
             loss_v = clipped_value_loss(
-                value=value, old_value=batch.value, returns=batch.returns, clip=columns["clip"]
+                value=value, old_value=batch.value, returns=batch.returns, clip=inputs["clip"]
             )
         else:
             loss_v = value_loss(value=value, returns=batch.returns)
-        loss = loss_pi.add(loss_v, alpha=VALUE_WEIGHT).addcmul(columns["beta"], entropy, value=-1.0)
+        loss = loss_pi.add(loss_v, alpha=VALUE_WEIGHT).addcmul(inputs["beta"], entropy, value=-1.0)
         return loss, (loss_pi, loss_v, log_ratio)
 
     @torch.no_grad()
@@ -291,8 +290,7 @@ class PPO(Algorithm):
         `advantage` is [R, 1], or [R, C] where agents act during updates.
         """
         f = rollout.fields
-        n_obs = len(self.spec.observation_specs)
-        obs = self.policy.normalizers(tensors([f[f"obs_{i}"] for i in range(n_obs)], self.device))
+        obs = self.policy.normalizers(tensors(rollout.obs, self.device))
         next_obs = self.policy.normalizers(tensors(rollout.next_obs, self.device))
         sequences = stored_sequences(rollout, self.sequence_length, self.device)
         if sequences is None:
@@ -306,10 +304,11 @@ class PPO(Algorithm):
             )
         # a signal that ignores ends also has a value after the task has ended
         bootstrap = following * (~rollout.terminated[:, None] | self.ignores_done)
+        steps = None
         if self.intrinsic is None:
             rewards = f["reward"][:, None] * self.strength
         else:
-            rewards = self.intrinsic.begin(rollout)
+            rewards, steps = self.intrinsic.begin(rollout)
         advantages = generalized_advantages(
             rewards=rewards,
             values=value,
@@ -328,14 +327,12 @@ class PPO(Algorithm):
             "value": value,
             "returns": advantages + value,
         }
-        stored = columns(f, ("continuous", "discrete", "log_prob", "allowed"), self.device)
+        stored = named_tensors(f, ("continuous", "discrete", "log_prob", "allowed"), self.device)
         rows = Rows(
-            columns={
-                **observations(obs),
-                **stored,
-                **columns(computed, list(computed), self.device),
-            },
+            obs=obs,
+            fields={**stored, **named_tensors(computed, list(computed), self.device)},
             sequences=sequences,
+            steps=steps,
         )
         if not self.settings.threaded:
             return rows
@@ -344,7 +341,7 @@ class PPO(Algorithm):
 
     def _values(self, obs: Sequence[Tensor]) -> FloatArray:
         """Critic's estimates [R, S], in pieces that keep visual features small."""
-        parts = Rows(columns=observations(obs)).split(CHUNK)
+        parts = Rows(obs=list(obs)).split(CHUNK)
         result: FloatArray = torch.cat([self._value(part.obs) for part in parts]).cpu().numpy()
         return result
 

@@ -28,6 +28,8 @@ class LearnerGroup(Protocol):
 
     steps: int
     """Steps of this process's agents that the others do not know of yet."""
+    held: int
+    """Rows here that were still to be learned from when all last met."""
 
     def should_update(self) -> bool:
         """Whether all together have enough for an update."""
@@ -86,6 +88,9 @@ class ProcessGroup:
 
         All processes get the same bits.
         """
+
+    def average_gradients_(self, values: Tensor) -> None:
+        """Replace `values` by the mean over all processes, weighed as `weighted` says."""
 
     def scatter_object(self, values: Sequence[T]) -> T:
         """Return this process's item of the first process's `values`, one item per process."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pipeline.algos.rows import Rows, columns, observations, tensors
+from pipeline.algos.rows import Rows, named_tensors, tensors
 from pipeline.nets.memory import SequenceState
 
 if TYPE_CHECKING:
@@ -74,18 +74,16 @@ class ReplaySampler:
             (memory,) = tensors([sampled.memory], self.device)
             sequences = SequenceState(memory=memory, lengths=torch.from_numpy(sampled.lengths))
         # At the moment of drawing: stored rows would keep the statistics of when they were new.
-        seen = observations(self.normalizers(rows.obs))
-        seen |= observations(self.normalizers(rows.next_obs), "next_obs")
+        obs, next_obs = self.normalizers(rows.obs), self.normalizers(rows.next_obs)
         # From observations as they come, since signals normalise for themselves.
         rewards = self.signals.rewards(rows)
-        return Rows(columns={**rows.columns, **seen, "rewards": rewards}, sequences=sequences)
+        fields = {**rows.fields, "rewards": rewards}
+        return Rows(obs=obs, next_obs=next_obs, fields=fields, sequences=sequences)
 
     def _rows(self, sampled: Sampled) -> Rows:
         names = ("continuous", "discrete", "reward", "done", "allowed")
         return Rows(
-            columns={
-                **observations(tensors(sampled.obs, self.device)),
-                **observations(tensors(sampled.next_obs, self.device), "next_obs"),
-                **columns(sampled.fields, names, self.device),
-            }
+            obs=tensors(sampled.obs, self.device),
+            next_obs=tensors(sampled.next_obs, self.device),
+            fields=named_tensors(sampled.fields, names, self.device),
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline import plugins
-from pipeline.algos.rows import Rows, columns, observations, tensors
+from pipeline.algos.rows import Rows, named_tensors, tensors
 from pipeline.data.demonstrations import demonstration_files
 from pipeline.errors import DemonstrationError, SettingsError, TrainingError
 from pipeline.nets.distributions import to_environment
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Rows that are rewarded at once: few, because what follows each is copied.
+# Rows that are rewarded at once: few, so that visual features stay small.
 _CHUNK = 4096
 
 
@@ -41,7 +41,7 @@ class RewardSignal(ABC):
     It is made as `Signal(spec, settings, seed=..., device=...)`, where settings are its own and the
     seed is that of the run. A signal of a plug-in need not be a subclass.
 
-    It sees rows with the columns `obs_*`, `next_obs_*` (where it needs them), `continuous`,
+    It sees rows with `obs`, `next_obs` (where it needs them), and the fields `continuous`,
     `discrete`, `reward` [B] and `done` (bool [B], whether the task ended with the step; not where
     it was cut short). Observations are not normalised: a signal that normalises does so itself.
     Continuous actions are in the environment's range -1..1, whatever the algorithm drew.
@@ -245,50 +245,26 @@ def find_demonstrations(key: str, demo_path: DemoPath) -> None:
         raise SettingsError(f"{key}.demo_path: {error}") from error
 
 
-class RolloutRows:
-    """A rollout as reward signals see it: steps with their next observations, without a copy.
+def steps_of(rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> Rows:
+    """Return all steps of a rollout as `RewardSignal` describes them.
 
     Args:
         rollout: closed trajectories; actions are Gaussian samples where continuous.
         device: where the signals' networks live.
-        with_next_obs: whether `take` gives what each step led to.
+        with_next_obs: whether to give what each step led to.
     """
-
-    def __init__(self, rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> None:
-        names = [f"obs_{i}" for i in range(len(rollout.next_obs))]
-        names += ["continuous", "discrete", "reward"]
-        self.n_rows = rollout.n_rows
-        self.columns = columns(rollout.fields, names, device)
-        ends = torch.from_numpy(rollout.starts + rollout.lengths - 1).to(device)
-        done = torch.zeros(self.n_rows, dtype=torch.bool, device=device)
-        done[ends] = torch.from_numpy(rollout.terminated).to(device)
-        self.columns["done"] = done
-        self.after: list[Tensor] = []
-        self.end_of = torch.full((self.n_rows if with_next_obs else 0,), -1, device=device)
-        """int64 [R] number of the trajectory that a row ends, else -1."""
-        if with_next_obs:
-            self.after = tensors(rollout.next_obs, device)
-            self.end_of[ends] = torch.arange(len(ends), device=device)
-
-    def take(self, index: Tensor) -> Rows:
-        """The steps in int64 [B] rows, as `RewardSignal` describes them."""
-        step_columns = {name: values[index] for name, values in self.columns.items()}
-        # Rollouts store actions as drawn, demonstrations in the environment's range.
-        step_columns["continuous"] = to_environment(step_columns["continuous"])
-        return Rows(columns=step_columns | observations(self._following(index), "next_obs"))
-
-    def _following(self, index: Tensor) -> list[Tensor]:
-        """Return the next observations of rows: of the next row, or after the trajectory's end."""
-        if not self.after:
-            return []
-        trajectory = self.end_of[index]
-        at_end = (trajectory >= 0).nonzero().squeeze(1)
-        # The last row has no next one; it ends a trajectory and is overwritten below.
-        following = (index + 1).clamp_max(self.n_rows - 1)
-        result = [self.columns[f"obs_{i}"][following] for i in range(len(self.after))]
-        for values, after in zip(result, self.after, strict=True):
-            values[at_end] = after[trajectory[at_end]]
-        return result
+    fields = named_tensors(rollout.fields, ("continuous", "discrete", "reward"), device)
+    # Rollouts store actions as drawn, demonstrations in the environment's range.
+    fields["continuous"] = to_environment(fields["continuous"])
+    ends = torch.from_numpy(rollout.starts + rollout.lengths - 1).to(device)
+    fields["done"] = torch.zeros(rollout.n_rows, dtype=torch.bool, device=device)
+    fields["done"][ends] = torch.from_numpy(rollout.terminated).to(device)
+    obs, next_obs = tensors(rollout.obs, device), []
+    if with_next_obs:
+        next_obs = [values.roll(-1, 0) for values in obs]
+        for values, after in zip(next_obs, tensors(rollout.next_obs, device), strict=True):
+            values[ends] = after
+    return Rows(obs=obs, next_obs=next_obs, fields=fields)
 
 
 class IntrinsicRewards:
@@ -297,38 +273,34 @@ class IntrinsicRewards:
     def __init__(self, signals: RewardSignals, *, device: torch.device) -> None:
         self.signals = signals
         self.device = device
-        self._rollout: RolloutRows | None = None
         self._losses: list[dict[str, Tensor]] = []
         self._open: dict[int, list[float]] = {}
         """By slot, the sum of each signal's rewards so far in the slot's unfinished episode."""
         self._sums: list[list[float]] = []
 
     @torch.no_grad()
-    def begin(self, rollout: Rollout) -> FloatArray:
-        """[R, S] rewards times strength of a new rollout, which `learn` then refers to."""
-        self._rollout = rows = RolloutRows(
-            rollout, device=self.device, with_next_obs=self.signals.needs_next_obs
-        )
+    def begin(self, rollout: Rollout) -> tuple[FloatArray, Rows]:
+        """Return the rewards times strength [R, S] of a new rollout, and its steps.
+
+        The steps are given to `learn`, in minibatches.
+        """
+        steps = steps_of(rollout, device=self.device, with_next_obs=self.signals.needs_next_obs)
         self._losses.clear()
-        every = torch.arange(rows.n_rows, device=self.device)
-        parts = [self.signals.rewards(rows.take(part)) for part in torch.split(every, _CHUNK)]
+        parts = [self.signals.rewards(part) for part in steps.split(_CHUNK)]
         rewards: FloatArray = torch.cat(parts).cpu().numpy()
         self._count(rollout, rewards)
-        return rewards
+        return rewards, steps
 
-    def learn(self, rows: Tensor) -> None:
-        """One step of each signal on int64 [B] rows of the rollout."""
-        if self._rollout is None:
-            raise ValueError("there is no rollout to learn from: begin with one")
-        self._losses.append(self.signals.update(self._rollout.take(rows.to(self.device))))
+    def learn(self, steps: Rows) -> None:
+        """One gradient step of each signal on a minibatch of the rollout's steps."""
+        self._losses.append(self.signals.update(steps))
 
     def end(self, *, step: int) -> dict[str, float]:
-        """Return mean losses and mean episode sums of rewards, by tag; forget the rollout.
+        """Return mean losses and mean episode sums of rewards, by tag.
 
         Raises:
             TrainingError: A loss is not finite.
         """
-        self._rollout = None
         stats = mean_losses(self._losses)
         for tag, value in stats.items():
             if not np.isfinite(value):

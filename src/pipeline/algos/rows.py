@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,97 +30,118 @@ _CHUNK = 1024
 class Rows:
     """R steps of experience of a rollout, a replay or a demonstration, as the losses take them.
 
-    Which columns there are depends on where the rows come from and on who learns from them; the
+    Which fields there are depends on where the rows come from and on who learns from them; the
     properties below name the usual ones, with their shapes.
     """
 
-    columns: Mapping[str, Tensor]
+    obs: list[Tensor]
+    """[R, *shape] per observation."""
+    next_obs: list[Tensor] = field(default_factory=list)
+    """[R, *shape] per observation after each step; empty if not kept."""
+    fields: Mapping[str, Tensor] = field(default_factory=dict)
     """[R, ...] by name."""
     sequences: SequenceState | None = None
     """The sequences that the rows form, with the memory at the start of each; None without."""
+    steps: Rows | None = None
+    """The same rows as reward signals that learn from them see them; None without such signals."""
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
+        return len(self.obs[0])
+
+    @staticmethod
+    def of(inputs: Mapping[str, Any], sequences: SequenceState | None) -> Rows:
+        """The rows whose `inputs` are among those of a loss."""
+        fields = dict(inputs)
+        obs, next_obs = fields.pop("obs"), fields.pop("next_obs", [])
+        return Rows(obs=obs, next_obs=next_obs, fields=fields, sequences=sequences)
 
     @property
-    def obs(self) -> list[Tensor]:
-        """[R, *shape] per observation."""
-        return [values for name, values in self.columns.items() if name.startswith("obs_")]
-
-    @property
-    def next_obs(self) -> list[Tensor]:
-        """Return [R, *shape] per observation after each step; empty if not kept."""
-        return [values for name, values in self.columns.items() if name.startswith("next_obs_")]
+    def inputs(self) -> dict[str, Any]:
+        """All tensors by name, those of observations in lists, as `FlatAdam.descend` takes them."""
+        return {"obs": self.obs, "next_obs": self.next_obs, **self.fields}
 
     @property
     def continuous(self) -> Tensor:
         """[R, A] continuous actions."""
-        return self.columns["continuous"]
+        return self.fields["continuous"]
 
     @property
     def discrete(self) -> Tensor:
         """int64 [R, branches] choices."""
-        return self.columns["discrete"]
+        return self.fields["discrete"]
 
     @property
     def allowed(self) -> Tensor | None:
         """Bool [R, sum of branch sizes] which choices could be made; None without branches."""
-        return self.columns.get("allowed")
+        return self.fields.get("allowed")
 
     @property
     def log_prob(self) -> Tensor:
         """[R, A + branches] of the actions when they were taken."""
-        return self.columns["log_prob"]
+        return self.fields["log_prob"]
 
     @property
     def reward(self) -> Tensor:
         """[R] the environment's reward."""
-        return self.columns["reward"]
+        return self.fields["reward"]
 
     @property
     def rewards(self) -> Tensor:
         """[R, S] of each reward signal, times its strength."""
-        return self.columns["rewards"]
+        return self.fields["rewards"]
 
     @property
     def done(self) -> Tensor:
         """Bool [R] whether the task ended with the step; not where it was cut short."""
-        return self.columns["done"]
+        return self.fields["done"]
 
     @property
     def value(self) -> Tensor:
         """[R, S] of each reward signal, when the rollout was complete."""
-        return self.columns["value"]
+        return self.fields["value"]
 
     @property
     def baseline(self) -> Tensor:
         """[R, S] the value without the row's own action."""
-        return self.columns["baseline"]
+        return self.fields["baseline"]
 
     @property
     def returns(self) -> Tensor:
         """[R, S]."""
-        return self.columns["returns"]
+        return self.fields["returns"]
 
     @property
     def advantage(self) -> Tensor:
         """[R, 1], normalised; [R, C] by components of the actions after `decoupled` of PPO."""
-        return self.columns["advantage"]
+        return self.fields["advantage"]
 
     @property
     def index(self) -> Tensor:
         """int64 [R] which rows of a rollout these are, always on the CPU."""
-        return self.columns["index"]
+        return self.fields["index"]
 
     def take(self, index: Tensor) -> Rows:
         """Copies of the rows in int64 [B] `index`, which form no sequences."""
-        return Rows(columns={name: values[index] for name, values in self.columns.items()})
+        return Rows(
+            obs=[values[index] for values in self.obs],
+            next_obs=[values[index] for values in self.next_obs],
+            fields={name: values[index] for name, values in self.fields.items()},
+            steps=None if self.steps is None else self.steps.take(index),
+        )
 
-    def split(self, size: int) -> Iterator[Rows]:
-        """The rows, which form no sequences, `size` at a time and in their order."""
-        pieces = [torch.split(values, size) for values in self.columns.values()]
-        for parts in zip(*pieces, strict=True):
-            yield Rows(columns=dict(zip(self.columns, parts, strict=True)))
+    def split(self, sizes: int | list[int]) -> Iterator[Rows]:
+        """The rows in pieces of one size or of these `sizes`, in their order; no sequences."""
+        n_obs, n_seen = len(self.obs), len(self.obs) + len(self.next_obs)
+        tensors = [*self.obs, *self.next_obs, *self.fields.values()]
+        pieces = zip(*(torch.split(values, sizes) for values in tensors), strict=True)
+        pieces_of_steps = repeat(None) if self.steps is None else self.steps.split(sizes)
+        for parts, steps in zip(pieces, pieces_of_steps, strict=False):
+            yield Rows(
+                obs=list(parts[:n_obs]),
+                next_obs=list(parts[n_obs:n_seen]),
+                fields=dict(zip(self.fields, parts[n_seen:], strict=True)),
+                steps=steps,
+            )
 
     def minibatches(
         self, stream: np.random.Generator, size: int, group: ProcessGroup = SINGLE_PROCESS
@@ -128,7 +149,7 @@ class Rows:
         """The rows in a new order, `size` at a time; a rest that fills no minibatch is left out.
 
         With memory whole sequences are shuffled, and `size` counts sequences. Several processes
-        have a part of each minibatch. The column `index` says which rows a minibatch has.
+        have a part of each minibatch. The field `index` says which rows a minibatch has.
         """
         n = len(self) if self.sequences is None else len(self.sequences.lengths)
         sizes = group.minibatch_sizes(n, size)
@@ -139,14 +160,13 @@ class Rows:
     ) -> Iterator[Rows]:
         """Minibatches of `sizes` [P] rows, or with memory of sequences, in the given order."""
         index, n_rows, states = _sequences(self.sequences, order, sizes)
-        at = torch.from_numpy(index).to(next(iter(self.columns.values())).device)
+        at = torch.from_numpy(index)
         # one look-up for all minibatches: each of them is then a view
-        columns = {name: torch.split(values[at], n_rows) for name, values in self.columns.items()}
+        rows = self.take(at.to(self.obs[0].device))
         # On the CPU, where rollouts and groups are looked up.
-        columns["index"] = torch.split(torch.from_numpy(index), n_rows)
-        pieces = zip(*columns.values(), strict=True)
-        for _, sequences, parts in zip(group.weighted(n_rows), states, pieces, strict=True):
-            yield Rows(columns=dict(zip(columns, parts, strict=True)), sequences=sequences)
+        pieces = replace(rows, fields={**rows.fields, "index": at}).split(n_rows)
+        for _, sequences, piece in zip(group.weighted(n_rows), states, pieces, strict=True):
+            yield replace(piece, sequences=sequences)
 
 
 def _sequences(
@@ -176,17 +196,12 @@ def tensors(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:
     ]
 
 
-def columns(
+def named_tensors(
     arrays: Mapping[str, AnyArray], names: Sequence[str], device: torch.device
 ) -> dict[str, Tensor]:
     """Return tensors by name, for those of `names` that `arrays` has."""
     present = [name for name in names if name in arrays]
     return dict(zip(present, tensors([arrays[name] for name in present], device), strict=True))
-
-
-def observations(values: Iterable[Tensor], prefix: str = "obs") -> dict[str, Tensor]:
-    """Columns of observations, in the order of the behavior's specification."""
-    return {f"{prefix}_{i}": obs for i, obs in enumerate(values)}
 
 
 def stored_sequences(

@@ -140,8 +140,7 @@ class SAC(Algorithm):
         self._target: list[Tensor] = list(self.target.parameters())
         self.noise_stream = generator_for(seed, device, "noise")
         self.replay = Replay(
-            self.fields,
-            n_obs=len(spec.observation_specs),
+            self.columns,
             capacity=h.buffer_size,
             sequence_length=self.sequence_length,
         )
@@ -221,13 +220,13 @@ class SAC(Algorithm):
 
     def _learn(self, batch: Rows) -> Tensor:
         """Make one joint gradient step of all networks, and return its statistics."""
-        columns = dict(batch.columns)
+        inputs = batch.inputs
         if n_actions := self.spec.action_spec.continuous_size:
             noise = torch.empty(len(batch), n_actions, device=self.device)
-            columns["noise"] = noise.normal_(generator=self.noise_stream)
+            inputs["noise"] = noise.normal_(generator=self.noise_stream)
         (statistics,) = self.optimizer.descend(
             partial(self._losses, sequences=batch.sequences),
-            columns,
+            inputs,
             max_norm=self.hyperparameters.max_grad_norm,
             steady=batch.sequences is None,
         )
@@ -236,15 +235,15 @@ class SAC(Algorithm):
         return statistics
 
     def _losses(
-        self, columns: Mapping[str, Tensor], sequences: SequenceState | None
+        self, inputs: Mapping[str, Any], sequences: SequenceState | None
     ) -> tuple[Tensor, tuple[Tensor]]:
         """Return the loss of all networks, and its statistics.
 
         Args:
-            columns: of a minibatch, and `noise` [B, A] for the actions that are drawn.
+            inputs: of a minibatch, and `noise` [B, A] for the actions that are drawn.
             sequences: the sequences that the rows form; None without memory.
         """
-        batch = Rows(columns=columns, sequences=sequences)
+        batch = Rows.of(inputs, sequences)
         actions = self.spec.action_spec
         actor_states, critic_states, next_states = self._sequence_states(batch)
         with torch.no_grad():
@@ -286,7 +285,7 @@ class SAC(Algorithm):
         continuous, columns = batch.continuous, []
         if actions.continuous_size:
             mu, log_sigma = heads.gaussian(hidden)
-            noise = batch.columns["noise"]
+            noise = batch.fields["noise"]
             continuous, density = squashed_action(mu=mu, log_sigma=log_sigma, noise=noise)
             columns.append(density.sum(1))
         branches = heads.branch_log_probs(hidden, batch.allowed)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pipeline.arrays import AnyArray, BoolArray
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +28,45 @@ class Field:
     """Stored once for each trajectory, given with the reward that may close it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Columns(Generic[T]):
+    """Arrays, or their `Field`s, of the same rows: observations by number, the rest by name."""
+
+    fields: Mapping[str, T]
+    obs: list[T] = field(default_factory=list)
+    """In the order of the behavior's specification."""
+
+    def map(self, change: Callable[..., U], *others: Columns[Any]) -> Columns[U]:
+        """Columns of `change(this, *others)`, column by column."""
+        if not others:  # it is called several times a message
+            fields = {name: change(values) for name, values in self.fields.items()}
+            return Columns(fields, [change(values) for values in self.obs])
+        fields = {
+            name: change(values, *(other.fields[name] for other in others))
+            for name, values in self.fields.items()
+        }
+        return Columns(fields, [*map(change, self.obs, *(other.obs for other in others))])
+
+    def pairs(self, other: Columns[U]) -> Iterator[tuple[T, U]]:
+        """Each column together with the other's."""
+        yield from zip(self.obs, other.obs, strict=True)
+        for name, values in self.fields.items():
+            yield values, other.fields[name]
+
+    def to_saved(self) -> dict[str, T]:
+        """All columns by the names that checkpoints have."""
+        return {**{f"obs_{i}": values for i, values in enumerate(self.obs)}, **self.fields}
+
+    @staticmethod
+    def from_saved(saved: Mapping[str, U]) -> Columns[U]:
+        """Columns of what `to_saved` returned."""
+        fields = dict(saved)
+        obs: list[U] = []
+        while (name := f"obs_{len(obs)}") in fields:
+            obs.append(fields.pop(name))
+        return Columns(fields, obs)
+
+
 class Length(NamedTuple):
     """A length that some columns of a minibatch share, and that differs between minibatches."""
 
@@ -36,43 +78,46 @@ class Length(NamedTuple):
 class GrowableRows:
     """Rows appended to arrays that double when full."""
 
-    def __init__(self, fields: Mapping[str, Field], capacity: int) -> None:
-        self.arrays: dict[str, AnyArray] = {
-            name: np.zeros((capacity, *spec.shape), dtype=spec.dtype)
-            for name, spec in fields.items()
-        }
+    def __init__(self, specs: Columns[Field], capacity: int) -> None:
+        self.arrays: Columns[AnyArray] = specs.map(
+            lambda spec: np.zeros((capacity, *spec.shape), dtype=spec.dtype)
+        )
         self.used = 0
         self.capacity = capacity
 
-    def append(self, n: int, rows: Mapping[str, AnyArray]) -> None:
-        """Add `n` rows of every field."""
+    def append(self, n: int, rows: Columns[AnyArray]) -> None:
+        """Add `n` rows of every column."""
         if self.used + n > self.capacity:
             # Doubled, so that appending costs the same on average however many rows there are.
             self.capacity = max(2 * self.capacity, self.used + n)
-            for name, old in self.arrays.items():
-                self.arrays[name] = enlarged(old[: self.used], self.capacity)
-        for name, values in rows.items():
-            self.arrays[name][self.used : self.used + n] = values
+            self.arrays = self.arrays.map(lambda old: enlarged(old[: self.used], self.capacity))
+        for array, values in self.arrays.pairs(rows):
+            array[self.used : self.used + n] = values
         self.used += n
 
-    def filled(self) -> dict[str, AnyArray]:
+    def filled(self) -> Columns[AnyArray]:
         """Views of the rows that were added."""
-        return {name: array[: self.used] for name, array in self.arrays.items()}
+        return self.arrays.map(lambda array: array[: self.used])
 
-    def copies(self) -> dict[str, AnyArray]:
+    def replace(self, n: int, rows: Columns[AnyArray]) -> None:
+        """Put `n` rows of every column in place of the present rows."""
+        self.used = 0
+        self.append(n, rows)
+
+    def state_dict(self) -> dict[str, AnyArray]:
         """Copies of the rows that were added."""
-        return {name: values.copy() for name, values in self.filled().items()}
+        return self.filled().map(np.copy).to_saved()
 
-    def replace(self, rows: Mapping[str, AnyArray]) -> None:
-        """Put these rows of every field in place of the present rows.
+    def load_state_dict(self, state: Mapping[str, AnyArray]) -> None:
+        """Restore what `state_dict` returned, in place of the present rows.
 
         Raises:
-            ValueError: They are rows of other fields.
+            ValueError: They are rows of other columns.
         """
-        if rows.keys() != self.arrays.keys():
-            raise ValueError(f"rows of {', '.join(rows)} in place of {', '.join(self.arrays)}")
-        self.used = 0
-        self.append(len(next(iter(rows.values()))), rows)
+        present = self.arrays.to_saved()
+        if state.keys() != present.keys():
+            raise ValueError(f"rows of {', '.join(state)} in place of {', '.join(present)}")
+        self.replace(len(next(iter(state.values()))), Columns.from_saved(state))
 
 
 def enlarged(values: AnyArray, n: int) -> AnyArray:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.data.columns import Field, GrowableRows, enlarged, rows_of
+from pipeline.data.columns import Columns, Field, GrowableRows, enlarged, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,12 +70,12 @@ class Groups:
     """The groups of one behavior's agents, by slot (see `data.slots`).
 
     Args:
-        fields: what the algorithm needs of each member: observations `obs_0`, ..., actions, and
-            `over`, which is set here: whether the member's task had ended.
+        columns: what the algorithm needs of each member: observations, actions, and `over`, which
+            is set here: whether the member's task had ended.
     """
 
-    def __init__(self, fields: Mapping[str, Field]) -> None:
-        self.moments = GroupSnapshots(fields)
+    def __init__(self, columns: Columns[Field]) -> None:
+        self.moments = GroupSnapshots(columns)
         self.by_slot: dict[str, AnyArray] = {
             name: np.zeros(0, dtype=dtype) for name, dtype in _PER_SLOT.items()
         }
@@ -192,10 +192,10 @@ class Groups:
             self.finished.append(float(s["group_return"][slots[keys == group]].mean()))
 
     def _observe(self, message: GroupMessage, over: BoolArray) -> AnyArray:
-        rows = {f"obs_{i}": values for i, values in enumerate(message.obs)}
+        fields: dict[str, AnyArray] = {"over": over}
         if message.memory is not None:
-            rows["memory"] = message.memory
-        return self.moments.add_entities(len(message.slots), {**rows, "over": over})
+            fields["memory"] = message.memory
+        return self.moments.add_entities(len(message.slots), message.obs, fields)
 
     def _moment_of(self, keys: AnyArray) -> AnyArray:
         """Add moments of the groups of N agents as they are now; return int64 numbers [N]."""
@@ -228,8 +228,8 @@ class Groups:
 class Members:
     """M moments of at most N members each, and the E entities that the members refer to."""
 
-    entities: Mapping[str, AnyArray]
-    """[E, ...] of each field."""
+    entities: Columns[AnyArray]
+    """[E, ...] of each column."""
     ids: AnyArray
     """int64 [E] numbers of the entities."""
     index: AnyArray
@@ -242,22 +242,23 @@ class GroupSnapshots:
     """Entities and moments, both numbered in the order in which they were added.
 
     Args:
-        fields: what an entity has.
+        columns: what an entity has.
     """
 
-    def __init__(self, fields: Mapping[str, Field]) -> None:
-        self._entities = GrowableRows({**fields, "id": _NUMBER}, _CAPACITY)
-        self._moments = GrowableRows({"id": _NUMBER, "count": _NUMBER}, _CAPACITY)
-        self._members = GrowableRows({"entity": _NUMBER}, _CAPACITY)
+    def __init__(self, columns: Columns[Field]) -> None:
+        entity = Columns({**columns.fields, "id": _NUMBER}, columns.obs)
+        self._entities = GrowableRows(entity, _CAPACITY)
+        self._moments = GrowableRows(Columns({"id": _NUMBER, "count": _NUMBER}), _CAPACITY)
+        self._members = GrowableRows(Columns({"entity": _NUMBER}), _CAPACITY)
         self._next_entity = self._next_moment = 0
 
-    def add_entities(self, n: int, rows: Mapping[str, AnyArray]) -> AnyArray:
-        """Add entities with fields [n, ...], zeros for missing ones; return int64 numbers [n]."""
+    def add_entities(
+        self, n: int, obs: Sequence[FloatArray], fields: Mapping[str, AnyArray]
+    ) -> AnyArray:
+        """Add entities with columns [n, ...], zeros for missing fields; return numbers [n]."""
         ids = self._next_entity + np.arange(n)
-        defaults = {
-            name: np.zeros(1, np.bool_) for name in self._entities.arrays.keys() - rows.keys()
-        }
-        self._entities.append(n, {**defaults, **rows, "id": ids})
+        zeros = dict.fromkeys(self._entities.arrays.fields, np.zeros(1, np.bool_))
+        self._entities.append(n, Columns({**zeros, **fields, "id": ids}, list(obs)))
         self._next_entity += n
         return ids
 
@@ -265,7 +266,7 @@ class GroupSnapshots:
         """Write fields [n, ...] of entities [n]."""
         at = self._places(ids)
         for name, values in rows.items():
-            self._entities.arrays[name][at] = values
+            self._entities.arrays.fields[name][at] = values
 
     def add_moments(self, members: AnyArray, counts: AnyArray) -> AnyArray:
         """Add moments, and return their numbers, int64 [M].
@@ -275,8 +276,8 @@ class GroupSnapshots:
             counts: int64 [M] members of each moment.
         """
         ids = self._next_moment + np.arange(len(counts))
-        self._moments.append(len(ids), {"id": ids, "count": counts})
-        self._members.append(len(members), {"entity": members})
+        self._moments.append(len(ids), Columns({"id": ids, "count": counts}))
+        self._members.append(len(members), Columns({"entity": members}))
         self._next_moment += len(ids)
         return ids
 
@@ -288,9 +289,7 @@ class GroupSnapshots:
         index = np.zeros(present.shape, dtype=np.int64)
         index[present] = member_index
         at = self._places(used)
-        entities = {
-            name: values[at] for name, values in self._entities.arrays.items() if name != "id"
-        }
+        entities = self._entities.arrays.map(lambda values: values[at])
         return Members(entities=entities, ids=used, index=index, present=present)
 
     def keep(self, moments: AnyArray, entities: AnyArray) -> None:
@@ -298,34 +297,35 @@ class GroupSnapshots:
         moments = np.unique(moments)
         members, counts = self._members_of(moments)
         at = self._places(np.union1d(members, entities))
-        self._entities.replace({name: values[at] for name, values in self._entities.arrays.items()})
-        self._moments.replace({"id": moments, "count": counts})
-        self._members.replace({"entity": members})
+        self._entities.replace(len(at), self._entities.arrays.map(lambda values: values[at]))
+        self._moments.replace(len(moments), Columns({"id": moments, "count": counts}))
+        self._members.replace(len(members), Columns({"entity": members}))
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of everything."""
         return {
             "next": [self._next_entity, self._next_moment],
-            "entities": self._entities.copies(),
-            "moments": self._moments.copies(),
-            "members": self._members.copies(),
+            "entities": self._entities.state_dict(),
+            "moments": self._moments.state_dict(),
+            "members": self._members.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self._next_entity, self._next_moment = state["next"]
-        self._entities.replace(state["entities"])
-        self._moments.replace(state["moments"])
-        self._members.replace(state["members"])
+        self._entities.load_state_dict(state["entities"])
+        self._moments.load_state_dict(state["moments"])
+        self._members.load_state_dict(state["members"])
 
     def _places(self, ids: AnyArray) -> AnyArray:
         # Numbers only rise, and stay in order when some are forgotten, so they are sorted.
-        return np.searchsorted(self._entities.filled()["id"], ids)
+        stored = self._entities.arrays.fields["id"][: self._entities.used]
+        return np.searchsorted(stored, ids)
 
     def _members_of(self, ids: AnyArray) -> tuple[AnyArray, AnyArray]:
         """Entities [sum of counts] of moments [M], moment after moment, and counts [M]."""
-        table = self._moments.filled()
+        table = self._moments.filled().fields
         at = np.searchsorted(table["id"], ids)
         starts = np.cumsum(table["count"]) - table["count"]
         counts = table["count"][at]
-        return self._members.arrays["entity"][rows_of(starts[at], counts)], counts
+        return self._members.arrays.fields["entity"][rows_of(starts[at], counts)], counts

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.data.columns import cut, rows_of
+from pipeline.data.columns import Columns, cut, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,36 +47,30 @@ class Replay:
     lost a row is not sampled any more.
 
     Args:
-        fields: of a row, as in `Trajectories`; `memory` is one of them where there is memory.
-        n_obs: observations among them, `obs_0` and so on.
+        columns: of a row, as in `Trajectories`; a field is `memory` where there is memory.
         capacity: rows.
         sequence_length: rows of a sequence; 1 without memory.
     """
 
-    def __init__(
-        self, fields: Mapping[str, Field], *, n_obs: int, capacity: int, sequence_length: int = 1
-    ) -> None:
+    def __init__(self, columns: Columns[Field], *, capacity: int, sequence_length: int = 1) -> None:
         self.capacity = capacity
         self.sequence_length = sequence_length
-        self.n_obs = n_obs
-        self._names = [f"obs_{i}" for i in range(n_obs)]
         n_places = capacity + int(capacity * _ENDS) + 1
-        self._obs: dict[str, AnyArray] = {
-            name: np.zeros((n_places, *fields[name].shape), fields[name].dtype)
-            for name in self._names
-        }
+        self._obs: list[AnyArray] = [
+            np.zeros((n_places, *field.shape), field.dtype) for field in columns.obs
+        ]
         self._rows: dict[str, AnyArray] = {
             name: np.zeros((capacity, *field.shape), field.dtype)
-            for name, field in fields.items()
-            if name not in self._obs and name != "memory"
+            for name, field in columns.fields.items()
+            if name != "memory"
         }
         self._rows["reward"] = np.zeros(capacity, np.float32)
         self._rows["done"] = np.zeros(capacity, np.bool_)
         # place of each row's observation, counted from the first observation ever added
         self._place = np.zeros(capacity, np.int64)
         self._memory = None
-        if "memory" in fields:
-            self._memory = np.zeros((capacity, *fields["memory"].shape), np.float32)
+        if "memory" in columns.fields:
+            self._memory = np.zeros((capacity, *columns.fields["memory"].shape), np.float32)
             self._start = np.zeros(capacity, np.int64)
             self._length = np.zeros(capacity, np.int64)
         # rows ever added; the newest `capacity` of them are stored
@@ -122,12 +116,12 @@ class Replay:
         self._n_places += n_rows + n_ends
         # Before observations are written, since their ring may have to grow.
         self._make_room(n_rows + n_ends)
-        size = len(self._obs["obs_0"])
+        size = len(self._obs[0])
         places = row_places[newest] % size
         last = end_places >= row_places[newest][0]
-        for i, (name, stored) in enumerate(self._obs.items()):
-            stored[places] = rollout.fields[name][newest]
-            stored[end_places[last] % size] = rollout.next_obs[i][last]
+        for stored, obs, next_obs in zip(self._obs, rollout.obs, rollout.next_obs, strict=True):
+            stored[places] = obs[newest]
+            stored[end_places[last] % size] = next_obs[last]
 
     def sample(self, rng: np.random.Generator, n_rows: int) -> Sampled:
         """Draw rows uniformly, with replacement; with memory `n_rows` in whole sequences.
@@ -147,13 +141,13 @@ class Replay:
             lengths, memory = self._length[chosen], self._memory[chosen]
             rows = rows_of(self._start[chosen], lengths)
         at = rows % self.capacity
-        size = len(self._obs["obs_0"])
+        size = len(self._obs[0])
         place = self._place[at]
         # The next observation stands one place further, also behind the last row of a trajectory.
         now, later = place % size, (place + 1) % size
         return Sampled(
-            obs=[stored[now] for stored in self._obs.values()],
-            next_obs=[stored[later] for stored in self._obs.values()],
+            obs=[stored[now] for stored in self._obs],
+            next_obs=[stored[later] for stored in self._obs],
             fields={name: stored[at] for name, stored in self._rows.items()},
             lengths=lengths,
             memory=memory,
@@ -189,7 +183,7 @@ class Replay:
 
     def _make_room(self, n_new: int) -> None:
         """Enlarge the observation rings if they are full: short episodes have many ends."""
-        size = len(self._obs["obs_0"])
+        size = len(self._obs[0])
         oldest = int(self._place[(self.n_added - len(self)) % self.capacity])
         n_live = self._n_places - oldest
         if n_live <= size:
@@ -198,10 +192,9 @@ class Replay:
         # Places are counted from the first ever: each has a new remainder in the larger ring.
         places = np.arange(min(oldest, n_written), n_written)
         bigger = max(n_live, size + size // 2)
-        for name, stored in self._obs.items():
-            grown = np.zeros((bigger, *stored.shape[1:]), stored.dtype)
-            grown[places % bigger] = stored[places % size]
-            self._obs[name] = grown
+        for i, stored in enumerate(self._obs):
+            self._obs[i] = np.zeros((bigger, *stored.shape[1:]), stored.dtype)
+            self._obs[i][places % bigger] = stored[places % size]
 
     def state_dict(self) -> dict[str, AnyArray]:
         """Return copies of all rows, the oldest first."""
@@ -226,11 +219,11 @@ class Replay:
         oldest = max(self.n_added - len(self), first_row)
         at = np.arange(oldest, self.n_added) % self.capacity
         first = int(self._place[at[0]]) if len(at) else self._n_places
-        places = np.arange(first, self._n_places) % len(self._obs["obs_0"])
+        places = np.arange(first, self._n_places) % len(self._obs[0])
+        rows = {name: stored[at] for name, stored in self._rows.items()}
         state = {
             "place": self._place[at] - first,
-            **{name: stored[at] for name, stored in self._rows.items()},
-            **{name: stored[places] for name, stored in self._obs.items()},
+            **Columns(rows, [stored[places] for stored in self._obs]).to_saved(),
         }
         if self._memory is not None:
             first = max(self._first_sequence, first_sequence)
@@ -260,7 +253,8 @@ class Replay:
         Raises:
             KeyError, ValueError: They are other rows, or more than there is room for.
         """
-        n_rows, n_places = len(state["place"]), len(state["obs_0"])
+        obs = Columns.from_saved(state).obs
+        n_rows, n_places = len(state["place"]), len(obs[0])
         if n_rows > self.capacity:
             raise ValueError(f"it holds {n_rows} rows, and buffer_size is {self.capacity}")
         at = (self.n_added + np.arange(n_rows)) % self.capacity
@@ -274,5 +268,5 @@ class Replay:
         self._n_places += n_places
         self._make_room(n_places)
         places = np.arange(self._n_places - n_places, self._n_places)
-        for name, stored in self._obs.items():
-            stored[places % len(stored)] = state[name]
+        for stored, values in zip(self._obs, obs, strict=True):
+            stored[places % len(stored)] = values

@@ -9,11 +9,12 @@ to the end of the rollout, where an update reads them as contiguous arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.data.columns import Field, GrowableRows, enlarged
+from pipeline.data.columns import Columns, Field, GrowableRows, enlarged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ class Rollout:
     Views into preallocated memory: valid until the next row is added.
     """
 
+    obs: list[FloatArray]
+    """[R, *shape] per observation."""
     fields: Mapping[str, AnyArray]
     """[R, ...] of each field, `reward` included."""
     starts: IntArray
@@ -77,18 +80,21 @@ class ClosedTrajectories:
 
 
 class Trajectories:
-    """Open trajectories by slot, and the rollout of closed ones."""
+    """Open trajectories by slot, and the rollout of closed ones.
 
-    def __init__(
-        self, fields: Mapping[str, Field], *, n_obs: int, horizon: int, capacity: int
-    ) -> None:
-        self._at_end = {name: spec for name, spec in fields.items() if spec.at_end}
-        rows = {name: spec for name, spec in fields.items() if not spec.at_end}
-        self.fields = {**rows, "reward": Field(shape=())}
-        self._sparse = {name: spec for name, spec in fields.items() if spec.every}
-        self.n_obs = n_obs
+    Args:
+        columns: of a row, the reward left out.
+        horizon: rows after which a trajectory closes.
+        capacity: closed rows that there is room for at first.
+    """
+
+    def __init__(self, columns: Columns[Field], *, horizon: int, capacity: int) -> None:
+        self._at_end = {name: spec for name, spec in columns.fields.items() if spec.at_end}
+        rows = {name: spec for name, spec in columns.fields.items() if not spec.at_end}
+        self._sparse = {name: spec for name, spec in rows.items() if spec.every}
+        self.columns = Columns({**rows, "reward": Field(shape=())}, columns.obs)
         self.horizon = horizon
-        self._open = {name: self._block(spec, 0) for name, spec in self.fields.items()}
+        self._open = self.columns.map(lambda spec: self._block(spec, 0))
         self.n_slots = 0
         """Slots that there is room for."""
         self._cursor = np.zeros(0, dtype=np.intp)
@@ -96,24 +102,21 @@ class Trajectories:
         # In float64: a long episode adds up many small rewards.
         self._episode_return = np.zeros(0, dtype=np.float64)
         self._episode_length = np.zeros(0, dtype=np.int64)
-        dense = {name: spec for name, spec in self.fields.items() if not spec.every}
-        self._rows = GrowableRows(dense, capacity)
-        self._ends = GrowableRows(
-            {
-                "length": Field(shape=(), dtype=np.int64),
-                "terminated": Field(shape=(), dtype=np.bool_),
-                "slot": Field(shape=(), dtype=np.int64),
-                "begins": Field(shape=(), dtype=np.bool_),
-                "ended": Field(shape=(), dtype=np.bool_),
-                **{f"obs_{i}": fields[f"obs_{i}"] for i in range(n_obs)},
-                **self._at_end,
-                **{
-                    name: Field(shape=self._open[name].shape[1:], dtype=spec.dtype)
-                    for name, spec in self._sparse.items()
-                },
+        dense = {name: spec for name, spec in self.columns.fields.items() if not spec.every}
+        self._rows = GrowableRows(Columns(dense, columns.obs), capacity)
+        ends = {
+            "length": Field(shape=(), dtype=np.int64),
+            "terminated": Field(shape=(), dtype=np.bool_),
+            "slot": Field(shape=(), dtype=np.int64),
+            "begins": Field(shape=(), dtype=np.bool_),
+            "ended": Field(shape=(), dtype=np.bool_),
+            **self._at_end,
+            **{
+                name: Field(shape=self._open.fields[name].shape[1:], dtype=spec.dtype)
+                for name, spec in self._sparse.items()
             },
-            64,
-        )
+        }
+        self._ends = GrowableRows(Columns(ends, columns.obs), 64)
 
     @property
     def n_closed(self) -> int:
@@ -122,7 +125,9 @@ class Trajectories:
         A trajectory shorter than a sequence counts like a whole one, so `buffer_size` is as many
         sequences for short episodes as for long ones.
         """
-        return self._counted(self._ends.filled()["length"]) if self._sparse else self._rows.used
+        if not self._sparse:
+            return self._rows.used
+        return self._counted(self._ends.filled().fields["length"])
 
     @property
     def n_held(self) -> int:
@@ -141,32 +146,40 @@ class Trajectories:
             return
         n = self.n_slots = max(n_slots, 2 * n_old)
         longest = int(self._cursor.max(initial=0)) + 1
-        for name, spec in self.fields.items():
+
+        def grown(spec: Field, old: AnyArray) -> AnyArray:
             block = self._block(spec, n)
-            used = -(-longest // self._every(name))  # untouched rows take no memory
-            block[:n_old, :used] = self._open[name][:, :used]
-            self._open[name] = block
+            used = -(-longest // (spec.every or 1))  # untouched rows take no memory
+            block[:n_old, :used] = old[:, :used]
+            return block
+
+        self._open = self.columns.map(grown, self._open)
         self._cursor = enlarged(self._cursor, n)
         self._waiting = enlarged(self._waiting, n)
         self._episode_return = enlarged(self._episode_return, n)
         self._episode_length = enlarged(self._episode_length, n)
 
-    def begin_transition(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> None:
+    def begin_transition(
+        self, slots: AnyArray, obs: Sequence[FloatArray], fields: Mapping[str, AnyArray]
+    ) -> None:
         """Write what agents in `slots` saw and did; the reward follows with `complete_transition`.
 
         Args:
             slots: [N] slots, each at most once.
-            rows: [N, ...] of every field but the reward; other keys are ignored.
+            obs: [N, *shape] per observation.
+            fields: [N, ...] of every field but the reward; other keys are ignored.
 
         Raises:
             KeyError: The rows of a field are missing.
         """
         at = self._cursor[slots]
-        for name, block in self._open.items():
+        for block, seen in zip(self._open.obs, obs, strict=True):
+            block[slots, at] = seen
+        for name, block in self._open.fields.items():
             if name in self._sparse:
-                self._write_sparse(name, slots, at, rows[name])
+                self._write_sparse(name, slots, at, fields[name])
             elif name != "reward":
-                block[slots, at] = rows[name]
+                block[slots, at] = fields[name]
         self._waiting[slots] = True
 
     def complete_transition(
@@ -202,7 +215,7 @@ class Trajectories:
             interrupted = None if interrupted is None else interrupted[waiting]
         if len(slots) == 0:
             return None
-        self._open["reward"][slots, self._cursor[slots]] = reward
+        self._open.fields["reward"][slots, self._cursor[slots]] = reward
         self._cursor[slots] += 1
         self._waiting[slots] = False
         self._episode_return[slots] += reward
@@ -228,19 +241,21 @@ class Trajectories:
 
     def rollout(self) -> Rollout:
         """All closed trajectories."""
-        ends = self._ends.filled()
-        lengths = ends["length"]
+        rows, ends = self._rows.filled(), self._ends.filled()
+        by_name = ends.fields
+        lengths = by_name["length"]
         return Rollout(
-            fields=self._rows.filled(),
+            obs=rows.obs,
+            fields=rows.fields,
             starts=np.cumsum(lengths) - lengths,
             lengths=lengths,
-            terminated=ends["terminated"],
-            next_obs=[ends[f"obs_{i}"] for i in range(self.n_obs)],
-            memory=ends.get("memory"),
-            slots=ends["slot"],
-            begins=ends["begins"],
-            ended=ends["ended"],
-            at_end={name: ends[name] for name in self._at_end},
+            terminated=by_name["terminated"],
+            next_obs=ends.obs,
+            memory=by_name.get("memory"),
+            slots=by_name["slot"],
+            begins=by_name["begins"],
+            ended=by_name["ended"],
+            at_end={name: by_name[name] for name in self._at_end},
         )
 
     def are_waiting(self, slots: AnyArray) -> BoolArray:
@@ -250,7 +265,7 @@ class Trajectories:
     def open_values(self, name: str) -> AnyArray:
         """[n] values of a field in all rows of open trajectories, row 0 first."""
         used = self._cursor + self._waiting
-        block = self._open[name]
+        block = self._open.fields[name]
         return block[np.arange(block.shape[1]) < used[:, None]]
 
     def clear_closed(self) -> None:
@@ -267,17 +282,17 @@ class Trajectories:
 
     def closed_state(self) -> dict[str, Any]:
         """Copies of the closed rows, and of where their trajectories end."""
-        return {"rows": self._rows.copies(), "ends": self._ends.copies()}
+        return {"rows": self._rows.state_dict(), "ends": self._ends.state_dict()}
 
     def load_closed_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `closed_state` returned, in place of the present closed rows."""
-        self._rows.replace(state["rows"])
-        self._ends.replace(state["ends"])
+        self._rows.load_state_dict(state["rows"])
+        self._ends.load_state_dict(state["ends"])
 
     def open_state(self, n_slots: int) -> dict[str, Any]:
         """Copies of the open trajectories of slots 0 to `n_slots` - 1."""
         return {
-            "rows": {name: self._open_rows(name, n_slots) for name in self._open},
+            "rows": self.columns.map(partial(self._open_rows, n_slots), self._open).to_saved(),
             "slots": {name: values[:n_slots].copy() for name, values in self._slot_arrays()},
         }
 
@@ -285,22 +300,19 @@ class Trajectories:
         """Restore what `open_state` returned."""
         n_slots = len(state["slots"]["cursor"])
         self.reserve(n_slots)
-        for name, block in self._open.items():
-            block[:n_slots] = state["rows"][name]
+        for block, values in self._open.pairs(Columns.from_saved(state["rows"])):
+            block[:n_slots] = values
         for name, values in self._slot_arrays():
             values[:n_slots] = state["slots"][name]
 
-    def _open_rows(self, name: str, n_slots: int) -> AnyArray:
-        """[n_slots, rows, ...] copy of a field, zeros in rows that no open trajectory has."""
-        rows = self._open[name][:n_slots].copy()
+    def _open_rows(self, n_slots: int, spec: Field, block: AnyArray) -> AnyArray:
+        """[n_slots, rows, ...] copy of a column, zeros in rows that no open trajectory has."""
+        rows: AnyArray = block[:n_slots].copy()
         # A decision that waits has no reward yet; its place still holds an older reward.
-        waiting = 0 if name == "reward" else self._waiting[:n_slots]
-        n_used = -(-(self._cursor[:n_slots] + waiting) // self._every(name))
+        waiting = 0 if block is self._open.fields["reward"] else self._waiting[:n_slots]
+        n_used = -(-(self._cursor[:n_slots] + waiting) // (spec.every or 1))
         rows[np.arange(rows.shape[1]) >= n_used[:, None]] = 0
         return rows
-
-    def _every(self, name: str) -> int:
-        return self.fields[name].every or 1
 
     def _slot_arrays(self) -> list[tuple[str, AnyArray]]:
         return [
@@ -324,7 +336,7 @@ class Trajectories:
         # Row numbers within each trajectory; with the slots they pick all rows in one copy.
         offsets = np.arange(n_rows) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         index = np.repeat(slots, lengths), offsets
-        rows = {name: self._open[name][index] for name in self._rows.arrays}
+        rows = self._rows.arrays.map(lambda _, block: block[index], self._open)
         self._rows.append(n_rows, rows)
         ends: dict[str, AnyArray] = {
             "length": lengths,
@@ -335,18 +347,17 @@ class Trajectories:
             "ended": np.full(len(slots), ended),
             **at_end,
         }
-        ends.update({f"obs_{i}": values for i, values in enumerate(obs)})
         # All sequences, also those that a short trajectory has not used: `cut` skips these.
-        ends.update({name: self._open[name][slots] for name in self._sparse})
-        self._ends.append(len(slots), ends)
+        ends.update({name: self._open.fields[name][slots] for name in self._sparse})
+        self._ends.append(len(slots), Columns(ends, list(obs)))
         self._cursor[slots] = 0
-        return ClosedTrajectories(obs=[rows[f"obs_{i}"] for i in range(self.n_obs)], n_rows=n_rows)
+        return ClosedTrajectories(obs=rows.obs, n_rows=n_rows)
 
     def _write_sparse(self, name: str, slots: AnyArray, at: AnyArray, values: AnyArray) -> None:
         number, rest = np.divmod(at, self._sparse[name].every)
         is_kept = rest == 0
         if is_kept.any():
-            self._open[name][slots[is_kept], number[is_kept]] = values[is_kept]
+            self._open.fields[name][slots[is_kept], number[is_kept]] = values[is_kept]
 
     def _block(self, spec: Field, n_slots: int) -> AnyArray:
         n_rows = -(-self.horizon // (spec.every or 1))

@@ -49,15 +49,10 @@ class Slots:
         """Number of slots that belong to an agent."""
         return self.n_slots - len(self._free)
 
-    def deciding(
-        self, source: Hashable, agent_ids: IntArray, *, is_early: bool = False
-    ) -> AnyArray:
+    def deciding(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
         """Slots [N] of agents [N] that ask for a decision, new ones where an agent has none.
 
-        Args:
-            source: where the agents come from.
-            agent_ids: of the agents.
-            is_early: whether the same message is looked up again later, which then counts it.
+        It is called once per message of a source: each call counts as a message.
 
         Raises:
             UnityEnvironmentException: An agent asks twice.
@@ -71,10 +66,9 @@ class Slots:
             slots = self._look_up(source, agent_ids)
             _refuse_duplicates(source, agent_ids)
             self._last[source] = (ids, slots)
-        if not is_early:
-            # A source that joins late begins at the clock: from 0 it would not move the clock.
-            sent = self._sent[source] = self._sent.get(source, self._clock - 1) + 1
-            self._clock = max(self._clock, sent)
+        # A source that joins late begins at the clock: from 0 it would not move the clock.
+        sent = self._sent[source] = self._sent.get(source, self._clock - 1) + 1
+        self._clock = max(self._clock, sent)
         self._heard[slots] = self._clock
         return slots
 

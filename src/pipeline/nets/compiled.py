@@ -22,7 +22,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pipeline.nets.layers import IS_TRACED
-from pipeline.nets.optimizer import adam_step
+from pipeline.nets.optimizer import adam_step, flat_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pipeline.data.columns import Length
-    from pipeline.nets.optimizer import FlatAdam, Losses
+    from pipeline.nets.optimizer import FlatAdam, Inputs, Losses
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class CompiledSteps:
     def __call__(
         self,
         losses: Losses,
-        columns: Mapping[str, Tensor],
+        inputs: Inputs,
         lengths: Mapping[str, Length] | None = None,
         *,
         max_norm: float | None = None,
@@ -65,11 +65,11 @@ class CompiledSteps:
         """Move the parameters one step down the loss; return the loss's other results.
 
         Args:
-            losses: a scalar to go down on and other results, from the columns, from parameters and
+            losses: a scalar to go down on and other results, from the inputs, from parameters and
                 buffers, and from nothing else; always the same function. Other results show a
                 parameter as it was before the step only if the scalar depends on them, too.
-            columns: [B, ...] and others, by name.
-            lengths: of columns whose length differs from call to call, and is at least 2.
+            inputs: tensors [B, ...] and others, or lists of tensors, by name.
+            lengths: of inputs whose length differs from call to call, and is at least 2.
             max_norm: norm that longer gradients are shortened to.
         """
         lengths, optimizer = lengths or {}, self._optimizer
@@ -77,15 +77,15 @@ class CompiledSteps:
         moves = optimizer.average is None
         shapes = tuple(
             (name, values.shape[1:] if name in lengths else values.shape)
-            for name, values in columns.items()
+            for name, values in flat_inputs(inputs)
         )
         key = (shapes, bool(lengths), max_norm, moves)
         moved = [optimizer.gradient, *(optimizer.next_move() if moves else ())]
         if key not in self._programs:
             copies = [tensor.clone() for tensor in moved]  # tracing computes, too
-            self._programs[key] = self._compiled(losses, columns, lengths, copies, max_norm)
+            self._programs[key] = self._compiled(losses, inputs, lengths, copies, max_norm)
         with torch.no_grad():
-            results = self._programs[key](list(columns.values()), *moved)
+            results = self._programs[key](_tensors(inputs), *moved)
         if not moves:
             optimizer.step(max_norm=max_norm)
         return results
@@ -93,28 +93,27 @@ class CompiledSteps:
     def _compiled(
         self,
         losses: Losses,
-        columns: Mapping[str, Tensor],
+        inputs: Inputs,
         lengths: Mapping[str, Length],
         moved: Sequence[Tensor],
         max_norm: float | None,
     ) -> Callable[..., list[Tensor]]:
-        """Return the program for columns of these shapes.
+        """Return the program for inputs of these shapes.
 
-        It is called with the columns and with the tensors that it changes: the gradient, and if it
-        also moves the parameters, the arguments of `adam_step`.
+        It is called with the tensors of the inputs, and with those that it changes: the gradient,
+        and if it also moves the parameters, the arguments of `adam_step`.
         """
         began = time.perf_counter()
-        columns = self._example(columns, lengths)
-        names, optimizer = list(columns), self._optimizer
+        example, optimizer = self._example(inputs, lengths), self._optimizer
         parameters = [parameter for parameter, _ in optimizer.gradients]
-        loss, _ = losses(columns)
+        loss, _ = losses(_rebuilt(inputs, example))
         # torch's own hints leave out that some are None
         gradients: Any = torch.autograd.grad(loss, parameters, allow_unused=True)
         used = [i for i, gradient in enumerate(gradients) if gradient is not None]
         places = [optimizer.gradients[i][1] for i in used]
 
         def step(values: list[Tensor], gradient: Tensor, *move: Tensor) -> list[Tensor]:
-            loss, results = losses(dict(zip(names, values, strict=True)))
+            loss, results = losses(_rebuilt(inputs, values))
             parts = torch.autograd.grad(loss, [parameters[i] for i in used])
             gradient.copy_(_flat(parts, places, optimizer.flat.numel()))
             if move:
@@ -130,7 +129,7 @@ class CompiledSteps:
                         step,
                         tracing_mode="symbolic" if lengths else "real",
                         _allow_non_fake_inputs=True,  # parameters are no inputs
-                    )(list(columns.values()), *moved)
+                    )(example, *moved)
             finally:
                 IS_TRACED.reset(token)
             program = torch.compile(
@@ -146,7 +145,7 @@ class CompiledSteps:
                     "cpp_wrapper": optimizer.gradient.device.type == "cpu",
                 },
             )
-            program(list(columns.values()), *moved)
+            program(example, *moved)
         gc.collect()
         gc.freeze()  # or every later collection would walk what the compiler keeps
         spent = time.perf_counter() - began
@@ -154,18 +153,16 @@ class CompiledSteps:
         _log.info(
             "Compiled the gradient step for minibatches of %s%d rows in %.1f s.",
             "about " if lengths else "",
-            len(next(iter(columns.values()))),
+            len(example[0]),
             spent,
         )
         return program
 
-    def _example(
-        self, columns: Mapping[str, Tensor], lengths: Mapping[str, Length]
-    ) -> dict[str, Tensor]:
-        """Return columns of usual lengths: a program must not depend on the first minibatch."""
+    def _example(self, inputs: Inputs, lengths: Mapping[str, Length]) -> list[Tensor]:
+        """Return tensors of usual lengths: a program must not depend on the first minibatch."""
         fixed = [
             values.shape[1:] if name in lengths else values.shape
-            for name, values in columns.items()
+            for name, values in flat_inputs(inputs)
         ]
         # Lengths that happen to be equal would be the same length to torch.
         parameters = self._optimizer.parameters
@@ -178,12 +175,25 @@ class CompiledSteps:
                     n for n in itertools.count(length.usual) if n not in used_lengths
                 )
                 used_lengths.add(chosen[length])
-        return {
-            name: values.new_zeros(chosen[lengths[name]], *values.shape[1:])
+        return [
+            values.new_zeros(chosen[lengths[name]], *values.shape[1:])
             if name in lengths
             else values
-            for name, values in columns.items()
-        }
+            for name, values in flat_inputs(inputs)
+        ]
+
+
+def _tensors(inputs: Inputs) -> list[Tensor]:
+    return [tensor for _, tensor in flat_inputs(inputs)]
+
+
+def _rebuilt(inputs: Inputs, tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """Inputs of the same form with other tensors."""
+    following = iter(tensors)
+    return {
+        name: [next(following) for _ in value] if isinstance(value, list) else next(following)
+        for name, value in inputs.items()
+    }
 
 
 def _flat(gradients: Sequence[Tensor], places: Sequence[Tensor], n: int) -> Tensor:

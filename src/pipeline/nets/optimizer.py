@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from pipeline.data.columns import Length
 
-    Losses = Callable[[Mapping[str, Tensor]], tuple[Tensor, tuple[Tensor, ...]]]
+    Inputs = Mapping[str, Any]  # tensors, or lists of tensors, by name
+    Losses = Callable[[Inputs], tuple[Tensor, tuple[Tensor, ...]]]
 
 # Numbers that each parameter's place is rounded up to, so that all begin at a cache line.
 _ALIGNMENT = 16
@@ -165,7 +166,7 @@ class FlatAdam(FusedAdam):
     def descend(
         self,
         losses: Losses,
-        columns: Mapping[str, Tensor],
+        inputs: Inputs,
         *,
         max_norm: float | None = None,
         lengths: Mapping[str, Length] | None = None,
@@ -174,17 +175,17 @@ class FlatAdam(FusedAdam):
         """Make one step down a loss; return its other results, without their derivatives.
 
         Args:
-            losses: a scalar to go down on and other results, from the columns, from parameters and
+            losses: a scalar to go down on and other results, from the inputs, from parameters and
                 buffers, and from nothing else; always the same function.
-            columns: [B, ...] and others, by name.
+            inputs: tensors [B, ...] and others, or lists of tensors, by name.
             max_norm: as in `step`.
-            lengths: of columns whose length differs from minibatch to minibatch.
+            lengths: of inputs whose length differs from minibatch to minibatch.
             steady: whether these shapes are worth a compiled program, as they will come again.
         """
         # A length of 0 or 1 is another program to torch.
-        if self.compiled and steady and all(len(columns[name]) > 1 for name in lengths or ()):
-            return self.compiled(losses, columns, lengths, max_norm=max_norm)
-        loss, results = losses(columns)
+        if self.compiled and steady and all(n > 1 for n in _lengths(inputs, lengths)):
+            return self.compiled(losses, inputs, lengths, max_norm=max_norm)
+        loss, results = losses(inputs)
         self.zero_gradients()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.step(max_norm=max_norm)
@@ -262,6 +263,17 @@ def adam_step(
     mean.lerp_(gradient, 1.0 - beta1)
     mean_square.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
     parameters.sub_(scales[0] * mean / (mean_square.sqrt() * scales[1] + FusedAdam.EPSILON))
+
+
+def flat_inputs(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
+    """Yield all tensors with their names, those of a list one after another."""
+    for name, value in inputs.items():
+        for tensor in value if isinstance(value, list) else (value,):
+            yield name, tensor
+
+
+def _lengths(inputs: Inputs, names: Collection[str] | None) -> Iterator[int]:
+    return (len(tensor) for name, tensor in flat_inputs(inputs) if names and name in names)
 
 
 def _places(

@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from pipeline.protocol.specs import ActionTuple
-from pipeline.protocol.steps import TerminalSteps
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipeline.arrays import AnyArray
-    from pipeline.protocol.steps import DecisionSteps
 
+S = TypeVar("S", DecisionSteps, TerminalSteps)
 
 # Observations kept beside the policy, for comparing its export with it.
 RECORDED_ROWS = 32
+
+
+class Part(NamedTuple, Generic[S]):
+    """Agents of one worker in a message."""
+
+    worker: int
+    steps: S
+    slots: AnyArray
+    """[N] one per agent."""
+
+
+class Message(NamedTuple):
+    """What all workers sent of one behavior's agents of one team, with the agents' slots."""
+
+    team: str
+    n_workers: int
+    deciding: list[Part[DecisionSteps]]
+    """Of workers with agents that ask for a decision."""
+    ended: list[Part[TerminalSteps]]
+    """Of workers with agents whose episode has ended, each agent once."""
+
+    @property
+    def slots(self) -> AnyArray:
+        """[N] of all agents that ask for a decision."""
+        slots = [part.slots for part in self.deciding]
+        if len(slots) == 1:
+            return slots[0]
+        return np.concatenate(slots) if slots else np.zeros(0, dtype=np.intp)
 
 
 def sample_rows(obs: Sequence[AnyArray], allowed: AnyArray | None) -> dict[str, Any]:
@@ -62,23 +90,15 @@ def concat_steps(
     decisions: Sequence[DecisionSteps], branches: Sequence[int]
 ) -> tuple[list[AnyArray], list[AnyArray] | None]:
     """Return observations and action masks of all workers' agents, one array each."""
-    present = [decision for decision in decisions if len(decision.agent_id)]
-    if len(present) == 1:
-        return list(present[0].obs), present[0].action_mask
-    n_obs = len(present[0].obs)
-    obs = [np.concatenate([d.obs[i] for d in present]) for i in range(n_obs)]
-    if all(d.action_mask is None for d in present):
+    if len(decisions) == 1:
+        return list(decisions[0].obs), decisions[0].action_mask
+    n_obs = len(decisions[0].obs)
+    obs = [np.concatenate([d.obs[i] for d in decisions]) for i in range(n_obs)]
+    if all(d.action_mask is None for d in decisions):
         return obs, None
     masks = [
         # Nothing is masked for a worker without masks: True would forbid an action.
         d.action_mask or [np.zeros((len(d), size), dtype=np.bool_) for size in branches]
-        for d in present
+        for d in decisions
     ]
     return obs, [np.concatenate([mask[i] for mask in masks]) for i in range(len(branches))]
-
-
-def concat_slots(slots: Sequence[AnyArray]) -> AnyArray:
-    """Return the slots of all workers' agents as one array [N]; empty without any agent."""
-    if len(slots) == 1:
-        return slots[0]
-    return np.concatenate(slots) if slots else np.zeros(0, dtype=np.intp)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.data.columns import Columns
 from pipeline.data.groups import GroupMessage, Groups
 from pipeline.protocol.steps import TerminalSteps
 from pipeline.tracking import names
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
     from pipeline.data.columns import Field
     from pipeline.data.rollout import ClosedTrajectories, Rollout, Trajectories
-    from pipeline.data.slots import Slots
-    from pipeline.protocol.steps import DecisionSteps, Steps
+    from pipeline.protocol.steps import DecisionSteps
+    from pipeline.trainer.batching import Message, Part
     from pipeline.trainer.statistics import Statistics
 
 _log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 def group_tracker_for(algorithm: Algorithm) -> GroupTracker | NoGroups:
     """Return a `GroupTracker` if the algorithm has `member_fields`, else `NoGroups`."""
     fields = algorithm.member_fields
-    return GroupTracker(fields) if fields else NoGroups()
+    return GroupTracker(Columns(fields, algorithm.columns.obs)) if fields else NoGroups()
 
 
 class NoGroups:
@@ -38,10 +39,8 @@ class NoGroups:
     def __init__(self) -> None:
         self._warned_of_group_reward = False
 
-    def on_message(
-        self, steps: Sequence[Steps], team: str, slots: Slots, memories: FloatArray | None
-    ) -> list[AnyArray] | None:
-        """Nothing to take in, and no slots looked up."""
+    def on_message(self, message: Message, n_slots: int, memories: FloatArray | None) -> None:
+        """Nothing to take in."""
 
     def outcome(
         self,
@@ -99,35 +98,26 @@ class GroupTracker:
     """Tracks the groups of one behavior's agents, and what their members share.
 
     Args:
-        fields: what the algorithm needs of every member of a group.
+        columns: what the algorithm needs of every member of a group.
     """
 
-    def __init__(self, fields: Mapping[str, Field]) -> None:
-        self.groups = Groups(fields)
-        self._described = [name for name in fields if name in ("continuous", "discrete", "memory")]
+    def __init__(self, columns: Columns[Field]) -> None:
+        self.groups = Groups(columns)
+        described = ("continuous", "discrete", "memory")
+        self._described = [name for name in columns.fields if name in described]
 
-    def on_message(
-        self, steps: Sequence[Steps], team: str, slots: Slots, memories: FloatArray | None
-    ) -> list[AnyArray] | None:
-        """Process what all workers sent, before any of it completes a trajectory.
-
-        Returns:
-            Slots of the deciding agents of each worker with such agents.
-        """
-        decisions = [(i, decision) for i, (decision, _) in enumerate(steps) if len(decision)]
-        terminals = [(i, terminal) for i, (_, terminal) in enumerate(steps) if len(terminal)]
-        if not decisions and not terminals:
-            return []
-        template = (terminals or decisions)[0][1].obs
-        ended_slots = [slots.ended((team, i), terminal.agent_id) for i, terminal in terminals]
-        deciding_slots = [slots.deciding((team, i), decision.agent_id) for i, decision in decisions]
-        ended = self._message(terminals, ended_slots, team, template)
+    def on_message(self, message: Message, n_slots: int, memories: FloatArray | None) -> None:
+        """Process what all workers sent, before any of it completes a trajectory."""
+        parts: list[Part[Any]] = [*message.ended, *message.deciding]
+        if not parts:
+            return
+        template = parts[0].steps.obs
+        ended = self._joined(message.ended, message.team, template)
         if memories is not None and len(memories):
             # An agent that never acted may have a slot beyond `memories`; its end is not used.
             ended = replace(ended, memory=memories.take(ended.slots, axis=0, mode="clip"))
-        deciding = self._message(decisions, deciding_slots, team, template)
-        self.groups.on_message(ended, deciding, slots.n_slots)
-        return deciding_slots
+        deciding = self._joined(message.deciding, message.team, template)
+        self.groups.on_message(ended, deciding, n_slots)
 
     def outcome(
         self, step: DecisionSteps | TerminalSteps, slots: AnyArray
@@ -188,12 +178,8 @@ class GroupTracker:
         """Restore what `state_dict` gave, the agents that are present only `with_open`."""
         self.groups.load_state_dict(state, with_open=with_open)
 
-    def _message(
-        self,
-        parts: Sequence[tuple[int, DecisionSteps | TerminalSteps]],
-        slots: Sequence[AnyArray],
-        team: Hashable,
-        template: Sequence[AnyArray],
+    def _joined(
+        self, parts: Sequence[Part[Any]], team: Hashable, template: Sequence[AnyArray]
     ) -> GroupMessage:
         """Return one message with the agents of all workers."""
 
@@ -201,18 +187,18 @@ class GroupTracker:
             return np.concatenate(pieces) if pieces else np.zeros(0, dtype=dtype)
 
         keys = [
-            self.groups.key((team, worker), step.group_id, step_slots)
-            for (worker, step), step_slots in zip(parts, slots, strict=True)
+            self.groups.key((team, worker), step.group_id, slots) for worker, step, slots in parts
         ]
-        interrupted = [step.interrupted for _, step in parts if hasattr(step, "interrupted")]
+        steps = [part.steps for part in parts]
+        interrupted = [step.interrupted for step in steps if isinstance(step, TerminalSteps)]
         return GroupMessage(
-            slots=joined(list(slots), np.intp),
+            slots=joined([part.slots for part in parts], np.intp),
             group=joined(keys, np.int64),
-            reward=joined([step.reward for _, step in parts], np.float32),
-            group_reward=joined([step.group_reward for _, step in parts], np.float32),
+            reward=joined([step.reward for step in steps], np.float32),
+            group_reward=joined([step.group_reward for step in steps], np.float32),
             obs=[
                 # The empty piece gives shape and type where there are no agents.
-                np.concatenate([values[:0], *[step.obs[i] for _, step in parts]])
+                np.concatenate([values[:0], *[step.obs[i] for step in steps]])
                 for i, values in enumerate(template)
             ],
             interrupted=joined(interrupted, np.bool_) if interrupted else None,

@@ -14,7 +14,8 @@ from pipeline.data.slots import STALE_AFTER_MESSAGES, Slots
 from pipeline.errors import TrainingError, UnityPolicyException
 from pipeline.tracking import names
 from pipeline.trainer.batching import (
-    concat_slots,
+    Message,
+    Part,
     concat_steps,
     first_terminal_per_agent,
     sample_rows,
@@ -25,6 +26,7 @@ from pipeline.trainer.opponents import SnapshotPool
 from pipeline.trainer.overlap import Overlap, steps_per_row
 from pipeline.trainer.statistics import Statistics
 from pipeline.trainer.supported import algorithm_for
+from pipeline.trainer.updates import Updates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from pipeline.data.replay import Replay
     from pipeline.data.rollout import ClosedTrajectories
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-    from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
+    from pipeline.protocol.steps import Steps, TerminalSteps
     from pipeline.settings.schema import TrainerSettings
     from pipeline.trainer.opponents import Opponent
 
@@ -52,6 +54,8 @@ class Decided(NamedTuple):
     """One per worker."""
     decision: Decision | None
     """The same for all workers' agents, with what learning needs; None without any agent."""
+    obs: list[FloatArray]
+    """[N, *shape] per observation, of all workers' agents."""
 
 
 class Learner:
@@ -79,11 +83,9 @@ class Learner:
         self.settings = settings
         self.learns = learns
         self.algorithm = algorithm(spec, settings, seed=seed, device=device)
-        self.overlap = None
-        """Makes updates beside the steps that follow; None where each update is made at once."""
+        self.updates = Updates(self.algorithm)
         if settings.threaded and learns:
-            self.overlap = Overlap(self.algorithm, steps_per_row=steps_per_row(self.algorithm))
-        self._learning = self.overlap or self.algorithm
+            self.updates = Overlap(self.algorithm, steps_per_row=steps_per_row(self.algorithm))
         self.past: SnapshotPool | None = None
         if learns and settings.self_play is not None:
             self.past = SnapshotPool(
@@ -91,7 +93,7 @@ class Learner:
             )
         self.statistics = self.pending_stats = Statistics()
         self.sync: LearnerGroup | None = None
-        """Set where other processes learn the same; `pending_stats` then has what is new here."""
+        """See `learn_with`."""
         self.step = 0
         self.n_updates = 0
         self.recorded = sample_rows(
@@ -108,8 +110,7 @@ class Learner:
         # A replay stores the rows that wait elsewhere.
         n_waiting = 0 if self.algorithm.replay is not None else settings.hyperparameters.buffer_size
         self.trajectories = Trajectories(
-            self.algorithm.fields,
-            n_obs=len(spec.observation_specs),
+            self.algorithm.columns,
             horizon=settings.time_horizon,
             capacity=n_waiting + settings.time_horizon,
         )
@@ -123,42 +124,58 @@ class Learner:
     @property
     def acting(self) -> Algorithm:
         """What decides for the agents that learn: the algorithm, or its copy during an update."""
-        return self.algorithm if self.overlap is None else self.overlap.acting
+        return self.updates.acting
 
     @property
     def finished(self) -> bool:
         """Whether `max_steps` has been reached; one that only acts is never finished."""
         return self.learns and self.step >= self.settings.max_steps
 
-    def absorb(self, steps: Sequence[Steps], *, team: str = "") -> AnyArray:
-        """Complete the last decisions with what followed.
-
-        Returns:
-            Slots [N] of the agents that decide next, for `remember`.
-        """
+    def receive(self, steps: Sequence[Steps], *, team: str = "") -> Message:
+        """Look up the slots of all agents that the workers' steps name, once per message."""
         began = time.perf_counter()
         vanished = self.slots.sweep()
         if len(vanished):
             self._drop_vanished(vanished)
-        messages = [(d, first_terminal_per_agent(t) if len(t.agent_id) else t) for d, t in steps]
-        deciding = self.grouping.on_message(messages, team, self.slots, self.memories)
-        for worker, (decision, terminal) in enumerate(messages):
+        ended = []
+        for worker, (decision, terminal) in enumerate(steps):
             if len(terminal.agent_id):
-                self._ended((team, worker), terminal, decision)
-        present = [(i, d) for i, (d, _) in enumerate(messages) if len(d.agent_id)]
-        if deciding is None:  # after the ends, so that new agents get the slots that are free now
-            deciding = [self.slots.deciding((team, i), d.agent_id) for i, d in present]
-        for (_, decision), worker_slots in zip(present, deciding, strict=True):
-            self._continued(worker_slots, decision)
-        slots = concat_slots(deciding)
+                source, first = (team, worker), first_terminal_per_agent(terminal)
+                ended.append(Part(worker, first, self.slots.ended(source, first.agent_id)))
+                # Sets, because NumPy takes ten times as long for a few agents.
+                if gone := set(first.agent_id.tolist()).difference(decision.agent_id.tolist()):
+                    self.slots.release(source, list(gone))
+        # After the ends, so that new agents get the slots that are free now.
+        deciding = [
+            Part(worker, decision, self.slots.deciding((team, worker), decision.agent_id))
+            for worker, (decision, _) in enumerate(steps)
+            if len(decision.agent_id)
+        ]
+        if self.slots.n_slots > self.trajectories.n_slots:
+            self._make_room()
         self.seconds["storage"] += time.perf_counter() - began
-        return slots
+        return Message(team, len(steps), deciding, ended)
+
+    def absorb(self, message: Message) -> None:
+        """Complete the last decisions with what followed."""
+        began = time.perf_counter()
+        self.grouping.on_message(message, self.slots.n_slots, self.memories)
+        for part in message.ended:
+            self._ended(message.team, part)
+        for _, decision, slots in message.deciding:
+            reward, at_end = self.grouping.outcome(decision, slots)
+            closed = self.trajectories.complete_transition(
+                slots, reward, decision.obs, ended=False, at_end=at_end
+            )
+            if closed is not None:
+                self._count(closed)
+        self.seconds["storage"] += time.perf_counter() - began
 
     def learn(self) -> bool:
         """Update if there is enough experience, or continue an update; return if one is over."""
         sync, n_rows = self.sync, self.trajectories.n_closed
         is_ready = self.algorithm.ready(n_rows) if sync is None else sync.should_update()
-        if self.overlap is None and not is_ready:
+        if not is_ready and not self.updates.is_spread:
             return False
         if is_ready and (self.finished or not self.learns):
             self._clear_closed()
@@ -182,67 +199,74 @@ class Learner:
 
     def _updated(self, *, is_ready: bool) -> dict[str, float]:
         """Return the statistics of an update that is over now; empty if none is."""
-        overlap, stats = self.overlap, {}
-        if overlap is not None:
-            if is_ready and overlap.is_under_way:  # the next rollout was complete first
-                return overlap.finish()
-            stats = overlap.advance()
+        updates = self.updates
+        if is_ready and updates.is_under_way:  # the next rollout was complete first
+            return updates.take(at_once=True)
+        updates.advance()
+        stats = updates.take()
         if not is_ready:
             return stats
         rollout = self.grouping.completed(self.trajectories.rollout())
         refuse_non_finite_rollout(rollout, step=self.step)
-        if overlap is None:
-            stats = self.algorithm.update(rollout, step=self.step)
-            is_learned = bool(stats)
-        else:
-            is_learned = overlap.begin(rollout, step=self.step)
+        is_learned = updates.start(rollout, step=self.step)
         if is_learned or self.algorithm.replay is None:  # not only kept for later
-            self._record(rollout.fields)
+            self._record(rollout.obs, rollout.fields)
         self._clear_closed()
-        return stats
+        return stats or updates.take()
 
-    def decide(self, steps: Sequence[Steps], *, team: str = "") -> Decided:
+    def decide(self, message: Message) -> Decided:
         """Choose for the deciding agents of every worker, in one batch."""
         began = time.perf_counter()
-        decisions = [decision for decision, _ in steps]
-        counts = [len(decision.agent_id) for decision in decisions]
-        if sum(counts) == 0:
-            return Decided([self.spec.action_spec.empty_action(0) for _ in decisions], None)
+        counts = [0] * message.n_workers
+        for worker, _, slots in message.deciding:
+            counts[worker] = len(slots)
+        if not message.deciding:
+            return Decided([self.spec.action_spec.empty_action(0) for _ in counts], None, [])
+        decisions = [part.steps for part in message.deciding]
         obs, masks = concat_steps(decisions, self.spec.action_spec.discrete_branches)
         player: Algorithm | Opponent
-        player = self.algorithm if self.overlap is None else self.overlap.acting
+        player = self.acting
         if self.past is not None:
-            player = self.past.opponents.get(team, player)
+            player = self.past.opponents.get(message.team, player)
         try:
-            decision = player.act(obs, masks, self._recalled(steps, team))
+            decision = player.act(obs, masks, self._recalled(message))
         except UnityPolicyException as error:
             location = f"behavior {self.name}, step {self.step}"
             raise UnityPolicyException(f"{location}: {error}") from error
         actions = split_actions(decision.action, counts)
         self.seconds["inference"] += time.perf_counter() - began
-        return Decided(actions, decision)
+        return Decided(actions, decision, obs)
 
-    def remember(self, slots: AnyArray, decided: Decided, *, team: str = "") -> None:
-        """Keep what the agents in these slots have decided, as `absorb` gave them."""
+    def remember(self, message: Message, decided: Decided) -> None:
+        """Keep what the deciding agents of a message have decided."""
         if decided.decision is None:
             return
         began = time.perf_counter()
+        slots = message.slots
         memory = decided.decision.memory
         if self.memories is not None and memory is not None:
             self.memories[slots, : memory.shape[1]] = memory
-        if self.past is not None and team in self.past.opponents:  # who does not learn
+        if self.past is not None and message.team in self.past.opponents:  # who does not learn
             return
         rows = decided.decision.rows
-        self.trajectories.begin_transition(slots, self.grouping.rows(slots, rows))
+        self.trajectories.begin_transition(slots, decided.obs, self.grouping.rows(slots, rows))
         self.pending_stats.add(names.ENTROPY, decided.decision.entropy)
         if not len(self.recorded["obs"][0]):
-            self._record(rows)
+            self._record(decided.obs, rows)
         self.seconds["storage"] += time.perf_counter() - began
 
-    def _record(self, rows: Mapping[str, Any]) -> None:
-        obs = [rows[f"obs_{i}"] for i in range(len(self.spec.observation_specs))]
-        allowed = rows.get("allowed")  # a single True stands for all rows
+    def _record(self, obs: Sequence[FloatArray], fields: Mapping[str, Any]) -> None:
+        allowed = fields.get("allowed")  # a single True stands for all rows
         self.recorded = sample_rows(obs, allowed if isinstance(allowed, np.ndarray) else None)
+
+    def learn_with(self, others: LearnerGroup) -> None:
+        """Learn together with the learners of other processes from now on."""
+        self.sync = others
+        self.take_pending()
+
+    def take_pending(self) -> None:
+        """Collect in `pending_stats` what is new in this process from now on."""
+        self.pending_stats = Statistics()
 
     def drop_unfinished(self, worker: int | None = None) -> None:
         """Drop the open trajectories of a worker, or of all, whose agents begin anew."""
@@ -276,11 +300,8 @@ class Learner:
         if self.memories is not None:
             self.memories[slots] = 0.0
 
-    def _ended(
-        self, source: tuple[str, int], terminal: TerminalSteps, decision: DecisionSteps
-    ) -> None:
-        slots = self.slots.ended(source, terminal.agent_id)
-        self._make_room()
+    def _ended(self, team: str, part: Part[TerminalSteps]) -> None:
+        _, terminal, slots = part
         if self.memories is not None:
             self.memories[slots] = 0.0
         reward, at_end = self.grouping.outcome(terminal, slots)
@@ -291,23 +312,9 @@ class Learner:
         if closed is not None:
             self._count(closed)
         self.grouping.report(closed, slots, self.pending_stats)
-        team = source[0]
         # The decisions of opponents are not stored, so all of them would seem to be idle.
         if idle.any() and not (self.past is not None and team in self.past.opponents):
             self.grouping.report_idle(terminal, idle, self.pending_stats)
-        # Sets, because NumPy takes ten times as long for a few agents.
-        if gone := set(terminal.agent_id.tolist()).difference(decision.agent_id.tolist()):
-            self.slots.release(source, list(gone))
-
-    def _continued(self, slots: AnyArray, decision: DecisionSteps) -> None:
-        if self.slots.n_slots > self.trajectories.n_slots:
-            self._make_room()
-        reward, at_end = self.grouping.outcome(decision, slots)
-        closed = self.trajectories.complete_transition(
-            slots, reward, decision.obs, ended=False, at_end=at_end
-        )
-        if closed is not None:
-            self._count(closed)
 
     def _clear_closed(self) -> None:
         self.trajectories.clear_closed()
@@ -320,24 +327,18 @@ class Learner:
             new[: len(self.memories)] = self.memories
             self.memories = new
 
-    def _recalled(self, steps: Sequence[Steps], team: str) -> FloatArray | None:
+    def _recalled(self, message: Message) -> FloatArray | None:
         """Return the memories [N, M] of the deciding agents, zeros where an episode begins."""
         if self.memories is None:
             return None
-        present = [(worker, d, t) for worker, (d, t) in enumerate(steps) if len(d)]
-        slots = concat_slots(
-            # `absorb` counts this message.
-            [self.slots.deciding((team, i), d.agent_id, is_early=True) for i, d, _ in present]
-        )
-        self._make_room()
-        recalled: FloatArray = self.memories[slots]
-        begins = [np.isin(decision.agent_id, ended.agent_id) for _, decision, ended in present]
-        recalled[np.concatenate(begins)] = 0
+        recalled: FloatArray = self.memories[message.slots]
+        for part in message.ended:
+            recalled[np.isin(message.slots, part.slots)] = 0
         return recalled
 
     def _count(self, closed: ClosedTrajectories) -> None:
         if self.learns and not self.finished:
-            self._learning.observe(closed.obs)
+            self.updates.observe(closed.obs)
         if self.sync is None:
             self.step += closed.n_rows
         else:
@@ -348,7 +349,7 @@ class Learner:
         state = {
             "step": self.step,
             "n_updates": self.n_updates,
-            "algorithm": self._learning.state_dict(),
+            "algorithm": self.updates.state_dict(),
             "statistics": self.statistics.state_dict(),
             "recorded": self.recorded,
         }
@@ -363,7 +364,7 @@ class Learner:
             raise ValueError(f"the recorded observations do not have the shapes {shapes}")
         self.step = int(state["step"])
         self.n_updates = int(state["n_updates"])
-        self._learning.load_state_dict(state["algorithm"])
+        self.updates.load_state_dict(state["algorithm"])
         self.statistics.load_state_dict(state["statistics"])
         self.recorded = dict(state["recorded"])
         # The state has none if the run began without self-play.
@@ -375,7 +376,7 @@ class Learner:
         return {
             "step": self.step,
             "n_updates": self.n_updates,
-            "algorithm": self._learning.weights(),
+            "algorithm": self.updates.weights(),
             "recorded": self.recorded,
         }
 

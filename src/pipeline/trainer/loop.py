@@ -33,7 +33,11 @@ from pipeline.trainer.checkpoints.restore import (
     restore_workers,
     usable,
 )
-from pipeline.trainer.checkpoints.resume_points import RESUME_INTERVAL_S, resume_points
+from pipeline.trainer.checkpoints.resume_points import (
+    RESUME_INTERVAL_S,
+    JointResumePoints,
+    resume_points,
+)
 from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.device_choice import fastest_device
 from pipeline.trainer.distributed.sync import Synchronizer, share_of
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
     from pipeline.envs.workers import WorkerSet
     from pipeline.protocol.steps import Steps
     from pipeline.tracking.base import Tracker
+    from pipeline.trainer.batching import Message
     from pipeline.trainer.checkpoints.manager import Exporter
     from pipeline.trainer.environment import JobSpec
     from pipeline.trainer.learner import Decided
@@ -106,11 +111,16 @@ class TrainingLoop:
         self.tracker = tracker
         self.inference = inference
         kind = CheckpointManager if group.rank == 0 else NullCheckpointManager
-        self.keeper = kind(job.run_dir, job.settings, exporter=None if inference else exporter)
-        self.keeper.on_checkpoint = tracker.saved
+        self.keeper = kind(
+            job.run_dir,
+            job.settings,
+            exporter=None if inference else exporter,
+            on_checkpoint=tracker.saved,
+        )
         self.group = group
-        sync = self.synchronizer = Synchronizer(group)
-        self.resume_points = resume_points(self.keeper, workers, resume_interval_s, sync)
+        self.resume_points = resume_points(self.keeper, workers, resume_interval_s, group)
+        joint = self.resume_points if isinstance(self.resume_points, JointResumePoints) else None
+        self.synchronizer = Synchronizer(group, joint)
         saved = self.keeper.saved() if job.resume else {}
         self._saved = group.scatter_object(of_each_rank(saved, group.size))
         self._exact = False
@@ -252,18 +262,19 @@ class TrainingLoop:
     def _turn(self, group: Sequence[int]) -> list[tuple[str, Learner, list[Steps]]]:
         """Let the workers of a group step on, and store what they had sent."""
         turns: list[tuple[str, Learner, list[Steps]]] = []
-        decisions: list[Decided] = []
+        decisions: list[tuple[Message, Decided]] = []
         for qualified in self.workers.behavior_specs:
             learner = self._learner_of.get(qualified) or self._learner(qualified)
             steps = self.workers.get_steps(qualified, group)
-            decided = learner.decide(steps, team=qualified)
+            message = learner.receive(steps, team=qualified)
+            decided = learner.decide(message)
             self.workers.set_actions(qualified, decided.actions, group)
             turns.append((qualified, learner, steps))
-            decisions.append(decided)
+            decisions.append((message, decided))
         self.stopwatch.timed(self.workers.step_send, group)
-        for (qualified, learner, steps), decided in zip(turns, decisions, strict=True):
-            slots = learner.absorb(steps, team=qualified)
-            learner.remember(slots, decided, team=qualified)
+        for (qualified, learner, steps), (message, decided) in zip(turns, decisions, strict=True):
+            learner.absorb(message)
+            learner.remember(message, decided)
             if learner.past is not None:
                 self.self_play.on_step(qualified, learner, steps)
         return turns
@@ -297,9 +308,9 @@ class TrainingLoop:
             device = fastest_device(name, spec, share, n_agents=n_agents, kept=earlier_device)
             self._devices[name] = str(device)
         learner = Learner(name, spec, share, seed=seed, device=device, learns=not self.inference)
-        in_thread = learner.overlap is not None and learner.overlap.in_thread
         # Not in a thread: torch traces one program at a time, while no other thread calls one.
-        if self.settings.torch_settings.compile and learner.learns and not in_thread:
+        compiles = self.settings.torch_settings.compile and not learner.updates.in_thread
+        if compiles and learner.learns:
             learner.algorithm.compile()
         if saved is not None:
             path = files.named(self.job.run_dir, name) / RESUME_FILE

@@ -24,6 +24,7 @@ import torch
 
 from pipeline.algos.schedules import completed
 from pipeline.nets.layers import RunningNormalizer
+from pipeline.trainer.updates import Updates
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -53,8 +54,8 @@ def steps_per_row(algorithm: Algorithm) -> float | None:
     return h.minibatches_per_step * n_products / PER_STEP
 
 
-class Overlap:
-    """Updates of one algorithm, each beside the steps of the loop that follow its rollout.
+class Overlap(Updates):
+    """Updates of one algorithm that overlap with the steps of the loop after each rollout.
 
     Args:
         algorithm: it learns; until an update is over, a copy of its policy acts.
@@ -62,10 +63,13 @@ class Overlap:
             to learn between those steps.
     """
 
+    is_spread = True
+
     def __init__(self, algorithm: Algorithm, *, steps_per_row: float | None = None) -> None:
-        self.algorithm = algorithm
+        super().__init__(algorithm)
         self._steps_per_row = steps_per_row
         self._thread = None if steps_per_row is None else _new_thread()
+        self.in_thread = self._thread is not None
         self._copy: Algorithm | None = None
         """What acts during updates."""
         self._acting_weights: dict[str, dict[str, Tensor]] = {}
@@ -78,19 +82,10 @@ class Overlap:
         """What is left of the update under way; None when all of it has been computed."""
         self._future: Future[dict[str, float]] | None = None
         """The update under way in the thread; None when it has been computed."""
-        self._stats: dict[str, float] = {}
-        """Of an update that has been computed before the policy that it made acts."""
-        self.is_under_way = False
-        """Whether an update has begun whose policy does not act yet."""
         self._per_step = 1
         self._n_steps = 0  # of the loop, since the last update began
         self._n_steps_left = 0  # of an update that has been computed
         self._observed: list[Sequence[FloatArray]] = []
-
-    @property
-    def in_thread(self) -> bool:
-        """Whether gradient steps are made in a thread."""
-        return self._thread is not None
 
     @property
     def acting(self) -> Algorithm:
@@ -104,14 +99,8 @@ class Overlap:
         else:
             self._observed.append(obs)
 
-    def begin(self, rollout: Rollout, *, step: int) -> bool:
-        """Begin to learn from a copy of a rollout; return whether an update is now under way.
-
-        No update may be under way before.
-
-        Raises:
-            TrainingError: See `Algorithm.update`.
-        """
+    def start(self, rollout: Rollout, *, step: int) -> bool:
+        """Start to learn from a copy of a rollout; see `Updates`."""
         self._prepare()
         self._copy_weights(self._live)  # which the first part may change
         # A copy: the rollout's arrays are views of memory that is written again.
@@ -155,31 +144,26 @@ class Overlap:
         for normalizer in self._normalizers:
             normalizer.forget_scale()
 
-    def advance(self) -> dict[str, float]:
-        """Do a step's share of the update under way; return its statistics if it is over.
-
-        Raises:
-            TrainingError: See `Algorithm.update`.
-        """
+    def advance(self) -> None:
+        """Do a step's share of the update under way."""
         self._n_steps += 1
         if not self.is_under_way:
-            return {}
+            return
         if self._parts is None:
             self._n_steps_left -= 1
         else:
             self._compute(self._per_step)
-        is_over = self._parts is None and self._n_steps_left <= 0  # `finish` waits for a thread
-        return self.finish() if is_over else {}
 
-    def finish(self) -> dict[str, float]:
-        """Finish the update under way, let its policy act, and return the update's statistics.
+    def take(self, *, at_once: bool = False) -> dict[str, float]:
+        """Return the statistics of an update that is over, and let its policy act; see `Updates`.
 
-        Raises:
-            TrainingError: See `Algorithm.update`.
+        An update in a thread is over after its steps of the loop, and waited for then.
         """
+        is_over = self._parts is None and self._n_steps_left <= 0
+        if not (self.is_under_way and (is_over or at_once)):
+            return {}
         self._compute()
-        stats, self._stats, self.is_under_way = self._stats, {}, False
-        return stats
+        return super().take()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the algorithm's state after the update under way, and the weights that act now.

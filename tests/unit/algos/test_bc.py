@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ import torch
 
 from pipeline.algos.bc import BehavioralCloning, hold_out
 from pipeline.algos.policy import Policy, seeded_weights
-from pipeline.algos.rows import Rows, observations
 from pipeline.data.demonstrations import ExpertRows
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings.schema import MemorySettings, NetworkSettings
@@ -149,8 +149,7 @@ def test_observations_of_demonstrations_go_into_the_normaliser_once():
     assert torch.allclose(running.mean.float(), bc.rows.obs[0].sum(0) / 21, atol=1e-5)
     bc.update()
     assert float(running.count) == 21
-    normalized = observations(bc.policy.normalizers(bc.rows.obs))
-    expected = bc.loss(Rows(columns={**bc.rows.columns, **normalized}))
+    expected = bc.loss(replace(bc.rows, obs=bc.policy.normalizers(bc.rows.obs)))
     assert bc.measure() == pytest.approx(expected.item())
     cloning().observe()  # nothing to do
 

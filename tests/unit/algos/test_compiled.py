@@ -16,6 +16,7 @@ from torch import nn
 from pipeline.algos.poca import POCA
 from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
+from pipeline.data.columns import Columns
 from pipeline.data.groups import GroupSnapshots
 from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError
@@ -204,9 +205,9 @@ def partly_there(algorithm, n_moments):
     counts = rng.integers(1, 4, n_moments)
     n_rows = int(counts.sum())
     plain = random_rollout(algorithm.spec, rng, n_kinds=3, n_rows=n_rows)
-    moments = GroupSnapshots(algorithm.member_fields)
-    seen = {name: plain.fields[name] for name in ("obs_0", "obs_1", "continuous", "discrete")}
-    entity = moments.add_entities(n_rows, seen)
+    moments = GroupSnapshots(Columns(algorithm.member_fields, algorithm.columns.obs))
+    did = {name: plain.fields[name] for name in ("continuous", "discrete")}
+    entity = moments.add_entities(n_rows, plain.obs, did)
     moment = moments.add_moments(entity, counts).repeat(counts)
     return replace(
         plain,
@@ -319,15 +320,15 @@ def test_a_program_takes_the_masks_of_each_minibatch(monkeypatch):
 def random_rollout(spec, rng, *, n_kinds, n_rows=64):
     """Two trajectories with `n_kinds` kinds of goals, or `n_kinds` entities."""
     half = n_rows // 2
-    fields = {"obs_0": rng.normal(size=(n_rows, 2)).astype(np.float32)}
+    obs = [rng.normal(size=(n_rows, 2)).astype(np.float32)]
     other = spec.observation_specs[1]
     seen = rng.normal(size=(n_rows, *other.shape)).astype(np.float32)
     if other.observation_type == ObservationType.GOAL_SIGNAL:
         seen = np.eye(3, dtype=np.float32)[rng.integers(0, n_kinds, n_rows)]
     if len(other.shape) == 2:
         seen[:, n_kinds:] = 0.0
-    fields["obs_1"] = seen
-    fields |= {
+    obs.append(seen)
+    fields = {
         "continuous": np.tanh(rng.normal(size=(n_rows, 1))).astype(np.float32),
         "discrete": rng.integers(0, 2, (n_rows, 1)),
         "allowed": np.ones((n_rows, 2), np.bool_),
@@ -335,11 +336,12 @@ def random_rollout(spec, rng, *, n_kinds, n_rows=64):
         "reward": rng.normal(size=n_rows).astype(np.float32),
     }
     return Rollout(
+        obs=obs,
         fields=fields,
         starts=np.array([0, half]),
         lengths=np.array([half, n_rows - half]),
         terminated=np.zeros(2, np.bool_),
-        next_obs=[fields["obs_0"][:2], fields["obs_1"][:2]],
+        next_obs=[values[:2] for values in obs],
     )
 
 

@@ -208,7 +208,7 @@ def test_targets_of_groups_are_those_of_their_members_one_row_at_a_time(memory):
         n_beyond += len(living) < len(after) and not rollout.terminated[k]
         value_after, later = beyond, beyond
         for row in range(start + length - 1, start - 1, -1):
-            agent, members = play.rows[rollout.fields["obs_0"][row].tobytes()]
+            agent, members = play.rows[rollout.obs[0][row].tobytes()]
             seen = [torch.from_numpy(values) for values in members[agent].obs]
             reward = np.array([0.7 * rollout.fields["reward"][row], 3.0 * rewarded(rnd, seen)])
             later = reward + np.array([0.9, 0.5]) * (0.95 * later + 0.05 * value_after)
@@ -223,7 +223,7 @@ def test_targets_of_groups_are_those_of_their_members_one_row_at_a_time(memory):
         lengths = rows.sequences.lengths.numpy()
         firsts = np.cumsum(lengths) - lengths
         for first, stored in zip(firsts.tolist(), rows.sequences.memory, strict=True):
-            agent, members = play.rows[rollout.fields["obs_0"][first].tobytes()]
+            agent, members = play.rows[rollout.obs[0][first].tobytes()]
             before = members[agent].memory
             assert stored.tolist() == ([0.0] * 4 if before is None else before[0].tolist())
 
@@ -309,7 +309,7 @@ def test_rows_of_a_replay_are_rewarded_as_they_came_and_learned_from_normalised(
     for name, sampled in (("obs", raw.obs), ("next_obs", raw.next_obs)):
         for i, values in enumerate(sampled):
             expected = normalizers[str(i)](torch.from_numpy(values))
-            torch.testing.assert_close(batch.columns[f"{name}_{i}"], expected)
+            torch.testing.assert_close(getattr(batch, name)[i], expected)
             assert not torch.allclose(expected, torch.from_numpy(values), atol=0.1)
     rnd = algorithm.signals.by_name["rnd"]
     for row, rewards in enumerate(batch.rewards.tolist()):
@@ -323,7 +323,7 @@ def test_rows_of_a_replay_are_rewarded_as_they_came_and_learned_from_normalised(
     (batch,) = learned
     for name, sampled in (("obs", raw.obs), ("next_obs", raw.next_obs)):
         for i, values in enumerate(sampled):
-            assert batch.columns[f"{name}_{i}"].numpy().tolist() == values.tolist()
+            assert getattr(batch, name)[i].numpy().tolist() == values.tolist()
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
@@ -500,7 +500,7 @@ def test_each_step_of_a_signal_is_on_rows_drawn_for_it():
     stream = copy.deepcopy(algorithm.minibatch_stream)
     for batch in algorithm.sampler.transitions(3):
         drawn = algorithm.replay.sample(stream, 8)
-        assert batch.columns["reward"].tolist() == drawn.fields["reward"].tolist()
+        assert batch.fields["reward"].tolist() == drawn.fields["reward"].tolist()
     for number, batch in enumerate(algorithm.sampler.minibatches(3)):
         if not number:
             drawn = algorithm.replay.sample(stream, 24)
@@ -516,10 +516,10 @@ def test_rows_that_are_read_or_rewarded_in_pieces_are_those_of_one_piece(memory,
     varied(play)
     rollout, intrinsic = play.rollout(), play.learner.algorithm.intrinsic
     intrinsic.signals.by_name["curiosity"].has_learned = True
-    whole = intrinsic.begin(rollout)
+    whole, _ = intrinsic.begin(rollout)
     assert rollout.n_rows > 9
     monkeypatch.setattr(reward_signals, "_CHUNK", 4)
-    np.testing.assert_allclose(intrinsic.begin(rollout), whole, rtol=1e-5)
+    np.testing.assert_allclose(intrinsic.begin(rollout)[0], whole, rtol=1e-5)
     play = Play(learner("sac", memory=memory, hyperparameters={"buffer_size": 100}))
     varied(play)
     algorithm = play.learner.algorithm
@@ -547,7 +547,7 @@ def test_a_minibatch_of_sequences_is_weighed_by_its_rows():
         weighted=lambda sizes: (weighed.append(list(sizes)), sizes)[1],
     )
     state = SequenceState(memory=torch.arange(4.0)[:, None], lengths=torch.tensor([3, 1, 2, 2]))
-    rows = Rows(columns={"obs_0": torch.arange(8.0)}, sequences=state)
+    rows = Rows(obs=[torch.arange(8.0)], sequences=state)
     batches = list(rows.minibatches(np.random.default_rng(0), 2, group))
     assert weighed == [[len(batch) for batch in batches]]
     first = {0: [0.0, 1.0, 2.0], 1: [3.0], 2: [4.0, 5.0], 3: [6.0, 7.0]}

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pipeline.algos.ppo import PPO
-from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals, RolloutRows
-from pipeline.data.columns import Field
+from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals, steps_of
+from pipeline.data.columns import Columns, Field
 from pipeline.data.rollout import Trajectories
 from pipeline.errors import TrainingError
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -16,12 +16,14 @@ from pipeline.settings import load_run_settings
 
 CPU = torch.device("cpu")
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_continuous(1))
-FIELDS = {
-    "obs_0": Field(shape=(2,)),
-    "log_prob": Field(shape=(1,)),
-    "continuous": Field(shape=(1,)),
-    "discrete": Field(shape=(0,), dtype=np.int64),
-}
+COLUMNS = Columns(
+    {
+        "log_prob": Field(shape=(1,)),
+        "continuous": Field(shape=(1,)),
+        "discrete": Field(shape=(0,), dtype=np.int64),
+    },
+    [Field(shape=(2,))],
+)
 
 
 def settings(**signals):
@@ -42,7 +44,7 @@ class Agents:
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(3)
-        self.trajectories = Trajectories(FIELDS, n_obs=1, horizon=4, capacity=8)
+        self.trajectories = Trajectories(COLUMNS, horizon=4, capacity=8)
         self.trajectories.reserve(3)
         self.obs = self.draw()
         self.led_to: dict[tuple, tuple] = {}
@@ -57,12 +59,11 @@ class Agents:
         for _ in range(n):
             slots = np.arange(3)
             rows = {
-                "obs_0": self.obs,
                 "log_prob": np.zeros((3, 1)),
                 "continuous": self.rng.normal(size=(3, 1)) * 3,
                 "discrete": np.zeros((3, 0)),
             }
-            self.trajectories.begin_transition(slots, rows)
+            self.trajectories.begin_transition(slots, [self.obs], rows)
             later, ends = self.draw(), self.rng.random(3) < 0.2
             cut = self.rng.random(3) < 0.5
             for agent in range(3):
@@ -82,9 +83,9 @@ class Agents:
 def test_each_step_comes_with_what_it_led_to_and_whether_the_task_ended():
     agents = Agents()
     rollout = agents.play(60)
-    experience = RolloutRows(rollout, device=CPU, with_next_obs=True)
+    steps = steps_of(rollout, device=CPU, with_next_obs=True)
     order = torch.from_numpy(np.random.default_rng(0).permutation(rollout.n_rows))
-    batch = experience.take(order)
+    batch = steps.take(order)
     assert len(batch) > 100
     assert 0 < int(batch.done.sum()) < int(rollout.ended.sum()) < len(rollout.lengths)
     for obs, following, done in zip(batch.obs[0], batch.next_obs[0], batch.done, strict=True):
@@ -97,9 +98,7 @@ def test_each_step_comes_with_what_it_led_to_and_whether_the_task_ended():
 
 
 def test_what_follows_is_not_gathered_unless_asked_for():
-    experience = RolloutRows(Agents().play(20), device=CPU, with_next_obs=False)
-    assert experience.take(torch.arange(5)).next_obs == []
-    assert experience.after == experience.end_of.tolist() == []
+    assert steps_of(Agents().play(20), device=CPU, with_next_obs=False).next_obs == []
     assert [RewardSignals(SPEC, settings(**{name: {}}), seed=1, device=CPU).needs_next_obs
             for name in ("extrinsic", "rnd", "curiosity")] == [False, False, True]  # fmt: skip
 
@@ -114,8 +113,8 @@ def test_reported_reward_is_the_mean_sum_over_episodes_that_span_rollouts():
     for n in (7, 50):
         rollout = agents.play(n)
         before = set(sums)
-        rewards = learned.begin(rollout)[:, 1]
-        for obs, reward in zip(rollout.fields["obs_0"], rewards.tolist(), strict=True):
+        rewards = learned.begin(rollout)[0][:, 1]
+        for obs, reward in zip(rollout.obs[0], rewards.tolist(), strict=True):
             episode = agents.led_to[tuple(obs)][2]
             sums[episode] = sums.get(episode, 0.0) + reward
         stats = learned.end(step=0)
@@ -151,17 +150,16 @@ def test_rewards_of_an_episode_that_was_dropped_are_not_counted_with_the_next_in
         RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU), device=CPU
     )
     agents, slots = Agents(), np.arange(3)
-    agents.trajectories = Trajectories(FIELDS, n_obs=1, horizon=4, capacity=8)
+    agents.trajectories = Trajectories(COLUMNS, horizon=4, capacity=8)
     agents.trajectories.reserve(3)
 
     def step(*, ended):
         rows = {
-            "obs_0": agents.draw(),
             "log_prob": np.zeros((3, 1)),
             "continuous": np.zeros((3, 1)),
             "discrete": np.zeros((3, 0)),
         }
-        agents.trajectories.begin_transition(slots, rows)
+        agents.trajectories.begin_transition(slots, [agents.draw()], rows)
         interrupted = np.zeros(3, np.bool_) if ended else None
         agents.trajectories.complete_transition(
             slots, np.ones(3, np.float32), [agents.draw()], ended=ended, interrupted=interrupted
@@ -179,7 +177,7 @@ def test_rewards_of_an_episode_that_was_dropped_are_not_counted_with_the_next_in
     rollout = agents.trajectories.rollout()
     assert rollout.begins.tolist() == [True, True, False]
     before = learned.state_dict()["sums"][2][1]
-    rewards = learned.begin(rollout)[:, 1]
+    rewards = learned.begin(rollout)[0][:, 1]
     expected = (rewards[0] + rewards[1] + rewards[2] + before) / 3
     assert learned.end(step=0)["Policy/Rnd Reward"] == pytest.approx(expected, rel=1e-5)
     assert learned.state_dict() == {"slots": [], "sums": []}
@@ -199,7 +197,7 @@ def test_signals_that_ignore_the_end_bootstrap_beyond_it_and_others_do_not():
     )
     rollout = Agents().play(40)
     batch = algorithm._rows(rollout)
-    rewards = algorithm.intrinsic.begin(rollout)
+    rewards, _ = algorithm.intrinsic.begin(rollout)
     (end,) = np.flatnonzero(rollout.terminated)[:1]
     row = rollout.starts[end] + rollout.lengths[end] - 1
     with torch.no_grad():
@@ -228,40 +226,28 @@ def test_each_minibatch_teaches_the_signals_the_rows_that_it_taught_the_policy()
         assert np.isfinite(stats[tag])
 
 
-def test_nothing_is_learned_of_a_rollout_that_has_not_begun_or_is_over():
-    signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
-    learned = IntrinsicRewards(signals, device=CPU)
-    with pytest.raises(ValueError, match="no rollout to learn from"):
-        learned.learn(torch.arange(3))
-    learned.begin(Agents().play(10))
-    learned.learn(torch.arange(3))
-    learned.end(step=0)
-    with pytest.raises(ValueError, match="no rollout to learn from"):
-        learned.learn(torch.arange(3))
-
-
 def test_reported_losses_are_the_means_over_minibatches_of_one_rollout():
     signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
     learned = IntrinsicRewards(signals, device=CPU)
     losses = iter([1.0, 4.0, 10.0])
     signals.update = lambda _: {"Losses/RND Loss": torch.tensor(next(losses))}
     agents = Agents()
-    learned.begin(agents.play(10))
+    _, steps = learned.begin(agents.play(10))
     for _ in range(2):
-        learned.learn(torch.arange(3))
+        learned.learn(steps)
     assert learned.end(step=0)["Losses/RND Loss"] == 2.5
-    learned.begin(agents.play(10))
-    learned.learn(torch.arange(3))
+    _, steps = learned.begin(agents.play(10))
+    learned.learn(steps)
     assert learned.end(step=0)["Losses/RND Loss"] == 10.0
 
 
 def test_a_signals_loss_that_is_not_finite_stops_with_step_and_tag():
     signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
     learned = IntrinsicRewards(signals, device=CPU)
-    learned.begin(Agents().play(10))
+    _, steps = learned.begin(Agents().play(10))
     with torch.no_grad():
         signals.by_name["rnd"].predictor.dense.layers[0].weight[0, 0] = torch.inf
-    learned.learn(torch.arange(3))
+    learned.learn(steps)
     with pytest.raises(TrainingError, match="step 7: Losses/RND Loss is not finite"):
         learned.end(step=7)
 

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from steps import take_turn
 from test_signals import demo
 
 from pipeline.algos import poca
@@ -58,9 +59,7 @@ def message(deciding, ended=None, *, interrupted=False, group_reward=0.0):
 
 def play(team_learner, *messages):
     for steps in messages:
-        decided = team_learner.decide([steps])
-        slots = team_learner.absorb([steps])
-        team_learner.remember(slots, decided)
+        take_turn(team_learner, [steps])
     return team_learner.grouping.completed(team_learner.trajectories.rollout())
 
 
@@ -235,7 +234,7 @@ def test_other_trainers_learn_from_own_and_group_reward_and_say_so_once(caplog):
 
 
 def test_a_member_is_known_by_what_it_sees_does_and_remembers():
-    base_fields = ["obs_0", "continuous", "discrete"]
+    base_fields = ["continuous", "discrete"]
     assert list(learner().algorithm.member_fields) == [*base_fields, "over"]
     memory = MemorySettings(sequence_length=2, memory_size=4)
     network = NetworkSettings(hidden_units=8, num_layers=1, memory=memory)

@@ -40,10 +40,9 @@ def trainer_settings(**changes):
 def rollout(spec: BehaviorSpec, n_rows: int = 128, *, seed: int = 0) -> Rollout:
     rng = np.random.default_rng(seed)
     actions = spec.action_spec
-    fields = {
-        f"obs_{i}": rng.normal(size=(n_rows, *obs.shape)).astype(np.float32)
-        for i, obs in enumerate(spec.observation_specs)
-    }
+    shapes = [obs.shape for obs in spec.observation_specs]
+    obs = [rng.normal(size=(n_rows, *shape)).astype(np.float32) for shape in shapes]
+    fields = {}
     n_components = actions.continuous_size + actions.discrete_size
     fields["continuous"] = rng.normal(size=(n_rows, actions.continuous_size)).astype(np.float32)
     fields["discrete"] = (
@@ -57,6 +56,7 @@ def rollout(spec: BehaviorSpec, n_rows: int = 128, *, seed: int = 0) -> Rollout:
         fields["allowed"] = np.ones((n_rows, sum(actions.discrete_branches)), dtype=np.bool_)
     lengths = np.full(n_rows // 32, 32)
     return Rollout(
+        obs=obs,
         fields=fields,
         starts=np.cumsum(lengths) - lengths,
         lengths=lengths,
@@ -70,8 +70,8 @@ def rollout(spec: BehaviorSpec, n_rows: int = 128, *, seed: int = 0) -> Rollout:
 
 def loss_of(*, log_prob, old_log_prob, advantage, epsilon):
     """`policy_loss` with the range that rows get."""
-    ranged = with_clip_range(Rows(columns={"advantage": advantage}), epsilon)
-    return policy_loss(log_ratio=log_prob - old_log_prob, **ranged.columns)
+    ranged = with_clip_range(Rows(obs=[], fields={"advantage": advantage}), epsilon)
+    return policy_loss(log_ratio=log_prob - old_log_prob, **ranged.fields)
 
 
 def test_policy_loss_takes_the_smaller_of_plain_and_clipped_ratio():
@@ -93,7 +93,7 @@ def test_rows_of_an_older_policy_are_weighted_and_clipped_from_the_policy_as_it_
         torch.log(torch.tensor([[0.6], [0.4], [0.9]])),
     )
     advantage = torch.tensor([[1.0], [-2.0], [1.0]])
-    rows = decoupled(Rows(columns={"log_prob": then, "advantage": advantage}), now)
+    rows = decoupled(Rows(obs=[], fields={"log_prob": then, "advantage": advantage}), now)
     # Hilton et al. 2021, equation 3: A now/then · min(ratio, clipped) with ratio relative to `now`
     torch.testing.assert_close(rows.log_prob, now)
     expected = torch.tensor([[1.2], [-1.6], [LARGEST_WEIGHT]])  # the last would weigh nine times
@@ -264,7 +264,7 @@ def test_values_of_many_rows_are_those_of_each_alone():
     algorithm = PPO(spec, trainer_settings(), seed=1, device=CPU)
     large_rollout = rollout(spec, 4096 + 32)
     batch = algorithm._rows(large_rollout)
-    obs = torch.from_numpy(large_rollout.fields["obs_0"])
+    obs = torch.from_numpy(large_rollout.obs[0])
     with torch.no_grad():
         expected = algorithm.critic([obs], obs)
     torch.testing.assert_close(batch.value, expected)

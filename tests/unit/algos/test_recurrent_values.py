@@ -19,7 +19,8 @@ def rollout() -> Rollout:
     rng = np.random.default_rng(0)
     n = int(LENGTHS.sum())
     return Rollout(
-        fields={"obs_0": rng.random((n, 2)).astype(np.float32), "reward": np.zeros(n)},
+        obs=[rng.random((n, 2)).astype(np.float32)],
+        fields={"reward": np.zeros(n)},
         starts=np.cumsum(LENGTHS) - LENGTHS,
         lengths=LENGTHS,
         terminated=np.zeros(5, np.bool_),
@@ -40,9 +41,7 @@ def test_values_go_on_from_the_memory_of_each_sequence_and_after_the_last(chunk,
     monkeypatch.setattr(rows, "_CHUNK", chunk)
     experience = rollout()
     sequences = stored_sequences(experience, L, CPU)
-    tensors = [
-        torch.from_numpy(obs) for obs in (experience.fields["obs_0"], experience.next_obs[0])
-    ]
+    tensors = [torch.from_numpy(obs) for obs in (experience.obs[0], experience.next_obs[0])]
     actual = values_in_sequence(critic, tensors[:1], tensors[1:], experience, sequences=sequences)
     values, following, pieces, row = [], [], [], 0
     for k, length in enumerate(LENGTHS):
@@ -50,7 +49,7 @@ def test_values_go_on_from_the_memory_of_each_sequence_and_after_the_last(chunk,
             if t % L == 0:
                 total = float(experience.memory[k, t // L].sum())
                 pieces.append(min(L, length - t))
-            total += float(experience.fields["obs_0"][row].sum())
+            total += float(experience.obs[0][row].sum())
             values.append(total)
             row += 1
         following.append(total + float(experience.next_obs[0][k].sum()))

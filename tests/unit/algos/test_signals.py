@@ -13,7 +13,7 @@ import torch
 
 from pipeline.algos.ppo import PPO
 from pipeline.algos.reward_signals import RewardSignals, make, supported_signals
-from pipeline.algos.rows import Rows, observations
+from pipeline.algos.rows import Rows
 from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.protocol.demo import writing_demo
 from pipeline.protocol.specs import (
@@ -56,19 +56,17 @@ def signal(name, spec=PLAIN, folder=None, seed=1, **changes):
     return make(name, spec, settings(name, spec, folder, **changes), seed=seed, device=CPU)
 
 
-def steps(spec=PLAIN, n=64, *, seed=0, shift=0.0, **columns) -> Rows:
+def steps(spec=PLAIN, n=64, *, seed=0, shift=0.0, obs=None, next_obs=None, **fields) -> Rows:
     draw = torch.Generator().manual_seed(seed)
     actions = spec.action_spec
 
-    def obs(prefix, instead=None):
-        drawn = [
+    def drawn():
+        return [
             torch.randn(n, *obs_spec.shape, generator=draw) + shift
             for obs_spec in spec.observation_specs
         ]
-        return observations(drawn if instead is None else instead, prefix)
 
-    seen = obs("obs", columns.pop("obs", None)) | obs("next_obs", columns.pop("next_obs", None))
-
+    seen, later = drawn(), drawn()
     parts = {
         "continuous": torch.rand(n, actions.continuous_size, generator=draw) * 2 - 1,
         "discrete": torch.stack(
@@ -79,7 +77,7 @@ def steps(spec=PLAIN, n=64, *, seed=0, shift=0.0, **columns) -> Rows:
         "reward": torch.zeros(n),
         "done": torch.zeros(n, dtype=torch.bool),
     }
-    return Rows(columns={**seen, **parts, **columns})
+    return Rows(obs=obs or seen, next_obs=next_obs or later, fields={**parts, **fields})
 
 
 def demo(spec, folder, name="expert.demo", n=80, *, ends=(False,), **columns):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from test_signals import CONTINUOUS, PLAIN, SMALL, signal, steps
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.gail import Discriminator
 from pipeline.algos.policy import Policy, seeded_weights
-from pipeline.algos.rows import Rows, observations
 from pipeline.data.demonstrations import ExpertRows
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.settings.schema import MemorySettings, NetworkSettings
@@ -106,14 +106,8 @@ def test_curiosity_foresees_normalised_observations():
     curiosity, plain = signal("curiosity", network_settings=NORMALIZED), signal("curiosity")
     curiosity.observe([torch.randn(50, 3) * 3 + 2])
     rows = steps(n=12)
-    normalized_obs = [curiosity.network.normalizers(obs) for obs in (rows.obs, rows.next_obs)]
-    same = Rows(
-        columns={
-            **rows.columns,
-            **observations(normalized_obs[0]),
-            **observations(normalized_obs[1], "next_obs"),
-        }
-    )
+    obs, next_obs = (curiosity.network.normalizers(obs) for obs in (rows.obs, rows.next_obs))
+    same = replace(rows, obs=obs, next_obs=next_obs)
     pairs = curiosity_errors(plain.network, same), curiosity_errors(curiosity.network, rows)
     for expected, actual in zip(*pairs, strict=True):
         torch.testing.assert_close(actual, expected)

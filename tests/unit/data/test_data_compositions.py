@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from pipeline.data.columns import Field
+from pipeline.data.columns import Columns, Field
 from pipeline.data.groups import GroupMessage, Groups
 from pipeline.data.rollout import Trajectories
 
-FIELDS = {
-    "obs_0": Field(shape=(2,)),
-    "obs_1": Field(shape=(1, 2)),
-    "memory": Field(shape=(3,), every=2),
-    "moment": Field(shape=(), dtype=np.int64, at_end=True),
-}
+OBS = ("first", "second")
+COLUMNS = Columns(
+    {
+        "memory": Field(shape=(3,), every=2),
+        "moment": Field(shape=(), dtype=np.int64, at_end=True),
+    },
+    [Field(shape=(2,)), Field(shape=(1, 2))],
+)
 HORIZON, N = 5, 6
 
 
@@ -32,8 +34,8 @@ class Agent:
 
 def drawn(rng, n):
     return {
-        "obs_0": rng.random((n, 2)).astype(np.float32),
-        "obs_1": rng.random((n, 1, 2)).astype(np.float32),
+        "first": rng.random((n, 2)).astype(np.float32),
+        "second": rng.random((n, 1, 2)).astype(np.float32),
         "memory": rng.random((n, 3)).astype(np.float32),
     }
 
@@ -47,7 +49,7 @@ class Lists:
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(5)
-        self.storage = Trajectories(FIELDS, n_obs=2, horizon=HORIZON, capacity=4)
+        self.storage = Trajectories(COLUMNS, horizon=HORIZON, capacity=4)
         self.storage.reserve(N)
         self.agents = [Agent() for _ in range(N)]
         self.closed: list[tuple] = []
@@ -65,7 +67,7 @@ class Lists:
             self.complete(order[ends[order] == over], over=over)
         deciding = rng.permutation(N)[: rng.integers(1, N + 1)]
         rows = drawn(rng, len(deciding))
-        self.storage.begin_transition(deciding, rows)
+        self.storage.begin_transition(deciding, [rows[name] for name in OBS], rows)
         for row, slot in enumerate(deciding.tolist()):
             self.agents[slot].waiting = at(rows, row)
 
@@ -76,7 +78,7 @@ class Lists:
         closed = self.storage.complete_transition(
             slots,
             reward,
-            [seen["obs_0"], seen["obs_1"]],
+            [seen[name] for name in OBS],
             ended=over,
             interrupted=cut if over else None,
             at_end={"moment": moment},
@@ -114,26 +116,25 @@ def test_trajectories_have_the_rows_ends_and_memories_of_their_own_agents():
     assert len(rollout.lengths) == len(lists.closed) > 40
     for k, (rows, end, seen) in enumerate(lists.closed):
         first = rollout.starts[k]
-        for name in ("obs_0", "obs_1", "reward"):
-            stored = rollout.fields[name][first : first + rollout.lengths[k]].tolist()
-            assert stored == [row[name] for row in rows]
+        stored = zip((*OBS, "reward"), (*rollout.obs, rollout.fields["reward"]), strict=True)
+        for name, values in stored:
+            there = values[first : first + rollout.lengths[k]].tolist()
+            assert there == [row[name] for row in rows]
         n_sequences = -(-len(rows) // 2)
         assert rollout.memory[k, :n_sequences].tolist() == [row["memory"] for row in rows[::2]]
-        assert [o[k].tolist() for o in rollout.next_obs] == [seen["obs_0"], seen["obs_1"]]
+        assert [o[k].tolist() for o in rollout.next_obs] == [seen[name] for name in OBS]
         columns = {"slot": rollout.slots, "moment": rollout.at_end["moment"]}
         columns |= {name: getattr(rollout, name) for name in ("begins", "ended", "terminated")}
         assert {name: values[k] for name, values in columns.items()} == end
     assert lists.counted[0] == pytest.approx(lists.returns)
     assert lists.counted[1] == lists.lengths
     held = [row for a in lists.agents for row in (*a.rows, *([a.waiting] if a.waiting else []))]
-    assert lists.storage.open_values("obs_0").tolist() == [row["obs_0"] for row in held]
+    assert len(lists.storage.open_values("reward")) == len(held)
 
 
-MEMBER = {
-    "obs_0": Field(shape=(1,)),
-    "memory": Field(shape=(1,)),
-    "over": Field(shape=(), dtype=np.bool_),
-}
+MEMBER = Columns(
+    {"memory": Field(shape=(1,)), "over": Field(shape=(), dtype=np.bool_)}, [Field(shape=(1,))]
+)
 
 
 def message(agents: dict, *, cut=None) -> GroupMessage:
@@ -154,7 +155,8 @@ def message(agents: dict, *, cut=None) -> GroupMessage:
 def members_of(groups: Groups, moment: int) -> dict[int, tuple[bool, float]]:
     members = groups.moments.members(np.array([moment]))
     rows = members.index[0][members.present[0]]
-    columns = [members.entities[name][rows] for name in ("obs_0", "over", "memory")]
+    fields = members.entities.fields
+    columns = [values[rows] for values in (*members.entities.obs, fields["over"], fields["memory"])]
     return {int(o[0]): (bool(over), float(m[0])) for o, over, m in zip(*columns, strict=True)}
 
 

@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from pipeline.data.columns import Field
+from pipeline.data.columns import Columns, Field
 from pipeline.data.groups import GroupMessage, Groups
 
-FIELDS = {
-    "obs_0": Field(shape=(1,)),
-    "discrete": Field(shape=(1,), dtype=np.int64),
-    "over": Field(shape=(), dtype=np.bool_),
-}
+MEMBER = Columns(
+    {"discrete": Field(shape=(1,), dtype=np.int64), "over": Field(shape=(), dtype=np.bool_)},
+    [Field(shape=(1,))],
+)
 
 
 def heard(agents, *, ended=False, interrupted=False, groups=None):
@@ -28,7 +27,7 @@ def heard(agents, *, ended=False, interrupted=False, groups=None):
     )
 
 
-KEYS = Groups(FIELDS)
+KEYS = Groups(MEMBER)
 NOBODY = {}
 
 
@@ -44,29 +43,31 @@ def seen(groups, moment):
     """What the members of a moment saw, and whether their task had ended."""
     members = groups.moments.members(np.array([moment]))
     rows = members.index[0][members.present[0]]
-    obs = members.entities["obs_0"][rows, 0].tolist()
-    return sorted(zip(obs, members.entities["over"][rows].tolist(), strict=True))
+    obs = members.entities.obs[0][rows, 0].tolist()
+    return sorted(zip(obs, members.entities.fields["over"][rows].tolist(), strict=True))
 
 
 def did(groups, moment):
     members = groups.moments.members(np.array([moment]))
-    return sorted(members.entities["discrete"][members.index[0][members.present[0]], 0].tolist())
+    return sorted(
+        members.entities.fields["discrete"][members.index[0][members.present[0]], 0].tolist()
+    )
 
 
 def test_mates_that_decide_together_share_one_moment_with_what_all_saw_and_did():
-    groups = Groups(FIELDS)
+    groups = Groups(MEMBER)
     rows = on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0), 2: (3, 0, 0)})
     assert len(set(rows["moment"].tolist())) == 1
     assert len(set(rows["entity"].tolist())) == 3
     assert seen(groups, rows["moment"][0]) == [(1, False), (2, False), (3, False)]
     assert did(groups, rows["moment"][0]) == [10, 20, 30]
     members = groups.moments.members(rows["moment"][:1])
-    assert set(members.entities) == set(FIELDS)
+    assert set(members.entities.fields) == {*MEMBER.fields, "id"}
     assert sorted(members.ids) == sorted(rows["entity"])
 
 
 def test_agents_of_other_groups_other_workers_and_without_a_group_are_no_mates():
-    groups = Groups(FIELDS)
+    groups = Groups(MEMBER)
     numbers = {0: 1, 1: 2, 2: 0, 3: 0, 4: 1}
     rows = on_message(groups, {i: (i, 0, 0) for i in range(5)}, numbers=numbers)
     assert [seen(groups, m) for m in rows["moment"]] == [
@@ -79,7 +80,7 @@ def test_agents_of_other_groups_other_workers_and_without_a_group_are_no_mates()
 
 
 def test_every_group_of_every_source_has_a_number_of_its_own():
-    groups = Groups(FIELDS)
+    groups = Groups(MEMBER)
     ids = np.array([2**31 - 1, 2**31 - 2, 1, 1, 0, 0])
     slots = np.array([0, 1, 2, 3, 4, 7])
     keys = [groups.key(name, ids, slots) for name in ("a", "b", "c", "a")]
@@ -95,7 +96,7 @@ def test_every_group_of_every_source_has_a_number_of_its_own():
 
 
 def test_an_agent_that_ends_early_is_followed_by_the_mates_that_go_on():
-    groups = Groups(FIELDS)
+    groups = Groups(MEMBER)
     on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0), 2: (3, 0, 0)})
     rows = on_message(groups, {1: (5, 1, 4), 2: (6, 0, 4)}, {0: (9, -2, 4)})
     assert groups.by_slot["gained_at_end"][0] == pytest.approx(3)
@@ -109,7 +110,7 @@ def test_an_agent_that_ends_early_is_followed_by_the_mates_that_go_on():
 
 
 def test_a_group_that_ends_as_a_whole_is_not_followed_by_its_next_episode():
-    groups = Groups(FIELDS)
+    groups = Groups(MEMBER)
     on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
     on_message(groups, {0: (1, 1, 3), 1: (2, 0, 3)})
     rows = on_message(groups, {0: (7, 0, 0), 1: (8, 0, 0)}, {0: (5, 1, 2), 1: (6, 0, 2)})
@@ -123,14 +124,14 @@ def test_a_group_that_ends_as_a_whole_is_not_followed_by_its_next_episode():
 
 
 def test_members_cut_short_are_not_over():
-    groups = Groups(FIELDS)
+    groups = Groups(MEMBER)
     on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
     on_message(groups, {}, {0: (5, 0, 0), 1: (6, 0, 0)}, interrupted=True)
     assert seen(groups, groups.by_slot["end_moment"][1]) == [(5, False), (6, False)]
 
 
 def test_a_mate_that_was_not_asked_takes_part_with_its_latest_decision():
-    groups = Groups(FIELDS)
+    groups = Groups(MEMBER)
     on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
     first = on_message(groups, {0: (3, 1, 0)})
     assert seen(groups, first["moment"][0]) == [(2, False), (3, False)]
@@ -143,7 +144,7 @@ def test_a_mate_that_was_not_asked_takes_part_with_its_latest_decision():
 
 
 def test_who_vanished_is_no_mate_any_more():
-    groups = Groups(FIELDS)
+    groups = Groups(MEMBER)
     on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
     groups.drop(np.array([0]))
     rows = on_message(groups, {1: (3, 0, 0)})
@@ -151,7 +152,7 @@ def test_who_vanished_is_no_mate_any_more():
 
 
 def test_who_vanished_and_comes_back_is_owed_nothing_of_the_time_before():
-    groups = Groups(FIELDS)
+    groups = Groups(MEMBER)
     on_message(groups, {0: (1, 0, 0), 1: (2, 0, 0)})
     # Nothing is heard of slot 0, which would get 5 with its next message.
     on_message(groups, {1: (2, 5, 0)})
@@ -162,7 +163,7 @@ def test_who_vanished_and_comes_back_is_owed_nothing_of_the_time_before():
 
 
 def test_what_no_row_needs_is_forgotten_and_the_rest_stays_as_it_was():
-    groups = Groups(FIELDS)
+    groups = Groups(MEMBER)
     moments = [
         int(on_message(groups, {0: (t, 0, 0), 1: (10 + t, 0, 0)})["moment"][0]) for t in range(20)
     ]
@@ -177,7 +178,7 @@ def test_what_no_row_needs_is_forgotten_and_the_rest_stays_as_it_was():
 
 
 def test_a_copy_from_its_state_goes_on_alike():
-    groups, other = Groups(FIELDS), Groups(FIELDS)
+    groups, other = Groups(MEMBER), Groups(MEMBER)
     moments = [on_message(groups, {0: (t, 1, 0), 1: (10 + t, 0, 1)})["moment"][0] for t in range(5)]
     state = groups.state_dict(n_slots=2)
     assert {len(values) for values in state["by_slot"].values()} == {2}
@@ -194,7 +195,7 @@ def test_a_copy_from_its_state_goes_on_alike():
 def test_credit_and_mates_are_those_of_a_slow_obvious_account():
     """200 messages of groups whose members come, go, end and pause at random."""
     rng = np.random.default_rng(3)
-    groups = Groups(FIELDS)
+    groups = Groups(MEMBER)
     alive = {}  # slot: what it saw last
     credit = {}
     group_of = {slot: 1 + slot // 3 for slot in range(9)}

@@ -5,25 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.data.columns import Field
+from pipeline.data.columns import Columns, Field
 from pipeline.data.replay import Replay
 from pipeline.data.rollout import Rollout
 
-FIELDS = {
-    "obs_0": Field(shape=(2,)),
-    "obs_1": Field(shape=(1, 2, 2)),
-    "continuous": Field(shape=(1,)),
-    "discrete": Field(shape=(2,), dtype=np.int64),
-}
+OBS = [Field(shape=(2,)), Field(shape=(1, 2, 2))]
+FIELDS = {"continuous": Field(shape=(1,)), "discrete": Field(shape=(2,), dtype=np.int64)}
+PLAIN = Columns(FIELDS, OBS)
 L = 3
-RECURRENT = {**FIELDS, "memory": Field(shape=(4,), every=L)}
+RECURRENT = Columns({**FIELDS, "memory": Field(shape=(4,), every=L)}, OBS)
 
 
 def twenty(*, memory: bool = False) -> Replay:
     """An empty replay of 20 rows."""
     if memory:
-        return Replay(RECURRENT, n_obs=2, capacity=20, sequence_length=L)
-    return Replay(FIELDS, n_obs=2, capacity=20)
+        return Replay(RECURRENT, capacity=20, sequence_length=L)
+    return Replay(PLAIN, capacity=20)
 
 
 def assert_alike(first: Replay, second: Replay) -> None:
@@ -44,9 +41,8 @@ def rollout(lengths, rng, *, memory=False) -> Rollout:
 
     pieces = -(-max(lengths.max(), L) // L)
     return Rollout(
+        obs=[numbers(n, 2), numbers(n, 1, 2, 2)],
         fields={
-            "obs_0": numbers(n, 2),
-            "obs_1": numbers(n, 1, 2, 2),
             "continuous": numbers(n, 1),
             "discrete": rng.integers(0, 1000, (n, 2)),
             "reward": numbers(n),
@@ -70,12 +66,10 @@ class Slow:
         for k, (start, length) in enumerate(zip(new.starts, new.lengths, strict=True)):
             for r in range(start, start + length):
                 last = r == start + length - 1
-                next_obs = [
-                    new.next_obs[i][k] if last else new.fields[f"obs_{i}"][r + 1] for i in (0, 1)
-                ]
+                next_obs = [new.next_obs[i][k] if last else new.obs[i][r + 1] for i in (0, 1)]
                 self.rows.append(
                     (
-                        *(new.fields[f"obs_{i}"][r] for i in (0, 1)),
+                        *(new.obs[i][r] for i in (0, 1)),
                         *next_obs,
                         *(new.fields[name][r] for name in ("continuous", "discrete", "reward")),
                         last and new.terminated[k],
@@ -104,7 +98,7 @@ def contents(replay: Replay, n: int = 4000) -> set[bytes]:
 def test_holds_the_newest_rows_with_what_each_led_to(episodes):
     """Over many rounds: long and short episodes, and more at once than there is room for."""
     rng = np.random.default_rng(1)
-    replay = Replay(FIELDS, n_obs=2, capacity=25)
+    replay = Replay(PLAIN, capacity=25)
     slow = Slow(25)
     for number in range(30):
         lengths = rng.permutation(episodes)[: 1 + number % len(episodes)]
@@ -116,8 +110,8 @@ def test_holds_the_newest_rows_with_what_each_led_to(episodes):
 
 
 def test_an_observation_is_stored_once():
-    replay = Replay({"obs_0": Field(shape=(1000,))}, n_obs=1, capacity=1000)
-    stored = sum(array.nbytes for array in replay._obs.values())
+    replay = Replay(Columns({}, [Field(shape=(1000,))]), capacity=1000)
+    stored = sum(array.nbytes for array in replay._obs)
     assert stored < 1.1 * 1000 * 1000 * 4
 
 
@@ -228,7 +222,7 @@ def test_files_of_rows_that_were_forgotten_are_forgotten_too():
 
 
 def test_a_saved_replay_with_more_rows_than_there_is_room_for_is_refused():
-    big, small = (Replay(FIELDS, n_obs=2, capacity=n) for n in (20, 10))
+    big, small = (Replay(PLAIN, capacity=n) for n in (20, 10))
     big.add(rollout([15], np.random.default_rng(1)))
     with pytest.raises(ValueError, match="15 rows, and buffer_size is 10"):
         small.load_state_dict(big.state_dict())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.columns import Field
+from pipeline.data.columns import Columns, Field
 from pipeline.data.rollout import Trajectories
 from pipeline.data.slots import Slots
 
@@ -17,7 +17,7 @@ HORIZON = 4
 
 
 def _storage() -> Trajectories:
-    return Trajectories({"obs_0": Field(shape=(2,))}, n_obs=1, horizon=HORIZON, capacity=8)
+    return Trajectories(Columns({}, [Field(shape=(2,))]), horizon=HORIZON, capacity=8)
 
 
 def complete(storage, slots, reward, obs, *, ended, interrupted=None, at_end=None) -> list:
@@ -90,7 +90,7 @@ def test_closed_trajectories_equal_those_of_separate_lists(seed, n_agents):
         if len(agents):
             at = slots.deciding("w", agents)
             obs = np.array([_obs(a, time) for a in agents], dtype=np.float32)
-            fast.begin_transition(at, {"obs_0": obs})
+            fast.begin_transition(at, [obs], {})
             for i, agent in enumerate(agents):
                 slow.open.setdefault(int(agent), []).append([obs[i].tolist(), None])
 
@@ -99,7 +99,7 @@ def test_closed_trajectories_equal_those_of_separate_lists(seed, n_agents):
     for k, (start, length) in enumerate(zip(rollout.starts, rollout.lengths, strict=True)):
         rows = slice(start, start + length)
         pairs = zip(
-            rollout.fields["obs_0"][rows].tolist(),
+            rollout.obs[0][rows].tolist(),
             rollout.fields["reward"][rows].tolist(),
             strict=True,
         )
@@ -123,13 +123,13 @@ def test_rows_after_clearing_are_new_and_open_trajectories_go_on():
         if time == HORIZON:
             assert storage.n_closed == HORIZON
             storage.clear_closed()
-        storage.begin_transition(slots, {"obs_0": obs})
+        storage.begin_transition(slots, [obs], {})
     last = np.zeros((1, 2), np.float32)
     complete(storage, slots, np.array([5.0], np.float32), last, ended=[True])
     rollout = storage.rollout()
     assert rollout.lengths.tolist() == [2]
     assert rollout.fields["reward"].tolist() == [1.0, 5.0]
-    assert rollout.fields["obs_0"][:, 1].tolist() == [4.0, 5.0]
+    assert rollout.obs[0][:, 1].tolist() == [4.0, 5.0]
     assert rollout.terminated.tolist() == [True]
 
 
@@ -137,23 +137,24 @@ def test_a_field_without_rows_is_refused_and_rows_without_a_field_are_not_kept()
     storage, slots = _storage(), np.array([0])
     storage.reserve(1)
     obs = np.ones((1, 2), np.float32)
-    storage.begin_transition(slots, {"obs_0": obs, "log_prob": obs})
-    with pytest.raises(KeyError, match="obs_0"):
-        storage.begin_transition(slots, {"obs_O": obs})
+    storage.begin_transition(slots, [obs], {"log_prob": obs})
+    sparse = recurrent()
+    with pytest.raises(KeyError, match="choice"):
+        sparse.begin_transition(slots, [obs], {"memory": np.zeros((1, 3))})
     storage.complete_transition(slots, np.ones(1, np.float32), [obs], ended=True)
-    assert set(storage.rollout().fields) == {"obs_0", "reward"}
+    assert set(storage.rollout().fields) == {"reward"}
 
 
 def test_field_of_every_third_row_is_kept_at_rows_0_3_6_of_each_trajectory():
-    fields = {"obs_0": Field(shape=(1,)), "memory": Field(shape=(2,), every=3)}
-    storage = Trajectories(fields, n_obs=1, horizon=8, capacity=4)
+    columns = Columns({"memory": Field(shape=(2,), every=3)}, [Field(shape=(1,))])
+    storage = Trajectories(columns, horizon=8, capacity=4)
     storage.reserve(2)
     lengths = {0: 8, 1: 5}
     for time in range(8):
         slots = np.array([slot for slot, length in lengths.items() if time < length])
         obs = np.full((len(slots), 1), time, np.float32)
         memory = np.stack([[slot, time] for slot in slots]).astype(np.float32)
-        storage.begin_transition(slots, {"obs_0": obs, "memory": memory})
+        storage.begin_transition(slots, [obs], {"memory": memory})
         ended = [lengths[slot] == time + 1 and slot == 1 for slot in slots]
         complete(storage, slots, np.zeros(len(slots), np.float32), obs, ended=ended)
     rollout = storage.rollout()
@@ -165,26 +166,28 @@ def test_field_of_every_third_row_is_kept_at_rows_0_3_6_of_each_trajectory():
 
 
 def test_sequences_that_are_not_full_count_as_full_ones_towards_an_update():
-    fields = {"obs_0": Field(shape=(2,)), "memory": Field(shape=(1,), every=2)}
-    storage, slots = Trajectories(fields, n_obs=1, horizon=8, capacity=16), np.array([0])
+    columns = Columns({"memory": Field(shape=(1,), every=2)}, [Field(shape=(2,))])
+    storage, slots = Trajectories(columns, horizon=8, capacity=16), np.array([0])
     storage.reserve(1)
     obs, memory = np.zeros((1, 2), np.float32), np.zeros((1, 1), np.float32)
     reward = np.array([1.0], np.float32)
     for n_decisions, waiting in ((3, 4), (4, 8), (1, 10)):
         for left in reversed(range(n_decisions)):
-            storage.begin_transition(slots, {"obs_0": obs, "memory": memory})
+            storage.begin_transition(slots, [obs], {"memory": memory})
             complete(storage, slots, reward, obs, ended=[left == 0])
         assert storage.n_closed == waiting
     storage.clear_closed()
     assert storage.n_closed == 0
 
 
-RECURRENT = {
-    "obs_0": Field(shape=(2,)),
-    "choice": Field(shape=(1,), dtype=np.int64),
-    "memory": Field(shape=(3,), every=2),
-    "next": Field(shape=(), dtype=np.int64, at_end=True),
-}
+RECURRENT = Columns(
+    {
+        "choice": Field(shape=(1,), dtype=np.int64),
+        "memory": Field(shape=(3,), every=2),
+        "next": Field(shape=(), dtype=np.int64, at_end=True),
+    },
+    [Field(shape=(2,))],
+)
 
 
 def play(storage: Trajectories, n_steps: int, *, seed: int, n_slots: int = 3) -> list:
@@ -195,8 +198,8 @@ def play(storage: Trajectories, n_steps: int, *, seed: int, n_slots: int = 3) ->
         n = len(slots)
         storage.begin_transition(
             slots,
+            [rng.random((n, 2))],
             {
-                "obs_0": rng.random((n, 2)),
                 "choice": rng.integers(1000, size=(n, 1)),
                 "memory": rng.random((n, 3)),
             },
@@ -215,7 +218,7 @@ def play(storage: Trajectories, n_steps: int, *, seed: int, n_slots: int = 3) ->
 
 def everything(storage: Trajectories) -> list:
     rollout = storage.rollout()
-    arrays = [rollout.fields[name] for name in ("obs_0", "choice", "reward")]
+    arrays = [*rollout.obs, *(rollout.fields[name] for name in ("choice", "reward"))]
     arrays += [rollout.starts, rollout.lengths, rollout.terminated, *rollout.next_obs]
     arrays += [rollout.slots, rollout.begins, rollout.ended, rollout.at_end["next"]]
     sequences = -(-rollout.lengths // 2)
@@ -224,7 +227,7 @@ def everything(storage: Trajectories) -> list:
 
 
 def recurrent(capacity: int = 4) -> Trajectories:
-    storage = Trajectories(RECURRENT, n_obs=1, horizon=5, capacity=capacity)
+    storage = Trajectories(RECURRENT, horizon=5, capacity=capacity)
     storage.reserve(3)
     return storage
 
@@ -246,7 +249,7 @@ def test_rows_of_a_closed_trajectory_are_not_saved_with_the_open_one_that_follow
     storage.reserve(1)
     for time in range(1, HORIZON + 2):
         obs = np.full((1, 2), time, dtype=np.float32)
-        storage.begin_transition(slots, {"obs_0": obs})
+        storage.begin_transition(slots, [obs], {})
         storage.complete_transition(slots, np.ones(1, np.float32), [obs], ended=False)
     (rows,) = storage.open_state(1)["rows"]["obs_0"]
     assert rows[:, 0].tolist() == [HORIZON + 1, *[0] * (len(rows) - 1)]
@@ -254,7 +257,7 @@ def test_rows_of_a_closed_trajectory_are_not_saved_with_the_open_one_that_follow
 
 def test_storage_taken_up_again_goes_on_as_it_would_have():
     original, dirty = recurrent(), recurrent()
-    fresh = Trajectories(RECURRENT, n_obs=1, horizon=5, capacity=1)
+    fresh = Trajectories(RECURRENT, horizon=5, capacity=1)
     play(original, 23, seed=1)
     play(dirty, 9, seed=2)
     closed, opened = original.closed_state(), original.open_state(3)
@@ -282,7 +285,7 @@ def test_who_waits_for_a_reward_waits_for_it_in_a_storage_taken_up_again():
     obs, reward = np.full((1, 2), 3, np.float32), np.array([0.5, 0.25], np.float32)
     for storage, slot in ((original, 1), (dirty, 0)):
         storage.reserve(2)
-        storage.begin_transition(np.array([slot]), {"obs_0": obs})
+        storage.begin_transition(np.array([slot]), [obs], {})
     for storage in (fresh, dirty):
         storage.load_open_state(original.open_state(2))
         assert storage.are_waiting(np.array([1, 0])).tolist() == [True, False]
@@ -292,12 +295,12 @@ def test_who_waits_for_a_reward_waits_for_it_in_a_storage_taken_up_again():
         )
         assert storage.rollout().slots.tolist() == [1]
         assert storage.rollout().fields["reward"].tolist() == [0.25]
-        assert storage.rollout().fields["obs_0"].tolist() == [[3, 3]]
+        assert storage.rollout().obs[0].tolist() == [[3, 3]]
 
 
 def test_storage_that_had_room_from_the_start_keeps_the_same_rows():
     grown, roomy = recurrent(capacity=1), recurrent(capacity=1000)
-    late = Trajectories(RECURRENT, n_obs=1, horizon=5, capacity=7)
+    late = Trajectories(RECURRENT, horizon=5, capacity=7)
     late.reserve(1)
     for storage in (grown, roomy):
         play(storage, 8, seed=7, n_slots=1)
@@ -317,7 +320,7 @@ def test_what_closes_says_how_long_episodes_were_and_what_they_gained():
     for time in range(6):
         slots = np.array([0, 1]) if time < 3 else np.array([0])
         obs = np.full((len(slots), 2), time, np.float32)
-        storage.begin_transition(slots, {"obs_0": obs})
+        storage.begin_transition(slots, [obs], {})
         ended = slots == 1 if time == 2 else np.full(len(slots), time == 5)
         closed += complete(storage, slots, (slots + 1.0).astype(np.float32), obs, ended=ended)
     first, full, last = closed
@@ -341,8 +344,8 @@ def test_rows_of_open_trajectories_are_counted_and_listed_with_those_that_wait()
     for number in range(3):
         slots = np.array([0, 2]) if number < 2 else np.array([2])
         values = np.arange(len(slots))[:, None] + 10 * number
-        rows = {"obs_0": np.zeros((len(slots), 2)), "memory": np.zeros((len(slots), 3))}
-        storage.begin_transition(slots, {**rows, "choice": values})
+        fields = {"memory": np.zeros((len(slots), 3)), "choice": values}
+        storage.begin_transition(slots, [np.zeros((len(slots), 2))], fields)
         if number < 2:
             zeros = np.zeros(len(slots), np.float32)
             storage.complete_transition(slots, zeros, [np.zeros((len(slots), 2))], ended=False)
@@ -361,10 +364,10 @@ def test_an_episode_after_one_that_was_dropped_begins_anew():
     storage.reserve(1)
     obs = np.zeros((1, 2), np.float32)
     for _ in range(2):
-        storage.begin_transition(slots, {"obs_0": obs})
+        storage.begin_transition(slots, [obs], {})
         storage.complete_transition(slots, np.ones(1, np.float32), [obs], ended=False)
     storage.drop_open(slots)
-    storage.begin_transition(slots, {"obs_0": obs})
+    storage.begin_transition(slots, [obs], {})
     closed = storage.complete_transition(
         slots, np.full(1, 5.0, np.float32), [obs], ended=True, interrupted=np.array([True])
     )

@@ -210,15 +210,6 @@ def test_a_worker_that_joins_late_or_comes_back_counts_from_now_on(joining):
     assert sorted(slots.sweep()) == sorted(others)
 
 
-def test_a_message_that_is_looked_up_early_counts_once():
-    slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
-    slots.deciding("quiet", agents)
-    for _ in range(STALE_AFTER_MESSAGES // 2 + 1):
-        early = slots.deciding("others", agents, is_early=True)
-        assert slots.deciding("others", agents) is early
-    assert len(slots.sweep()) == 0
-
-
 def test_silent_agents_keep_their_slots_until_as_many_others_have_come_again():
     slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
     quiet = slots.deciding("quiet", agents)

@@ -82,6 +82,34 @@ def test_agents_that_vanish_without_an_end_leave_room_for_others(make_learner, c
     assert learner.step == 5000 // 64 * 64  # of the agent that stays; it lost nothing
 
 
+@pytest.mark.parametrize("memory", [None, {"sequence_length": 4, "memory_size": 8}])
+@pytest.mark.parametrize("trainer", ["ppo", "poca"])
+def test_a_message_counts_once_also_with_groups_and_memory(make_learner, trainer, memory):
+    network = {"hidden_units": 8, "num_layers": 1, "memory": memory}
+    learner = make_learner(SPEC, **LONG, trainer_type=trainer, network_settings=network)
+    for _ in range(6):
+        play(learner, steps_of([1, 2]), steps_of([1]))
+    assert learner.slots.state_dict()["clock"] == 5  # messages after the first
+
+
+@pytest.mark.parametrize("memory", [None, {"sequence_length": 4, "memory_size": 8}])
+@pytest.mark.parametrize("trainer", ["ppo", "poca"])
+def test_a_new_agent_gets_the_slot_that_an_end_has_freed_and_no_memory(
+    make_learner, trainer, memory
+):
+    network = {"hidden_units": 8, "num_layers": 1, "memory": memory}
+    learner = make_learner(SPEC, **LONG, trainer_type=trainer, network_settings=network)
+    fresh = make_learner(SPEC, **LONG, trainer_type=trainer, network_settings=network)
+    for _ in range(3):
+        play(learner, steps_of([1]))
+    play(learner, steps_of([2], ended=[1], reward=5.0))
+    play(fresh, steps_of([2]))
+    assert learner.slots.n_slots == 1
+    assert list(learner.statistics.returns) == [5.0 + 2.0]  # of agent 1: 2 decisions, then its end
+    if memory:
+        np.testing.assert_allclose(learner.memories, fresh.memories, rtol=1e-5)
+
+
 def test_an_agent_that_comes_back_after_long_begins_a_new_trajectory(make_learner):
     memory = {"memory": {"sequence_length": 4, "memory_size": 8}}
     learner = make_learner(
@@ -134,7 +162,7 @@ def test_messages_without_any_agent_change_nothing(make_learner):
 def test_the_second_end_of_an_agent_in_one_message_counts_for_nothing(make_learner):
     learner = make_learner(SPEC, **LONG)
     play(learner, steps_of([1, 2]))
-    learner.absorb([steps_of([1], ended=[1, 1], reward=3.0)])
+    learner.absorb(learner.receive([steps_of([1], ended=[1, 1], reward=3.0)]))
     assert learner.step == 1
     assert learner.statistics.n_episodes == 1
     assert learner.trajectories.rollout().fields["reward"].tolist() == [3.0]
@@ -178,7 +206,7 @@ def test_teams_of_one_behavior_that_observe_differently_are_refused_by_name(quic
 def test_where_no_agent_asks_there_are_no_slots_and_they_are_indices(make_learner, n_workers):
     learner = make_learner(SPEC, **LONG)
     take_turn(learner, [steps_of([1, 2])] * n_workers)
-    slots = learner.absorb([steps_of([])] * n_workers)
+    slots = learner.receive([steps_of([])] * n_workers).slots
     assert np.arange(9)[slots].tolist() == []
 
 

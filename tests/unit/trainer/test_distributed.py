@@ -83,6 +83,7 @@ def test_an_update_is_that_of_one_process_with_all_rows(found):
     halves = [ranked.half(rank) for rank in range(2)]
     lengths = np.concatenate([half.lengths for half in halves])
     rollout = Rollout(
+        obs=[np.concatenate([half.obs[0] for half in halves])],
         fields={
             name: np.concatenate([half.fields[name] for half in halves])
             for name in halves[0].fields

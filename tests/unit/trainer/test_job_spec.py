@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from pipeline import seeding
-from pipeline.data.columns import Field
+from pipeline.data.columns import Columns, Field
 from pipeline.data.replay import Replay
 from pipeline.envs.side_channels import (
     EngineConfigurationChannel,
@@ -163,8 +163,7 @@ def test_numbers_of_several_processes_are_added_up_and_the_firsts_latest_values_
 
 
 def learner(*, keeps=True, step=30):
-    fields = {"obs_0": Field(shape=(2,)), "reward": Field(shape=())}
-    replay = Replay(fields, n_obs=1, capacity=8)
+    replay = Replay(Columns({"reward": Field(shape=())}, [Field(shape=(2,))]), capacity=8)
     return SimpleNamespace(step=step, replay_to_keep=replay if keeps else None)
 
 

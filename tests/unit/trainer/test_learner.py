@@ -22,12 +22,12 @@ def test_while_an_update_goes_on_its_copy_is_what_plays_is_kept_and_observes(mak
     learner = make_learner(Corridor.spec, threaded=True, self_play={"window": 1})
     acting = SimpleNamespace(policy=torch.nn.Linear(1, 1))
     observed = []
-    learner._learning = SimpleNamespace(
+    learner.updates = SimpleNamespace(
+        acting=acting,
         weights=lambda: "weights that act",
         state_dict=lambda: "both weights",
         observe=observed.append,
     )
-    learner.overlap = SimpleNamespace(acting=acting)
     assert learner.weights_dict()["algorithm"] == "weights that act"
     assert learner.state_dict()["algorithm"] == "both weights"
     learner.past.save_due(0)

@@ -110,7 +110,7 @@ def test_no_trajectory_spans_a_reset(configured, monkeypatch, train_in):
     def spy(self):
         rollout = self.trajectories.rollout()
         for start, length in zip(rollout.starts, rollout.lengths, strict=True):
-            seen.append(set(rollout.fields["obs_0"][start : start + length, 0].tolist()))
+            seen.append(set(rollout.obs[0][start : start + length, 0].tolist()))
         return learn(self)
 
     monkeypatch.setattr(Learner, "learn", spy)

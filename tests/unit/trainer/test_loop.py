@@ -382,7 +382,7 @@ def choice_steps(n, masks=None):
 def test_masks_of_one_worker_hold_when_another_worker_has_none(make_learner):
     only_two = [np.tile([True, True, False], (200, 1))]
     steps = [choice_steps(200), choice_steps(200, only_two)]
-    free, masked = make_learner(CHOICE).decide(steps).actions
+    free, masked = take_turn(make_learner(CHOICE), steps).actions
     assert set(masked.discrete[:, 0]) == {2}
     assert set(free.discrete[:, 0]) == {0, 1, 2}
 

@@ -61,8 +61,10 @@ def test_each_behavior_keeps_as_many_checkpoints_as_it_says_and_lists_its_own_nu
         (folder / f"{folder.name}{label}.onnx").write_text(path.name)
         exported.append((path.name, label))
 
-    keeper = CheckpointManager(tmp_path, None, exporter=export)
-    keeper.on_checkpoint = lambda name, path, step: told.append((name, path.name, step))
+    def noted(name, path, step):
+        told.append((name, path.name, step))
+
+    keeper = CheckpointManager(tmp_path, None, exporter=export, on_checkpoint=noted)
     one, two = learners
     one.statistics.recent, two.statistics.recent = [1.0, 2.0], [30.0]
     for step in (10, 20, 30):

@@ -78,13 +78,19 @@ class Rows(list):
         return len(self)
 
 
+def advanced(overlap):
+    """Do a step's share; return the statistics of an update that is over then."""
+    overlap.advance()
+    return overlap.take()
+
+
 def begun(n_parts, *, n_steps, steps_per_row=None, wait=lambda: None):
     """Begin an update of `n_parts` parts, on a rollout of two rows that took `n_steps` steps."""
     overlap = Overlap(Parts(n_parts), steps_per_row=steps_per_row)
     overlap.algorithm.wait = wait
     for _ in range(n_steps):
-        assert overlap.advance() == {}
-    assert overlap.begin(Rows([7, 7]), step=3)
+        assert advanced(overlap) == {}
+    assert overlap.start(Rows([7, 7]), step=3)
     return overlap
 
 
@@ -93,7 +99,7 @@ def test_parts_are_spread_over_as_many_steps_as_the_rollout_took(n_parts, n_step
     overlap = begun(n_parts, n_steps=n_steps)
     learner, per_step = overlap.algorithm, math.ceil(n_parts / n_steps)
     counts = []
-    while not (stats := overlap.advance()):
+    while not (stats := advanced(overlap)):
         counts.append(len(learner.done))
         assert overlap.acting is not learner
         assert overlap.weights() == NOTHING_DONE
@@ -113,8 +119,8 @@ def test_an_update_that_says_that_nothing_is_left_is_over_after_a_step():
             return {"n": float(len(rollout)), "step": float(step)}
 
     overlap = Overlap(Vague(1))
-    assert overlap.begin(Rows([7, 7]), step=3)
-    assert overlap.advance() == {"n": 2.0, "step": 3.0}
+    assert overlap.start(Rows([7, 7]), step=3)
+    assert advanced(overlap) == {"n": 2.0, "step": 3.0}
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02])
@@ -126,10 +132,10 @@ def test_an_update_in_the_thread_acts_after_as_many_steps_as_its_rows_are_given(
     overlap = begun(5, n_steps=n_steps, steps_per_row=1.8, wait=lambda: time.sleep(seconds))
     overlap.observe("a")
     for _ in range(after - 1):
-        assert overlap.advance() == {}
+        assert advanced(overlap) == {}
         assert overlap.acting is not overlap.algorithm
         assert overlap.weights() == NOTHING_DONE
-    assert overlap.advance() == {"n": 5.0, "step": 3.0}
+    assert advanced(overlap) == {"n": 5.0, "step": 3.0}
     assert overlap.acting is overlap.algorithm
     assert overlap.algorithm.done == [(7, k) for k in range(5)]
     assert overlap.algorithm.observed == [(5, "a")]
@@ -138,10 +144,10 @@ def test_an_update_in_the_thread_acts_after_as_many_steps_as_its_rows_are_given(
 def test_steps_go_on_while_the_thread_learns():
     may_end = threading.Event()
     overlap = begun(1, n_steps=3, steps_per_row=1.0, wait=may_end.wait)
-    assert overlap.advance() == {}  # it would never return if it waited for the thread
+    assert advanced(overlap) == {}  # it would never return if it waited for the thread
     assert overlap.algorithm.done == []
     may_end.set()
-    assert overlap.finish() == {"n": 1.0, "step": 3.0}
+    assert overlap.take(at_once=True) == {"n": 1.0, "step": 3.0}
     assert overlap.algorithm.done == [(7, 0)]
 
 
@@ -171,14 +177,14 @@ def test_long_gradient_steps_are_those_of_many_weights_and_rows():
 def test_rest_is_done_at_once_when_the_next_rollout_is_complete_first():
     overlap = begun(10, n_steps=20)
     overlap.advance()
-    assert overlap.finish() == {"n": 10.0, "step": 3.0}
+    assert overlap.take(at_once=True) == {"n": 10.0, "step": 3.0}
     assert len(overlap.algorithm.done) == 10
     assert overlap.acting is overlap.algorithm
 
 
 def test_first_update_is_done_within_a_step_if_nobody_knows_how_long_a_rollout_takes():
     overlap = begun(10, n_steps=0)
-    assert overlap.advance() == {"n": 10.0, "step": 3.0}
+    assert advanced(overlap) == {"n": 10.0, "step": 3.0}
 
 
 @pytest.mark.parametrize("per_row", [None, 3.0])
@@ -189,8 +195,8 @@ def test_an_update_under_way_learns_from_the_rows_that_it_began_with(per_row):
     overlap.algorithm.wait = lambda: rows[0].fill(0.0)
     for _ in range(3):
         overlap.advance()
-    overlap.begin(rows, step=3)
-    while not overlap.advance():
+    overlap.start(rows, step=3)
+    while not advanced(overlap):
         pass
     assert [float(row[0]) for row, _ in overlap.algorithm.done] == [7.0] * 3
 
@@ -201,7 +207,7 @@ def test_observations_wait_for_the_last_part_and_keep_their_order():
     overlap.advance()
     overlap.observe("b")
     assert overlap.algorithm.observed == []
-    while not overlap.advance():
+    while not advanced(overlap):
         pass
     overlap.observe("c")
     assert overlap.algorithm.observed == [(3, "a"), (3, "b"), (3, "c")]
@@ -216,11 +222,11 @@ def test_state_of_an_update_under_way_goes_on_as_if_it_had_not_been_asked_for(
     untouched, saved = (begun(n_parts, n_steps=n_steps, steps_per_row=per_row) for _ in range(2))
     for overlap in (untouched, saved):
         for _ in range(n_advanced):
-            overlap.advance()
+            advanced(overlap)
     restored = Overlap(Parts(n_parts), steps_per_row=per_row)
     restored.load_state_dict(saved.state_dict())
     for _ in range(12):
-        stats = [run.advance() for run in (untouched, saved, restored)]
+        stats = [advanced(run) for run in (untouched, saved, restored)]
         assert stats[0] == stats[1] == stats[2]
         acts = [run.acting is run.algorithm for run in (untouched, saved, restored)]
         assert acts[0] == acts[1] == acts[2]
@@ -232,7 +238,7 @@ def test_file_of_before_updates_were_spread_acts_by_what_was_learned_from_the_ne
     earlier = {"weights": NOTHING_DONE, "stats": {"n": 2.0}}
     overlap.load_state_dict({"done": [1], "observed": [], "threaded": earlier})
     assert overlap.acting is not overlap.algorithm
-    assert overlap.advance() == {"n": 2.0}
+    assert advanced(overlap) == {"n": 2.0}
     assert overlap.acting is overlap.algorithm
 
 
@@ -330,6 +336,6 @@ def test_interrupted_run_saves_the_update_under_way_and_goes_on(
 
 
 def test_untouched_by_default(quick, monkeypatch, train_in):
-    monkeypatch.setattr(Overlap, "begin", None)
+    monkeypatch.setattr(Overlap, "start", None)
     result = train_in(Corridor(n_agents=4), quick())
     assert result.behaviors["Toy"].n_updates > 0

@@ -111,9 +111,9 @@ def test_a_mate_that_has_ended_is_valued_with_what_it_remembered(learner_of):
     take_turn(learner, messages[1])
     groups = learner.grouping.groups
     after = groups.moments.members(groups.by_slot["end_moment"][[slot]])
-    (index,) = np.flatnonzero(after.entities["obs_0"][:, 0] == 1)
+    (index,) = np.flatnonzero(after.entities.obs[0][:, 0] == 1)
     assert remembered.any()
-    np.testing.assert_array_equal(after.entities["memory"][index], remembered)
+    np.testing.assert_array_equal(after.entities.fields["memory"][index], remembered)
 
 
 def test_policies_without_memory_store_none(learner_of):
@@ -132,7 +132,8 @@ def collected(learner_of, *, toy=Cue, shared=False, n_steps=40, horizon=8, agent
     steps, open_values = list(game.reset().values()), {agent: [] for agent in range(agents)}
     closed: list[list[float]] = []
     for _ in range(n_steps):
-        decided = learner.decide(steps, team="")
+        message = learner.receive(steps)
+        decided = learner.decide(message)
         ((decision, terminal),) = steps
         for agent in terminal.agent_id:
             closed.append([*open_values[agent], np.nan])
@@ -143,7 +144,8 @@ def collected(learner_of, *, toy=Cue, shared=False, n_steps=40, horizon=8, agent
                 closed.append([*open_values[agent], values[agent]])
                 open_values[agent] = []
             open_values[agent].append(values[agent])
-        learner.remember(learner.absorb(steps), decided)
+        learner.absorb(message)
+        learner.remember(message, decided)
         steps = list(game.step({"Toy?team=0": decided.actions[0]}).values())
     return learner, closed
 
@@ -177,7 +179,7 @@ def test_update_sees_the_log_probs_and_values_of_acting(learner_of, toy, shared)
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
         torch.testing.assert_close(log_prob, batch.log_prob, atol=2e-6, rtol=0)
-        obs = [torch.from_numpy(rollout.fields["obs_0"])]
+        obs = [torch.from_numpy(rollout.obs[0])]
         sequences = stored_sequences(rollout, algorithm.sequence_length, CPU)
         following = values_in_sequence(
             algorithm._value,
@@ -241,7 +243,7 @@ def test_minibatches_hold_whole_sequences_with_their_memories(learner_of):
     batch = algorithm._rows(rollout)
     numbered = torch.arange(rollout.n_rows)[:, None]
     # so that every row can be told from the others
-    batch = replace(batch, columns={**batch.columns, "value": numbered})
+    batch = replace(batch, fields={**batch.fields, "value": numbered})
     lengths = batch.sequences.lengths.tolist()
     memories = dict(zip(map(key, numbered.split(lengths)), batch.sequences.memory, strict=True))
     size, keys = 7, []

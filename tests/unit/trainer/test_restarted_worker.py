@@ -64,11 +64,11 @@ def test_only_the_restarted_workers_open_trajectories_are_dropped(make_learner, 
     # six decisions of worker 1 are lost with its process, the eight after that are a trajectory
     closed = learner.trajectories.rollout()
     assert closed.lengths.tolist() == [8] * 4
-    rows = closed.fields["obs_0"].reshape(-1, 8, 4)
+    rows = closed.obs[0].reshape(-1, 8, 4)
     firsts = {tuple(first) for first in rows[:, 0].tolist()}
     assert {tuple(first) for first in begun.tolist()}.isdisjoint(firsts)  # one step short of 8
     steps = learner.step
-    learner.absorb(workers.get_steps(NAME), team=NAME)
+    learner.absorb(learner.receive(workers.get_steps(NAME), team=NAME))
     assert learner.step == steps + 3 * 8
-    rows = learner.trajectories.rollout().fields["obs_0"].reshape(-1, 8, 4)
+    rows = learner.trajectories.rollout().obs[0].reshape(-1, 8, 4)
     assert {tuple(f) for f in begun.tolist()} <= {tuple(first) for first in rows[:, 0].tolist()}

@@ -136,11 +136,12 @@ def test_rows_that_learners_held_count_only_where_a_run_goes_on_exactly(
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_first_process_writes_the_parts_of_all(make_learner, quick, in_process, tmp_path, rank):
     learner, written = make_learner(Corridor.spec), []
+    learner.sync = SimpleNamespace(held=7)
     keeper = (CheckpointManager, NullCheckpointManager)[rank](tmp_path, quick())
     keeper.write = lambda states, workers: written.append((states, workers))
     with WorkerSet([in_process(Corridor())]) as workers:
         workers.reset()
-        points = JointResumePoints(keeper, workers, 0.0, SimpleNamespace(held={"Toy": 7}))
+        points = JointResumePoints(keeper, workers, 0.0)
         points.note_start([learner])
         points.begin([learner], {})
         other = ({"Toy": {"held": 8}}, [np.ones(2)])

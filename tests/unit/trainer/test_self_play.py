@@ -112,20 +112,20 @@ def test_an_update_beside_the_game_goes_on_once_a_step_of_all_teams_and_workers(
 ):
     """Its steps are counted: with each team's or group's turn it would have half the time."""
     begun, advanced_after = [], []
-    step, advance = TrainingLoop._step, Overlap.advance
+    step, take = TrainingLoop._step, Overlap.take
 
     def counted(self):
         begun.append(self)
         step(self)
 
-    def noted(self):
-        stats = advance(self)
+    def noted(self, **options):
+        stats = take(self, **options)
         if self.is_under_way:
             advanced_after.append(len(begun))
         return stats
 
     monkeypatch.setattr(TrainingLoop, "_step", counted)
-    monkeypatch.setattr(Overlap, "advance", noted)
+    monkeypatch.setattr(Overlap, "take", noted)
     settings = quick("Duel", self_play=SELF_PLAY, threaded=True)
     with WorkerSet([InTurn(Duel(seed=seed)) for seed in range(n_workers)]) as workers:
         assert len(workers.groups) == n_workers

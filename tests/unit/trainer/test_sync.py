@@ -85,11 +85,9 @@ def test_a_meeting_gives_each_behavior_the_notes_of_its_own_name_in_one_order():
         behaviors = {name: f"{name} there" for name in ("A", "B", "only there")}
         return {"stop": 15, "behaviors": behaviors, "resume point": "theirs"}
 
-    meeting = Synchronizer(Pair(of_the_other))
+    points = SimpleNamespace(note=lambda: "ours", meet=lambda notes, _: calls.append(notes))
+    meeting = Synchronizer(Pair(of_the_other), points)
     agreed = meeting.listen(StopRequest())
-    meeting.resume_points = SimpleNamespace(
-        note=lambda: "ours", meet=lambda notes, _: calls.append(notes)
-    )
     meeting._members = {name: member(name) for name in ("B", "A", "only here")}
     meeting._members["only here"].is_due = lambda _: False
     learners = {name: SimpleNamespace(seconds={}) for name in ("B", "A")}

@@ -14,7 +14,7 @@ from test_restarted_worker import NAME, FailsAt, Long
 from toys import Corridor
 
 from pipeline import seeding
-from pipeline.data.columns import Field
+from pipeline.data.columns import Columns, Field
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.side_channels import StatsAggregationMethod
 from pipeline.envs.workers import WorkerSet
@@ -471,7 +471,7 @@ def test_memories_are_those_of_each_workers_agents(make_learner, monkeypatch):
         return act(obs, masks, memory)
 
     monkeypatch.setattr(learner.algorithm, "act", noted)
-    learner.decide([message(2), message(3, [1])])
+    learner.decide(learner.receive([message(2), message(3, [1])]))
     take_turn(learner, [message(0), message(3, [2])])
     assert learner.slots.n_slots == 5, "agents of the second worker stay its own"
     assert recalled == [[1.0, 2.0, 3.0, 0.0, 5.0], [3.0, 4.0, 0.0]]
@@ -490,7 +490,7 @@ def test_what_several_report_is_taken_once_and_in_its_order():
     values = both.period()
     assert (values["Level"], values[names.REWARD], values[EXTRINSIC]) == (0.0, 0.5, 100.0)
 
-    tracker = GroupTracker({"obs_0": Field(shape=(1,))})
+    tracker = GroupTracker(Columns({}, [Field(shape=(1,))]))
     tracker.groups.finished.append(3.0)
     for _ in range(2):
         tracker.report(None, np.zeros(0, np.intp), both)
@@ -498,11 +498,11 @@ def test_what_several_report_is_taken_once_and_in_its_order():
 
     observed = []
     overlap = Overlap(SimpleNamespace(observe=observed.append))
-    overlap._parts = (stats for stats in [1])
+    overlap.is_under_way, overlap._parts = True, (stats for stats in [1])
     for obs in ("first", "second"):
         overlap.observe(obs)
     assert observed == []
-    overlap.finish()
+    overlap.take(at_once=True)
     assert observed == ["first", "second"]
 
 
@@ -576,7 +576,7 @@ def test_reports_of_a_worker_are_of_the_behaviors_with_agents_there():
 @pytest.mark.parametrize("first_wants", [True, False])
 def test_the_first_process_alone_decides_when_a_moment_is_kept(first_wants, quick, tmp_path):
     keeper = CheckpointManager(tmp_path, quick())
-    points = JointResumePoints(keeper, Workers(), 0.0, SimpleNamespace(held={}))
+    points = JointResumePoints(keeper, Workers(), 0.0)
     points.want()
     notes = [points.note() | {"gives states": True, "interrupted": steps} for steps in ([5], [3])]
     notes[0 if not first_wants else 1]["wanted"] = False

@@ -138,7 +138,7 @@ def test_beside_an_update_one_policy_acts_is_kept_and_normalises_as_at_its_begin
         take_turn(learner, steps)
         while learner.learn():
             pass
-        if not learner.overlap.is_under_way:
+        if not learner.updates.is_under_way:
             continue
         acting = learner.acting.policy
         weights = learner.weights_dict()["algorithm"]["policy"]
@@ -224,7 +224,8 @@ def test_a_moment_of_all_processes_is_written_once_when_all_have_it():
         request_states=lambda: calls.append("request"), is_split=True, state_dict=lambda: ["ours"]
     )
     held = {"A": 1, "B": 2}
-    points = JointResumePoints(keeper, workers, 0.0, SimpleNamespace(held=held))
+    learners = [SimpleNamespace(name=x, sync=SimpleNamespace(held=n)) for x, n in held.items()]
+    points = JointResumePoints(keeper, workers, 0.0)
     points.is_exact = points.gives_states = True
     other = ({"A": {"held": 3}, "B": {"held": 4}}, ["theirs"])
     group = SimpleNamespace(gather_object=lambda part: [part, other])
@@ -237,7 +238,7 @@ def test_a_moment_of_all_processes_is_written_once_when_all_have_it():
     for number, (end, n_written) in enumerate(((None, 1), ("lost", 1), (None, 2)), 1):
         points.want()
         assert meet()
-        points.begin([], {})
+        points.begin(learners, {})
         assert calls == ["snapshot", "request"] * number, "states are those of the next message"
         assert not points.is_due
         assert not meet()
@@ -417,13 +418,11 @@ def test_a_numbered_checkpoint_is_whole_before_it_is_told_of_and_before_older_on
         assert path.exists()
         (folder / f"{folder.name}{label}.onnx").touch()
 
-    keeper = CheckpointManager(tmp_path, quick(), exporter=export)
-
     def told(name, path, step):
         steps = [entry["steps"] for entry in keeper.status.read()[name]["checkpoints"]]
         seen.append((path.with_suffix(".onnx").exists(), step, steps))
 
-    keeper.on_checkpoint = told
+    keeper = CheckpointManager(tmp_path, quick(), exporter=export, on_checkpoint=told)
     learner.step = 10
     keeper.milestone(learner, {})
     learner.step = 20

@@ -122,7 +122,7 @@ class DQN(Algorithm):
         self.own_networks = {"policy": self.policy, "target": self.target}
         self.optimizer = FlatAdam(self.online.parameters(), learning_rate=h.learning_rate)
         self.bc = None
-        self.replay = Replay(self.fields, n_obs=len(spec.observation_specs), capacity=h.buffer_size)
+        self.replay = Replay(self.columns, capacity=h.buffer_size)
         self.sampler = ReplaySampler(
             self.replay,
             self.signals,

@@ -50,17 +50,22 @@ class CheckpointManager:
     """Writes what a run must not lose.
 
     `exporter(checkpoint, folder, label=...)` writes the ONNX of a checkpoint; without it there is
-    no list of checkpoints either.
+    no list of checkpoints either. `on_checkpoint` is called with behavior, file and step of each
+    numbered checkpoint.
     """
 
     def __init__(
-        self, run_dir: Path, settings: RunSettings, *, exporter: Exporter | None = None
+        self,
+        run_dir: Path,
+        settings: RunSettings,
+        *,
+        exporter: Exporter | None = None,
+        on_checkpoint: Callable[[str, Path, int], None] | None = None,
     ) -> None:
         self.run_dir = run_dir
         self.settings = settings
         self.exporter = exporter
-        self.on_checkpoint: Callable[[str, Path, int], None] | None = None
-        """Called with each numbered checkpoint: behavior, file, step."""
+        self._on_checkpoint = on_checkpoint
         self.status = StatusFile(run_dir)
         self.best: dict[str, dict[str, Any]] = {}
         self._unsaved_best: dict[str, dict[str, Any]] = {}
@@ -216,8 +221,8 @@ class CheckpointManager:
             with _written(self.status.path, "the list of checkpoints"):
                 more = {} if learner.past is None else {"elo": learner.past.rating}
                 self.status.add(learner.name, path, step=learner.step, reward=reward, **more)
-        if self.on_checkpoint is not None:
-            self.on_checkpoint(learner.name, path, learner.step)
+        if self._on_checkpoint is not None:
+            self._on_checkpoint(learner.name, path, learner.step)
 
     def finish(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
         """Write the last checkpoints of a run that is complete; they are its results."""

@@ -19,14 +19,14 @@ import torch
 
 from pipeline.errors import PipelineError, one_line
 from pipeline.trainer.checkpoints.file import mapped, to_saved
+from pipeline.trainer.distributed.group import DistributedGroup
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from pipeline.algos.process_group import ProcessGroup
     from pipeline.envs.workers import WorkerSet
     from pipeline.trainer.checkpoints.manager import CheckpointManager
-    from pipeline.trainer.distributed.group import DistributedGroup
-    from pipeline.trainer.distributed.sync import Synchronizer
     from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
@@ -177,16 +177,8 @@ class ResumePoints:
 class JointResumePoints(ResumePoints):
     """Resume points of several learners."""
 
-    def __init__(
-        self,
-        keeper: CheckpointManager,
-        workers: WorkerSet,
-        interval_s: float,
-        synchronizer: Synchronizer,
-    ) -> None:
+    def __init__(self, keeper: CheckpointManager, workers: WorkerSet, interval_s: float) -> None:
         super().__init__(keeper, workers, interval_s)
-        self._synchronizer = synchronizer
-        synchronizer.resume_points = self
         self._is_wanted = False
         self._progress = _NOTHING
         self._local_part: tuple[dict[str, dict[str, Any]], list[dict[str, Any]]] | None = None
@@ -231,8 +223,9 @@ class JointResumePoints(ResumePoints):
         self, learners: Sequence[Learner], run: Mapping[str, Any]
     ) -> dict[str, dict[str, Any]]:
         states = super()._snapshot(learners, run)
-        for name, n_rows in self._synchronizer.held.items():
-            states[name]["held"] = n_rows
+        for learner in learners:
+            if learner.sync is not None:
+                states[learner.name]["held"] = learner.sync.held
         return states
 
     def _completed(
@@ -258,9 +251,8 @@ class JointResumePoints(ResumePoints):
 
 
 def resume_points(
-    keeper: CheckpointManager, workers: WorkerSet, interval_s: float, synchronizer: Synchronizer
+    keeper: CheckpointManager, workers: WorkerSet, interval_s: float, group: ProcessGroup
 ) -> ResumePoints:
     """Return the resume points of one learner, or of this process of several learners."""
-    if synchronizer.group is None:
-        return ResumePoints(keeper, workers, interval_s)
-    return JointResumePoints(keeper, workers, interval_s, synchronizer)
+    kind = JointResumePoints if isinstance(group, DistributedGroup) else ResumePoints
+    return kind(keeper, workers, interval_s)

@@ -109,11 +109,9 @@ class LearnerSync:
         self._can_update = False
         self.held = held or 0
         self._digest = (-1, 0)
-        learner.pending_stats = Statistics()
         algorithm = learner.algorithm
-        algorithm.processes = group
-        for optimizer in algorithm.optimizers:
-            optimizer.average = group.average_gradients_
+        algorithm.learn_with(group)
+        learner.learn_with(self)
         if group.rank > 0 and held is None:
             _draw_differently(algorithm, seed, group.rank, learner.n_updates)
         self._optimizer = algorithm.optimizer
@@ -166,7 +164,7 @@ class LearnerSync:
         n_steps = sum(note["steps"] for note in notes)
         learner.step += n_steps
         learner.statistics.add_from([Statistics.of(note["statistics"]) for note in notes])
-        learner.pending_stats = Statistics()
+        learner.take_pending()
         self.steps = 0
         rows = [note["rows"] for note in notes]
         self.held = learner.trajectories.n_held
@@ -242,19 +240,13 @@ class JointMoments(Protocol):
 class Synchronizer:
     """Decides when the processes meet, and brings the learners of all to one state there."""
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, group: ProcessGroup, resume_points: JointMoments | None = None) -> None:
         self.group = group if isinstance(group, DistributedGroup) else None
         self._stop_request = StopRequest()
         self._agreed = StopRequest()
         self._members: dict[str, LearnerSync] = {}
         self._missed: set[str] = set()
-        self.resume_points: JointMoments | None = None
-        """Takes part in each synchronisation; None for a process alone."""
-
-    @property
-    def held(self) -> dict[str, int]:
-        """`LearnerSync.held` of each learner that meets others."""
-        return {name: sync.held for name, sync in self._members.items()}
+        self._resume_points = resume_points
 
     def listen(self, asked: StopRequest) -> StopRequest:
         """Take this process's request to stop; return the request all agreed on."""
@@ -289,8 +281,7 @@ class Synchronizer:
             SettingsError: It is set to something that several processes cannot do together.
         """
         if self.group is not None:
-            learner.sync = LearnerSync(learner, self.group, seed=seed, held=held)
-            self._members[learner.name] = learner.sync
+            self._members[learner.name] = LearnerSync(learner, self.group, seed=seed, held=held)
 
     def _stop_signal(self) -> int:
         """Return the signal that asks this process to stop, 0 for none."""
@@ -301,7 +292,7 @@ class Synchronizer:
         local_note: dict[str, Any] = {
             "stop": self._stop_signal(),
             "behaviors": {name: sync.local_state() for name, sync in self._members.items()},
-            "resume point": self.resume_points and self.resume_points.note(),
+            "resume point": self._resume_points and self._resume_points.note(),
         }
         # One exchange for all behaviors and the request to stop, so that all decide from the same.
         notes = group.all_gather_object(local_note, look=self._pass_on)
@@ -314,8 +305,8 @@ class Synchronizer:
             parts = [note["behaviors"].get(name) for note in notes]
             if None not in parts:
                 self._members[name].apply(parts)
-        if self.resume_points is not None:
-            self.resume_points.meet([note["resume point"] for note in notes], group)
+        if self._resume_points is not None:
+            self._resume_points.meet([note["resume point"] for note in notes], group)
 
     def _pass_on(self) -> None:
         """Pass a request to stop on to the processes that this one has started."""
