@@ -49,6 +49,7 @@ def rollout(algorithm, n=64):
     obs = [np.ones((n, 3), np.float32), np.ones((n, 2), np.float32)]
     decision = algorithm.act(obs, None)
     return Rollout(
+        obs=obs,
         fields={**decision.rows, "reward": np.linspace(0, 1, n, dtype=np.float32)},
         starts=np.zeros(1, np.int64),
         lengths=np.full(1, n),
