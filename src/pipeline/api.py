@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import seeding
+from pipeline.arrays import IntArray
+from pipeline.envs.base import BaseEnv
 from pipeline.envs.in_process import InProcessEnvironment, refuse_other_object
 from pipeline.errors import SettingsError
+from pipeline.evaluation.episodes import Episode
+from pipeline.export.policy import OnnxPolicy
+from pipeline.protocol.specs import ActionTuple
+from pipeline.settings import RunSettings
 from pipeline.settings.environments import named
 from pipeline.simulators import registry
 from pipeline.simulators.bridges.module_bridge import OtherObjectError, around
@@ -22,12 +28,6 @@ from pipeline.stages.shared.named_env import environment_of, executable_of, in_f
 from pipeline.tracking.base import Sink, Update
 
 if TYPE_CHECKING:
-    from pipeline.arrays import IntArray
-    from pipeline.envs.base import BaseEnv
-    from pipeline.evaluation.episodes import Episode
-    from pipeline.export.policy import OnnxPolicy
-    from pipeline.protocol.specs import ActionTuple
-    from pipeline.settings import RunSettings
     from pipeline.trainer import TrainResult
 
 

@@ -9,15 +9,11 @@ import logging
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Sequence
 
 from pipeline import __version__
 from pipeline.commands.parser import Parser
 from pipeline.errors import Interrupted, PipelineError, SettingsError, one_line, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
 
 GROUPS = {
     "a project of your own": {

@@ -12,15 +12,13 @@ import os
 import re
 import secrets
 import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.errors import SettingsError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _log = logging.getLogger(__name__)
 

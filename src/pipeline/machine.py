@@ -10,11 +10,9 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any
 
 PORTABLE: Mapping[str, str] = {
     "ATEN_CPU_CAPABILITY": "default",  # torch's own kernels

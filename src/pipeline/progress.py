@@ -11,13 +11,11 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.errors import Interrupted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FILE = "PIPELINE_PROGRESS"
 _DVC = "DVC_STAGE"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from command import Done, Place  # noqa: TC002  # pytest reads the types of fixtures
+from command import Done, Place  # pytest reads the types of fixtures
 from made_archives import GAME, digest, zipped
 
 BUILD = zipped(GAME)

@@ -6,38 +6,34 @@ import copy
 import logging
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from pipeline import seeding
 from pipeline.algos.finite_checks import first_non_finite
-from pipeline.algos.policy import Policy, generator_for, restore_generator, rollout_fields
-from pipeline.algos.process_group import SINGLE_PROCESS
+from pipeline.algos.policy import Decision, Policy, generator_for, restore_generator, rollout_fields
+from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import tensors
 from pipeline.algos.schedules import completed
 from pipeline.data.columns import Columns, Field
+from pipeline.data.replay import Replay
+from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError
+from pipeline.nets.actor_critic import Critic
 from pipeline.nets.encoder import HyperLayer
+from pipeline.protocol.specs import BehaviorSpec
+from pipeline.settings.schema import NetworkSettings, TrainerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
-
-    from torch import Tensor, nn
-
     from pipeline.algos.bc import BehavioralCloning
-    from pipeline.algos.policy import Decision
-    from pipeline.algos.process_group import ProcessGroup
     from pipeline.arrays import BoolArray, FloatArray
-    from pipeline.data.replay import Replay
-    from pipeline.data.rollout import Rollout
-    from pipeline.nets.actor_critic import Critic
     from pipeline.nets.optimizer import FlatAdam
-    from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.settings.schema import NetworkSettings, TrainerSettings
 
 _log = logging.getLogger(__name__)
 

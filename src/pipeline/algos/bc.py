@@ -11,6 +11,7 @@ navigation", Neural Computation 3 (1).
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +20,16 @@ import torch
 from torch import Tensor
 
 from pipeline import seeding
+from pipeline.algos.policy import Policy
 from pipeline.algos.rows import Rows, forgetful_sequences, tensors
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, completed, scheduled
 from pipeline.data.columns import cut, rows_of
 from pipeline.data.demonstrations import ExpertRows, load_expert_rows
 from pipeline.nets.optimizer import FusedAdam
+from pipeline.settings.schema import TrainerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
-
-    from pipeline.algos.policy import Policy
     from pipeline.arrays import AnyArray
-    from pipeline.settings.schema import TrainerSettings
 
 DEFAULT_EPOCHS = 3
 # Rows that are measured at once.

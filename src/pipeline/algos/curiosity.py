@@ -9,24 +9,21 @@ with its reason.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.algos.policy import seeded_weights
 from pipeline.algos.reward_signals import RewardSignal
+from pipeline.algos.rows import Rows
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
 from pipeline.nets.layers import DenseSwish, linear
 from pipeline.nets.optimizer import FlatAdam
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pipeline.algos.rows import Rows
-    from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.settings.schema import CuriositySettings, NetworkSettings
+from pipeline.protocol.specs import BehaviorSpec
+from pipeline.settings.schema import CuriositySettings, NetworkSettings
 
 # ML-Agents' sizes and weights; published strengths are tuned to rewards of this size.
 MODEL_UNITS = 256

@@ -8,8 +8,9 @@ Peng et al. 2018, arXiv 1810.00821, equations 9 to 11. docs/explanation/gail.md 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +24,8 @@ from pipeline.nets.distributions import flat_actions
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
 from pipeline.nets.layers import linear, xavier
 from pipeline.nets.optimizer import FlatAdam
-from pipeline.protocol.specs import ObservationSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.settings.schema import GAILSettings, NetworkSettings
+from pipeline.protocol.specs import BehaviorSpec, ObservationSpec
+from pipeline.settings.schema import GAILSettings, NetworkSettings
 
 # Keeps logarithms of 0 finite where the discriminator is certain.
 EPSILON = 1e-7

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from pipeline.algos.process_group import ProcessGroup
 from pipeline.algos.rows import Rows, tensors
 from pipeline.data.columns import Length, rows_of
+from pipeline.data.rollout import Rollout
 from pipeline.nets.distributions import flat_actions
+from pipeline.nets.encoder import Normalizers
 from pipeline.nets.group_critic import GroupLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from torch import Tensor
-
-    from pipeline.algos.process_group import ProcessGroup
     from pipeline.arrays import AnyArray, BoolArray
-    from pipeline.data.rollout import Rollout
-    from pipeline.nets.encoder import Normalizers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ detail.
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
-from pipeline.algos.group_batch import GroupBatch
+from pipeline.algos.group_batch import CriticInput, GroupBatch
 from pipeline.algos.policy import Policy, rollout_fields, seeded_weights
 from pipeline.algos.ppo import (
     ADVANTAGE_EPSILON,
@@ -40,18 +41,15 @@ from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import Rows, named_tensors, stored_sequences, tensors
 from pipeline.algos.schedules import Schedule
 from pipeline.data.columns import Field, Length
+from pipeline.data.rollout import Rollout
 from pipeline.nets.group_critic import GroupCritic
+from pipeline.nets.memory import SequenceState
 from pipeline.nets.optimizer import FlatAdam
+from pipeline.protocol.specs import BehaviorSpec
+from pipeline.settings.schema import POCASettings, TrainerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
-
-    from pipeline.algos.group_batch import CriticInput
     from pipeline.arrays import AnyArray, FloatArray
-    from pipeline.data.rollout import Rollout
-    from pipeline.nets.memory import SequenceState
-    from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.settings.schema import POCASettings, TrainerSettings
 
 _log = logging.getLogger(__name__)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pipeline import seeding
 from pipeline.algos.finite_checks import refuse_non_finite_decision
@@ -18,16 +19,11 @@ from pipeline.nets.actor_critic import ActionHeads, Actor, Sample
 from pipeline.nets.encoder import Normalizers
 from pipeline.nets.numpy_actor import MOST_AGENTS, NumpyActor
 from pipeline.nets.squashed import SquashedHeads
-from pipeline.protocol.specs import ActionTuple
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.settings.schema import NetworkSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from torch import Tensor
-
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.protocol.specs import ActionSpec, BehaviorSpec
-    from pipeline.settings.schema import NetworkSettings
 
 
 _STATE_BYTES = {16, 5056}

@@ -9,6 +9,7 @@ every detail with its reason.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.policy import Policy, seeded_weights
+from pipeline.algos.process_group import ProcessGroup
 from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.reward_signals import IntrinsicRewards
 from pipeline.algos.rows import (
@@ -29,18 +31,15 @@ from pipeline.algos.rows import (
     values_in_sequence,
 )
 from pipeline.algos.schedules import Schedule
+from pipeline.data.rollout import Rollout
 from pipeline.nets.actor_critic import ActorAndCritic, Critic
+from pipeline.nets.memory import SequenceState
 from pipeline.nets.optimizer import FlatAdam
+from pipeline.protocol.specs import BehaviorSpec
+from pipeline.settings.schema import PPOSettings, TrainerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
-
-    from pipeline.algos.process_group import ProcessGroup
     from pipeline.arrays import FloatArray
-    from pipeline.data.rollout import Rollout
-    from pipeline.nets.memory import SequenceState
-    from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.settings.schema import PPOSettings, TrainerSettings
 
 # As in ML-Agents; it matters only where all advantages are equal.
 ADVANTAGE_EPSILON = 1e-10

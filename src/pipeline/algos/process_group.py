@@ -8,14 +8,13 @@ processes, so that the result is that of one process which has seen everything.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from torch import Tensor
 
     from pipeline.arrays import FloatArray

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from pipeline.algos.rows import Rows, named_tensors, tensors
+from pipeline.data.replay import Replay, Sampled
 from pipeline.nets.memory import SequenceState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy as np
-
     from pipeline.algos.reward_signals import RewardSignals
-    from pipeline.data.replay import Replay, Sampled
     from pipeline.nets.encoder import Normalizers
 
 # Rows that are read at once: reading costs the same for few rows as for many.

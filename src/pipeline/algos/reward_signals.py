@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +15,16 @@ from torch import Tensor, nn
 from pipeline import plugins
 from pipeline.algos.rows import Rows, named_tensors, tensors
 from pipeline.data.demonstrations import demonstration_files
+from pipeline.data.rollout import Rollout
 from pipeline.errors import DemonstrationError, SettingsError, TrainingError
 from pipeline.nets.distributions import to_environment
-from pipeline.settings.schema import REWARD_SIGNALS, GAILSettings
+from pipeline.protocol.specs import BehaviorSpec
+from pipeline.settings.schema import REWARD_SIGNALS, DemoPath, GAILSettings, TrainerSettings
+from pipeline.settings.schema.reward_signals import RewardSignalSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from pipeline.arrays import FloatArray
-    from pipeline.data.rollout import Rollout
     from pipeline.nets.optimizer import FlatAdam
-    from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.settings.schema import DemoPath, TrainerSettings
-    from pipeline.settings.schema.reward_signals import RewardSignalSettings
 
 
 _log = logging.getLogger(__name__)

@@ -8,22 +8,19 @@ The reward is not divided by a running deviation as it is there: published confi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.algos.policy import seeded_weights
 from pipeline.algos.reward_signals import RewardSignal
+from pipeline.algos.rows import Rows
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
 from pipeline.nets.optimizer import FlatAdam
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pipeline.algos.rows import Rows
-    from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.settings.schema import RNDSettings
+from pipeline.protocol.specs import BehaviorSpec
+from pipeline.settings.schema import RNDSettings
 
 
 class RND(RewardSignal):

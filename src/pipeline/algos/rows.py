@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from pipeline.algos.process_group import SINGLE_PROCESS
+from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
 from pipeline.data.columns import cut, followed, rows_of
+from pipeline.data.rollout import Rollout
 from pipeline.nets.memory import SequenceState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from torch import Tensor
-
-    from pipeline.algos.process_group import ProcessGroup
     from pipeline.arrays import AnyArray
-    from pipeline.data.rollout import Rollout
 
 # Rows that a value is computed for at once: few, because their observations are copied.
 _CHUNK = 1024

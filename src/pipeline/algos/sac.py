@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,20 +27,16 @@ from pipeline.algos.replay_sampler import ReplaySampler
 from pipeline.algos.reward_signals import mean_losses
 from pipeline.algos.rows import Rows
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
+from pipeline.data.columns import Field
 from pipeline.data.replay import Replay
+from pipeline.data.rollout import Rollout
 from pipeline.nets.actor_critic import ActorAndCritic, Critic
 from pipeline.nets.memory import SequenceState
 from pipeline.nets.optimizer import FlatAdam
 from pipeline.nets.q_networks import TwinQNetworks, taken_value
 from pipeline.nets.squashed import squashed_action
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
-
-    from pipeline.data.columns import Field
-    from pipeline.data.rollout import Rollout
-    from pipeline.protocol.specs import ActionSpec, BehaviorSpec
-    from pipeline.settings.schema import SACSettings, TrainerSettings
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec
+from pipeline.settings.schema import SACSettings, TrainerSettings
 
 # Target entropies: per continuous component, for the sum over all components; and of a branch, as a
 # share of the largest entropy that its allowed choices can have.

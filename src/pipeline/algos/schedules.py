@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from pipeline.settings.schema import POCASettings, PPOSettings
 
 _T = TypeVar("_T")

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline import __version__, files
 from pipeline.commands.init import source_of
+from pipeline.commands.parser import Parser
 from pipeline.errors import SettingsError, shell_command
+from pipeline.evaluation.comparison import Outcome, Task
 from pipeline.settings import load_run_settings
 from pipeline.settings.params import load_params
 from pipeline.settings.yaml_file import dump_yaml
 from pipeline.stages.reporting.results import is_outdated, read_evaluation
 from pipeline.tracking.run_metadata import STOCHASTIC
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from pipeline.commands.parser import Parser
-    from pipeline.evaluation.comparison import Outcome, Task
 
 CARD = "README.md"
 _CURVE = "learning_{behavior}.png"

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline import files
-from pipeline.commands.parser import aligned
+from pipeline.commands.parser import Parser, aligned
 from pipeline.errors import PipelineError, SettingsError, brief
 from pipeline.evaluation import tables
 from pipeline.evaluation.comparison import Outcome, Task, compare
-from pipeline.settings import load_run_settings, to_mapping
-from pipeline.settings.params import load_params
+from pipeline.settings import RunSettings, load_run_settings, to_mapping
+from pipeline.settings.experiments import ExperimentParams
+from pipeline.settings.params import Params, load_params
 from pipeline.settings.sweeps import MOST_TRIALS, best_file
 from pipeline.stages.reporting.results import outcomes as planned_outcomes
 from pipeline.stages.reporting.results import read_curves, trials_of
 from pipeline.stages.reporting.setups import against_first, as_text, setup_of
 from pipeline.stages.shared.attempt import read_map
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from pipeline.commands.parser import Parser
-    from pipeline.settings import RunSettings
-    from pipeline.settings.experiments import ExperimentParams
-    from pipeline.settings.params import Params
-
-    Settings = Mapping[str, tuple[RunSettings, ExperimentParams | None]]
+Settings = Mapping[str, tuple[RunSettings, ExperimentParams | None]]
 
 _CONFIGURATION, _PROGRESS = "configuration.yaml", "progress.csv"
 _STAGES = ("pretrain", "train", "export", "evaluate")

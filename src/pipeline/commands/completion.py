@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pipeline.commands.parser import Parser
+from pipeline.commands.parser import Parser
 
 SHELLS = ("bash", "zsh", "fish")
 

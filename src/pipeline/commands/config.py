@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline import files
 from pipeline.algos.schedules import BETA_FLOOR, EPSILON_FLOOR, LEARNING_RATE_FLOOR
+from pipeline.commands.parser import Parser
 from pipeline.errors import SettingsError, brief
-from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mapping
-from pipeline.settings.legacy.formats import Family, kind_of, read_document
+from pipeline.settings import (
+    RunSettings,
+    TrainerSettings,
+    dump_yaml,
+    load_run_settings,
+    parse_yaml,
+    to_mapping,
+)
+from pipeline.settings.legacy.convert import Present
+from pipeline.settings.legacy.formats import Family, Kind, kind_of, read_document
 from pipeline.settings.named_files import missing_demonstrations
 from pipeline.settings.reader import entries_of
 from pipeline.settings.run_file import as_written, read_present, structure, upgrade_command
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Sequence
-
-    from pipeline.commands.parser import Parser
-    from pipeline.settings import RunSettings, TrainerSettings
-    from pipeline.settings.legacy.convert import Present
-    from pipeline.settings.legacy.formats import Kind
 
 _log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import files
+from pipeline.commands.parser import Parser
 from pipeline.errors import DemonstrationError, SettingsError
 
 if TYPE_CHECKING:
-    from pipeline.commands.parser import Parser
     from pipeline.envs.base import BaseEnv
 
 _TABLES = "FILE.csv, FILE.jsonl, FILE.parquet or minari:DATASET"

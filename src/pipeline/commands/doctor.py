@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shutil
 import socket
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from pipeline.commands.engines import environment
+from pipeline.commands.parser import Parser
 from pipeline.errors import NotReadyError, PipelineError, one_line
 from pipeline.settings.environments import PathSource, UnitySource
-from pipeline.settings.params import load_params
+from pipeline.settings.params import Params, load_params
 from pipeline.tracking.run_metadata import git
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-
-    from pipeline.commands.parser import Parser
-    from pipeline.settings.params import Params
 
 _Source = TypeVar("_Source", PathSource, UnitySource)
 _PYTHONS = ((3, 11), (3, 13))

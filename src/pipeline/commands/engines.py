@@ -9,8 +9,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -20,10 +22,6 @@ from pipeline.settings.nodes import find, respelled, to_plain
 from pipeline.settings.yaml_file import read_yaml
 from pipeline.stages.shared import sources
 from pipeline.stages.shared.project import code_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
 _log = logging.getLogger(__name__)
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.commands.parser import Parser
 from pipeline.errors import FetchError, SettingsError, shell_command
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
-    from pipeline.commands.parser import Parser
     from pipeline.envs.registry import RemoteRegistryEntry, UnityEnvRegistry
     from pipeline.settings.environments import BridgeSource, EnvironmentParams
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.commands.parser import Parser
 from pipeline.errors import SettingsError, StageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pipeline.commands.parser import Parser
     from pipeline.export.policy import OnnxPolicy
 
 

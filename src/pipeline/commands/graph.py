@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.settings.nodes import to_plain
+from pipeline.settings.params import Params
 from pipeline.settings.plan import plan
 from pipeline.settings.yaml_file import read_yaml
 from pipeline.stages.shared.project import checkout
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from pipeline.settings.params import Params
 
 _FILLED_IN = re.compile(r"\$\{(?:item\.)?(\w+)\}")
 """Placeholders that DVC fills in for each run of a stage: a key or value of the table of runs."""

@@ -8,21 +8,24 @@ no files outside the project without naming this machine's folders.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline import __version__
 from pipeline.commands.init_settings import Behavior, rollout_of, trainer_of
+from pipeline.commands.parser import Parser
 from pipeline.envs.sources.programs import program_of
 from pipeline.errors import SettingsError, brief, shell_command
 from pipeline.files import write_whole
-from pipeline.settings.environments import BridgeSource, PathSource, named
+from pipeline.settings.environments import BridgeSource, EnvironmentParams, PathSource, named
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import write_plan
 from pipeline.settings.reader import to_map
@@ -30,13 +33,6 @@ from pipeline.settings.yaml_file import dump_yaml
 from pipeline.stages.check import check_ids
 from pipeline.stages.shared.project import checkout
 from pipeline.tracking.run_metadata import git
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
-
-    from pipeline.commands.parser import Parser
-    from pipeline.settings.environments import EnvironmentParams
 
 _COPIED = (
     "constraints.txt",

@@ -10,14 +10,11 @@ from __future__ import annotations
 import argparse
 import sys
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline import __version__, machine
-from pipeline.commands.learn_options import GROUPS, OPTIONS
-
-if TYPE_CHECKING:
-    from pipeline.commands.learn_options import Option
-    from pipeline.commands.parser import Parser
+from pipeline.commands.learn_options import GROUPS, OPTIONS, Option
+from pipeline.commands.parser import Parser
 
 _BY_SSH = (
     "it was removed; players of other machines come through ssh: `ssh -N -L 5004:localhost:5004 "

@@ -9,33 +9,27 @@ import contextlib
 import logging
 import secrets
 import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline import __version__, files, machine
-from pipeline.commands.learn_settings import flags_named
+from pipeline.commands.learn_settings import Plan, flags_named
 from pipeline.errors import Interrupted, SettingsError, UnityException, shell_command
-from pipeline.settings import dump_yaml, load_run_settings, to_mapping
+from pipeline.settings import RunSettings, dump_yaml, load_run_settings, to_mapping
 from pipeline.stages.export import publish
 from pipeline.stages.shared import process, provenance
 from pipeline.stages.shared.named_env import executable_of
+from pipeline.tracking.base import Sink
 from pipeline.tracking.console import ConsoleSink
 from pipeline.tracking.sinks import standard_sinks
 from pipeline.tracking.timers import TimersSink, process_facts
 from pipeline.tracking.tracked_run import run_outside_dag
+from pipeline.trainer import TrainResult
 from pipeline.trainer.checkpoints.file import RESUME_FILE
 from pipeline.trainer.checkpoints.restore import first_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from pipeline.commands.learn_settings import Plan
-    from pipeline.settings import RunSettings
-    from pipeline.tracking.base import Sink
-    from pipeline.trainer import TrainResult
-    from pipeline.trainer.result import BehaviorResult
+from pipeline.trainer.result import BehaviorResult
 
 _log = logging.getLogger(__name__)
 

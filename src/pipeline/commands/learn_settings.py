@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.algos.process_group import launched
 from pipeline.commands.learn_options import BY_DEST, OPTIONS
 from pipeline.errors import Mistakes, SettingsError
-from pipeline.settings import TrainerSettings, load_run_settings
+from pipeline.settings import RunSettings, TrainerSettings, load_run_settings
 from pipeline.settings.experiments import SinkNames
 from pipeline.settings.named_files import refuse_missing_demonstrations
 from pipeline.settings.nodes import from_plain
 from pipeline.settings.reader import ContradictionError, Count, CountOrZero, read, setting_hints
 from pipeline.settings.schema.run import EnvironmentSettings
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from pipeline.settings import RunSettings
 
 _log = logging.getLogger(__name__)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.commands.parser import Parser
 from pipeline.errors import ExportError, brief
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterator
-
-    from pipeline.commands.parser import Parser
     from pipeline.export.layout import ModelDescription
     from pipeline.protocol.specs import BehaviorSpec
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from pipeline.errors import brief, shell_command, shown
 from pipeline.files import as_typed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
 
 _MEANT = {"train": "learn", "eval": "evaluate"}
 """Commands by the names that other programs give them."""

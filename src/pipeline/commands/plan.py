@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
 import re
 import shutil
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.commands.engines import drop_from_lock, locked_stages, mend_lock
+from pipeline.commands.parser import Parser
 from pipeline.errors import PipelineError
-from pipeline.settings.params import load_params
+from pipeline.settings.params import Params, load_params
 from pipeline.settings.plan import RUNS_FILE, check_plan, key_of, plan, write_plan
 from pipeline.stages.check import check_ids
 from pipeline.stages.shared.attempt import WORK
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Collection
-
-    from pipeline.commands.parser import Parser
-    from pipeline.settings.params import Params
 
 _log = logging.getLogger(__name__)
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from pipeline.commands.graph import Graph, Job
 from pipeline.tracking.console import duration
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _EACH_S = 10.0
 """Seconds between progress lines where they cannot be redrawn in place."""

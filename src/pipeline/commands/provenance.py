@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pipeline import files, machine
 from pipeline.commands.engines import MOST_COMMITS
+from pipeline.commands.parser import Parser
 from pipeline.errors import ExportError, PipelineError
 from pipeline.stages.shared import provenance, run_context, sources
 from pipeline.stages.shared.attempt import WORK, digest_of, read_map
 from pipeline.stages.shared.project import checkout, code_of
 from pipeline.tracking.run_metadata import flattened, git, leaves
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from pipeline.commands.parser import Parser
 
 Verdict = Literal["same", "differs", "unknown"]
 _MOST_SHOWN = 12

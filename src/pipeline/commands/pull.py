@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from pipeline import files
+from pipeline.commands.parser import Parser
 from pipeline.commands.push import hub
 from pipeline.errors import FetchError, SettingsError
-
-if TYPE_CHECKING:
-    import argparse
-
-    from pipeline.commands.parser import Parser
 
 _HUB_ONLY = ".gitattributes"
 """A file that the Hub puts into every repository."""

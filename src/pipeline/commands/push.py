@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.commands import card
+from pipeline.commands.parser import Parser
 from pipeline.errors import FetchError, PipelineError, SettingsError, one_line
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
-
-    from pipeline.commands.parser import Parser
 
 _LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests")
 """Libraries whose exceptions mean that the Hub refused or was not reached."""

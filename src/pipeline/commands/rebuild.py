@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.settings.params import load_params
@@ -16,9 +17,6 @@ from pipeline.stages.shared.attempt import WORK, read_map
 from pipeline.tracking import mlflow_store
 from pipeline.tracking.curve_csv import read_points
 from pipeline.tracking.mlflow_run import MlflowRun
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _log = logging.getLogger(__name__)
 _PLACE = re.compile(r"results/\w+/(?P<name>.+)/seed(?P<seed>\d+)")

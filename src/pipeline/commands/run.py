@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
@@ -10,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from pipeline.commands.engines import (
     dvc_state,
@@ -23,6 +25,7 @@ from pipeline.commands.engines import (
     unseen,
 )
 from pipeline.commands.graph import graph_of
+from pipeline.commands.parser import Parser
 from pipeline.errors import (
     Interrupted,
     PipelineError,
@@ -32,19 +35,12 @@ from pipeline.errors import (
     shell_command,
 )
 from pipeline.progress import FILE, log_of
-from pipeline.settings.params import load_params
+from pipeline.settings.params import Params, load_params
 from pipeline.settings.plan import RUNS_FILE, key_of, table_of, write_plan
 from pipeline.settings.reader import suggestion
 from pipeline.settings.sweeps import best_file
 from pipeline.stages.check import refuse_files_of_the_future
 from pipeline.stages.shared.attempt import WORK
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from pipeline.commands.parser import Parser
-    from pipeline.settings.params import Params
 
 _log = logging.getLogger(__name__)
 

@@ -6,22 +6,18 @@ of the outputs in it. Content is the link, so runs and commits may come in any o
 
 from __future__ import annotations
 
+import argparse
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.commands.engines import MOST_COMMITS, locked_stages
-from pipeline.commands.parser import aligned
+from pipeline.commands.parser import Parser, aligned
 from pipeline.errors import PipelineError
 from pipeline.tracking import mlflow_store, run_metadata
 from pipeline.tracking.run_metadata import git
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-
-    from pipeline.commands.parser import Parser
 
 _MADE = {"train": "policy.pt", "export": "", "evaluate": "metrics.json"}
 """The file in a stage's folder that stands for its outputs; empty for the whole folder."""

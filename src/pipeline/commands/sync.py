@@ -7,18 +7,14 @@ date with the code, the parameters and the inputs, or when each result is that f
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.commands import engines
+from pipeline.commands.parser import Parser
 from pipeline.errors import StageError
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_plan
-
-if TYPE_CHECKING:
-    import argparse
-
-    from pipeline.commands.parser import Parser
 
 _SHOWN = 8
 _STATES = {"dvc": engines.dvc_state, "snakemake": engines.snakemake_state}

@@ -7,27 +7,23 @@ the time that the trainer's loop took or waited, so that they add up.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
-from pipeline.commands.parser import aligned
+from pipeline.commands.parser import Parser, aligned
 from pipeline.envs.base import MOST_GROUPS
 from pipeline.errors import SettingsError
 from pipeline.files import kind_of, similar
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from pipeline.commands.parser import Parser
-
-    _Timed = tuple[str, Mapping[str, Any], bool]
-    """Name and content of a node, and whether another thread ran it."""
+_Timed = tuple[str, Mapping[str, Any], bool]
+"""Name and content of a node, and whether another thread ran it."""
 
 _LOOP = "TrainerController.start_learning"
 _NODES = {

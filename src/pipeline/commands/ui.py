@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import logging
@@ -12,19 +13,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.commands import engines
+from pipeline.commands.parser import Parser
 from pipeline.errors import PipelineError, SettingsError
 from pipeline.stages.shared import process
 from pipeline.tracking import mlflow_store
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from pipeline.commands.parser import Parser
 
 _START_S, _END_S = 300.0, 10.0
 _LAST_PORT = 65535

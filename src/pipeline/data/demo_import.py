@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.demo_tables import NO_CHOICE
 from pipeline.errors import DemonstrationError
 from pipeline.protocol.demo import writing_demo
 from pipeline.protocol.specs import (
+    ActionSpec,
     ActionTuple,
+    BehaviorSpec,
+    ObservationSpec,
     check_spec,
 )
 from pipeline.settings.reader import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
     from pipeline.data.demo_tables import Columns, Numbers, Table
-    from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 _ROUNDING = 1e-6
 """Distance by which an action may lie beyond -1..1."""

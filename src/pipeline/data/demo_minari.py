@@ -9,21 +9,19 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.arrays import AnyArray
 from pipeline.data.demo_tables import NO_CHOICE, Table
 from pipeline.errors import DemonstrationError, UnityObservationException
-from pipeline.protocol.specs import scales_of
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, scales_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pipeline.arrays import AnyArray
     from pipeline.protocol.demo import Demonstration
-    from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
     from pipeline.simulators.bridges.batches import Codec
 
 _ID = re.compile(r"[-\w]+(/[-\w]+)*-v\d+")

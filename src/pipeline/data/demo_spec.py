@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.envs.base import BaseEnv
 from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.protocol.demo import read_demo
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
@@ -20,10 +22,7 @@ from pipeline.settings.reader import (
 from pipeline.settings.yaml_file import read_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pipeline.data.demo_tables import Columns
-    from pipeline.envs.base import BaseEnv
 
 _GOAL = ObservationType.GOAL_SIGNAL
 

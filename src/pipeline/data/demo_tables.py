@@ -22,22 +22,21 @@ import io
 import json
 import math
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pipeline import files
+from pipeline.arrays import AnyArray
 from pipeline.errors import DemonstrationError, brief
 from pipeline.settings.reader import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
     import pandas as pd
 
-    from pipeline.arrays import AnyArray
     from pipeline.protocol.demo import Demonstration
 
     Columns = Mapping[str, Sequence[str]]

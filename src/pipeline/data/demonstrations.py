@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,14 +14,11 @@ from pipeline.errors import DemonstrationError
 from pipeline.protocol.demo import Demonstration, read_demo, writing_demo
 from pipeline.protocol.demo_file import parse_demo
 from pipeline.protocol.generated.messages import AgentActionProto
-from pipeline.protocol.specs import other_names, other_order
+from pipeline.protocol.specs import BehaviorSpec, other_names, other_order
 from pipeline.settings.schema import DemoSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
-    from pipeline.protocol.specs import BehaviorSpec
 
 _log = logging.getLogger(__name__)
 

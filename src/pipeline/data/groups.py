@@ -12,6 +12,7 @@ trajectory of a mate may have been learned from long before, or may still go on.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ import numpy as np
 from pipeline.data.columns import Columns, Field, GrowableRows, enlarged, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
 
 # Ids of groups are int32, so the keys of two sources cannot be equal.

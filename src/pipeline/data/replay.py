@@ -6,19 +6,17 @@ followed by its last observation, so that the next observation of a row stands o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.data.columns import Columns, cut, rows_of
+from pipeline.data.columns import Columns, Field, cut, rows_of
+from pipeline.data.rollout import Rollout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pipeline.arrays import AnyArray, FloatArray
-    from pipeline.data.columns import Field
-    from pipeline.data.rollout import Rollout
 
 # Room at first for observations that end a trajectory, per row.
 _ENDS = 1 / 16

@@ -8,6 +8,7 @@ to the end of the rollout, where an update reads them as contiguous arrays.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.data.columns import Columns, Field, GrowableRows, enlarged
+from pipeline.data.groups import GroupSnapshots
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
-    from pipeline.data.groups import GroupSnapshots
 
 _ALL = slice(None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +11,6 @@ from pipeline.data.columns import enlarged
 from pipeline.errors import UnityEnvironmentException
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
-
     from pipeline.arrays import AnyArray, BoolArray, IntArray
 
 STALE_AFTER_MESSAGES = 1000

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from pipeline.envs.launch import EDITOR_PORT_TAKEN, PRESS_PLAY, listen_for
+from pipeline.envs.side_channels import SideChannel
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
@@ -18,12 +20,9 @@ from pipeline.errors import (
     one_line,
 )
 from pipeline.protocol.calls import time_out
+from pipeline.protocol.server import AnyServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from pipeline.envs.side_channels import SideChannel
-    from pipeline.protocol.server import AnyServer
     from pipeline.settings.schema.run import EnvironmentSettings
 
 _log = logging.getLogger(__name__)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import UserDict
+from collections.abc import Mapping
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from pipeline.envs.side_channels import aggregation_of
+from pipeline.envs.side_channels import StatsAggregationMethod, aggregation_of
 from pipeline.envs.silence import SilenceWatch, last_message
 from pipeline.errors import UnityActionException, UnityEnvironmentException
 from pipeline.protocol.specs import (
+    ActionTuple,
     BehaviorSpec,
     refuse_other_spec,
     spec_from_mapping,
     spec_to_mapping,
 )
 from pipeline.protocol.steps import (
+    Steps,
     no_agents,
     refuse_other_shapes,
     steps_from_mapping,
@@ -25,13 +28,7 @@ from pipeline.protocol.steps import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Self
-
     from pipeline.arrays import AnyArray
-    from pipeline.envs.side_channels import StatsAggregationMethod
-    from pipeline.protocol.specs import ActionTuple
-    from pipeline.protocol.steps import Steps
 
     Stats = dict[str, list[tuple[float, StatsAggregationMethod]]]
     """Values of each statistic since it was last taken, and how they become one."""

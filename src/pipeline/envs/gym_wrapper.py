@@ -5,24 +5,20 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from pipeline.arrays import AnyArray
 from pipeline.envs.base import BaseEnv
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import UnityException
-from pipeline.protocol.specs import ActionTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pipeline.arrays import AnyArray
-    from pipeline.protocol.specs import ActionSpec, BehaviorSpec
-    from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 
 _log = logging.getLogger(__name__)
 

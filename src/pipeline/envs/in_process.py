@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from pipeline.errors import (
 from pipeline.protocol import state as codec
 from pipeline.protocol.decoding import check_finite
 from pipeline.protocol.parameters import Controls, Sampler
-from pipeline.protocol.simulator import no_state, restore, state_of
+from pipeline.protocol.simulator import Simulator, no_state, restore, state_of
 from pipeline.protocol.specs import (
     ActionSpec,
     BehaviorSpec,
@@ -27,15 +28,11 @@ from pipeline.protocol.specs import (
     ObservationType,
     check_spec,
 )
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps, no_agents
+from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps, no_agents
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from pipeline.arrays import AnyArray
     from pipeline.envs.base import Stats
-    from pipeline.protocol.simulator import Simulator
-    from pipeline.protocol.steps import Steps
 
 _FLOAT32 = np.dtype(np.float32)
 _MEMBERS = ("behavior_specs", "get_steps", "set_actions", "step", "reset", "close")

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -29,15 +30,11 @@ from pipeline.errors import (
 )
 from pipeline.protocol.calls import OK
 from pipeline.protocol.generated.messages import UnityMessageProto, UnityRLCapabilitiesProto
-from pipeline.protocol.peers import MARK
-from pipeline.protocol.server import open_server
+from pipeline.protocol.peers import MARK, PeerCheck
+from pipeline.protocol.server import AnyServer, open_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from pipeline.protocol.generated.messages import UnityRLInitializationOutputProto
-    from pipeline.protocol.peers import PeerCheck
-    from pipeline.protocol.server import AnyServer
 
 _log = logging.getLogger(__name__)
 

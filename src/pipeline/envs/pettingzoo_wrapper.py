@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from bisect import insort
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from pettingzoo.utils.conversions import parallel_to_aec_wrapper
 
+from pipeline.envs.base import BaseEnv
 from pipeline.envs.gym_wrapper import MAX_EMPTY_STEPS, action_space_of, maker
 from pipeline.errors import UnityException
-from pipeline.protocol.specs import ActionTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from pipeline.envs.base import BaseEnv
-    from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.protocol.steps import DecisionSteps, TerminalSteps
-
+from pipeline.protocol.specs import ActionTuple, BehaviorSpec
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 _AGENT = "?agent_id="
 _GONE_AFTER = 1000

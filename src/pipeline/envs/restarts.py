@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pipeline.errors import (
@@ -14,8 +15,6 @@ from pipeline.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pipeline.settings.schema.run import EnvironmentSettings
 
 # A process that died, hangs, or has left the conversation.

@@ -6,9 +6,11 @@ Training analytics are a telemetry of Unity's; nothing here sends them.
 from __future__ import annotations
 
 import logging
+import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Sequence, Sized
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pipeline.errors import (
     UnityCommunicationException,
@@ -19,10 +21,6 @@ from pipeline.errors import (
 from pipeline.protocol import side_channels as wire
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
 from pipeline.protocol.side_channels import IncomingMessage, OutgoingMessage
-
-if TYPE_CHECKING:
-    import uuid
-    from collections.abc import Sequence, Sized
 
 _log = logging.getLogger(__name__)
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from pipeline.envs.side_channels import SideChannel
 from pipeline.protocol import state as codec
-from pipeline.protocol.side_channels import STATE
+from pipeline.protocol.side_channels import STATE, IncomingMessage
 from pipeline.protocol.state import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pipeline.protocol.side_channels import IncomingMessage
 
 _SILENT = "it does not speak the state side channel (docs/explanation/resume.md)"
 # A run that never asks for states stops recording messages when it has this many bytes of them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from pipeline.envs import launch
 from pipeline.envs.base import StoredStepsEnv
 from pipeline.envs.side_channels import (
     EnvironmentParametersChannel,
+    SideChannel,
     SideChannelManager,
     StatsSideChannel,
 )
@@ -36,21 +38,18 @@ from pipeline.protocol.generated.messages import (
     UnityRLOutputProto,
 )
 from pipeline.protocol.layout_cache import Decoder
+from pipeline.protocol.parameters import Sampler
 from pipeline.protocol.peers import PeerCheck
+from pipeline.protocol.server import AnyServer
 from pipeline.protocol.specs import check_behaviors, refuse_other_spec
 from pipeline.protocol.steps import no_agents, same_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from pipeline.envs.base import Stats
-    from pipeline.envs.side_channels import SideChannel
     from pipeline.protocol.generated.messages import (
         ReceivedMessageProto,
         ReceivedOutputProto,
     )
-    from pipeline.protocol.parameters import Sampler
-    from pipeline.protocol.server import AnyServer
 
 _log = logging.getLogger(__name__)
 

@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from pipeline.envs.base import BaseEnv, StoredStepsEnv, worker_groups
 from pipeline.envs.in_process import our_spec, our_steps
 from pipeline.envs.restarts import RESTARTABLE, RestartBudget
+from pipeline.envs.side_channels import SideChannel
 from pipeline.envs.silence import SilenceWatch, last_message
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import (
     Interrupted,
     UnityActionException,
     UnityEnvironmentException,
+    UnityException,
     one_line,
 )
-from pipeline.protocol.specs import refuse_other_spec
-from pipeline.protocol.steps import no_agents
+from pipeline.protocol.parameters import Sampler
+from pipeline.protocol.server import AnyServer
+from pipeline.protocol.specs import ActionTuple, BehaviorSpec, refuse_other_spec
+from pipeline.protocol.steps import Steps, no_agents
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-    from typing import Self
-
     from pipeline.envs.base import Stats
-    from pipeline.envs.side_channels import SideChannel
-    from pipeline.errors import UnityException
-    from pipeline.protocol.parameters import Sampler
-    from pipeline.protocol.server import AnyServer
-    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-    from pipeline.protocol.steps import Steps
     from pipeline.settings.schema.run import EnvironmentSettings
 
 _log = logging.getLogger(__name__)

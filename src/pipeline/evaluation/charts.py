@@ -6,24 +6,18 @@ pointer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from pipeline import seeding
 from pipeline.evaluation import tables
-from pipeline.evaluation.comparison import EVALUATED
+from pipeline.evaluation.comparison import EVALUATED, Standing, Task
 from pipeline.evaluation.statistics import FEWEST_SEEDS, interquartile_means, iqm_band
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from pipeline.evaluation.comparison import Standing, Task
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 COLORS = ("#2563eb", "#d97706", "#059669", "#be185d", "#7c3aed", "#0891b2", "#65a30d", "#57534e")
 DASHES = ("", "7 4", "2 4", "8 3 2 3")

@@ -14,22 +14,19 @@ from __future__ import annotations
 import csv
 import io
 import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from pipeline import files, seeding
+from pipeline.envs.base import BaseEnv
 from pipeline.errors import StageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from pipeline.envs.base import BaseEnv
-    from pipeline.export.layout import ModelDescription
-    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-    from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.export.layout import ModelDescription
+from pipeline.protocol.specs import ActionTuple, BehaviorSpec
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 _log = logging.getLogger(__name__)
 STEP_LIMIT = 1_000_000

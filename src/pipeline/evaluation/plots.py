@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import io
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline import files
-from pipeline.evaluation.charts import ROUND, color
+from pipeline.evaluation.charts import ROUND, Chart, color
 from pipeline.evaluation.statistics import summarize
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from pipeline.evaluation.charts import Chart
 
 SIZE = (7.0, 3.9)
 _DPI = 150

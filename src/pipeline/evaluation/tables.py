@@ -5,15 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from pipeline.evaluation import statistics
-from pipeline.evaluation.comparison import EVALUATED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from pipeline.evaluation.comparison import Improvement, Standing, Task
+from pipeline.evaluation.comparison import EVALUATED, Improvement, Standing, Task
 
 TOLERANCE = "90 % tolerance"
 HEADER = (

@@ -9,9 +9,11 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,17 +21,13 @@ import numpy as np
 from pipeline import files
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError, StageError
-from pipeline.evaluation.episodes import evaluate
+from pipeline.evaluation.episodes import ActingPolicy, Episode, evaluate
 from pipeline.protocol.simulator import Renderable
 from pipeline.simulators import registry
 from pipeline.simulators.executable import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
     from pipeline.arrays import AnyArray
-    from pipeline.evaluation.episodes import ActingPolicy, Episode
 
 FRAMES_PER_S = 20
 """Of environments that do not say theirs."""

@@ -7,20 +7,18 @@ comes after has no meaning without them. `export.rules` adds the stricter rules 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pipeline.export.layout import inputs, load, outputs, read_constants
+from pipeline.export.layout import TensorInfo, inputs, load, outputs, read_constants
+from pipeline.protocol.specs import BehaviorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
     import onnx
 
     from pipeline.arrays import AnyArray
-    from pipeline.export.layout import TensorInfo
-    from pipeline.protocol.specs import BehaviorSpec
 
 OLDEST_VERSION, NEWEST_VERSION = 2, 3
 _ACTION_OUTPUTS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,8 +15,6 @@ from pipeline.errors import ExportError
 from pipeline.files import foreign, similar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import onnx
     from google.protobuf.message import Message
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.errors import ExportError, brief
 from pipeline.export.contract import OLDEST_VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.export.layout import ModelDescription
+from pipeline.export.layout import ModelDescription
 
 _MASKS = ("action_mask", "mask")
 _ROUNDING = 1e-5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,19 +11,15 @@ import numpy as np
 from pipeline import seeding
 from pipeline.errors import ExportError
 from pipeline.export.contract import NEWEST_VERSION, OLDEST_VERSION
-from pipeline.export.layout import describe, load
+from pipeline.export.layout import ModelDescription, describe, load
 from pipeline.export.rules import model_findings
 from pipeline.protocol.specs import ActionTuple
+from pipeline.protocol.steps import DecisionSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
     import onnx
 
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.export.layout import ModelDescription
-    from pipeline.protocol.steps import DecisionSteps
 
 _RANDOM_OPERATORS = ("Multinomial", "RandomNormalLike", "RandomNormal", "RandomUniform")
 # The attribute `seed` is a float32, which holds every whole number up to here.

@@ -7,7 +7,9 @@ equal weights give equal bytes whatever the versions of torch and ONNX.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,24 +17,25 @@ import numpy as np
 from pipeline import files
 from pipeline.errors import ExportError, brief
 from pipeline.export.contract import NEWEST_VERSION
-from pipeline.export.layout import MEANING, describe, load
+from pipeline.export.layout import MEANING, TensorInfo, describe, load
 from pipeline.export.policy import create_session
-from pipeline.export.recording import CONTINUOUS, DISCRETE, RECURRENT_IN, RECURRENT_OUT, logits_of
+from pipeline.export.recording import (
+    CONTINUOUS,
+    DISCRETE,
+    RECURRENT_IN,
+    RECURRENT_OUT,
+    Recording,
+    logits_of,
+)
 from pipeline.export.rules import publishing_findings
 from pipeline.nets.onnx_graph import OnnxGraph
-from pipeline.protocol.specs import scales_of
+from pipeline.protocol.specs import BehaviorSpec, scales_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
     import onnx
 
     from pipeline.algos.policy import Policy
     from pipeline.arrays import AnyArray, FloatArray
-    from pipeline.export.layout import TensorInfo
-    from pipeline.export.recording import Recording
-    from pipeline.protocol.specs import BehaviorSpec
 
 # torch and ONNX Runtime add float32 numbers in other orders, so they agree to about this, relative
 # to the value; where the policy's rounding is coarser, to about `ROUNDINGS` times its rounding.

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from math import isfinite, isinf, prod
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.export.contract import OLDEST_VERSION, check_model, error
+from pipeline.export.contract import OLDEST_VERSION, Finding, check_model, error
 from pipeline.export.layout import data_flaw, describe, inputs, load, outputs, read_constants
+from pipeline.protocol.specs import BehaviorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     import onnx
 
-    from pipeline.export.contract import Finding
-    from pipeline.protocol.specs import BehaviorSpec
 
 # Not imported from `nets.onnx_graph`: running a model needs no networks.
 PUBLISHED_OPSET = 9

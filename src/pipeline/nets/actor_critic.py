@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -22,16 +23,10 @@ from pipeline.nets.distributions import (
 )
 from pipeline.nets.encoder import ObservationEncoder, dense_pairs
 from pipeline.nets.layers import DensePair, linear, signal_heads
-from pipeline.nets.memory import memory_for
-from pipeline.nets.onnx_graph import FLOAT, INT64
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from pipeline.nets.memory import Memory, SequenceState
-    from pipeline.nets.onnx_graph import OnnxGraph
-    from pipeline.protocol.specs import ActionSpec, BehaviorSpec
-    from pipeline.settings.schema import NetworkSettings
+from pipeline.nets.memory import Memory, SequenceState, memory_for
+from pipeline.nets.onnx_graph import FLOAT, INT64, OnnxGraph
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec
+from pipeline.settings.schema import NetworkSettings
 
 AnyTensor = TypeVar("AnyTensor")
 

@@ -9,19 +9,14 @@ the entities nor on how many unused rows follow them.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pipeline.nets.layers import IS_TRACED, dense
-from pipeline.nets.onnx_graph import FLOAT
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pipeline.nets.onnx_graph import OnnxGraph
+from pipeline.nets.onnx_graph import FLOAT, OnnxGraph
 
 EMBEDDING_SIZE = 128
 N_HEADS = 4

@@ -16,21 +16,16 @@ import shutil
 import sys
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from pipeline.data.columns import Length
 from pipeline.nets.layers import IS_TRACED
-from pipeline.nets.optimizer import adam_step, flat_inputs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from torch import Tensor
-
-    from pipeline.data.columns import Length
-    from pipeline.nets.optimizer import FlatAdam, Inputs, Losses
+from pipeline.nets.optimizer import FlatAdam, Inputs, Losses, adam_step, flat_inputs
 
 _log = logging.getLogger(__name__)
 

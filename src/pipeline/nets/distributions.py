@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 # The environment's range -1..1 stands for -3..3 of the Gaussian.

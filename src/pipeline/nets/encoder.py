@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -11,16 +12,10 @@ from torch import Tensor, nn
 from pipeline.errors import SettingsError
 from pipeline.nets.attention import EntityEncoder
 from pipeline.nets.layers import DenseSwish, RunningNormalizer
-from pipeline.nets.vision import visual_encoder
+from pipeline.nets.onnx_graph import OnnxGraph
+from pipeline.nets.vision import VisualEncoder, visual_encoder
 from pipeline.protocol.specs import DimensionProperty, ObservationSpec, ObservationType
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from pipeline.nets.onnx_graph import OnnxGraph
-    from pipeline.nets.vision import VisualEncoder
-    from pipeline.settings.schema import NetworkSettings
-
+from pipeline.settings.schema import NetworkSettings
 
 # Up to this many distinct goals in a batch share their generated weights.
 FEW_GOALS = 8

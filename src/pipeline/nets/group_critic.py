@@ -10,6 +10,7 @@ between all members are computed once per group, and the sets only pick from the
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,11 @@ from pipeline.nets.attention import (
 )
 from pipeline.nets.encoder import ObservationEncoder
 from pipeline.nets.layers import DenseSwish, dense, signal_heads
+from pipeline.protocol.specs import BehaviorSpec
+from pipeline.settings.schema import NetworkSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from pipeline.arrays import AnyArray, BoolArray
-    from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.settings.schema import NetworkSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

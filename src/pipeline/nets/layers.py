@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from contextvars import ContextVar
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -15,8 +16,6 @@ from pipeline import machine
 from pipeline.errors import ExportError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pipeline.nets.onnx_graph import OnnxGraph
 
 # Normalised observations stay within this many standard deviations.

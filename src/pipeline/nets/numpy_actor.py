@@ -9,25 +9,21 @@ the heads: its encoders are as fast as any in NumPy, and faster for many agents.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-from pipeline.nets.actor_critic import ActionHeads, Sample
+from pipeline.nets.actor_critic import ActionHeads, Actor, Sample
 from pipeline.nets.distributions import ACTION_RANGE, FORBIDDEN, HALF_LOG_TAU
-from pipeline.nets.layers import CLIP
+from pipeline.nets.encoder import Normalizers
+from pipeline.nets.layers import CLIP, RunningNormalizer
 from pipeline.nets.squashed import LOG_SIGMA_MAX, LOG_SIGMA_MIN, SquashedHeads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor, nn
-
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.nets.actor_critic import Actor
-    from pipeline.nets.encoder import Normalizers
-    from pipeline.nets.layers import RunningNormalizer
 
     Dense: TypeAlias = tuple[FloatArray, FloatArray]
     """Weight [n_in, n_out] and bias [n_out]."""

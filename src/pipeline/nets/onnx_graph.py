@@ -7,6 +7,7 @@ the order of the calls, so that equal weights give equal bytes whatever the vers
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +15,6 @@ import numpy as np
 from pipeline.errors import ExportError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import onnx
     from torch import Tensor, nn
 

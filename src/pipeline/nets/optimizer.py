@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pipeline.data.columns import Length
 
-    from pipeline.data.columns import Length
-
-    Inputs = Mapping[str, Any]  # tensors, or lists of tensors, by name
-    Losses = Callable[[Inputs], tuple[Tensor, tuple[Tensor, ...]]]
+Inputs = Mapping[str, Any]  # tensors, or lists of tensors, by name
+Losses = Callable[[Inputs], tuple[Tensor, tuple[Tensor, ...]]]
 
 # Numbers that each parameter's place is rounded up to, so that all begin at a cache line.
 _ALIGNMENT = 16

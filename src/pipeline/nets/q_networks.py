@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,12 +13,8 @@ from pipeline.nets.actor_critic import apply_memory
 from pipeline.nets.encoder import ObservationEncoder, dense_pairs
 from pipeline.nets.layers import DensePair, paired_linear, signal_heads
 from pipeline.nets.memory import SequenceState, memory_for
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.settings.schema import NetworkSettings
+from pipeline.protocol.specs import BehaviorSpec
+from pipeline.settings.schema import NetworkSettings
 
 
 class QNetwork(nn.Module):

@@ -6,7 +6,6 @@ Source: Haarnoja et al. 2018, arXiv 1801.01290, appendix C (equation 20 and 21).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,10 +13,8 @@ from torch import Tensor
 from pipeline.nets.actor_critic import MU_GAIN, ActionHeads
 from pipeline.nets.distributions import HALF_LOG_TAU, gaussian_entropy
 from pipeline.nets.layers import linear
-
-if TYPE_CHECKING:
-    from pipeline.nets.onnx_graph import OnnxGraph
-    from pipeline.protocol.specs import ActionSpec
+from pipeline.nets.onnx_graph import OnnxGraph
+from pipeline.protocol.specs import ActionSpec
 
 # ML-Agents' limits. Beyond them exp overflows, or the log density does.
 LOG_SIGMA_MIN, LOG_SIGMA_MAX = -20.0, 2.0

@@ -6,6 +6,7 @@ al. 2018 (IMPALA), arXiv 1802.01561, figure 3.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from torch import Tensor, nn
@@ -15,8 +16,6 @@ from pipeline.nets.layers import linear
 from pipeline.settings.schema.reward_signals import ENCODERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from pipeline.nets.onnx_graph import OnnxGraph
 
 RESNET_CHANNELS = (16, 32, 32)

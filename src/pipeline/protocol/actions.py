@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,14 +11,11 @@ import numpy as np
 from pipeline.errors import UnityActionException
 from pipeline.protocol import wire
 from pipeline.protocol.generated.messages import UnityRLInputProto
-from pipeline.protocol.specs import ActionTuple
+from pipeline.protocol.specs import ActionSpec, ActionTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pipeline.arrays import AnyArray
     from pipeline.protocol.generated.messages import AgentActionProto
-    from pipeline.protocol.specs import ActionSpec
 
 
 def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:

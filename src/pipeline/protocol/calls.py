@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Self
 
 from pipeline.errors import (
     UnityCommunicationException,
@@ -12,13 +13,8 @@ from pipeline.errors import (
     UnityTimeOutException,
 )
 from pipeline.protocol import wire
+from pipeline.protocol.frames import Received
 from pipeline.protocol.generated.messages import ReceivedMessageProto, UnityMessageProto
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
-
-    from pipeline.protocol.frames import Received
 
 METHOD = "/communicator_objects.UnityToExternalProto/Exchange"
 LOST_S = 2.0

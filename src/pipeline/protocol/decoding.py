@@ -6,6 +6,7 @@ Messages of many agents, and those like an earlier one, take the fast way of `ve
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -37,11 +38,9 @@ from pipeline.protocol.specs import (
     note_other_names,
     other_order,
 )
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps, no_agents
+from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps, no_agents
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pipeline.arrays import BoolArray, FloatArray, IntArray
     from pipeline.protocol.generated.messages import (
         ActionSpecProto,
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
         BrainParametersProto,
         ReceivedAgentInfoProto,
     )
-    from pipeline.protocol.steps import Steps
 
 _MAX_TAIL_BYTES = 4096
 """Longest end of an observation, after its numbers, that is cached; names are short."""

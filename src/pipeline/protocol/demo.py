@@ -7,10 +7,11 @@ Files written here have the action taken at that observation, which is how the r
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -36,16 +37,12 @@ from pipeline.protocol.generated.messages import (
     UnityRLInputProto,
     UnityRLOutputProto,
 )
-from pipeline.protocol.specs import refuse_excess, row_bytes
+from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, refuse_excess, row_bytes
 from pipeline.protocol.steps import DecisionSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import BinaryIO
-
     from pipeline.arrays import BoolArray, FloatArray, IntArray
     from pipeline.protocol.generated.messages import AgentActionProto, AgentInfoProto
-    from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 
 # As ML-Agents' recorder cuts it: so the metadata fit into the header.
 _NAME_LENGTH = 16

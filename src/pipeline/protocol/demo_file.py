@@ -9,10 +9,11 @@ the last record; until then they count none, and the records go on to the end of
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from google.protobuf.empty_pb2 import Empty
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from pipeline.errors import DemonstrationError, shell_command
@@ -29,11 +30,6 @@ from pipeline.protocol.generated.messages import (
     OldBrainParametersProto,
 )
 from pipeline.protocol.specs import AGENT_BYTES, DimensionProperty, refuse_excess
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from google.protobuf.message import Message
 
 _log = logging.getLogger(__name__)
 

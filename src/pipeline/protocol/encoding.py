@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -17,13 +18,10 @@ from pipeline.protocol.generated.messages import (
     discrete,
 )
 from pipeline.protocol.png import encode_png
-from pipeline.protocol.specs import scales_of
+from pipeline.protocol.specs import BehaviorSpec, ObservationSpec, scales_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pipeline.arrays import AnyArray, BoolArray
-    from pipeline.protocol.specs import BehaviorSpec, ObservationSpec
     from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 _NO_ID = wire.wide_varints(np.zeros(1, np.int64), wire.ID_WIDTH).tobytes()

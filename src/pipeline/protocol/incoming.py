@@ -12,15 +12,12 @@ import socket
 import struct
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from pipeline.errors import UnityCommunicationException
 from pipeline.protocol import frames
 from pipeline.protocol.frames import END_HEADERS, END_STREAM, HEADERS, FrameError, Received, frame
 from pipeline.protocol.http2 import MAX_CALL_BYTES, MAX_READ_BYTES, Connection, Stream, hello
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BACKLOG = 16
 MAX_CALLS = 4

@@ -21,14 +21,12 @@ from pipeline.errors import UnitySpecificationException, brief
 from pipeline.protocol import vectorized, wire
 from pipeline.protocol.decoding import decode_steps
 from pipeline.protocol.generated.messages import ReceivedAgentInfosProto
-from pipeline.protocol.specs import FREE_BYTES, MAX_AGENTS, refuse_excess, row_bytes
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.specs import FREE_BYTES, MAX_AGENTS, BehaviorSpec, refuse_excess, row_bytes
+from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
+from pipeline.protocol.vectorized import Fields
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
-    from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.protocol.steps import Steps
-    from pipeline.protocol.vectorized import Fields
 
 _MAX_CACHED_BYTES = 1 << 17
 """Longest message whose layout is kept; a layout takes eight times as many bytes."""

@@ -7,14 +7,13 @@ samplers give equal draws in both.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from pipeline.protocol.simulator import Simulator
 
     Stat = tuple[str, float, int]

@@ -14,13 +14,10 @@ import secrets
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _log = logging.getLogger(__name__)
 

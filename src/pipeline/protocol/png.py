@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +14,6 @@ from pipeline.errors import UnityObservationException, brief
 from pipeline.protocol.specs import FREE_BYTES, refuse_excess
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pipeline.arrays import AnyArray, FloatArray
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"

@@ -11,9 +11,9 @@ import logging
 import math
 import os
 import selectors
+import socket
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from pipeline.errors import SettingsError, UnityCommunicationException
 from pipeline.protocol.calls import (
@@ -31,9 +31,6 @@ from pipeline.protocol.grpc_server import GrpcServer
 from pipeline.protocol.incoming import BACKLOG, IncomingConnection, accepted_from, listen
 from pipeline.protocol.peers import PeerCheck
 from pipeline.protocol.spin_wait import SpinWait
-
-if TYPE_CHECKING:
-    import socket
 
 _log = logging.getLogger(__name__)
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import logging
 import struct
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from pipeline.errors import UnityEnvironmentException
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 _log = logging.getLogger(__name__)
 _HEAD = 20

@@ -7,11 +7,10 @@ other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pipeline.arrays import AnyArray
     from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import Steps

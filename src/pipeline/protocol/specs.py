@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import lru_cache
@@ -14,8 +15,6 @@ import numpy as np
 from pipeline.errors import UnityObservationException, UnitySpecificationException, brief
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from pipeline.arrays import AnyArray, FloatArray, IntArray
 
 _log = logging.getLogger(__name__)

@@ -13,12 +13,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import TYPE_CHECKING
+from selectors import BaseSelector
 
 from pipeline.errors import SettingsError
-
-if TYPE_CHECKING:
-    from selectors import BaseSelector
 
 VARIABLE = "PIPELINE_SPIN_US"
 _DEFAULT_US = 4000.0

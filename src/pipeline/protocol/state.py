@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ import numpy as np
 from pipeline.errors import UnitySideChannelException
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pipeline.arrays import AnyArray
 
 VERSION = 1

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from pipeline.protocol.specs import BehaviorSpec
+
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
-    from pipeline.protocol.specs import BehaviorSpec
 
 
 class DecisionStep(NamedTuple):

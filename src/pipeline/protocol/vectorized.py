@@ -9,6 +9,7 @@ than numbers) are left to `decoding`, which also raises the errors.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,11 @@ from pipeline.protocol.decoding import (
     tail_name,
 )
 from pipeline.protocol.generated.messages import ObservationProto, ReceivedAgentInfoProto
+from pipeline.protocol.specs import BehaviorSpec
+from pipeline.protocol.steps import Steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
-    from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.protocol.steps import Steps
 
 MANY = 256
 """Least number of agents for reading field by field; for fewer, one by one is as fast."""

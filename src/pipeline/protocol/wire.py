@@ -9,6 +9,7 @@ view of the others. Nothing here loops over agents or numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,13 +17,11 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from pipeline.errors import UnityCommunicationException
+from pipeline.protocol.frames import Received
+from pipeline.protocol.specs import ObservationSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pipeline.arrays import AnyArray, FloatArray
-    from pipeline.protocol.frames import Received
-    from pipeline.protocol.specs import ObservationSpec
 
 M = TypeVar("M", bound=Message)
 

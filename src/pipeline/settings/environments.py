@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from pathlib import PurePath, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from pipeline.errors import SettingsError, shell_command
@@ -22,10 +23,6 @@ from pipeline.settings.reader import (
     read_dataclass,
     setting_hints,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 Platform = Literal["linux", "darwin", "windows"]
 """The systems that a build may be for."""

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.errors import SettingsError, shell_command
 from pipeline.files import similar
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from pipeline.settings.schema import RunSettings, TrainerSettings
+from pipeline.settings.schema import RunSettings, TrainerSettings
 
 _log = logging.getLogger(__name__)
 

@@ -8,33 +8,33 @@ Snakemake uses the same table.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.errors import Mistakes, SettingsError, StageError
 from pipeline.files import fingerprint, similar, write_whole
 from pipeline.plugins import Group
-from pipeline.settings.environments import BuiltinSource, ModuleSource, PathSource, UnitySource
+from pipeline.settings.environments import (
+    BuiltinSource,
+    EnvironmentParams,
+    ModuleSource,
+    PathSource,
+    UnitySource,
+)
+from pipeline.settings.experiments import ExperimentParams
 from pipeline.settings.named_files import (
     demonstrations,
     refuse_missing_demonstrations,
     refuse_missing_weights,
 )
 from pipeline.settings.nodes import fail, fail_at
-from pipeline.settings.params import SECTIONS_OF_NAMES
+from pipeline.settings.params import SECTIONS_OF_NAMES, Params
 from pipeline.settings.run_file import to_mapping
-from pipeline.settings.sweeps import proposal_file
+from pipeline.settings.schema import RunSettings
+from pipeline.settings.sweeps import SweepParams, proposal_file
 from pipeline.settings.yaml_file import dump_yaml, read_yaml, shared_maps, unusable_for_dvc
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pipeline.settings.environments import EnvironmentParams
-    from pipeline.settings.experiments import ExperimentParams
-    from pipeline.settings.params import Params
-    from pipeline.settings.schema import RunSettings
-    from pipeline.settings.sweeps import SweepParams
 
 _log = logging.getLogger(__name__)
 

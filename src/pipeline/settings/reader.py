@@ -10,13 +10,13 @@ its key path, its value and what would be allowed instead; independent errors ar
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
 from functools import cache
 from types import NoneType, UnionType
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     Literal,
@@ -30,9 +30,6 @@ from typing import (
 from pipeline.errors import Mistakes, SettingsError
 from pipeline.plugins import Group
 from pipeline.settings.nodes import Node, fail, find, join, to_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
 
 T = TypeVar("T")
 

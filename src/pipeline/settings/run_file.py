@@ -7,14 +7,15 @@ deprecated, lay each behavior over `default_settings`, and only then give types 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.errors import Mistakes, shell_command
 from pipeline.settings.inheritance import behavior_over, expanded, without_deprecated
-from pipeline.settings.legacy.convert import to_present
+from pipeline.settings.legacy.convert import Present, to_present
 from pipeline.settings.legacy.formats import Changes, Family, kind_of, read_document
 from pipeline.settings.nodes import Node, fail, find, join, merge, undotted
 from pipeline.settings.reader import (
@@ -24,13 +25,7 @@ from pipeline.settings.reader import (
     suggestion,
     to_map,
 )
-from pipeline.settings.schema import RunSettings, TrainerSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from pipeline.settings.legacy.convert import Present
-    from pipeline.settings.schema import CompletionCriteria
+from pipeline.settings.schema import CompletionCriteria, RunSettings, TrainerSettings
 
 _log = logging.getLogger(__name__)
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
 from pipeline.errors import SettingsError
 from pipeline.files import foreign, similar
 from pipeline.settings.nodes import Node, join
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 _PROJECT = " `pipeline init DIR` writes a project with one."
 _REMEDIES = {"Config file": _PROJECT, "Parameter file": _PROJECT}

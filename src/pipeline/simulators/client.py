@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
 from pipeline.protocol import side_channels, wire
@@ -27,16 +29,12 @@ from pipeline.protocol.generated.messages import (
     UnityRLInitializationOutputProto,
 )
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Controls, Sampler
-from pipeline.protocol.simulator import no_state, restore, state_of
+from pipeline.protocol.simulator import Simulator, no_state, restore, state_of
+from pipeline.protocol.specs import ActionTuple, BehaviorSpec
 from pipeline.protocol.state import Kind, decode, encode, message, read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from uuid import UUID
-
     from pipeline.protocol.generated.messages import ReceivedRLInputProto
-    from pipeline.protocol.simulator import Simulator
-    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
     from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 
     Exchange = Callable[..., ReceivedMessageProto]

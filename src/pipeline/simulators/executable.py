@@ -9,19 +9,16 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.errors import PipelineError, SettingsError, UnityException, brief, where
+from pipeline.protocol.simulator import Simulator
 from pipeline.simulators import registry
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pipeline.protocol.simulator import Simulator
 
 _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1

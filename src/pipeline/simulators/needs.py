@@ -17,21 +17,18 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pipeline.errors import PipelineError, SettingsError, StageError, where
+from pipeline.protocol.specs import BehaviorSpec
+from pipeline.protocol.steps import Steps
 from pipeline.simulators import registry
 from pipeline.simulators.bridges import module_bridge
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.protocol.steps import Steps
 
 _log = logging.getLogger(__name__)
 

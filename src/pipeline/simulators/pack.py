@@ -16,6 +16,7 @@ import re
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,6 @@ from pipeline.files import whole, write_whole
 from pipeline.simulators import launcher, registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from pipeline.simulators.needs import Needs
 
 _BASE = ("numpy", "protobuf")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
@@ -10,11 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 from pipeline import plugins
 from pipeline.errors import SettingsError, where
 from pipeline.plugins import Group
+from pipeline.protocol.simulator import Simulator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from pipeline.protocol.simulator import Simulator
     from pipeline.protocol.specs import ActionTuple
     from pipeline.protocol.steps import DecisionSteps
 

@@ -15,21 +15,16 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.errors import SettingsError, StageError, brief
 from pipeline.settings.environments import BridgeSource, BuiltinSource, PathSource
 from pipeline.settings.nodes import fail_at, find
-from pipeline.settings.params import load_params
+from pipeline.settings.params import Params, load_params
 from pipeline.settings.plan import RUNS_FILE, check_files, check_plan, check_settings
 from pipeline.settings.yaml_file import read_yaml
 from pipeline.stages.shared import project, sources
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pipeline.settings.params import Params
 
 _WITH_RESULTS = (
     *("demos", "pretrain", "train", "propose", "sweep", "export", "evaluate", "report"),

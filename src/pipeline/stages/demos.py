@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,19 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import files
+from pipeline.envs.base import BaseEnv
 from pipeline.errors import StageError
+from pipeline.protocol.specs import ActionTuple
+from pipeline.protocol.steps import DecisionStep, DecisionSteps, TerminalStep
 from pipeline.stages.shared import executable, project
 from pipeline.stages.shared.attempt import Job, attempt_at
 from pipeline.stages.shared.project import named, planned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from pipeline.arrays import AnyArray
-    from pipeline.envs.base import BaseEnv
     from pipeline.protocol.demo import DemoWriter
-    from pipeline.protocol.specs import ActionTuple
-    from pipeline.protocol.steps import DecisionStep, DecisionSteps, TerminalStep
 
 
 def main(argv: Sequence[str]) -> int:

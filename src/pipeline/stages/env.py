@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline import files
 from pipeline.errors import StageError
 from pipeline.settings.environments import (
     BridgeSource,
+    EnvironmentParams,
     FetchSource,
     ModuleSource,
     PathSource,
@@ -20,11 +21,6 @@ from pipeline.settings.reader import to_map
 from pipeline.stages.shared import project
 from pipeline.stages.shared.attempt import Job, attempt_at
 from pipeline.stages.shared.project import named, pinned, planned
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pipeline.settings.environments import EnvironmentParams
 
 _PLAYER = "player"
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from pipeline import files
 from pipeline.errors import StageError
+from pipeline.evaluation.episodes import Episode
+from pipeline.export.policy import OnnxPolicy
 from pipeline.stages.shared import executable, run_context
 from pipeline.stages.shared.attempt import Job, attempt_at, read_map
-from pipeline.tracking import run_metadata
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from pipeline.evaluation.episodes import Episode
-    from pipeline.export.policy import OnnxPolicy
-    from pipeline.tracking import mlflow_run
+from pipeline.tracking import mlflow_run, run_metadata
 
 OUTPUTS = ("returns.png", "episodes.csv", "metrics.json")
 VIDEOS = {"median": "median.gif", "best": "best.gif"}

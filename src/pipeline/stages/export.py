@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 from pipeline import files
 from pipeline.stages.shared import policies, provenance, run_context
 from pipeline.stages.shared.attempt import Job, attempt_at, read_map
-from pipeline.tracking import run_metadata
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-    from typing import Any
-
-    from pipeline.tracking import mlflow_run
+from pipeline.tracking import mlflow_run, run_metadata
 
 
 def main(argv: Sequence[str]) -> int:

@@ -6,9 +6,9 @@ It takes seconds, so an attempt that was stopped starts afresh.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline import files
 from pipeline.errors import StageError
@@ -16,10 +16,6 @@ from pipeline.settings import to_mapping
 from pipeline.stages.shared import policies, provenance, run_context
 from pipeline.stages.shared.attempt import Job, attempt_at
 from pipeline.tracking.base import Sink
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
 

@@ -10,23 +10,19 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline import files
 from pipeline.errors import StageError
-from pipeline.settings.sweeps import proposal_file
+from pipeline.settings.params import Params
+from pipeline.settings.sweeps import SweepParams, proposal_file
 from pipeline.stages.reporting.results import read_curves
 from pipeline.stages.shared import executable, project
 from pipeline.stages.shared.attempt import Job, attempt_at
 from pipeline.stages.shared.project import named
 from pipeline.stages.sweep import metrics_file, scores_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pipeline.settings.params import Params
-    from pipeline.settings.sweeps import SweepParams
 
 _FEWEST_CURVES = 3
 """Least number of finished curves at a step for a useful median."""

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline import files
-from pipeline.settings.sweeps import best_name
+from pipeline.evaluation.charts import Chart
+from pipeline.evaluation.comparison import Task
+from pipeline.settings.params import Params
+from pipeline.settings.sweeps import SweepParams, best_name
 from pipeline.stages.reporting import render, results
 from pipeline.stages.reporting.setups import against_first, as_text, setup_of
 from pipeline.stages.shared import project
 from pipeline.stages.shared.attempt import Job, attempt_at
 from pipeline.stages.sweep import Trial, metrics_files, rank, scores_of, trials_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pipeline.evaluation.charts import Chart
-    from pipeline.evaluation.comparison import Task
-    from pipeline.settings.params import Params
-    from pipeline.settings.sweeps import SweepParams
 
 FOLDER = Path("results/report")
 TABLES = ("comparison.csv", "improvement.csv", "learning.csv")

@@ -6,22 +6,18 @@ import csv
 import io
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline import files
 from pipeline.errors import StageError
-from pipeline.settings.sweeps import best_file, proposal_file
+from pipeline.settings.sweeps import SweepParams, best_file, proposal_file
 from pipeline.stages.reporting.results import is_outdated, read_evaluation
 from pipeline.stages.shared import project
 from pipeline.stages.shared.attempt import Job, attempt_at
 from pipeline.stages.shared.project import named, planned
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pipeline.settings.sweeps import SweepParams
 
 OUTPUTS = ("best.json", "metrics.json", "trials.csv")
 

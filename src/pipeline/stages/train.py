@@ -6,23 +6,20 @@ import contextlib
 import logging
 import math
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline import files
 from pipeline.algos.process_group import launched
 from pipeline.errors import CheckpointError
+from pipeline.settings import RunSettings
 from pipeline.stages.shared import executable, policies, provenance, run_context
 from pipeline.stages.shared.attempt import Attempt, Job, attempt_at, read_map
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink
 from pipeline.tracking.curve_csv import read_points
 from pipeline.tracking.sinks import TrackedRun, standard_sinks
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pipeline.settings import RunSettings
 
 _log = logging.getLogger(__name__)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
     from pipeline.envs.side_channels import StatsAggregationMethod
 
     Sample = tuple[StatsAggregationMethod, Sequence[float]]

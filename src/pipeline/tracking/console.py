@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pipeline import progress
@@ -11,8 +12,6 @@ from pipeline.tracking import names
 from pipeline.tracking.base import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from rich.progress import Progress, TaskID
 
 

@@ -6,16 +6,14 @@ import csv
 import io
 import math
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline import files
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 COLUMNS = {
     "reward": names.REWARD,

@@ -12,17 +12,13 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from collections.abc import Mapping
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pipeline import files
-from pipeline.tracking.mlflow_store import locked
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from pipeline.tracking.mlflow_store import Store
+from pipeline.tracking.mlflow_store import Store, locked
 
 BEST = "best"
 SCORE, BUILD, EXPERIMENT, CONTENT = "score", "environment.dvc", "experiment", "sha256"

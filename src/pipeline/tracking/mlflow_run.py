@@ -12,22 +12,19 @@ import logging
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from pipeline import machine
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.tracking import mlflow_models, mlflow_store, names, run_metadata
 from pipeline.tracking.base import Sink
 from pipeline.tracking.mlflow_store import CHECKOUT, CURRENT, TRAINED, Store
+from pipeline.tracking.run_metadata import RunKey, RunMetadata
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from pipeline.tracking.run_metadata import RunKey, RunMetadata
-
-    Point = tuple[str, str, float, int]
-    """Behavior, tag, value and step of a number, as `curve_csv.read_points` gives them."""
+Point = tuple[str, str, float, int]
+"""Behavior, tag, value and step of a number, as `curve_csv.read_points` gives them."""
 
 _log = logging.getLogger(__name__)
 

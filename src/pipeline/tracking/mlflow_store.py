@@ -15,19 +15,15 @@ import platform
 import re
 import shlex
 import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlencode, urlsplit
 
 from pipeline import files
 from pipeline.errors import PipelineError
-from pipeline.tracking.run_metadata import BASELINE, VARIANT, dvc_digest, flattened
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from pipeline.tracking.run_metadata import InputData
+from pipeline.tracking.run_metadata import BASELINE, VARIANT, InputData, dvc_digest, flattened
 
 _log = logging.getLogger(__name__)
 

@@ -6,16 +6,14 @@ import hashlib
 import json
 import os
 import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from pipeline.settings import RunSettings
+from pipeline.settings import RunSettings
 
 _UNSAID: tuple[Any, ...] = (None, {}, [])
 _SHARED = "hyperparameters"

@@ -7,19 +7,15 @@ import platform
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline import files
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.tracking import names
-from pipeline.tracking.base import Sink
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from pipeline.tracking.base import Update
+from pipeline.tracking.base import Sink, Update
 
 FORMAT = "0.1.0"
 

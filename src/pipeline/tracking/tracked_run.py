@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.envs.launch import find_executable
 from pipeline.errors import UnityEnvironmentException
 from pipeline.settings import RunSettings, to_mapping
 from pipeline.tracking import run_metadata
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pipeline.tracking.base import Sink
+from pipeline.tracking.base import Sink
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import csv
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from pipeline import files
-from pipeline.tracking.base import Sink
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pipeline.tracking.base import Update
+from pipeline.tracking.base import Sink, Update
 
 HEADER = (
     "Brain name",

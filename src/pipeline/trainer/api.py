@@ -7,20 +7,22 @@ import gc
 import logging
 import os
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # has no stubs
 
 from pipeline import files
-from pipeline.algos.process_group import SINGLE_PROCESS, launched
+from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup, launched
 from pipeline.errors import SettingsError
-from pipeline.settings import RunSettings, load_run_settings
-from pipeline.tracking.base import Tracker
+from pipeline.settings import RunSettings, TrainerSettings, load_run_settings
+from pipeline.tracking.base import Sink, Tracker
 from pipeline.trainer.checkpoints.file import RESUME_FILE, load_checkpoint
+from pipeline.trainer.checkpoints.manager import Exporter
 from pipeline.trainer.checkpoints.restore import first_weights, refuse_other_networks
 from pipeline.trainer.checkpoints.resume_points import RESUME_INTERVAL_S
 from pipeline.trainer.distributed.sync import refuse_alone_only
@@ -32,17 +34,9 @@ from pipeline.trainer.distributed.workers import (
 )
 from pipeline.trainer.environment import JobSpec, open_workers
 from pipeline.trainer.loop import TrainingLoop
+from pipeline.trainer.result import TrainResult
 from pipeline.trainer.stopping import stop_on_signal
 from pipeline.trainer.supported import refuse_untrainable, usable_device
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from pipeline.algos.process_group import ProcessGroup
-    from pipeline.settings import TrainerSettings
-    from pipeline.tracking.base import Sink
-    from pipeline.trainer.checkpoints.manager import Exporter
-    from pipeline.trainer.result import TrainResult
 
 _log = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,8 +12,6 @@ from pipeline.protocol.specs import ActionTuple
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pipeline.arrays import AnyArray
 
 S = TypeVar("S", DecisionSteps, TerminalSteps)

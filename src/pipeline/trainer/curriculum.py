@@ -5,29 +5,24 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipeline.envs.workers import WorkerSet
 from pipeline.settings.schema.parameters import (
+    CompletionCriteria,
     ConstantSampler,
+    EnvironmentParameter,
     GaussianSampler,
+    Lesson,
     MultiRangeUniformSampler,
+    SamplerSettings,
     UniformSampler,
 )
 from pipeline.tracking import names
 from pipeline.trainer.environment import send_parameters
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from pipeline.envs.workers import WorkerSet
-    from pipeline.settings.schema.parameters import (
-        CompletionCriteria,
-        EnvironmentParameter,
-        Lesson,
-        SamplerSettings,
-    )
-    from pipeline.trainer.learner import Learner
+from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
 

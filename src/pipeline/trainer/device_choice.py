@@ -5,20 +5,16 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from pipeline.algos.policy import generator_for
 from pipeline.algos.rows import forgetful_sequences, tensors
+from pipeline.protocol.specs import BehaviorSpec
+from pipeline.settings.schema import TrainerSettings
 from pipeline.trainer.supported import algorithm_of, usable_device
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.settings.schema import TrainerSettings
 
 _log = logging.getLogger(__name__)
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline import seeding
-from pipeline.algos.process_group import SINGLE_PROCESS
+from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
 from pipeline.envs.attach import attach_workers
 from pipeline.envs.in_process import refuse_other_object
 from pipeline.envs.launch import find_executable
 from pipeline.envs.side_channels import (
     EngineConfigurationChannel,
     EnvironmentParametersChannel,
+    SideChannel,
     StatsSideChannel,
 )
 from pipeline.envs.sources.programs import runs_headless
@@ -22,19 +22,13 @@ from pipeline.envs.state import StateChannel
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import SettingsError, UnityEnvironmentException
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
+from pipeline.settings.schema import RunSettings, SamplerSettings
 from pipeline.settings.schema.parameters import (
     ConstantSampler,
     GaussianSampler,
     MultiRangeUniformSampler,
     UniformSampler,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pipeline.algos.process_group import ProcessGroup
-    from pipeline.envs.side_channels import SideChannel
-    from pipeline.settings.schema import RunSettings, SamplerSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.data.columns import Columns
+from pipeline.algos.algorithm import Algorithm
+from pipeline.data.columns import Columns, Field
 from pipeline.data.groups import GroupMessage, Groups
-from pipeline.protocol.steps import TerminalSteps
+from pipeline.data.rollout import ClosedTrajectories, Rollout, Trajectories
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.tracking import names
+from pipeline.trainer.batching import Message, Part
+from pipeline.trainer.statistics import Statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-
-    from pipeline.algos.algorithm import Algorithm
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.data.columns import Field
-    from pipeline.data.rollout import ClosedTrajectories, Rollout, Trajectories
-    from pipeline.protocol.steps import DecisionSteps
-    from pipeline.trainer.batching import Message, Part
-    from pipeline.trainer.statistics import Statistics
 
 _log = logging.getLogger(__name__)
 

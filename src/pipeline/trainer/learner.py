@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
+from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.finite_checks import refuse_non_finite_rollout
-from pipeline.data.rollout import Trajectories
+from pipeline.algos.policy import Decision
+from pipeline.algos.process_group import LearnerGroup
+from pipeline.data.replay import Replay
+from pipeline.data.rollout import ClosedTrajectories, Trajectories
 from pipeline.data.slots import STALE_AFTER_MESSAGES, Slots
 from pipeline.errors import TrainingError, UnityPolicyException
+from pipeline.protocol.specs import ActionTuple, BehaviorSpec
+from pipeline.protocol.steps import Steps, TerminalSteps
+from pipeline.settings.schema import TrainerSettings
 from pipeline.tracking import names
 from pipeline.trainer.batching import (
     Message,
@@ -22,27 +31,14 @@ from pipeline.trainer.batching import (
     split_actions,
 )
 from pipeline.trainer.grouping import group_tracker_for
-from pipeline.trainer.opponents import SnapshotPool
+from pipeline.trainer.opponents import Opponent, SnapshotPool
 from pipeline.trainer.overlap import Overlap, steps_per_row
 from pipeline.trainer.statistics import Statistics
 from pipeline.trainer.supported import algorithm_for
 from pipeline.trainer.updates import Updates
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import torch
-
-    from pipeline.algos.algorithm import Algorithm
-    from pipeline.algos.policy import Decision
-    from pipeline.algos.process_group import LearnerGroup
     from pipeline.arrays import AnyArray, FloatArray
-    from pipeline.data.replay import Replay
-    from pipeline.data.rollout import ClosedTrajectories
-    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-    from pipeline.protocol.steps import Steps, TerminalSteps
-    from pipeline.settings.schema import TrainerSettings
-    from pipeline.trainer.opponents import Opponent
 
 _log = logging.getLogger(__name__)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
 
 from pipeline import files, seeding
-from pipeline.algos.process_group import SINGLE_PROCESS
+from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
+from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
     CheckpointError,
     Interrupted,
@@ -16,8 +20,10 @@ from pipeline.errors import (
 )
 from pipeline.protocol.decoding import NonFiniteError
 from pipeline.protocol.specs import refuse_other_spec
+from pipeline.protocol.steps import Steps
 from pipeline.tracking import names
-from pipeline.tracking.base import Update
+from pipeline.tracking.base import Tracker, Update
+from pipeline.trainer.batching import Message
 from pipeline.trainer.checkpoints.file import (
     RESUME_FILE,
     description,
@@ -25,7 +31,7 @@ from pipeline.trainer.checkpoints.file import (
     warn_of_unused,
     weights_of,
 )
-from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
+from pipeline.trainer.checkpoints.manager import CheckpointManager, Exporter, NullCheckpointManager
 from pipeline.trainer.checkpoints.restore import (
     begin_with,
     latest_run,
@@ -41,26 +47,12 @@ from pipeline.trainer.checkpoints.resume_points import (
 from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.device_choice import fastest_device
 from pipeline.trainer.distributed.sync import Synchronizer, share_of
-from pipeline.trainer.learner import Learner
-from pipeline.trainer.result import result_of
+from pipeline.trainer.environment import JobSpec
+from pipeline.trainer.learner import Decided, Learner
+from pipeline.trainer.result import TrainResult, result_of
 from pipeline.trainer.self_play import SelfPlay
+from pipeline.trainer.stopping import StopRequest
 from pipeline.trainer.timing import Progress, Stopwatch, add_reports, next_multiple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    import torch
-
-    from pipeline.algos.process_group import ProcessGroup
-    from pipeline.envs.workers import WorkerSet
-    from pipeline.protocol.steps import Steps
-    from pipeline.tracking.base import Tracker
-    from pipeline.trainer.batching import Message
-    from pipeline.trainer.checkpoints.manager import Exporter
-    from pipeline.trainer.environment import JobSpec
-    from pipeline.trainer.learner import Decided
-    from pipeline.trainer.result import TrainResult
-    from pipeline.trainer.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
 

@@ -6,23 +6,20 @@ The numbers follow ML-Agents' `self_play`; docs/how-to/self-play.md has them in 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pipeline import seeding
-from pipeline.algos.policy import generator_for, restore_generator
+from pipeline.algos.policy import Decision, Policy, generator_for, restore_generator
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.settings.schema.trainer import SelfPlaySettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
-
-    import torch
-    from torch import Tensor
-
-    from pipeline.algos.policy import Decision, Policy
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.protocol.steps import DecisionSteps, TerminalSteps
-    from pipeline.settings.schema.trainer import SelfPlaySettings
 
     Weights = dict[str, Tensor]
 

@@ -16,25 +16,24 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.schedules import completed
+from pipeline.data.rollout import Rollout
 from pipeline.nets.layers import RunningNormalizer
 from pipeline.trainer.updates import Updates
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
     from concurrent.futures import Future
 
-    from torch import Tensor
-
-    from pipeline.algos.algorithm import Algorithm
     from pipeline.arrays import FloatArray
-    from pipeline.data.rollout import Rollout
 
 PER_STEP = 50_000_000
 """Products of weights and rows that a step of most players hides, of a few milliseconds."""

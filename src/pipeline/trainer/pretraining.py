@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 
@@ -12,17 +13,11 @@ from pipeline.algos.bc import BehavioralCloning, hold_out
 from pipeline.data.demonstrations import ExpertRows, demonstration_files, load_expert_rows
 from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.protocol.demo import read_demo
-from pipeline.tracking.base import Tracker
+from pipeline.settings import RunSettings
+from pipeline.tracking.base import Sink, Tracker
 from pipeline.trainer.batching import sample_rows
 from pipeline.trainer.checkpoints.file import RESUME_FILE, description, save_checkpoint
 from pipeline.trainer.learner import Learner
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from pipeline.settings import RunSettings
-    from pipeline.tracking.base import Sink
 
 # Share of the demonstrated steps that is kept to measure the loss on.
 CHECKED = 0.1

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pipeline import files
 from pipeline.tracking.run_metadata import INTERRUPTED
 from pipeline.trainer.checkpoints.file import RESUME_FILE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from pipeline.trainer.learner import Learner
+from pipeline.trainer.learner import Learner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,16 +8,12 @@ says when what happens, and how ratings come about.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from pipeline.trainer.opponents import expected_score, results
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pipeline.protocol.steps import Steps, TerminalSteps
-    from pipeline.trainer.learner import Learner
-    from pipeline.trainer.opponents import SnapshotPool
+from pipeline.protocol.steps import Steps, TerminalSteps
+from pipeline.trainer.learner import Learner
+from pipeline.trainer.opponents import SnapshotPool, expected_score, results
 
 _log = logging.getLogger(__name__)
 

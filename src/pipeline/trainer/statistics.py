@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.envs.side_channels import StatsAggregationMethod
 from pipeline.tracking import names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from pipeline.envs.base import Stats
     from pipeline.tracking.base import Sample
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
+from types import FrameType
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")  # the last two are unknown on Windows
 _HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))

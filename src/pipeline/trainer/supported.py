@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from pipeline import machine, plugins
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.reward_signals import find_demonstrations, supported_signals
 from pipeline.errors import SettingsError
-
-if TYPE_CHECKING:
-    from pipeline.settings.schema import RunSettings, TrainerSettings
+from pipeline.settings.schema import RunSettings, TrainerSettings
 
 
 def algorithm_for(name: str, settings: TrainerSettings) -> type[Algorithm]:

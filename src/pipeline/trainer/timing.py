@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+from pipeline.envs.workers import WorkerSet
+from pipeline.protocol.steps import Steps
+from pipeline.trainer.learner import Learner
 
+if TYPE_CHECKING:
     from pipeline.envs.base import Stats
-    from pipeline.envs.workers import WorkerSet
-    from pipeline.protocol.steps import Steps
-    from pipeline.trainer.learner import Learner
 
 
 @dataclass(kw_only=True, slots=True)

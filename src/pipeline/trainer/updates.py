@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from pipeline.algos.algorithm import Algorithm
+from pipeline.data.rollout import Rollout
 
-    from pipeline.algos.algorithm import Algorithm
+if TYPE_CHECKING:
     from pipeline.arrays import FloatArray
-    from pipeline.data.rollout import Rollout
 
 
 class Updates:

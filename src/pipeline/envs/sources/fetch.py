@@ -19,6 +19,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,6 @@ from pipeline.errors import FetchError
 from pipeline.settings.environments import URL_SCHEMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import requests
 
 _log = logging.getLogger(__name__)

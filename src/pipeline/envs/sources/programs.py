@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -12,8 +13,6 @@ from pipeline.errors import FetchError, shell_command
 from pipeline.files import as_typed, similar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pipeline.settings.environments import Platform
 
 _log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ from pipeline.envs.sources.programs import find_program
 from pipeline.errors import FetchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pipeline.settings.environments import UnitySource
 
 _log = logging.getLogger(__name__)

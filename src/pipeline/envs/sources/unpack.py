@@ -15,13 +15,10 @@ import tarfile
 import zipfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO
 
 from pipeline import files
 from pipeline.errors import FetchError, brief, one_line
-
-if TYPE_CHECKING:
-    from typing import IO
 
 MAX_BYTES = 16 * 10**9
 """Bytes that an archive, and its content, may have unless a caller says otherwise."""

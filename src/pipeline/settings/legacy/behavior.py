@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.settings.legacy.formats import (
     FLAT_KEYS,
@@ -12,6 +13,7 @@ from pipeline.settings.legacy.formats import (
     MOVED,
     REQUIRED,
     SIGNAL_KEYS,
+    Changes,
 )
 from pipeline.settings.nodes import Node, from_plain, join
 from pipeline.settings.reader import (
@@ -28,11 +30,6 @@ from pipeline.settings.schema import (
     BehavioralCloningSettings,
     SelfPlaySettings,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pipeline.settings.legacy.formats import Changes
 
 # Old files were read by YAML 1.1, where these words are booleans.
 _YAML_1_1 = {"yes": True, "on": True, "no": False, "off": False}

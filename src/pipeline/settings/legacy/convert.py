@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pipeline.settings.legacy.behavior import truth
 from pipeline.settings.legacy.flat import FlatFile
@@ -31,9 +31,6 @@ from pipeline.settings.reader import (
     unknown_key,
 )
 from pipeline.settings.schema import SAMPLERS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PARAMETERS = "environment_parameters"
 

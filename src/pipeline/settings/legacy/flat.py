@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.errors import SettingsError
 from pipeline.settings.inheritance import behavior_over, expanded
 from pipeline.settings.legacy.behavior import Section, convert_section
-from pipeline.settings.legacy.formats import IMITATING_TRAINERS
+from pipeline.settings.legacy.formats import IMITATING_TRAINERS, Changes
 from pipeline.settings.nodes import Node, fail, from_plain, join
 from pipeline.settings.reader import choice, display, read, suggestion, to_map
 from pipeline.settings.schema import HYPERPARAMETERS, TrainerSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pipeline.settings.legacy.formats import Changes
 
 _DEFAULT = "default"
 _MISSING = object()

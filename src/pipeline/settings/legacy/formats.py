@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pipeline.errors import SettingsError
 from pipeline.settings.nodes import Node, fail
 from pipeline.settings.reader import entries_of, setting_hints
 from pipeline.settings.schema import RunSettings
 from pipeline.settings.yaml_file import Repeat, parse_yaml, read_text, read_yaml
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Kind = Literal["trainer", "curriculum", "sampler"]
 

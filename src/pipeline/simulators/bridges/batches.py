@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,14 +13,11 @@ from gymnasium import spaces
 from pipeline.errors import SettingsError, UnityObservationException
 from pipeline.protocol.parameters import Parameters
 from pipeline.protocol.specs import BehaviorSpec, ScaledSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.bridges.spaces import Actions, Observations
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from pipeline.arrays import AnyArray, BoolArray
-    from pipeline.protocol.steps import Steps
 
     Row = tuple[float, int, int, float]
     """Reward, agent id, group id (0 for none) and group reward of an agent in a step."""

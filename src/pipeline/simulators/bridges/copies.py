@@ -5,17 +5,16 @@ Agents go by their index in `possible_agents`.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from pipeline.errors import UnityEnvironmentException
 from pipeline.simulators.bridges.returned import MISUSE, refuse_returned
 from pipeline.simulators.bridges.states import copy_state, restore_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
-
-    import numpy as np
-
     from pipeline.protocol.parameters import Parameters
 
 

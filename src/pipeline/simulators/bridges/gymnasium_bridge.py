@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from pipeline.protocol.specs import ActionTuple, BehaviorSpec
+from pipeline.protocol.steps import Steps
 from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.batches import Batch, Bridge, Codec
 from pipeline.simulators.bridges.returned import MISUSE, refuse_returned
 from pipeline.simulators.bridges.states import copy_state, restore_copy
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-    from pipeline.protocol.steps import Steps
 
 
 class GymnasiumSimulator(Bridge):

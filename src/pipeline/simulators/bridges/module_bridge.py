@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 from pipeline.errors import PipelineError, SettingsError, where
+from pipeline.protocol.simulator import Simulator
 from pipeline.simulators.bridges import naming
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from pipeline.protocol.simulator import Simulator
 
 
 def simulator(

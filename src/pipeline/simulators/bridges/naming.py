@@ -8,15 +8,13 @@ import os
 import pkgutil
 import re
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from pipeline.errors import SettingsError, where
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 APIS = ("auto", "parallel", "aec")
 """Which of PettingZoo's two interfaces to use; auto: parallel where the environment has it."""

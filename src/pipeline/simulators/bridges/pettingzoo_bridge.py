@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.errors import SettingsError, UnityEnvironmentException
+from pipeline.protocol.specs import ActionTuple, BehaviorSpec
+from pipeline.protocol.steps import Steps
 from pipeline.seeding import stream
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.batches import Batch, Bridge, Codec
 from pipeline.simulators.bridges.copies import Event, ParallelCopy, TurnCopy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-    from pipeline.protocol.steps import Steps
 
 GROUPS = ("none", "all", "behavior")
 """Who shares a group and its reward: nobody, all agents of a copy, those of the same behavior."""

@@ -17,20 +17,17 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
 from pipeline.errors import SettingsError, UnityEnvironmentException, UnityObservationException
-from pipeline.protocol.specs import ActionSpec, ObservationSpec
+from pipeline.protocol.specs import ActionSpec, ActionTuple, ObservationSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.protocol.specs import ActionTuple
 
     Put = Callable[[FloatArray, Any], None]
     Build = Callable[[AnyArray, AnyArray], Any]

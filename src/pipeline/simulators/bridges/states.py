@@ -7,14 +7,12 @@ state in attributes, MuJoCo in its data, and Gymnasium's wrappers in counters.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from pipeline.protocol.simulator import HasState, Restorable, restore, state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _KNOWN = (
     "gymnasium.envs.classic_control.",

@@ -8,22 +8,19 @@ does and what is observed, each for all areas at once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.errors import SettingsError
 from pipeline.protocol.parameters import Parameters
-from pipeline.protocol.specs import ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.specs import ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.seeding import stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
-    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-    from pipeline.protocol.steps import Steps
 
     Rows = AnyArray | slice
     """Numbers of some areas, or a slice of all."""

@@ -12,6 +12,7 @@ is moved, it collides, and its motion drags nothing, like the collider of 3DBall
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,12 @@ import numpy as np
 
 from pipeline.errors import SettingsError
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games.areas import SoloAreas, vector
 from pipeline.simulators.games.drawing import RED, Canvas
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.protocol.steps import DecisionSteps
     from pipeline.simulators.games.areas import Rows
 
 BEHAVIOR = "3DBall?team=0"

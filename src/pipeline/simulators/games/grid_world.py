@@ -18,12 +18,12 @@ from pipeline.protocol.specs import (
     ObservationSpec,
     ObservationType,
 )
+from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games import drawing
 from pipeline.simulators.games.areas import SoloAreas
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.protocol.steps import DecisionSteps
     from pipeline.simulators.games.areas import Rows
 
 BEHAVIOR = "GridWorld?team=0"

@@ -8,20 +8,18 @@ learns to fill the pit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.games import drawing
 from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.protocol.steps import Steps
 
 BEHAVIOR = "PushTogether?team=0"
 TEAM = 3

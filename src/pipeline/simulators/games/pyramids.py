@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games import drawing, rays
 from pipeline.simulators.games.areas import SoloAreas, vector
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.protocol.steps import DecisionSteps
     from pipeline.simulators.games.areas import Rows
 
 BEHAVIOR = "Pyramids?team=0"

@@ -11,13 +11,13 @@ import numpy as np
 
 from pipeline.errors import SettingsError
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games import rays
 from pipeline.simulators.games.areas import SoloAreas, vector
 from pipeline.simulators.games.drawing import AMBER, FLOOR, GRAY, Canvas
 
 if TYPE_CHECKING:
     from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.protocol.steps import DecisionSteps
     from pipeline.simulators.games.areas import Rows
 
 BEHAVIOR = "Sorter?team=0"

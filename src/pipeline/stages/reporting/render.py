@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.evaluation import tables
+from pipeline.evaluation.charts import Chart
+from pipeline.evaluation.comparison import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
     from markupsafe import Markup
 
-    from pipeline.evaluation.charts import Chart
-    from pipeline.evaluation.comparison import Task
 
 DEFINITIONS = "What the words and columns mean"
 TERMS = {

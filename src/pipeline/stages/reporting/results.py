@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pipeline.errors import StageError
 from pipeline.evaluation.comparison import Curve, Outcome
+from pipeline.settings.params import Params
 from pipeline.stages.shared.attempt import read_map
 from pipeline.tracking.curve_csv import read_rows
 from pipeline.tracking.run_metadata import INTERRUPTED, POLICY_DIGEST, STOCHASTIC, dvc_digest
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-    from pathlib import Path
-
-    from pipeline.settings.params import Params
 
 ALL = ("train", "evaluate")
 

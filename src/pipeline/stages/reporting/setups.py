@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipeline.settings import to_mapping
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from pipeline.settings import RunSettings
-    from pipeline.settings.experiments import ExperimentParams
+from pipeline.settings import RunSettings, to_mapping
+from pipeline.settings.experiments import ExperimentParams
 
 _NO_PART_OF_RESULTS = (
     *("trainer_type", "checkpoint_interval", "keep_checkpoints", "even_checkpoints"),

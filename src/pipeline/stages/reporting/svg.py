@@ -7,19 +7,14 @@ page, even from a file, without network and with scripts switched off.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pipeline.evaluation.charts import ROUND
+from pipeline.evaluation.charts import ROUND, Chart
 from pipeline.evaluation.tables import number
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from pipeline.evaluation.charts import Chart
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 WIDTH = 760
 _HEIGHT = 370

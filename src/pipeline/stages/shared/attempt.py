@@ -29,10 +29,11 @@ import platform
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline import files, machine, progress
 from pipeline.errors import PipelineError, StageError
@@ -40,9 +41,6 @@ from pipeline.settings.nodes import find, to_plain
 from pipeline.settings.yaml_file import read_yaml
 from pipeline.stages.shared import process, sources
 from pipeline.stages.shared.project import code_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import FrameType
+from typing import Any, NoReturn
 
 from pipeline.errors import (
     Interrupted,
@@ -21,10 +23,6 @@ from pipeline.errors import (
     UnityProcessEndedException,
     one_line,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
 
 _log = logging.getLogger(__name__)
 

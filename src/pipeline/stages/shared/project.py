@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pipeline.errors import StageError
-from pipeline.settings.params import load_params
+from pipeline.settings.params import Params, load_params
 from pipeline.settings.plan import RUNS_FILE, check_plan
 from pipeline.stages.shared import process
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from pipeline.settings.params import Params
 
 T = TypeVar("T")
 

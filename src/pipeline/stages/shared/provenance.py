@@ -10,18 +10,16 @@ any repository that has it.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files, machine
-from pipeline.settings import to_mapping
+from pipeline.settings import RunSettings, to_mapping
 from pipeline.stages.shared import sources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from pipeline.settings import RunSettings
     from pipeline.stages.shared import run_context
     from pipeline.stages.shared.attempt import Attempt
 

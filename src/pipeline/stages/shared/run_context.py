@@ -6,26 +6,21 @@ import argparse
 import contextlib
 import csv
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline import machine
 from pipeline.errors import PipelineError
-from pipeline.settings import to_mapping
+from pipeline.settings import TrainerSettings, to_mapping
+from pipeline.settings.experiments import ExperimentParams
 from pipeline.settings.named_files import demonstrations
-from pipeline.settings.params import load_params
+from pipeline.settings.params import Params, load_params
 from pipeline.stages.shared import process
 from pipeline.stages.shared.attempt import Attempt, read_map
 from pipeline.stages.shared.project import named, planned, project
 from pipeline.tracking import mlflow_run, run_metadata
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from pipeline.settings import TrainerSettings
-    from pipeline.settings.experiments import ExperimentParams
-    from pipeline.settings.params import Params
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,13 +11,10 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline import files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 CODE = Path("workflow/code")
 """Folder of the files on which DVC's stages depend."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from pipeline.errors import SettingsError
 from pipeline.settings.experiments import SINKS, SinkNames
 from pipeline.settings.nodes import from_plain
+from pipeline.tracking.base import Sink
 from pipeline.tracking.tracked_run import TrackedRun
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pipeline.tracking.base import Sink
 
 __all__ = ["TrackedRun", "named_sinks", "standard_sinks"]
 

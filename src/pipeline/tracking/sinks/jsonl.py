@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from pipeline import files
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.tracking.tracked_run import TrackedRun
 
 
 class JsonLinesSink(Sink):

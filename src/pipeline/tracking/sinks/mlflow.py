@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from pipeline import files
 from pipeline.errors import Interrupted
 from pipeline.tracking import run_metadata
+from pipeline.tracking.base import Sink
 from pipeline.tracking.curve_csv import read_points
 from pipeline.tracking.mlflow_run import MlflowRun, enabled
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pipeline.tracking.base import Sink
-    from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.tracking.tracked_run import TrackedRun
 
 
 def for_run(run: TrackedRun) -> Sink | None:

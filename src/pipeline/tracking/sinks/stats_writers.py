@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pipeline.envs.side_channels import StatsAggregationMethod
 from pipeline.plugins import all_of, brought_by
-from pipeline.settings import to_mapping
+from pipeline.settings import RunSettings, to_mapping
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink
+from pipeline.tracking.tracked_run import TrackedRun
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from pipeline.settings import RunSettings
     from pipeline.tracking.base import Sample
-    from pipeline.tracking.tracked_run import TrackedRun
 
 _log = logging.getLogger(__name__)
 

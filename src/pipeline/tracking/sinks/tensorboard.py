@@ -6,7 +6,9 @@ import logging
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +16,7 @@ from pipeline import files
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink
 from pipeline.tracking.console import hyperparameters_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.tracking.tracked_run import TrackedRun
 
 _log = logging.getLogger(__name__)
 

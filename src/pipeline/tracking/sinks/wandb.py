@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pipeline import files
 from pipeline.tracking import names, run_metadata
 from pipeline.tracking.base import Sink
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.tracking.tracked_run import TrackedRun
 
 _log = logging.getLogger(__name__)
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from pipeline import files
 from pipeline.errors import CheckpointError, SettingsError, TrainingError
-from pipeline.protocol.specs import spec_to_mapping
+from pipeline.protocol.specs import BehaviorSpec, spec_to_mapping
 from pipeline.settings import RunSettings, to_mapping
 from pipeline.settings.reader import suggestion
 from pipeline.trainer.checkpoints.archive import (
@@ -22,11 +23,6 @@ from pipeline.trainer.checkpoints.archive import (
     refusal_of_entries,
     refusal_of_values,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from pipeline.protocol.specs import BehaviorSpec
 
 _log = logging.getLogger(__name__)
 

@@ -11,10 +11,13 @@ from __future__ import annotations
 import glob
 import logging
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pipeline import files
+from pipeline.settings.schema import RunSettings
 from pipeline.trainer.checkpoints.file import (
     RESUME_FILE,
     description,
@@ -29,15 +32,9 @@ from pipeline.trainer.checkpoints.replay_files import (
     save_replay,
 )
 from pipeline.trainer.checkpoints.status import StatusFile
+from pipeline.trainer.learner import Learner
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from pipeline.settings.schema import RunSettings
-    from pipeline.trainer.learner import Learner
-
-    Exporter = Callable[..., Any]
+Exporter = Callable[..., Any]
 
 _log = logging.getLogger(__name__)
 

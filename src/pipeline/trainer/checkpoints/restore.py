@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pipeline import files
+from pipeline.algos.algorithm import Algorithm
+from pipeline.algos.policy import Policy
+from pipeline.envs.workers import WorkerSet
 from pipeline.errors import CheckpointError, SettingsError
-from pipeline.protocol.specs import other_names, other_order, spec_from_mapping
-from pipeline.settings import load_run_settings
+from pipeline.protocol.specs import BehaviorSpec, other_names, other_order, spec_from_mapping
+from pipeline.settings import RunSettings, TrainerSettings, load_run_settings
 from pipeline.trainer.checkpoints.file import (
     MISFITS,
     RESUME_FILE,
@@ -27,18 +31,11 @@ from pipeline.trainer.checkpoints.file import (
 )
 from pipeline.trainer.checkpoints.manager import CheckpointManager
 from pipeline.trainer.checkpoints.replay_files import load_replay
+from pipeline.trainer.learner import Learner
 from pipeline.trainer.supported import algorithm_for, algorithm_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from pipeline.algos.algorithm import Algorithm
-    from pipeline.algos.policy import Policy
     from pipeline.arrays import FloatArray
-    from pipeline.envs.workers import WorkerSet
-    from pipeline.protocol.specs import BehaviorSpec
-    from pipeline.settings import RunSettings, TrainerSettings
-    from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
 

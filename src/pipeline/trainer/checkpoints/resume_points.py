@@ -13,21 +13,18 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
+from pipeline.algos.process_group import ProcessGroup
+from pipeline.envs.workers import WorkerSet
 from pipeline.errors import PipelineError, one_line
 from pipeline.trainer.checkpoints.file import mapped, to_saved
+from pipeline.trainer.checkpoints.manager import CheckpointManager
 from pipeline.trainer.distributed.group import DistributedGroup
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from pipeline.algos.process_group import ProcessGroup
-    from pipeline.envs.workers import WorkerSet
-    from pipeline.trainer.checkpoints.manager import CheckpointManager
-    from pipeline.trainer.learner import Learner
+from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
 

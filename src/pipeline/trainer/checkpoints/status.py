@@ -6,16 +6,14 @@ import contextlib
 import json
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from pipeline import files
 from pipeline.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 # The number of this form in ML-Agents 1.1.0.
 STATUS_FORMAT = "0.3.0"

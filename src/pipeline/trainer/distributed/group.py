@@ -13,12 +13,14 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipeline.algos.process_group import ProcessGroup
@@ -27,10 +29,6 @@ from pipeline.nets.layers import RunningNormalizer, imagined_mean
 from pipeline.trainer.stopping import StopRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from torch import Tensor, nn
-
     from pipeline.arrays import AnyArray, FloatArray
 
 _log = logging.getLogger(__name__)

@@ -16,25 +16,21 @@ from __future__ import annotations
 import logging
 import time
 import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from pipeline import seeding
+from pipeline.algos.algorithm import Algorithm
+from pipeline.algos.process_group import ProcessGroup
 from pipeline.errors import SettingsError, TrainingError
-from pipeline.settings.schema import SACSettings
+from pipeline.settings.schema import SACSettings, TrainerSettings
 from pipeline.trainer.distributed.group import DistributedGroup, SharedNormalizers
+from pipeline.trainer.learner import Learner
 from pipeline.trainer.statistics import Statistics
 from pipeline.trainer.stopping import StopRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from torch import Tensor
-
-    from pipeline.algos.algorithm import Algorithm
-    from pipeline.algos.process_group import ProcessGroup
-    from pipeline.settings.schema import TrainerSettings
-    from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
 

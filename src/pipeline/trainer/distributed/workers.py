@@ -17,28 +17,23 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not listed
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from pipeline.algos.process_group import launched
 from pipeline.errors import Interrupted, LearnerLostError, PipelineError, SettingsError, one_line
-from pipeline.trainer.distributed.group import PATIENCE_S, DistributedGroup, report_failure
+from pipeline.trainer.distributed.group import PATIENCE_S, DistributedGroup, Others, report_failure
+from pipeline.trainer.environment import JobSpec
 from pipeline.trainer.stopping import StopRequest
 from pipeline.trainer.supported import usable_device
 from pipeline.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch.distributed.distributed_c10d import Store
-
-    from pipeline.trainer.distributed.group import Others
-    from pipeline.trainer.environment import JobSpec
 
 _log = logging.getLogger(__name__)
 
