@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import os
+import platform
 import shutil
 import stat
 import tarfile
@@ -56,8 +57,13 @@ def unpack(archive: Path, folder: Path, *, max_bytes: int, label: str) -> None:
         FetchError: It is no archive or a damaged one, an entry is not allowed, or the content has
             more than `max_bytes`.
     """
-    folder.mkdir(parents=True)
     unpacking = _Unpacking(folder, max_bytes, label)
+    if not hasattr(tarfile, "data_filter"):  # Debian 12 has 3.11.2
+        raise unpacking.error(
+            f"Python {platform.python_version()} cannot check archives; use 3.11.4 or newer, or "
+            "unpack it by hand and name the program: `source: path`"
+        )
+    folder.mkdir(parents=True)
     try:
         with archive.open("rb") as file:
             start = file.read(4)

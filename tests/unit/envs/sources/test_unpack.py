@@ -169,3 +169,9 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(FetchError, match=r"the archive: .* cannot be unpacked: No space left"):
         unpacked(tmp_path, zipped(GAME))
     assert not (tmp_path / "in/folder").exists()
+
+
+def test_a_python_without_the_filters_unpacks_nothing(tmp_path, monkeypatch):
+    monkeypatch.delattr(tarfile, "data_filter")
+    message = refusal(tmp_path, zipped(GAME))
+    assert "cannot check archives; use 3.11.4 or newer, or unpack it by hand" in message
