@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -35,22 +35,21 @@ class Columns(Generic[T]):
     obs: list[T] = field(default_factory=list)
     """In the order of the behavior's specification."""
 
-    def map(self, change: Callable[..., U], *others: Columns[Any]) -> Columns[U]:
-        """Columns of `change(this, *others)`, column by column."""
-        if not others:  # it is called several times a message
+    def map(self, change: Callable[..., U], other: Columns[Any] | None = None) -> Columns[U]:
+        """Columns of `change(this)`, or of `change(this, other)`, column by column."""
+        if other is None:  # it is called several times a message
             fields = {name: change(values) for name, values in self.fields.items()}
             return Columns(fields, [change(values) for values in self.obs])
-        fields = {
-            name: change(values, *(other.fields[name] for other in others))
-            for name, values in self.fields.items()
-        }
-        return Columns(fields, [*map(change, self.obs, *(other.obs for other in others))])
+        theirs = other.fields
+        fields = {name: change(values, theirs[name]) for name, values in self.fields.items()}
+        return Columns(fields, [*map(change, self.obs, other.obs)])
 
-    def pairs(self, other: Columns[U]) -> Iterator[tuple[T, U]]:
+    def pairs(self, other: Columns[U]) -> list[tuple[T, U]]:
         """Each column together with the other's."""
-        yield from zip(self.obs, other.obs, strict=True)
+        pairs = [*zip(self.obs, other.obs, strict=True)]
         for name, values in self.fields.items():
-            yield values, other.fields[name]
+            pairs.append((values, other.fields[name]))  # no call of its own
+        return pairs
 
     def to_saved(self) -> dict[str, T]:
         """All columns by the names that checkpoints have."""

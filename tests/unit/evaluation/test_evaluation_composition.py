@@ -152,7 +152,7 @@ def test_films_show_their_own_episode_of_agents_that_play_several(tmp_path, monk
     monkeypatch.setattr(
         video,
         "write",
-        lambda path, frames: shown.update({path.name: [tuple(f[0, 0]) for f in frames]}),
+        lambda path, frames, *_: shown.update({path.name: [tuple(f[0, 0]) for f in frames]}),
     )
     played = evaluate(Played(Ball__0=MESSAGES), {"Ball": Policy()}, episodes=3, seed=1)
     wanted = {tmp_path / f"{number}.gif": played[number] for number in (1, 2)}

@@ -92,6 +92,7 @@ def test_every_behavior_of_a_run_is_exported_with_the_history_and_digest_of_its_
     monkeypatch.setattr(export.provenance, "of_stage", lambda *arguments: arguments[2])
     monkeypatch.setattr(export, "publish", published)
     monkeypatch.setattr(export.files, "write_json", lambda path, value: told.append((path, value)))
+    monkeypatch.setattr(export, "read_map", lambda path: dict(told[:1])[path])
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     run = SimpleNamespace(
         root=tmp_path,
