@@ -228,9 +228,13 @@ def _below(folder: Path) -> list[Path]:
         for level in levels:
             with suppress(OSError):  # it may not be read
                 entries += sorted(entry for entry in level.iterdir() if entry.name[0] != ".")
-        paths += [entry for entry in entries[:_MOST_FILES] if entry.is_file()]
+        # Not Path's own methods, which raise where a link leads into a folder of somebody else.
+        entries = entries[:_MOST_FILES]
+        paths += [entry for entry in entries if os.path.isfile(entry)]  # noqa: PTH113
         levels = [
-            entry for entry in entries[:_MOST_FILES] if entry.is_dir() and not entry.is_symlink()
+            entry
+            for entry in entries
+            if os.path.isdir(entry) and not os.path.islink(entry)  # noqa: PTH112, PTH114
         ]
     return paths
 

@@ -208,3 +208,17 @@ def test_folder_that_was_not_filled_to_the_end_is_as_before(tmp_path):
         with pytest.raises(SettingsError, match="not empty"), files.whole_folder(folder):
             pass
         shutil.rmtree(folder)
+
+
+def test_a_link_into_a_folder_of_somebody_else_hides_no_near_name(tmp_path, monkeypatch):
+    def is_file(path):
+        if path.name == "theirs":
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file_before(path)
+
+    for name in ("theirs", "trainer.yaml"):
+        (tmp_path / name).touch()
+    is_file_before = Path.is_file
+    monkeypatch.setattr(Path, "is_file", is_file)
+    expected = f"; did you mean '{tmp_path / 'trainer.yaml'}'?"
+    assert files.similar(tmp_path / "trainr.yaml") == expected
