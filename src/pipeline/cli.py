@@ -29,8 +29,8 @@ GROUPS = {
         "sync": "make DVC agree with Snakemake's results, or Snakemake with DVC's",
     },
     "one thing at a time": {
-        "learn": "train in an executable or in the Unity Editor",
-        "evaluate": "play episodes with an ONNX policy in an executable",
+        "learn": "train in an environment: an executable, Gymnasium, your own, the Unity Editor",
+        "evaluate": "play episodes with an ONNX policy in an environment",
         "env": "build, list and fetch environments",
         "demo": "record, import, export, merge, trim and look at demonstrations",
         "config": "look at trainer configurations, and upgrade them",
