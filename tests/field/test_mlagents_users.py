@@ -253,7 +253,7 @@ def test_a_configuration_with_binary_data_is_not_to_be_saved_as_text(tmp_path: P
     assert refusal(SettingsError, load_run_settings, path).endswith(
         "holds binary data; name a YAML file"
     )
-    path.write_text("BZh: 1\nMZ: 2\n7z: 3\n")
+    path.write_text("BZh: 1\n")
     assert refusal(SettingsError, load_run_settings, path).startswith(
         f"{path}:1: unknown key 'BZh'"
     )

@@ -70,7 +70,7 @@ def test_a_value_that_no_trial_can_use_is_refused_before_the_first(tmp_path: Pat
     key, values, said = wrong
     params = searched(tmp_path, key, values)
     message = refusal(SettingsError, check_settings, params)
-    assert message.startswith(f"{params.path}: sweeps.search"), message
+    assert message.startswith(f"{params.path}:18: behaviors.Ball"), message
     assert key.rpartition(".")[2] in message
     assert said in message
 

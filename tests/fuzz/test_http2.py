@@ -89,6 +89,11 @@ class Wire:
             self.waiting.appendleft(chunk[size:])
         return chunk[:size]
 
+    def recv_into(self, place: memoryview) -> int:
+        chunk = self.recv(len(place))
+        place[: len(chunk)] = chunk
+        return len(chunk)
+
 
 def strict(*, client: bool, window: int = 2**31 - 1) -> h2.connection.H2Connection:
     """An end of h2 that allows what ours announces."""
