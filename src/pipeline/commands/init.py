@@ -69,8 +69,8 @@ DVC_HEADER = """\
 # takes a second, always runs, and notes the contents of each stage's sources in `workflow/code`.
 """
 PARAMS = """\
-# Everything that the pipeline runs. After a change to environments, seeds, stages or trainers run
-# `pipeline plan`; then `dvc repro` or `snakemake --cores 2` reruns what the change touches.
+# Everything that the pipeline runs. `pipeline run` takes changes up, and reruns what they touch;
+# before `dvc repro` or `snakemake`, run `pipeline plan` to do the same.
 # Keep to block style: `dvc exp run -S` rewrites this file.
 
 # What every stage that computes is told. More threads give other roundings, so other results.
@@ -110,12 +110,13 @@ rl-pipeline {version}.
 
 ```
 python -m venv .venv && source .venv/bin/activate
-pip install 'FOLDER[train]' -c constraints.txt      # FOLDER: the checkout of rl-pipeline {version}
+pip install 'FOLDER[train]' -c constraints.txt    # the clone or the wheel of rl-pipeline {version}
 pipeline doctor                 # what is missing on this machine
-pipeline run --engine dvc       # everything, with a line for each stage and a table at the end
+pipeline run --cores 2          # everything, with a line for each stage and a table at the end
 ```
 
-`dvc repro` and `snakemake --cores 2` run the same; `pipeline sync` makes one agree after the other.
+`pipeline run` starts Snakemake. `pipeline run --engine dvc` and `dvc repro` run the same by DVC;
+`pipeline sync` makes one agree after the other.
 Look at `results/report/report.html`, or at `pipeline ui`.
 
 | file | |
@@ -187,11 +188,9 @@ def run(arguments: argparse.Namespace) -> str:
     lines = [f"Wrote {folder}: {'; '.join(_described(behaviors))}."]
     if not (arguments.env or arguments.unity or arguments.gymnasium or arguments.pettingzoo):
         lines.append(f"balance_ball is an example; name your own environment by {WAYS}.")
-    lines.append(
-        "Run it, with `dvc repro`, with `snakemake --cores 2`, or with a table at the end:"
-    )
+    lines.append("Run everything, with a table at the end:")
     there = "" if folder.samefile(Path()) else f"{shell_command('cd', folder)} && "
-    return "\n".join([*lines, f"{there}pipeline run --engine dvc"])
+    return "\n".join([*lines, f"{there}pipeline run --cores 2"])
 
 
 def _refuse_what_is_there(folder: Path, trainer: str) -> None:

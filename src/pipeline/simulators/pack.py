@@ -259,7 +259,7 @@ def _distribution(name: str) -> importlib.metadata.Distribution:
     except importlib.metadata.PackageNotFoundError:
         raise StageError(
             f"the executable needs the distribution '{name}', which is not installed; install the "
-            "whole: pip install 'rl-pipeline[train]', or in a checkout: pip install -e '.[train]'"
+            "whole: pip install 'rl-pipeline[train]'"
         ) from None
 
 
