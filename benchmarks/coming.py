@@ -87,7 +87,8 @@ def main() -> None:
         [name, " / ".join(f"{value:.1f}" for value in values), interval(summarize(values), 1)]
         for name, values in zip(NAMES, map(list, zip(*returns, strict=True)), strict=True)
     ]
-    header = ("after 50,000 steps", f"seeds {' / '.join(map(str, options.seeds))}", "mean")
+    seeds = " / ".join(map(str, options.seeds))
+    header = (f"after {steps:,} steps", f"seeds {seeds}", "mean [95 % interval]")
     say(table(header, rows))
     if options.write:
         put(PAGE, "coming", header, rows)
