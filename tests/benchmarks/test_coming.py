@@ -5,8 +5,6 @@ from __future__ import annotations
 import coming
 import pytest
 
-pytestmark = pytest.mark.tools
-
 
 def test_the_settings_are_read_from_the_page(tmp_path):
     settings = coming.settings_of(coming.PAGE)["default_settings"]
