@@ -27,6 +27,10 @@ LONGEST_NAME = 200
 _WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _MOST_FILES, _DEEPEST = 2000, 3
 """Limits of the search of `similar`: it only serves a message, and a home folder may be large."""
+_ALIKE_HERE, _ALIKE_BELOW = 0.65, 0.8
+"""How alike a name has to be to one that is proposed, in the same folder and below it."""
+_MOST_NAMED = 6
+"""Entries of a folder that a message names."""
 _OF_PROGRAMS = ("", ".x86_64", ".x86", ".exe", ".app")
 _RANDOM = "[a-z0-9_]" * 8
 """The random part of a temporary file's name, as a pattern."""
@@ -205,25 +209,49 @@ def as_typed(text: str) -> Path | None:
 def similar(path: Path | str) -> str:
     """Return `; did you mean 'x'?` for the file most like a missing path, or an empty string.
 
-    Only files with the same suffix count, in the nearest existing folder and a few levels below.
+    Only files with the same suffix count, in the nearest existing folder and a few levels below,
+    where names have to be more alike. Below the root of the file system nothing is looked for.
     """
     meant = as_typed(str(path))
     if meant is not None and meant.is_file():
         return f"; did you mean '{meant}'?"
     path = Path(path)
-    folder = next((parent for parent in path.parents if parent.is_dir()), None)
+    folder = next((parent for parent in path.parents if parent.is_dir()), Path())
+    n_levels = 1 if folder == Path(folder.anchor or "/") else _DEEPEST
     candidates: dict[str, Path] = {}
-    for file in [] if folder is None else _below(folder):
+    for file in _below(folder, n_levels):
         if path.suffix in ("", file.suffix) or {path.suffix, file.suffix} == {".yml", ".yaml"}:
             candidates.setdefault(file.stem, file)  # the first of a stem lies highest
-    near = get_close_matches(path.stem, candidates, n=1)
-    return f"; did you mean '{candidates[near[0]]}'?" if near else ""
+    for name in get_close_matches(path.stem, candidates, cutoff=_ALIKE_HERE):
+        file = candidates[name]
+        if file.parent == folder or get_close_matches(path.stem, [name], cutoff=_ALIKE_BELOW):
+            return f"; did you mean '{file}'?"
+    return ""
 
 
-def _below(folder: Path) -> list[Path]:
+def listed(path: Path | str, *suffixes: str) -> str:
+    """Return `; FOLDER has a.yaml, ppo/`: what a missing path's folder has, or an empty string.
+
+    Only subfolders count, and files with one of the suffixes; without any, every file.
+    """
+    folder = Path(path).parent
+    names: list[str] = []
+    with suppress(OSError):  # it may not be there, or may not be read
+        entries = [entry for entry in sorted(folder.iterdir()) if entry.name[0] != "."]
+        names += [f"{entry.name}/" for entry in entries if entry.is_dir()]
+        files = [entry for entry in entries if not entry.is_dir()]
+        names += [file.name for file in files if not suffixes or file.suffix in suffixes]
+    if not names or folder == Path(folder.anchor or "/"):
+        return ""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    place = "this folder" if folder == Path() else folder
+    return f"; {place} has {', '.join(names[:_MOST_NAMED])}{more}"
+
+
+def _below(folder: Path, n_levels: int) -> list[Path]:
     """Return files of a folder and of its subfolders, without hidden ones, up to the limits."""
     levels, paths = [folder], list[Path]()
-    for _ in range(_DEEPEST):
+    for _ in range(n_levels):
         entries: list[Path] = []
         for level in levels:
             with suppress(OSError):  # it may not be read
@@ -283,12 +311,14 @@ _KINDS = {
     "{program}",
     rb"#!.*\0": "is an executable of `pipeline env build`; {program}",
     rb"\s*<(?i:!doctype html|html)": "is a web page; download the file itself instead of its page",
-    rb"\x08[\3-\x1f]\x12": "is an ONNX model, which `pipeline evaluate` plays",
+    rb"\x08[\3-\x1f][\x12:B]": "is an ONNX model, which `pipeline evaluate` plays",
     rb"PK\x03\x04[^/]{26,90}/data\.pkl": "is a checkpoint; Unity and `pipeline evaluate` take the "
     ".onnx file of its run",
     rb"PK\x03\x04|7z\xbc\xaf|\x1f\x8b|BZh[1-9]1AY|\xfd7zXZ": "is an archive; unpack it first",
 }
 """Files that are often given in place of another, by how they begin."""
+_PROGRAM = re.compile(rb"#!|\x7fELF|MZ|\xfe\xed\xfa|[\xce\xcf]\xfa\xed\xfe|\xca\xfe\xba\xbe")
+_TEXTS = {".yaml": "YAML", ".yml": "YAML", ".json": "JSON", ".md": "Markdown", ".csv": "CSV"}
 
 
 def foreign(data: bytes, *, own: bytes = b"", program: str = "name it with --env") -> str | None:
@@ -305,11 +335,26 @@ def foreign(data: bytes, *, own: bytes = b"", program: str = "name it with --env
 
 def kind_of(path: Path | str, **options: Any) -> str | None:
     """Return what a file is, as `foreign` says it; None if it cannot be read."""
-    try:
-        with Path(path).open("rb") as file:
-            return foreign(file.read(512), **options)
-    except OSError:
-        return None
+    return foreign(_head(path), **options)
+
+
+def what_is(path: Path | str) -> str:
+    """Return what a file is, for a message to somebody who took it for another kind."""
+    name = _TEXTS.get(Path(path).suffix, "text")
+    is_binary = re.search(rb"[\0-\x08\x0e-\x1a]", _head(path))
+    plain = "holds binary data" if is_binary else f"is a {name} file"
+    return kind_of(path) or plain
+
+
+def may_be_program(path: Path) -> bool:
+    """Return whether a file looks like a program of any system, executable or not."""
+    return path.suffix in _OF_PROGRAMS[1:] or _PROGRAM.match(_head(path)) is not None
+
+
+def _head(path: Path | str) -> bytes:
+    with suppress(OSError), Path(path).open("rb") as file:
+        return file.read(512)
+    return b"?"
 
 
 def decoded(data: bytes) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 import reference
+import yaml
 
 import pipeline
 from pipeline import cli
@@ -30,6 +31,7 @@ SIZES = [
 def trainer(kind: str, *, max_steps: int = 1000, **sizes: int) -> dict:
     network = {"hidden_units": 8, "num_layers": 1}
     top = {"trainer_type": kind, "max_steps": max_steps, "network_settings": network}
+    top["summary_freq"] = max_steps
     return {"default_settings": {**top, "hyperparameters": sizes}}
 
 
@@ -73,6 +75,47 @@ def test_a_minibatch_above_the_buffer_is_remarked_on(kind, end, tmp_path, capsys
     assert checked(tmp_path, capsys, trainer(kind, batch_size=64, buffer_size=64)) == []
 
 
+LATE = {
+    "summary_freq": ({"summary_freq": 1001}, "no summary is written, nor learning curve"),
+    "checkpoint_interval": (
+        {"checkpoint_interval": 1001},
+        "only the end of the run leaves a checkpoint",
+    ),
+    "self_play.save_steps": (
+        {"self_play": {"save_steps": 1001, "team_change": 1000}},
+        "opponents play the policy of the start or the newest",
+    ),
+    "self_play.team_change": (
+        {"self_play": {"save_steps": 1000, "team_change": 1001}},
+        "the learning team does not change",
+    ),
+    "behavioral_cloning.steps": (
+        {"behavioral_cloning": {"demo_path": ".", "steps": 1001}},
+        "cloning does not fade out before the end",
+    ),
+}
+
+
+@pytest.mark.parametrize("key", LATE)
+def test_what_would_come_after_the_end_of_the_run_is_remarked_on(key, tmp_path, capsys):
+    (section, effect), settings = LATE[key], trainer("sac", buffer_init_steps=0)
+    (tmp_path / "a.demo").touch()
+    text = str(section).replace("'.'", f"'{tmp_path}'")
+    settings["default_settings"] |= yaml.safe_load(text)
+    (said,) = checked(tmp_path, capsys, settings)
+    assert said == f"default_settings: {key} 1001 is above max_steps 1000: {effect}"
+    settings["default_settings"] |= yaml.safe_load(text.replace("1001", "1000"))
+    assert checked(tmp_path, capsys, settings) == []
+
+
+def test_a_sequence_above_the_time_horizon_is_remarked_on(tmp_path, capsys):
+    settings = trainer("ppo", buffer_size=1000, batch_size=1000)
+    memory = {"memory": {"sequence_length": 65}}
+    settings["default_settings"]["network_settings"] |= memory
+    (said,) = checked(tmp_path, capsys, settings)
+    assert said.endswith("is above time_horizon 64: no sequence is longer than that")
+
+
 @pytest.fixture
 def refused(tmp_path: Path, monkeypatch, capsys):
     """Run `pipeline` with these words in an empty folder; return the error, of one line."""
@@ -92,6 +135,62 @@ def test_a_configuration_as_environment_is_called_so(refused):
     line = refused("learn", "c.yaml", "--env", "c.yaml")
     assert line.startswith("error: c.yaml: is a YAML file, and --env takes the environment; give a")
     assert "chmod" not in line
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("README.md", b"# Words\n", "is a Markdown file"),
+        ("notes", b"Words\n", "is a text file"),
+        ("game.zip", b"PK\x03\x04\x14\0", "is an archive; unpack it first"),
+        ("A.onnx", b"\x08\x09:\x10abc", "is an ONNX model, which `pipeline evaluate` plays"),
+        ("a.demo", b"\x28\0\x01", "holds binary data"),
+        ("empty", b"", "is empty; copy or download it again"),
+    ],
+)
+def test_a_file_that_is_no_program_is_called_what_it_is(refused, name, content, said):
+    Path(name).write_bytes(content)
+    line = refused("learn", "c.yaml", "--env", name)
+    assert line.startswith(f"error: {name}: {said}, and --env takes the environment; give a path")
+    assert "chmod" not in line
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("Game.x86_64", b"?"), ("game", b"\x7fELF\x02"), ("game", b"#!/bin/sh\n")],
+)
+def test_a_program_that_may_not_be_executed_is_still_to_be_made_executable(refused, name, content):
+    Path(name).write_bytes(content)
+    assert "`chmod -R 755 " in refused("learn", "c.yaml", "--env", f"./{name}")
+
+
+@pytest.mark.parametrize("env", ["gymnasium:CartPole-v1", "balance_ball", "my_env:make"])
+def test_an_environment_in_place_of_the_configuration_is_answered_with_the_command(refused, env):
+    line = refused("learn", env)
+    assert line.startswith(f"error: {env}: is an environment, and CONFIG is a trainer config")
+    assert f"`pipeline learn --env {env}`" in line
+
+
+def test_a_run_that_is_not_there_is_answered_with_those_that_are(refused):
+    env = ("--env", "balance_ball", "--run-id", "first", "--resume")
+    assert refused("learn", "c.yaml", *env).endswith("(results/first) results has no run.")
+    for name in ("a", "b", "c", "d", "fist", "second"):
+        Path("results", name).mkdir(parents=True)
+        Path("results", name, "configuration.yaml").touch()
+    said = "(results/first) results has fist, second, a, b, c and 1 more."
+    assert refused("learn", "c.yaml", *env).endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("README.md", b"# Words"), ("a.pt", b"PK\x03\x04"), ("no.onnx", b"")]
+)
+def test_a_file_that_is_no_policy_is_refused_before_an_environment_is_built(
+    refused, monkeypatch, name, content
+):
+    monkeypatch.setattr("pipeline.stages.shared.named_env.executable_of", None)
+    if content:
+        Path(name).write_bytes(content)
+    assert refused("evaluate", name, "--env", "balance_ball").startswith(f"error: {name}: ")
 
 
 def test_an_unknown_device_is_answered_with_those_of_this_machine(refused, monkeypatch):

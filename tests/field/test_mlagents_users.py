@@ -295,6 +295,21 @@ def test_a_configuration_with_binary_data_is_not_to_be_saved_as_text(tmp_path: P
             "name",
         ),
         (
+            "max_steps: 5\nbehaviors: {B: {}}\n",
+            "1: max_steps: is a setting of a behavior; it belongs below 'behaviors:' and the "
+            "behavior's name",
+        ),
+        (
+            "n_steps: 5\nbehaviors: {B: {}}\n",
+            "1: n_steps: is hyperparameters.buffer_size (n_steps x n_envs) of a behavior; it "
+            "belongs below 'behaviors:' and the behavior's name",
+        ),
+        (
+            "behaviors: {B: {}}\nhidden_units: 5\n",
+            "2: hidden_units: is network_settings.hidden_units of a behavior; it belongs below "
+            "'behaviors:' and the behavior's name",
+        ),
+        (
             "behaviors:\n  B: {}\n  default_settings: {max_steps: 5}\n",
             "3: behaviors.default_settings: belongs to the top level of the file; indent it as "
             "'behaviors:' is",

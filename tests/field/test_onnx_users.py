@@ -272,6 +272,18 @@ def test_check_names_the_packages_and_keeps_numbers_for_full(hybrid, fixtures):
     assert "acts      1 branch of 3 choices" in text
 
 
+def test_check_says_of_several_files_which_of_them_are_wrong(hybrid, fixtures, tmp_path, capsys):
+    (tmp_path / "wrong.onnx").write_bytes(b"text")
+    paths = [hybrid[0], tmp_path / "wrong.onnx", fixtures / "onnx/SoccerTwos.onnx"]
+    assert cli.main(["onnx", "check", *map(str, paths)]) == 2
+    out, err = capsys.readouterr()
+    said = [line.partition(": Unity can load")[0] for line in out.splitlines() if line[0] != " "]
+    assert said == [str(paths[0]), str(paths[2])]
+    assert err.startswith(f"error: {paths[1]}: is not an ONNX model")
+    assert cli.main(["onnx", "check", str(paths[0]), str(paths[2])]) == 0
+    assert capsys.readouterr().out == out
+
+
 def test_check_compares_with_a_demonstration_and_with_an_environment(hybrid, tmp_path, capsys):
     path, spec = hybrid
     other = spec._replace(action_spec=ActionSpec(2, (4,)))

@@ -66,6 +66,8 @@ def test_a_mistyped_word_is_answered_with_the_nearest(capsys, words, proposal, c
     [
         ("sign food --key me.pem", "'sign' was removed: sign the folder with cosign or gpg"),
         ("attach --to 10.0.0.5:5004", "'attach' was removed: a player of another machine comes"),
+        ("export", "'export' is a stage and no command: `pipeline run EXPERIMENT --stage export`"),
+        ("report", "'report' is a stage and no command: `pipeline run` makes it, `pipeline comp"),
         ("env fetch http://x/y --max-ratio 9", "--max-ratio; it was removed; --max-unpacked-gb"),
     ],
 )

@@ -97,6 +97,19 @@ def test_check_refuses_what_learn_refuses_with_the_same_words(here, capsys):
     assert "demo_path: no.demo" in run(capsys, "check", "new.yaml", "--full")
 
 
+@pytest.mark.parametrize("command", ["config check", "learn"])
+def test_demonstrations_that_are_not_there_are_told_with_other_mistakes(here, capsys, command):
+    signals = "reward_signals: {gail: {demo_path: [here.demo, no.demo]}}"
+    (here / "here.demo").touch()
+    (here / "t.yaml").write_text(f"behaviors:\n  A:\n    max_stesp: 5\n    {signals}\n")
+    rest = ["--env", "balance_ball"] if command == "learn" else []
+    assert cli.main([*command.split(), "t.yaml", *rest]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: t.yaml:3: behaviors.A: unknown key 'max_stesp'")
+    at = "t.yaml:4: behaviors.A.reward_signals.gail.demo_path: no.demo is not there; "
+    assert second.startswith(f"error: {at}")
+
+
 def test_check_of_a_curriculum_alone_tells_its_parameters(here, capsys):
     lines = run(capsys, "check", "Walker.json").splitlines()
     assert lines[:2] == [
@@ -275,7 +288,7 @@ def test_all_mistakes_of_a_file_are_told_at_once(here, capsys, command):
         "error: t.yaml:13: behaviors.B.self_play.save_steps: must be at least 1",
         "error: t.yaml:14: behaviors.C: needs a map of keys to values",
         "error: t.yaml:15: env_settings.num_envs: needs a whole number",
-        "error: t.yaml:16: unknown key 'max_steps'",
+        "error: t.yaml:16: max_steps: is a setting of a behavior",
         "error: t.yaml:17: A2: is at the top level of the file",
     ]
 

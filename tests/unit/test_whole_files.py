@@ -222,3 +222,33 @@ def test_a_link_into_a_folder_of_somebody_else_hides_no_near_name(tmp_path, monk
     monkeypatch.setattr(Path, "is_file", is_file)
     expected = f"; did you mean '{tmp_path / 'trainer.yaml'}'?"
     assert files.similar(tmp_path / "trainr.yaml") == expected
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("nothere", None),
+        ("ppo/Sotre.yaml", "ppo/Sorter.yaml"),
+        ("Sortr.yaml", "ppo/Sorter.yaml"),
+        ("Stor.yaml", None),
+        ("/nope", None),
+        ("/etc/passw", "/etc/passwd"),
+    ],
+)
+def test_only_a_name_that_is_close_is_proposed(tmp_path, typed, near):
+    (tmp_path / "ppo").mkdir()
+    (tmp_path / "ppo/Sorter.yaml").touch()
+    said = "" if near is None else f"; did you mean '{tmp_path / near}'?"
+    assert files.similar(tmp_path / typed) == said
+
+
+def test_a_folder_is_listed_by_kind(tmp_path, monkeypatch):
+    for name in "abcdefg":
+        (tmp_path / f"{name}.yaml").touch()
+    (tmp_path / "ppo").mkdir()
+    (tmp_path / "x.txt").touch()
+    listed = "has ppo/, a.yaml, b.yaml, c.yaml, d.yaml, e.yaml and 2 more"
+    assert files.listed(tmp_path / "none.yaml", ".yaml") == f"; {tmp_path} {listed}"
+    monkeypatch.chdir(tmp_path)
+    assert files.listed("none.txt", ".txt") == "; this folder has ppo/, x.txt"
+    assert files.listed("ppo/none.yaml") == files.listed("no/none") == files.listed("/none") == ""

@@ -74,7 +74,9 @@ def check(arguments: argparse.Namespace) -> str:
             parts[kind] = path
     trainer = parts.get("trainer")
     curriculum, sampler = parts.get("curriculum"), parts.get("sampler")
-    settings = load_run_settings(trainer, curriculum=curriculum, sampler=sampler)
+    settings = load_run_settings(
+        trainer, curriculum=curriculum, sampler=sampler, demonstrations_in=Path()
+    )
     if not arguments.full:
         missing = list(missing_demonstrations(settings).values())
         if missing and len(missing) == max(len(settings.behaviors), 1):  # then `learn` refuses

@@ -79,9 +79,7 @@ def add_options(parser: Parser) -> None:
 def _given_elsewhere(option: str) -> str | None:
     """Return which setting or sink an unknown option stands for; None if there is none."""
     from pipeline.settings.experiments import SINKS
-    from pipeline.settings.reader import keys_below, setting_hints
-    from pipeline.settings.schema import HYPERPARAMETERS, TrainerSettings
-    from pipeline.settings.schema.trainer import WORDS
+    from pipeline.settings.schema.trainer import WORDS, places_in_behavior
 
     key = option.strip("-").replace("-", "_")
     if key in _REMOVED:
@@ -90,13 +88,7 @@ def _given_elsewhere(option: str) -> str | None:
         return f"--track {key} asks for it"
     if key == "config":
         return "CONFIG is given without an option"
-    hints = setting_hints(TrainerSettings)
-    places = {name: name for name in hints}
-    # their type depends on trainer_type
-    sections = [("hyperparameters", HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours]
-    for section, hint in (*sections, *hints.items()):
-        for name in keys_below(hint):
-            places.setdefault(name, f"{section}.{name}")
+    places = places_in_behavior()
     # a high cutoff: most mistyped words are options, of which the parser proposes the nearest
     options = {option.flag.strip("-").replace("-", "_") for option in OPTIONS if not option.note}
     near = get_close_matches(key, places.keys() - options, n=1, cutoff=0.9)

@@ -11,6 +11,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 CONFIGURATION = "configuration.yaml"
 LOGS = "run_logs"
+_NAMED = 5
+"""Runs that a message names."""
 _TRAINER = f"pipeline {__version__}"
 
 
@@ -302,7 +305,7 @@ def run_folder(
         if resume and (before is None or (before and not used)):
             raise SettingsError(
                 "Previous data from this run ID was not found. Train a new run by removing the "
-                f"--resume flag. ({folder})"
+                f"--resume flag. ({folder}){_runs_beside(folder)}"
             )
         # moved, never deleted: hours of training may lie there
         aside = files.free_name(folder) if used and force and not resume else None
@@ -320,6 +323,14 @@ def run_folder(
                     _remove_started(set(folder.iterdir()) - before)
                 if aside is not None:
                     aside.rename(folder)
+
+
+def _runs_beside(folder: Path) -> str:
+    """Return a sentence on the runs in the same results folder, those with near names first."""
+    names = [path.parent.name for path in sorted(folder.parent.glob(f"*/{CONFIGURATION}"))]
+    names.sort(key=lambda name: -SequenceMatcher(None, name, folder.name).ratio())
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f" {folder.parent} has {', '.join(names[:_NAMED]) or 'no run'}{more}."
 
 
 def _remove_started(paths: Iterable[Path]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.algos.process_group import launched
 from pipeline.commands.learn_options import BY_DEST, OPTIONS
-from pipeline.errors import Mistakes, SettingsError
+from pipeline.errors import Mistakes, SettingsError, shell_command
 from pipeline.settings import RunSettings, TrainerSettings, load_run_settings
 from pipeline.settings.experiments import SinkNames
 from pipeline.settings.named_files import refuse_missing_demonstrations
@@ -84,6 +84,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     if "portable" in options and overrides.setdefault("torch_settings.device", "cpu") != "cpu":
         device = overrides["torch_settings.device"]
         raise SettingsError(f"--portable: {device!r} chooses kernels of its own; use the CPU")
+    _refuse_environment(arguments.config)
     with flags_named(flags):
         numbers = _checked_numbers(options)
         track = _tracked(options)
@@ -93,6 +94,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
             overrides_from=SOURCE,
             curriculum=_inside(options, options.get("curriculum")),
             sampler=_inside(options, options.get("sampler")),
+            demonstrations_in=Path(),
         )
         settings = _moved(_for_every_behavior(settings, options), options)
     refuse_missing_demonstrations(settings)
@@ -114,6 +116,23 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         track=track,
         config=arguments.config or "built-in",
     )
+
+
+def _refuse_environment(config: str | None) -> None:
+    """Refuse the name of an environment in place of the configuration."""
+    from pipeline.settings.environments import BridgeSource, named
+    from pipeline.simulators import registry
+
+    meant = None
+    if config is not None and not Path(config).exists():
+        with contextlib.suppress(SettingsError):  # of no form of an environment's name
+            meant = named(config)
+    if config in registry.SIMULATORS or isinstance(meant, BridgeSource):
+        command = shell_command("pipeline", "learn", "--env", config)
+        raise SettingsError(
+            f"{config}: is an environment, and CONFIG is a trainer configuration; `{command}` "
+            "trains with the built-in settings, CONFIG before --env with others"
+        )
 
 
 @contextlib.contextmanager

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.commands.parser import Parser
-from pipeline.errors import ExportError, brief
+from pipeline.errors import ExportError, Mistakes, PipelineError, SettingsError, brief
 
 if TYPE_CHECKING:
     from pipeline.export.layout import ModelDescription
@@ -27,7 +28,8 @@ def add_options(parser: Parser) -> None:
     """Add `check`."""
     text = "say which packages of Unity load an ONNX policy, and whether it fits a behavior"
     command = parser.add_command("check", text, _run)
-    command.add_argument("file", type=Path, help="the .onnx file, or a folder with one")
+    text = "the .onnx files, or folders with one each"
+    command.add_argument("files", nargs="+", type=Path, metavar="FILE", help=text)
     compared = command.add_mutually_exclusive_group()
     compared.add_argument("--env", metavar="NAME", help="compare with a behavior of an environment")
     compared.add_argument("--demo", metavar="FILE", help="compare with that of a .demo file")
@@ -36,14 +38,28 @@ def add_options(parser: Parser) -> None:
 
 
 def _run(arguments: Namespace) -> str:
+    """Return what is said of each file; of several, print it before the mistakes of the others."""
+    texts, mistakes = [], Mistakes()
+    for file in arguments.files:
+        try:
+            texts.append(_checked(file, arguments))
+        except PipelineError as error:
+            mistakes.found.append(SettingsError(str(error)))
+    if mistakes.found and texts:
+        sys.stdout.write("".join(f"{text}\n" for text in texts))
+    mistakes.refuse()
+    return "\n".join(texts)
+
+
+def _checked(file: Path, arguments: Namespace) -> str:
     from pipeline.api import make_env
     from pipeline.data.demo_spec import spec_of
 
-    path = only_model(arguments.file)
+    path = only_model(file)
+    said = check(path, full=arguments.full)  # a broken file is refused before an environment starts
     source = arguments.env or arguments.demo
     if source is None:
-        return check(path, full=arguments.full)
-    check(path, full=arguments.full)  # a broken file is refused before an environment starts
+        return said
     behavior, spec, _ = spec_of(source, make_env, arguments.behavior, default=path.stem)
     return check(path, spec, f"{behavior} of {source}", full=arguments.full)
 

@@ -22,6 +22,13 @@ _REMOVED = {
     "verify": _SIGNING,
 }
 """What to do instead of a command that was removed."""
+_STAGES = {
+    "report": "`pipeline run` makes it, `pipeline compare` prints its tables",
+    "sweep": "`pipeline run SWEEP` runs it after the trials",
+    "export": "`pipeline run EXPERIMENT --stage export` runs it, and `pipeline learn` does it",
+    "pretrain": "`pipeline run EXPERIMENT --stage pretrain` runs it",
+}
+"""How to run a stage of the pipeline, which is no command."""
 _MOST_PARTS = 8
 """Words of one path with blanks."""
 
@@ -155,6 +162,8 @@ class Parser(argparse.ArgumentParser):
         near = None
         if self._subcommands is not None and action is self._subcommands and value in _REMOVED:
             self.error(f"the command {value!r} was removed: {_REMOVED[value]}")
+        if self._subcommands is not None and value in _STAGES and value not in (choices or ()):
+            self.error(f"{value!r} is a stage and no command: {_STAGES[value]}")
         if choices is not None and value not in choices:
             meant = _MEANT.get(str(value))
             near = meant if meant in choices else _nearest(str(value), choices)

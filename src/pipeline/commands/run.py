@@ -47,9 +47,11 @@ _log = logging.getLogger(__name__)
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline run`."""
-    parser.add_argument(
-        "names", nargs="*", help="as in params.yaml; a run is <experiment>-<seed>; default: all"
+    text = (
+        "of params.yaml: experiments, sweeps, runs (<experiment>-<seed>), or subsets (names under "
+        "its key `subsets`, each a list of the others); default: all"
     )
+    parser.add_argument("names", nargs="*", help=text)
     parser.add_argument(
         "--engine",
         choices=("dvc", "snakemake"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.errors import ExportError
-from pipeline.files import foreign, similar
+from pipeline.files import foreign, listed, similar
 
 if TYPE_CHECKING:
     import onnx
@@ -89,7 +89,7 @@ def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
     try:
         content = path.read_bytes()
     except OSError as error:
-        hint = similar(path) or "; check the path"
+        hint = similar(path) or listed(path, ".onnx") or "; check the path"
         raise ExportError(f"{path}: cannot be read ({error.strerror}){hint}") from error
     other = foreign(content, own=b"\x08") or (
         "is not an ONNX model; name the .onnx file of a run, or export that policy again"

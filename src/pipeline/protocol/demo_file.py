@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from pipeline.errors import DemonstrationError, shell_command
-from pipeline.files import foreign, similar
+from pipeline.files import foreign, similar, what_is
 from pipeline.protocol import wire
 from pipeline.protocol.generated.messages import (
     PNG,
@@ -135,7 +135,8 @@ def _is_copy(data: bytes, stop: int, meta: DemonstrationMetaProto) -> bool:
 def _content(path: Path) -> bytes:
     # A path that is not there has a better error below, which knows similar names.
     if path.suffix != ".demo" and not path.is_dir() and path.exists():
-        raise DemonstrationError(f"{path}: The path provided is not a '.demo' file.")
+        text = f"The path provided is not a '.demo' file: it {what_is(path)}"
+        raise DemonstrationError(f"{path}: {text}")
     try:
         return path.read_bytes()
     except FileNotFoundError as error:

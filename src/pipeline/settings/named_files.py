@@ -23,7 +23,11 @@ def missing_demonstrations(
     missing: dict[str, str] = {}
     for section, trainer in _listed(settings).items():
         for key, path in demonstrations(trainer):
-            if section not in missing and path not in made and (wrong := _wrong(path, folder)):
+            if (
+                section not in missing
+                and path not in made
+                and (wrong := why_no_demonstrations(path, folder))
+            ):
                 at = f"{section}.{key}"
                 at = at if settings.place_of(at) else at.partition("[")[0]
                 place = settings.place_of(at)
@@ -75,7 +79,7 @@ def demonstrations(trainer: TrainerSettings) -> Iterator[tuple[str, str]]:
             yield f"{key}.demo_path[{index}]", path
 
 
-def _wrong(path: str, folder: Path) -> str | None:
+def why_no_demonstrations(path: str, folder: Path) -> str | None:
     """Return what is wrong with a path to demonstrations; None when they are there."""
     full_path = folder / path
     if full_path.is_dir():

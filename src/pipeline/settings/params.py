@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Mistakes, SettingsError
-from pipeline.files import similar
+from pipeline.files import listed, similar
 from pipeline.settings.environments import EnvironmentParams, UnitySource
 from pipeline.settings.experiments import (
     DemonstrationParams,
@@ -292,8 +292,8 @@ def _check_experiment(root: Node, read: Params, name: str, folder: Path) -> None
         raise fail_at(root, f"{at}.evaluation.video", text)
     trainer = folder / experiment.trainer
     if not trainer.is_file():
-        text = f"there is no file {experiment.trainer!r}{similar(trainer)}"
-        raise fail_at(root, f"{at}.trainer", text)
+        hint = similar(trainer) or listed(trainer, ".yaml")
+        raise fail_at(root, f"{at}.trainer", f"there is no file {experiment.trainer!r}{hint}")
 
 
 def _check_sweep(root: Node, read: Params, name: str) -> None:

@@ -6,6 +6,7 @@ deprecated, lay each behavior over `default_settings`, and only then give types 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -13,10 +14,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import Mistakes, shell_command
+from pipeline.errors import Mistakes, SettingsError, shell_command
 from pipeline.settings.inheritance import behavior_over, expanded, without_deprecated
 from pipeline.settings.legacy.convert import Present, to_present
 from pipeline.settings.legacy.formats import Changes, Family, kind_of, read_document
+from pipeline.settings.named_files import why_no_demonstrations
 from pipeline.settings.nodes import Node, fail, find, join, merge, undotted
 from pipeline.settings.reader import (
     entries_of,
@@ -26,6 +28,8 @@ from pipeline.settings.reader import (
     to_map,
 )
 from pipeline.settings.schema import CompletionCriteria, RunSettings, TrainerSettings
+from pipeline.settings.schema.reward_signals import DemoPath
+from pipeline.settings.schema.trainer import WORDS, places_in_behavior
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +46,7 @@ def load_run_settings(
     overrides_from: str = "overrides",
     curriculum: Path | str | None = None,
     sampler: Path | str | None = None,
+    demonstrations_in: Path | None = None,
 ) -> RunSettings:
     """Return the settings of a configuration file, with overrides on top.
 
@@ -56,6 +61,8 @@ def load_run_settings(
         curriculum: a curriculum of before 0.18, as YAML, JSON or a folder of `<Behavior>.json`;
             its parameters replace the file's.
         sampler: a sampler file of before 0.18; its parameters are used instead of all others.
+        demonstrations_in: the folder of relative paths: with other mistakes, demonstrations that
+            are not there are reported too. None if nobody has looked for them yet.
 
     Raises:
         SettingsError: The file cannot be read, or something in it is not as it must be. The message
@@ -69,8 +76,13 @@ def load_run_settings(
             # Before merging, after which nothing tells a misspelt behavior from a new one.
             _refuse_unlisted_behaviors(document, over)
         document = merge(document, over)
-    # Typed only now, so that an override may correct what the file has wrong.
-    settings = structure(document)
+    mistakes = Mistakes()
+    with mistakes:
+        # Typed only now, so that an override may correct what the file has wrong.
+        settings = structure(document)
+    if mistakes.found and demonstrations_in is not None:
+        mistakes.found += _missing_demonstrations(document, "", demonstrations_in)
+    mistakes.refuse()
     _tell(present, path)  # last, since a file with a mistake should give one message and no more
     return replace(
         settings,
@@ -206,6 +218,18 @@ def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
             yield from _places(item, join(path, key))
 
 
+def _missing_demonstrations(node: Node, path: str, folder: Path) -> Iterator[SettingsError]:
+    """Yield an error for each path to demonstrations that are not in a folder."""
+    if path.endswith(".demo_path"):
+        with contextlib.suppress(SettingsError):  # of another form, which is a mistake of its own
+            for text in DemoPath.from_node(node, path).paths:
+                if wrong := why_no_demonstrations(text, folder):
+                    yield fail(node, path, wrong)
+    elif isinstance(node.value, dict):
+        for key, item in node.value.items():
+            yield from _missing_demonstrations(item, join(path, key), folder)
+
+
 def _refuse_unusable(document: Node) -> None:
     """Refuse a file of another kind, and an empty one, which would train with other settings."""
     entries = entries_of(document, "")
@@ -227,7 +251,7 @@ def _refuse_unusable(document: Node) -> None:
 
 def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[str, Node]:
     """Refuse behaviors, and entries of an empty section, at the top level of the file."""
-    above, known = None, setting_hints(RunSettings)
+    above, known, places = None, setting_hints(RunSettings), places_in_behavior()
     remaining, told = dict(entries), set[str]()
     for key, item in entries.items():
         if key in known:
@@ -236,6 +260,12 @@ def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[
         is_behavior = isinstance(item.value, dict) and item.value.keys() & _IN_A_BEHAVIOR
         if key == "default" and is_behavior:
             text = "is called 'default_settings' in a file with 'behaviors'"
+            mistakes.found.append(fail(remaining.pop(key), key, text))
+            continue
+        place, remark = WORDS.get(key, (places.get(key), ""))
+        if place and not is_behavior and above in (None, "behaviors"):
+            what = "a setting" if place == key else f"{place}{remark}"
+            text = f"is {what} of a behavior; it belongs below 'behaviors:' and the behavior's name"
             mistakes.found.append(fail(remaining.pop(key), key, text))
             continue
         section = "behaviors" if is_behavior else above

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from pipeline.errors import SettingsError
-from pipeline.files import foreign, similar
+from pipeline.files import foreign, listed, similar
 from pipeline.settings.nodes import Node, join
 
 _PROJECT = " `pipeline init DIR` writes a project with one."
@@ -163,7 +163,7 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
         data = path.read_bytes()
     except FileNotFoundError as error:
         missing = f"{what} could not be found at {path.absolute()}"
-        hint = similar(path) or f".{_REMEDIES.get(what, '')}"
+        hint = similar(path) or listed(path, ".yaml", ".yml") or f".{_REMEDIES.get(what, '')}"
         raise SettingsError(f"{missing}{hint}") from error
     except OSError as error:
         raise SettingsError(f"{path}: {what} cannot be read: {error.strerror}.") from error

@@ -53,8 +53,6 @@ class SelfPlay:
             self._order.append(team)
         if self.learning is None:
             self.learning = team
-        if learner not in self._learners():
-            _warn_of_late_change(learner)
         self._members.setdefault(team, {})[qualified] = learner
         learner.past.save_due(learner.step)
         playing = learner.past.opponents
@@ -193,16 +191,3 @@ def _past(learner: Learner) -> SnapshotPool:
     if learner.past is None:
         raise ValueError(f"{learner.name} has no self-play")
     return learner.past
-
-
-def _warn_of_late_change(learner: Learner) -> None:
-    """Warn if no other team would ever learn."""
-    team_change = _past(learner).settings.team_change
-    if team_change > learner.settings.max_steps:
-        _log.warning(
-            "behaviors.%s.self_play.team_change: %d is more than max_steps (%d), so the learning "
-            "team does not change; choose less.",
-            learner.name,
-            team_change,
-            learner.settings.max_steps,
-        )

@@ -63,6 +63,7 @@ def test_mistakes_on_the_command_line_are_one_line_with_a_remedy(tmp_path, exper
     words = ("import", tmp_path / "no.csv", *target, "--spec", expert)
     assert "no.csv: No such file" in refused("demo", *words)
     assert "--min-return" in refused("demo", "trim", expert, *target)
+    assert refused("demo", "info", table).endswith("is not a '.demo' file: it is a CSV file")
     with pytest.raises(SystemExit) as ended:
         run("trim", expert, *target, "--episodes", "first")
     assert ended.value.code == 2

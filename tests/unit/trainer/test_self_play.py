@@ -281,7 +281,7 @@ def test_teams_without_self_play_are_warned_of(play, quick, caplog):
 def test_turns_that_never_come_are_warned_of(play, caplog):
     with caplog.at_level(logging.WARNING):
         play([Duel(n_areas=2)], self_play=SELF_PLAY | {"team_change": 501})
-    assert "behaviors.Duel.self_play.team_change: 501 is more than max_steps (500)" in caplog.text
+    assert "Duel: self_play.team_change 501 is above max_steps 500: the learning " in caplog.text
 
 
 def test_a_game_without_opponents_is_warned_of(play, caplog):

@@ -18,6 +18,7 @@ from pipeline.settings.reader import (
     display,
     each,
     entries_of,
+    keys_below,
     part,
     read,
     read_dataclass,
@@ -35,6 +36,8 @@ from pipeline.settings.schema.reward_signals import (
 
 Schedule = Literal["linear", "constant"]
 """How a value falls over training: to (nearly) zero at max_steps, or not at all."""
+
+_DEFAULT_INTERVAL = 500000
 
 # Settings must not import torch, so a test compares this number with the network's.
 ATTENTION_HEADS = 4
@@ -179,6 +182,18 @@ WORDS = {
 """The key of a behavior that a word of Stable-Baselines3 or the like means, and a remark."""
 
 
+def places_in_behavior() -> dict[str, str]:
+    """Return the dotted key, below a behavior's name, of each setting by its last part."""
+    hints = setting_hints(TrainerSettings)
+    places = {name: name for name in hints}
+    # The type of this section depends on trainer_type.
+    sections = [("hyperparameters", HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours]
+    for section, hint in (*sections, *hints.items()):
+        for name in keys_below(hint):
+            places.setdefault(name, f"{section}.{name}")
+    return places
+
+
 def _without_foreign(
     entries: Mapping[str, Node], path: str, trainer_type: str, mistakes: Mistakes
 ) -> dict[str, Node]:
@@ -252,7 +267,7 @@ class TrainerSettings:
     hyperparameters."""
     hyperparameters: HyperparameterSettings = field(default_factory=PPOSettings)
     """Numbers of the algorithm; of the class that belongs to trainer_type."""
-    checkpoint_interval: Count = 500000
+    checkpoint_interval: Count = _DEFAULT_INTERVAL
     """Agent steps between two checkpoints."""
     network_settings: NetworkSettings = field(default=DEFAULT_NETWORK)
     """The policy's network, and the critic's."""
@@ -309,7 +324,34 @@ class TrainerSettings:
             object.__setattr__(self, "checkpoint_interval", self.max_steps // self.keep_checkpoints)
 
     def contrary_sizes(self) -> Iterator[str]:
-        """Yield a text for each pair of sizes with which a run learns nothing, or otherwise."""
+        """Yield a text for each pair of sizes with which a run does otherwise than the file says.
+
+        Such as learning nothing, or writing no summary.
+        """
+        yield from self._contrary_buffers()
+        rare = [("summary_freq", self.summary_freq, "no summary is written, nor learning curve")]
+        if self.checkpoint_interval != _DEFAULT_INTERVAL:  # which whole files have without a wish
+            effect = "only the end of the run leaves a checkpoint"
+            rare.append(("checkpoint_interval", self.checkpoint_interval, effect))
+        if self.self_play is not None:
+            effect = "opponents play the policy of the start or the newest"
+            rare.append(("self_play.save_steps", self.self_play.save_steps, effect))
+            effect = "the learning team does not change"
+            rare.append(("self_play.team_change", self.self_play.team_change, effect))
+        if self.behavioral_cloning is not None:
+            effect = "cloning does not fade out before the end"
+            rare.append(("behavioral_cloning.steps", self.behavioral_cloning.steps, effect))
+        for key, steps, effect in rare:
+            if steps > self.max_steps:
+                yield f"{key} {steps} is above max_steps {self.max_steps}: {effect}"
+        memory = self.network_settings.memory
+        if memory is not None and memory.sequence_length > self.time_horizon:
+            yield (
+                f"network_settings.memory.sequence_length {memory.sequence_length} is above "
+                f"time_horizon {self.time_horizon}: no sequence is longer than that"
+            )
+
+    def _contrary_buffers(self) -> Iterator[str]:
         h = self.hyperparameters
         if not isinstance(h, OnPolicySettings | SACSettings):
             return

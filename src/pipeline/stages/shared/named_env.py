@@ -159,14 +159,16 @@ def _executable(path: str) -> Path:
             with contextlib.suppress(FetchError):  # none, several, or one of another system
                 return find_program(folder, label=path).absolute()
         raise UnityEnvironmentException(f"{error} {_hint(path)}") from error
-    if program.suffix in (".yaml", ".yml"):
-        raise UnityEnvironmentException(
-            f"{path}: is a YAML file, and --env takes the environment; give {FORMS}."
-        )
     if program.suffix == ".py" and not os.access(program, os.X_OK):
         raise UnityEnvironmentException(
             f"{path}: is a module and no executable; name the function or class in it that makes "
             f"the environment, as in {program.stem}:make."
+        )
+    is_settings = program.suffix in (".yaml", ".yml")
+    if is_settings or not (os.access(program, os.X_OK) or files.may_be_program(program)):
+        what = files.what_is(program)
+        raise UnityEnvironmentException(
+            f"{path}: {what}, and --env takes the environment; give {FORMS}."
         )
     return program
 
