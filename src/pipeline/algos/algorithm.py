@@ -33,7 +33,7 @@ from pipeline.settings.schema import NetworkSettings, TrainerSettings
 if TYPE_CHECKING:
     from pipeline.algos.bc import BehavioralCloning
     from pipeline.arrays import BoolArray, FloatArray
-    from pipeline.nets.optimizer import FlatAdam
+    from pipeline.nets.fast.adam import FlatAdam
 
 _log = logging.getLogger(__name__)
 
@@ -234,7 +234,7 @@ class Algorithm(ABC):
 
     def compile(self) -> None:
         """Have gradient steps compiled from now on, where a compiler is installed."""
-        from pipeline.nets.compiled import CompiledSteps, compiler  # takes a second to import
+        from pipeline.nets.fast.compiled import CompiledSteps, compiler  # takes a second to import
 
         if self.device.type == "cpu" and compiler() is None:
             _log.warning(

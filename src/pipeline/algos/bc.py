@@ -25,7 +25,7 @@ from pipeline.algos.rows import Rows, forgetful_sequences, tensors
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, completed, scheduled
 from pipeline.data.columns import cut, rows_of
 from pipeline.data.demonstrations import ExpertRows, load_expert_rows
-from pipeline.nets.optimizer import FusedAdam
+from pipeline.nets.fast.adam import FusedAdam
 from pipeline.settings.schema import TrainerSettings
 
 if TYPE_CHECKING:

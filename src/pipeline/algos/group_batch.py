@@ -12,10 +12,11 @@ from torch import Tensor
 
 from pipeline.algos.process_group import ProcessGroup
 from pipeline.algos.rows import Rows, tensors
-from pipeline.data.columns import Length, rows_of
+from pipeline.data.columns import rows_of
 from pipeline.data.rollout import Rollout
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.encoder import Normalizers
+from pipeline.nets.fast.adam import Length
 from pipeline.nets.group_critic import GroupLayout
 
 if TYPE_CHECKING:

@@ -40,11 +40,11 @@ from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import Rows, named_tensors, stored_sequences, tensors
 from pipeline.algos.schedules import Schedule
-from pipeline.data.columns import Field, Length
+from pipeline.data.columns import Field
 from pipeline.data.rollout import Rollout
+from pipeline.nets.fast.adam import FlatAdam, Length
 from pipeline.nets.group_critic import GroupCritic
 from pipeline.nets.memory import SequenceState
-from pipeline.nets.optimizer import FlatAdam
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.schema import POCASettings, TrainerSettings
 

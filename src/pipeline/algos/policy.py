@@ -17,7 +17,7 @@ from pipeline.algos.rows import tensors
 from pipeline.data.columns import Field
 from pipeline.nets.actor_critic import ActionHeads, Actor, Sample
 from pipeline.nets.encoder import Normalizers
-from pipeline.nets.numpy_actor import MOST_AGENTS, NumpyActor
+from pipeline.nets.fast.numpy_actor import MOST_AGENTS, NumpyActor
 from pipeline.nets.squashed import SquashedHeads
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.settings.schema import NetworkSettings

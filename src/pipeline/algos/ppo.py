@@ -32,9 +32,10 @@ from pipeline.algos.rows import (
 )
 from pipeline.algos.schedules import Schedule
 from pipeline.data.rollout import Rollout
-from pipeline.nets.actor_critic import ActorAndCritic, Critic
+from pipeline.nets.actor_critic import Critic
+from pipeline.nets.fast.adam import FlatAdam
+from pipeline.nets.fast.pairs import ActorAndCritic
 from pipeline.nets.memory import SequenceState
-from pipeline.nets.optimizer import FlatAdam
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.schema import PPOSettings, TrainerSettings
 

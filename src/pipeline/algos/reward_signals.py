@@ -24,7 +24,7 @@ from pipeline.settings.schema.reward_signals import RewardSignalSettings
 
 if TYPE_CHECKING:
     from pipeline.arrays import FloatArray
-    from pipeline.nets.optimizer import FlatAdam
+    from pipeline.nets.fast.adam import FlatAdam
 
 
 _log = logging.getLogger(__name__)

@@ -30,9 +30,10 @@ from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
 from pipeline.data.columns import Field
 from pipeline.data.replay import Replay
 from pipeline.data.rollout import Rollout
-from pipeline.nets.actor_critic import ActorAndCritic, Critic
+from pipeline.nets.actor_critic import Critic
+from pipeline.nets.fast.adam import FlatAdam
+from pipeline.nets.fast.pairs import ActorAndCritic
 from pipeline.nets.memory import SequenceState
-from pipeline.nets.optimizer import FlatAdam
 from pipeline.nets.q_networks import TwinQNetworks, taken_value
 from pipeline.nets.squashed import squashed_action
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec

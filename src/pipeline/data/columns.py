@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -63,14 +63,6 @@ class Columns(Generic[T]):
         while (name := f"obs_{len(obs)}") in fields:
             obs.append(fields.pop(name))
         return Columns(fields, obs)
-
-
-class Length(NamedTuple):
-    """A length that some columns of a minibatch share, and that differs between minibatches."""
-
-    name: str
-    usual: int
-    """A typical value; a program is compiled with it, so it must be the same in every run."""
 
 
 class GrowableRows:

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pipeline.data.columns import Length
+from pipeline.nets.fast.adam import FlatAdam, Inputs, Length, Losses, adam_step, flat_inputs
 from pipeline.nets.layers import IS_TRACED
-from pipeline.nets.optimizer import FlatAdam, Inputs, Losses, adam_step, flat_inputs
 
 _log = logging.getLogger(__name__)
 

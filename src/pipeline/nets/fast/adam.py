@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from pipeline.data.columns import Length
-
 Inputs = Mapping[str, Any]  # tensors, or lists of tensors, by name
 Losses = Callable[[Inputs], tuple[Tensor, tuple[Tensor, ...]]]
 
 # Numbers that each parameter's place is rounded up to, so that all begin at a cache line.
 _ALIGNMENT = 16
+
+
+class Length(NamedTuple):
+    """A length that some columns of a minibatch share, and that differs between minibatches."""
+
+    name: str
+    usual: int
+    """A typical value; a program is compiled with it, so it must be the same in every run."""
 
 
 class FusedAdam:
@@ -143,7 +149,7 @@ class FlatAdam(FusedAdam):
         self.average: Callable[[Tensor], None] | None = None
         """Makes the gradient the mean over several processes, before anything is done with it."""
         self.compiled: Callable[..., list[Tensor]] | None = None
-        """Makes the steps of `descend`, as `nets/compiled.py` does; None for torch's `backward`."""
+        """Makes the steps of `descend`, as `CompiledSteps` does; None for torch's `backward`."""
         self.compile_s = 0.0
         """Seconds that making its programs has taken so far."""
 
