@@ -42,7 +42,7 @@ from pipeline.algos.rows import Rows, named_tensors, stored_sequences, tensors
 from pipeline.algos.schedules import Schedule
 from pipeline.data.columns import Field
 from pipeline.data.rollout import Rollout
-from pipeline.nets.fast.adam import FlatAdam, Length
+from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.group_critic import GroupCritic
 from pipeline.nets.memory import SequenceState
 from pipeline.protocol.specs import BehaviorSpec
@@ -154,25 +154,18 @@ class POCA(Algorithm):
 
     def _learn(self, batch: Rows, groups: GroupBatch, beta: Tensor) -> Tensor:
         """One gradient step on a minibatch; policy, value and baseline loss [3]."""
+        h = self.hyperparameters
         index = batch.index.numpy()
         moments = np.unique(groups.moment[index])
         # A program is for one size of groups: so small groups are large ones with absent members.
         is_compiled = self.optimizer.compiled is not None
         size = int(self.critic.largest) if is_compiled else 1
         critic_input = groups.pick(moments, groups.present[moments], index, size=size)
-        lengths = None
-        if is_compiled and critic_input.groups.partial is not None:
-            # Nearly every minibatch has another number of rows, and of moments.
-            n_rows = self.hyperparameters.batch_size
-            rows = dict.fromkeys(batch.inputs, Length("rows", n_rows))
-            lengths = rows | critic_input.lengths(n_rows)
-        is_full = len(index) == len(moments) * critic_input.groups.size
         (losses,) = self.optimizer.descend(
             partial(self._losses, sequences=batch.sequences, critic_input=critic_input),
             {**batch.inputs, **critic_input.inputs, "beta": beta},
-            max_norm=self.hyperparameters.max_grad_norm,
-            lengths=lengths,
-            steady=batch.sequences is None and (is_full or lengths is not None),
+            max_norm=h.max_grad_norm,
+            lengths=critic_input.lengths(batch.inputs, h.batch_size) if is_compiled else None,
         )
         return losses
 

@@ -33,8 +33,7 @@ from pipeline.algos.rows import (
 from pipeline.algos.schedules import Schedule
 from pipeline.data.rollout import Rollout
 from pipeline.nets.actor_critic import Critic
-from pipeline.nets.fast.adam import FlatAdam
-from pipeline.nets.fast.pairs import ActorAndCritic
+from pipeline.nets.fast.pairs import ActorAndCritic, paired_adam
 from pipeline.nets.memory import SequenceState
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.schema import PPOSettings, TrainerSettings
@@ -168,8 +167,7 @@ class PPO(Algorithm):
         self.recurrent_critic = self.critic
         parameters = [*self.policy.parameters(), *self.critic.parameters()]
         self.both = ActorAndCritic(self.policy.actor, self.critic)
-        self.optimizer = FlatAdam(parameters, learning_rate=h.learning_rate, pairs=self.both.pairs)
-        self.both.share_weights(self.optimizer.paired)
+        self.optimizer = paired_adam(parameters, self.both, learning_rate=h.learning_rate)
         self.gamma, self.strength, self.ignores_done = (
             values.cpu().numpy()
             for values in (self.signals.gamma, self.signals.strength, self.signals.ignores_done)
@@ -249,7 +247,6 @@ class PPO(Algorithm):
             partial(self._losses, sequences=batch.sequences),
             {**batch.inputs, **fixed},
             max_norm=self.hyperparameters.max_grad_norm,
-            steady=batch.sequences is None,
         )
         return StepStats(losses=(loss_pi, loss_v), log_ratio=log_ratio)
 

@@ -165,7 +165,7 @@ def test_shapes_that_do_not_come_again_are_not_compiled(monkeypatch):
     toy.optimizer.compiled = CompiledSteps(toy.optimizer)
     monkeypatch.setattr(toy.optimizer.compiled, "_compiled", None)
     columns = {"x": torch.ones(2, 3), "y": torch.ones(2, 2)}
-    toy.optimizer.descend(toy.losses, columns, steady=False)
+    toy.optimizer.descend(toy.losses, columns, lengths=None)
 
 
 def test_groups_whose_members_are_all_there_are_compiled(caplog, monkeypatch):

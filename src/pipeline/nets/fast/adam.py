@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,9 @@ class Length(NamedTuple):
     name: str
     usual: int
     """A typical value; a program is compiled with it, so it must be the same in every run."""
+
+
+_SAME_SHAPES: Mapping[str, Length] = {}
 
 
 class FusedAdam:
@@ -173,8 +176,7 @@ class FlatAdam(FusedAdam):
         inputs: Inputs,
         *,
         max_norm: float | None = None,
-        lengths: Mapping[str, Length] | None = None,
-        steady: bool = True,
+        lengths: Mapping[str, Length] | None = _SAME_SHAPES,
     ) -> list[Tensor]:
         """Make one step down a loss; return its other results, without their derivatives.
 
@@ -183,12 +185,15 @@ class FlatAdam(FusedAdam):
                 buffers, and from nothing else; always the same function.
             inputs: tensors [B, ...] and others, or lists of tensors, by name.
             max_norm: as in `step`.
-            lengths: of inputs whose length differs from minibatch to minibatch.
-            steady: whether these shapes are worth a compiled program, as they will come again.
+            lengths: of inputs whose length differs from minibatch to minibatch; all others have
+                the same shape in each. None if these shapes will hardly come again, so that they
+                are not worth a compiled program.
         """
-        # A length of 0 or 1 is another program to torch.
-        if self.compiled and steady and all(n > 1 for n in _lengths(inputs, lengths)):
-            return self.compiled(losses, inputs, lengths, max_norm=max_norm)
+        if self.compiled and lengths is not None:
+            # A length of 0 or 1 is another program to torch.
+            n_rows = (len(tensor) for name, tensor in flat_inputs(inputs) if name in lengths)
+            if all(n > 1 for n in n_rows):
+                return self.compiled(losses, inputs, lengths, max_norm=max_norm)
         loss, results = losses(inputs)
         self.zero_gradients()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -274,10 +279,6 @@ def flat_inputs(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
     for name, value in inputs.items():
         for tensor in value if isinstance(value, list) else (value,):
             yield name, tensor
-
-
-def _lengths(inputs: Inputs, names: Collection[str] | None) -> Iterator[int]:
-    return (len(tensor) for name, tensor in flat_inputs(inputs) if names and name in names)
 
 
 def _places(

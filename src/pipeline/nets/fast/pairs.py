@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.nets.actor_critic import Actor, Critic, apply_memory
 from pipeline.nets.encoder import ObservationEncoder
+from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.layers import dense, is_for_onednn
 from pipeline.nets.memory import SequenceState
+
+
+class Paired(Protocol):
+    """Networks of which two may have layers of one shape."""
+
+    @property
+    def pairs(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Pairs of parameters, both of one shape; empty if the networks cannot be joined."""
+
+    def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
+        """Compute with each of `pairs` as one parameter [2, ...]."""
+
+
+def paired_adam(
+    parameters: Iterable[nn.Parameter], *networks: Paired, learning_rate: float
+) -> FlatAdam:
+    """Adam over all parameters, with the pairs of `networks` side by side, as they then compute."""
+    pairs = [pair for network in networks for pair in network.pairs]
+    optimizer = FlatAdam(parameters, learning_rate=learning_rate, pairs=pairs)
+    joined = iter(optimizer.paired)
+    for network in networks:
+        network.share_weights(list(islice(joined, len(network.pairs))))
+    return optimizer
 
 
 class ActorAndCritic:
