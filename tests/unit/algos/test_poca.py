@@ -267,7 +267,7 @@ def test_policy_loss_is_the_mean_of_those_of_minibatches_without_their_signs(mon
         message({}, {0: (0.3, 0), 1: (0.4, 0)}),
     )
     signs = itertools.cycle([1.0, -3.0])
-    losses = lambda *_, **__: torch.tensor([next(signs), 4.0, 5.0])  # noqa: E731  # one line
+    losses = lambda *_, **__: [torch.tensor([next(signs), 4.0, 5.0])]  # noqa: E731  # one line
     monkeypatch.setattr(team_learner.algorithm, "_learn", losses)
     stats = team_learner.algorithm.update(rollout, step=0)
     assert [stats[f"Losses/{name} Loss"] for name in ("Policy", "Value", "Baseline")] == [2, 4, 5]
