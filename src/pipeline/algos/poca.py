@@ -84,10 +84,6 @@ class POCA(PPO):
             fields["memory"] = Field(shape=(self.memory_size,))
         return {**fields, "over": Field(shape=(), dtype=np.bool_)}
 
-    def _take_in(self, rollout: Rollout) -> Rows:
-        rows, self.groups = self._rows(rollout)
-        return rows
-
     def _minibatches(self, rows: Rows) -> Iterator[Rows]:
         # With memory whole sequences, whose rows are of different moments.
         if rows.sequences is not None:
@@ -161,13 +157,12 @@ class POCA(PPO):
         return estimates.index_select(0, moment), estimates[estimates.shape[0] - n_rows :]
 
     @torch.no_grad()
-    def _rows(self, rollout: Rollout) -> tuple[Rows, GroupBatch]:  # type: ignore[override]  # with the groups
-        """Return the rows of a rollout, and their groups.
-
-        The rows have `value`, `baseline` and `returns` [R, S], and `advantage` [R, 1].
-        """
+    def _rows(self, rollout: Rollout) -> Rows:
+        """The rows of a rollout with `value`, `baseline` and `returns` [R, S], and `advantage`."""
         branches = self.spec.action_spec.discrete_branches
-        groups = GroupBatch.of(rollout, self.policy.normalizers, branches, self.device)
+        groups = self.groups = GroupBatch.of(
+            rollout, self.policy.normalizers, branches, self.device
+        )
         # Before any value: the number of members is an input, relative to the largest group.
         self.critic.notice(self.processes.most(groups.largest))
         value, baseline, following, following_all = self._values(groups)
@@ -176,7 +171,7 @@ class POCA(PPO):
         obs = self.policy.normalizers(tensors(rollout.obs, self.device))
         sequences = stored_sequences(rollout, self.sequence_length, self.device)
         estimates = {"value": value, "baseline": baseline}
-        return self._with_advantages(rollout, obs, sequences, bootstrap, estimates), groups
+        return self._with_advantages(rollout, obs, sequences, bootstrap, estimates)
 
     def _values(self, groups: GroupBatch) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Return values and baselines of rows [R, S], and values after trajectories [K, S].

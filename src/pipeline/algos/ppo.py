@@ -187,7 +187,7 @@ class PPO(Algorithm):
         h = self.hyperparameters
         now = Schedule.at(step, h, self.settings.max_steps)
         self.optimizer.learning_rate = now.learning_rate
-        rows = with_clip_range(self._take_in(rollout), now.epsilon)
+        rows = with_clip_range(self._rows(rollout), now.epsilon)
         fixed = {"beta": torch.tensor(now.beta, device=self.device)}
         if getattr(h, "clip_value", False):
             fixed["clip"] = value_range(rows.returns, now.epsilon, self.processes)
@@ -209,10 +209,6 @@ class PPO(Algorithm):
         if self.bc is not None:
             stats["Losses/Pretraining Loss"] = yield from self.bc.update_in_parts(step=step)
         return stats
-
-    def _take_in(self, rollout: Rollout) -> Rows:
-        """Return the rows of a rollout to learn from."""
-        return self._rows(rollout)
 
     def _minibatches(self, rows: Rows) -> Iterator[Rows]:
         """Yield the minibatches of one epoch."""

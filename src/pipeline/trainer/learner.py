@@ -202,7 +202,7 @@ class Learner:
         stats = updates.take()
         if not is_ready:
             return stats
-        rollout = self.grouping.completed(self.trajectories.rollout())
+        rollout = self.trajectories.rollout(self.grouping.moments)
         refuse_non_finite_rollout(rollout, step=self.step)
         is_learned = updates.start(rollout, step=self.step)
         if is_learned or self.algorithm.replay is None:  # not only kept for later

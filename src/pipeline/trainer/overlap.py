@@ -96,7 +96,7 @@ class Overlap(Updates):
         if self._parts is None and self._future is None:
             self.algorithm.observe(obs)
         else:
-            self._observed.append(obs)
+            self._observed.append(copy.deepcopy(obs))
 
     def start(self, rollout: Rollout, *, step: int) -> bool:
         """Start to learn from a copy of a rollout; see `Updates`."""
