@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,15 +12,13 @@ from torch import Tensor
 
 from pipeline.algos.process_group import ProcessGroup
 from pipeline.algos.rows import Rows, tensors
+from pipeline.arrays import AnyArray, BoolArray
 from pipeline.data.columns import rows_of
 from pipeline.data.rollout import Rollout
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.encoder import Normalizers
 from pipeline.nets.fast.adam import Length
 from pipeline.nets.group_critic import GroupLayout
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

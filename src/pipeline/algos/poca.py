@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,14 +29,12 @@ from pipeline.algos.ppo import PPO, VALUE_WEIGHT, policy_loss, value_loss
 from pipeline.algos.reward_signals import RewardSignals
 from pipeline.algos.rows import Rows, stored_sequences, tensors
 from pipeline.algos.schedules import Schedule
+from pipeline.arrays import AnyArray, FloatArray
 from pipeline.data.columns import Field
 from pipeline.data.rollout import Rollout
 from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.group_critic import GroupCritic
 from pipeline.nets.memory import SequenceState
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, FloatArray
 
 _log = logging.getLogger(__name__)
 

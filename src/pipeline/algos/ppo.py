@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from pipeline.algos.rows import (
     values_in_sequence,
 )
 from pipeline.algos.schedules import Schedule
+from pipeline.arrays import FloatArray
 from pipeline.data.rollout import Rollout
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.fast.pairs import ActorAndCritic, paired_adam
@@ -37,9 +38,6 @@ from pipeline.nets.memory import SequenceState
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.schema import TrainerSettings
 from pipeline.settings.schema.trainer import OnPolicySettings
-
-if TYPE_CHECKING:
-    from pipeline.arrays import FloatArray
 
 # As in ML-Agents; it matters only where all advantages are equal.
 ADVANTAGE_EPSILON = 1e-10

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from pipeline.settings.schema.trainer import OnPolicySettings
+from pipeline.settings.schema.trainer import OnPolicySettings
 
 _T = TypeVar("_T")
 

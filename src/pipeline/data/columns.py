@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray
+from pipeline.arrays import AnyArray, BoolArray
 
 T = TypeVar("T")
 U = TypeVar("U")

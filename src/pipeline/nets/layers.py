@@ -6,16 +6,13 @@ import functools
 import math
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from pipeline import machine
 from pipeline.errors import ExportError
-
-if TYPE_CHECKING:
-    from pipeline.nets.onnx_graph import OnnxGraph
+from pipeline.nets.onnx_graph import OnnxGraph
 
 # Normalised observations stay within this many standard deviations.
 CLIP = 5.0

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pipeline.algos.algorithm import Algorithm
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field
 from pipeline.data.groups import GroupMessage, Groups
 from pipeline.data.rollout import ClosedTrajectories, Trajectories
@@ -17,9 +18,6 @@ from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.tracking import names
 from pipeline.trainer.batching import Message, Part
 from pipeline.trainer.statistics import Statistics
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
 
 _log = logging.getLogger(__name__)
 
