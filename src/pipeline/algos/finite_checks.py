@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor, nn
 
-from pipeline.arrays import AnyArray, FloatArray
 from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError, UnityPolicyException
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from pipeline.arrays import AnyArray, FloatArray
 
 
 def refuse_non_finite_decision(

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from torch import Tensor
-
-from pipeline.arrays import FloatArray
 from pipeline.errors import SettingsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pipeline.arrays import FloatArray
 
 T = TypeVar("T")
 

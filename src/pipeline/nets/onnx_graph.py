@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor, nn
 
-from pipeline.arrays import AnyArray
 from pipeline.errors import ExportError
 
 if TYPE_CHECKING:
     import onnx
+    from torch import Tensor, nn
+
+    from pipeline.arrays import AnyArray
 
 # What Unity's loader takes: opset 9, of the default domain only. The onnx package by itself
 # would write its newest.
