@@ -20,8 +20,8 @@ from pipeline.algos.reward_signals import RewardSignal
 from pipeline.algos.rows import Rows
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
+from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.layers import DenseSwish, linear
-from pipeline.nets.optimizer import FlatAdam
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.schema import CuriositySettings, NetworkSettings
 

@@ -22,8 +22,8 @@ from pipeline.algos.rows import Rows, tensors
 from pipeline.data.demonstrations import load_expert_rows
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
+from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.layers import linear, xavier
-from pipeline.nets.optimizer import FlatAdam
 from pipeline.protocol.specs import BehaviorSpec, ObservationSpec
 from pipeline.settings.schema import GAILSettings, NetworkSettings
 

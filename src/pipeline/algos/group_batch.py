@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,14 +12,13 @@ from torch import Tensor
 
 from pipeline.algos.process_group import ProcessGroup
 from pipeline.algos.rows import Rows, tensors
-from pipeline.data.columns import Length, rows_of
+from pipeline.arrays import AnyArray, BoolArray
+from pipeline.data.columns import rows_of
 from pipeline.data.rollout import Rollout
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.encoder import Normalizers
+from pipeline.nets.fast.adam import Length
 from pipeline.nets.group_critic import GroupLayout
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,15 +176,24 @@ class CriticInput:
         given_tensors = {name: values for name, values in named.items() if values is not None}
         return {"mate_obs": self.obs, **given_tensors, **self.groups.columns}
 
-    def lengths(self, n_rows: int) -> dict[str, Length]:
-        """Lengths of `inputs` in minibatches of about `n_rows` rows, where members are absent."""
+    def lengths(self, rows_inputs: Mapping[str, Any], n_rows: int) -> dict[str, Length] | None:
+        """Lengths as `FlatAdam.descend` takes them, of `inputs` and the inputs of the rows.
+
+        Where members are absent, nearly every minibatch of about `n_rows` rows has another number
+        of rows, and of moments.
+        """
         N = self.groups.size
+        if self.groups.partial is None:
+            # Where rows of some members are still to come, minibatches differ in their number.
+            is_full = self.moment is not None and len(self.moment) == len(self.obs[0])
+            return {} if is_full else None
         rows, groups = Length("rows", n_rows), Length("groups", -(-n_rows // N))
         sets = Length("sets", rows.usual + groups.usual)
         members, entries = Length("members", n_rows), Length("entries", N * sets.usual)
         by_name = {"group": rows, "present": groups, "wanted": sets, "count": sets}
         by_name |= dict.fromkeys(("owner", "row", "embedding"), entries)
-        return {name: by_name.get(name, members) for name in self.inputs}
+        of_members = {name: by_name.get(name, members) for name in self.inputs}
+        return dict.fromkeys(rows_inputs, rows) | of_members
 
     def over(self, inputs: Mapping[str, Any]) -> CriticInput:
         """The same with the tensors that `inputs` gives by name."""

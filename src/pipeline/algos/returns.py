@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, FloatArray, IntArray
+from pipeline.arrays import AnyArray, FloatArray, IntArray
 
 
 def generalized_advantages(

@@ -18,7 +18,7 @@ from pipeline.algos.policy import seeded_weights
 from pipeline.algos.reward_signals import RewardSignal
 from pipeline.algos.rows import Rows
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
-from pipeline.nets.optimizer import FlatAdam
+from pipeline.nets.fast.adam import FlatAdam
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.schema import RNDSettings
 

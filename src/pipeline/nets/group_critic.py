@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pipeline.arrays import AnyArray, BoolArray
 from pipeline.nets.attention import (
     FORBIDDEN,
     WEIGHT_VARIANCE,
@@ -28,9 +28,6 @@ from pipeline.nets.encoder import ObservationEncoder
 from pipeline.nets.layers import DenseSwish, dense, signal_heads
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.schema import NetworkSettings
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,21 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pipeline.algos.algorithm import Algorithm
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field
 from pipeline.data.groups import GroupMessage, Groups
-from pipeline.data.rollout import ClosedTrajectories, Rollout, Trajectories
+from pipeline.data.rollout import ClosedTrajectories, Trajectories
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.tracking import names
 from pipeline.trainer.batching import Message, Part
 from pipeline.trainer.statistics import Statistics
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +30,9 @@ def group_tracker_for(algorithm: Algorithm) -> GroupTracker | NoGroups:
 
 class NoGroups:
     """No groups to track: every agent learns from its own and its group's rewards."""
+
+    moments = None
+    """Snapshots of groups that rows name; none here."""
 
     def __init__(self) -> None:
         self._warned_of_group_reward = False
@@ -73,10 +74,6 @@ class NoGroups:
         total = (terminal.reward + terminal.group_reward)[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total))
 
-    def completed(self, rollout: Rollout) -> Rollout:
-        """Return the rollout as it is."""
-        return rollout
-
     def forget_used(self, trajectories: Trajectories) -> None:
         """Nothing is kept."""
 
@@ -100,6 +97,7 @@ class GroupTracker:
 
     def __init__(self, columns: Columns[Field]) -> None:
         self.groups = Groups(columns)
+        self.moments = self.groups.moments
         described = ("continuous", "discrete", "memory")
         self._described = [name for name in columns.fields if name in described]
 
@@ -154,10 +152,6 @@ class GroupTracker:
         reward = terminal.reward[idle]
         total = reward + terminal.group_reward[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total), own=reward.tolist())
-
-    def completed(self, rollout: Rollout) -> Rollout:
-        """Return the rollout, with the moments that its rows name."""
-        return replace(rollout, moments=self.groups.moments)
 
     def forget_used(self, trajectories: Trajectories) -> None:
         """Forget what no open trajectory needs, after the closed ones have been learned from."""

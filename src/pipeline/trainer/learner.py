@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.finite_checks import refuse_non_finite_rollout
 from pipeline.algos.policy import Decision
 from pipeline.algos.process_group import LearnerGroup
+from pipeline.arrays import AnyArray, FloatArray
 from pipeline.data.replay import Replay
 from pipeline.data.rollout import ClosedTrajectories, Trajectories
 from pipeline.data.slots import STALE_AFTER_MESSAGES, Slots
@@ -36,9 +37,6 @@ from pipeline.trainer.overlap import Overlap, steps_per_row
 from pipeline.trainer.statistics import Statistics
 from pipeline.trainer.supported import algorithm_for
 from pipeline.trainer.updates import Updates
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, FloatArray
 
 _log = logging.getLogger(__name__)
 
@@ -202,7 +200,7 @@ class Learner:
         stats = updates.take()
         if not is_ready:
             return stats
-        rollout = self.grouping.completed(self.trajectories.rollout())
+        rollout = self.trajectories.rollout(self.grouping.moments)
         refuse_non_finite_rollout(rollout, step=self.step)
         is_learned = updates.start(rollout, step=self.step)
         if is_learned or self.algorithm.replay is None:  # not only kept for later

@@ -17,8 +17,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +26,10 @@ from torch import Tensor
 
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.schedules import completed
+from pipeline.arrays import FloatArray
 from pipeline.data.rollout import Rollout
 from pipeline.nets.layers import RunningNormalizer
 from pipeline.trainer.updates import Updates
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from pipeline.arrays import FloatArray
 
 PER_STEP = 50_000_000
 """Products of weights and rows that a step of most players hides, of a few milliseconds."""
@@ -96,7 +92,7 @@ class Overlap(Updates):
         if self._parts is None and self._future is None:
             self.algorithm.observe(obs)
         else:
-            self._observed.append(obs)
+            self._observed.append(copy.deepcopy(obs))
 
     def start(self, rollout: Rollout, *, step: int) -> bool:
         """Start to learn from a copy of a rollout; see `Updates`."""

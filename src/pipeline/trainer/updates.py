@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.algos.algorithm import Algorithm
+from pipeline.arrays import FloatArray
 from pipeline.data.rollout import Rollout
-
-if TYPE_CHECKING:
-    from pipeline.arrays import FloatArray
 
 
 class Updates:

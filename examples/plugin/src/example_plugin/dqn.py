@@ -24,7 +24,7 @@ from pipeline.data.replay import Replay
 from pipeline.errors import SettingsError
 from pipeline.nets.actor_critic import ActionHeads, Sample, masked_to_onnx
 from pipeline.nets.distributions import FORBIDDEN, split_branches
-from pipeline.nets.optimizer import FlatAdam
+from pipeline.nets.fast.adam import FlatAdam
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from pipeline.data.columns import Length
-
 Inputs = Mapping[str, Any]  # tensors, or lists of tensors, by name
 Losses = Callable[[Inputs], tuple[Tensor, tuple[Tensor, ...]]]
 
 # Numbers that each parameter's place is rounded up to, so that all begin at a cache line.
 _ALIGNMENT = 16
+
+
+class Length(NamedTuple):
+    """A length that some columns of a minibatch share, and that differs between minibatches."""
+
+    name: str
+    usual: int
+    """A typical value; a program is compiled with it, so it must be the same in every run."""
+
+
+_SAME_SHAPES: Mapping[str, Length] = {}
 
 
 class FusedAdam:
@@ -143,7 +152,7 @@ class FlatAdam(FusedAdam):
         self.average: Callable[[Tensor], None] | None = None
         """Makes the gradient the mean over several processes, before anything is done with it."""
         self.compiled: Callable[..., list[Tensor]] | None = None
-        """Makes the steps of `descend`, as `nets/compiled.py` does; None for torch's `backward`."""
+        """Makes the steps of `descend`, as `CompiledSteps` does; None for torch's `backward`."""
         self.compile_s = 0.0
         """Seconds that making its programs has taken so far."""
 
@@ -167,8 +176,7 @@ class FlatAdam(FusedAdam):
         inputs: Inputs,
         *,
         max_norm: float | None = None,
-        lengths: Mapping[str, Length] | None = None,
-        steady: bool = True,
+        lengths: Mapping[str, Length] | None = _SAME_SHAPES,
     ) -> list[Tensor]:
         """Make one step down a loss; return its other results, without their derivatives.
 
@@ -177,12 +185,15 @@ class FlatAdam(FusedAdam):
                 buffers, and from nothing else; always the same function.
             inputs: tensors [B, ...] and others, or lists of tensors, by name.
             max_norm: as in `step`.
-            lengths: of inputs whose length differs from minibatch to minibatch.
-            steady: whether these shapes are worth a compiled program, as they will come again.
+            lengths: of inputs whose length differs from minibatch to minibatch; all others have
+                the same shape in each. None if these shapes will hardly come again, so that they
+                are not worth a compiled program.
         """
-        # A length of 0 or 1 is another program to torch.
-        if self.compiled and steady and all(n > 1 for n in _lengths(inputs, lengths)):
-            return self.compiled(losses, inputs, lengths, max_norm=max_norm)
+        if self.compiled and lengths is not None:
+            # A length of 0 or 1 is another program to torch.
+            n_rows = (len(tensor) for name, tensor in flat_inputs(inputs) if name in lengths)
+            if all(n > 1 for n in n_rows):
+                return self.compiled(losses, inputs, lengths, max_norm=max_norm)
         loss, results = losses(inputs)
         self.zero_gradients()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -268,10 +279,6 @@ def flat_inputs(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
     for name, value in inputs.items():
         for tensor in value if isinstance(value, list) else (value,):
             yield name, tensor
-
-
-def _lengths(inputs: Inputs, names: Collection[str] | None) -> Iterator[int]:
-    return (len(tensor) for name, tensor in flat_inputs(inputs) if names and name in names)
 
 
 def _places(

@@ -16,16 +16,17 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pipeline.data.columns import Length
+from pipeline.nets.encoder import HyperLayer
+from pipeline.nets.fast.adam import FlatAdam, Inputs, Length, Losses, adam_step, flat_inputs
 from pipeline.nets.layers import IS_TRACED
-from pipeline.nets.optimizer import FlatAdam, Inputs, Losses, adam_step, flat_inputs
+from pipeline.nets.memory import Memory
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +34,27 @@ _log = logging.getLogger(__name__)
 def compiler() -> str | None:
     """The C++ compiler that torch would use on the CPU; None where it is not installed."""
     return shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
+
+
+def compile_steps(optimizer: FlatAdam, networks: Iterable[nn.Module]) -> None:
+    """Have the steps of an optimizer of `networks` compiled from now on, where that can be done."""
+    if optimizer.flat.device.type == "cpu" and compiler() is None:
+        _log.warning(
+            "torch_settings.compile: no C++ compiler is installed here (g++, or what CXX "
+            "names), so nothing is compiled."
+        )
+        return
+    modules = [module for network in networks for module in network.modules()]
+    if any(isinstance(module, HyperLayer) for module in modules):
+        # its work depends on how many goals a minibatch has
+        _log.warning(
+            "torch_settings.compile: networks with a goal signal and goal_conditioning_type "
+            "hyper are not compiled."
+        )
+        return
+    # Minibatches of sequences differ in their number of rows.
+    if not any(isinstance(module, Memory) for module in modules):
+        optimizer.compiled = CompiledSteps(optimizer)
 
 
 class CompiledSteps:
@@ -53,7 +75,7 @@ class CompiledSteps:
         self,
         losses: Losses,
         inputs: Inputs,
-        lengths: Mapping[str, Length] | None = None,
+        lengths: Mapping[str, Length],
         *,
         max_norm: float | None = None,
     ) -> list[Tensor]:
@@ -67,7 +89,7 @@ class CompiledSteps:
             lengths: of inputs whose length differs from call to call, and is at least 2.
             max_norm: norm that longer gradients are shortened to.
         """
-        lengths, optimizer = lengths or {}, self._optimizer
+        optimizer = self._optimizer
         # Between processes the gradient is averaged before anything moves along it.
         moves = optimizer.average is None
         shapes = tuple(
