@@ -7,8 +7,9 @@ from collections import UserDict
 from collections.abc import Mapping
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from pipeline.arrays import AnyArray
 from pipeline.envs.side_channels import StatsAggregationMethod, aggregation_of
 from pipeline.envs.silence import SilenceWatch, last_message
 from pipeline.errors import UnityActionException, UnityEnvironmentException
@@ -27,11 +28,8 @@ from pipeline.protocol.steps import (
     steps_to_mapping,
 )
 
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray
-
-    Stats = dict[str, list[tuple[float, StatsAggregationMethod]]]
-    """Values of each statistic since it was last taken, and how they become one."""
+Stats = dict[str, list[tuple[float, StatsAggregationMethod]]]
+"""Values of each statistic since it was last taken, and how they become one."""
 
 
 MOST_GROUPS = 2

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import psutil
 
@@ -29,12 +29,13 @@ from pipeline.errors import (
     shell_command,
 )
 from pipeline.protocol.calls import OK
-from pipeline.protocol.generated.messages import UnityMessageProto, UnityRLCapabilitiesProto
+from pipeline.protocol.generated.messages import (
+    UnityMessageProto,
+    UnityRLCapabilitiesProto,
+    UnityRLInitializationOutputProto,
+)
 from pipeline.protocol.peers import MARK, PeerCheck
 from pipeline.protocol.server import AnyServer, open_server
-
-if TYPE_CHECKING:
-    from pipeline.protocol.generated.messages import UnityRLInitializationOutputProto
 
 _log = logging.getLogger(__name__)
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from pipeline.errors import brief
-
-if TYPE_CHECKING:
-    from pipeline.protocol.steps import Steps
+from pipeline.protocol.steps import Steps
 
 _log = logging.getLogger(__name__)
 

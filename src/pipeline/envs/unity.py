@@ -7,10 +7,10 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.envs import launch
-from pipeline.envs.base import StoredStepsEnv
+from pipeline.envs.base import Stats, StoredStepsEnv
 from pipeline.envs.side_channels import (
     EnvironmentParametersChannel,
     SideChannel,
@@ -33,6 +33,8 @@ from pipeline.protocol.generated.messages import (
     RESET,
     STEP,
     BrainParametersProto,
+    ReceivedMessageProto,
+    ReceivedOutputProto,
     UnityMessageProto,
     UnityRLCapabilitiesProto,
     UnityRLOutputProto,
@@ -43,13 +45,6 @@ from pipeline.protocol.peers import PeerCheck
 from pipeline.protocol.server import AnyServer
 from pipeline.protocol.specs import check_behaviors, refuse_other_spec
 from pipeline.protocol.steps import no_agents, same_steps
-
-if TYPE_CHECKING:
-    from pipeline.envs.base import Stats
-    from pipeline.protocol.generated.messages import (
-        ReceivedMessageProto,
-        ReceivedOutputProto,
-    )
 
 _log = logging.getLogger(__name__)
 

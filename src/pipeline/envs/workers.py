@@ -11,7 +11,7 @@ from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from pipeline.envs.base import BaseEnv, StoredStepsEnv, worker_groups
+from pipeline.envs.base import BaseEnv, Stats, StoredStepsEnv, worker_groups
 from pipeline.envs.in_process import our_spec, our_steps
 from pipeline.envs.restarts import RESTARTABLE, RestartBudget
 from pipeline.envs.side_channels import SideChannel
@@ -30,7 +30,6 @@ from pipeline.protocol.specs import ActionTuple, BehaviorSpec, refuse_other_spec
 from pipeline.protocol.steps import Steps, no_agents
 
 if TYPE_CHECKING:
-    from pipeline.envs.base import Stats
     from pipeline.settings.schema.run import EnvironmentSettings
 
 _log = logging.getLogger(__name__)

@@ -9,11 +9,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from pipeline.arrays import BoolArray, FloatArray, IntArray
 from pipeline.errors import UnityEnvironmentException, brief
 from pipeline.errors import UnityObservationException as _ObservationError
 from pipeline.protocol import wire
@@ -21,7 +22,11 @@ from pipeline.protocol.generated.messages import (
     GOAL_SIGNAL,
     NONE,
     PNG,
+    ActionSpecProto,
+    AgentInfoProto,
+    BrainParametersProto,
     ObservationProto,
+    ReceivedAgentInfoProto,
     continuous,
 )
 from pipeline.protocol.png import decode_png, png_size
@@ -39,15 +44,6 @@ from pipeline.protocol.specs import (
     other_order,
 )
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps, no_agents
-
-if TYPE_CHECKING:
-    from pipeline.arrays import BoolArray, FloatArray, IntArray
-    from pipeline.protocol.generated.messages import (
-        ActionSpecProto,
-        AgentInfoProto,
-        BrainParametersProto,
-        ReceivedAgentInfoProto,
-    )
 
 _MAX_TAIL_BYTES = 4096
 """Longest end of an observation, after its numbers, that is cached; names are short."""

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
+from pipeline.arrays import BoolArray, FloatArray, IntArray
 from pipeline.errors import DemonstrationError, UnityActionException, UnityException, brief
 from pipeline.files import whole
 from pipeline.protocol.actions import actions_bytes, decode_entries
@@ -31,7 +32,9 @@ from pipeline.protocol.demo_file import (
 )
 from pipeline.protocol.encoding import brain_parameters, infos_bytes
 from pipeline.protocol.generated.messages import (
+    AgentActionProto,
     AgentInfoActionPairProto,
+    AgentInfoProto,
     DemonstrationMetaProto,
     ReceivedAgentInfosProto,
     UnityRLInputProto,
@@ -39,10 +42,6 @@ from pipeline.protocol.generated.messages import (
 )
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, refuse_excess, row_bytes
 from pipeline.protocol.steps import DecisionSteps
-
-if TYPE_CHECKING:
-    from pipeline.arrays import BoolArray, FloatArray, IntArray
-    from pipeline.protocol.generated.messages import AgentActionProto, AgentInfoProto
 
 # As ML-Agents' recorder cuts it: so the metadata fit into the header.
 _NAME_LENGTH = 16

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray
 from pipeline.protocol import wire
 from pipeline.protocol.generated.messages import (
     PNG,
@@ -19,10 +19,7 @@ from pipeline.protocol.generated.messages import (
 )
 from pipeline.protocol.png import encode_png
 from pipeline.protocol.specs import BehaviorSpec, ObservationSpec, scales_of
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray
-    from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 _NO_ID = wire.wide_varints(np.zeros(1, np.int64), wire.ID_WIDTH).tobytes()
 

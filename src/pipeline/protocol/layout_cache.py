@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from pipeline.errors import UnitySpecificationException, brief
 from pipeline.protocol import vectorized, wire
 from pipeline.protocol.decoding import decode_steps
@@ -24,9 +24,6 @@ from pipeline.protocol.generated.messages import ReceivedAgentInfosProto
 from pipeline.protocol.specs import FREE_BYTES, MAX_AGENTS, BehaviorSpec, refuse_excess, row_bytes
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.protocol.vectorized import Fields
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
 
 _MAX_CACHED_BYTES = 1 << 17
 """Longest message whose layout is kept; a layout takes eight times as many bytes."""

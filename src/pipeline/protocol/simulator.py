@@ -8,12 +8,11 @@ other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray
-    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-    from pipeline.protocol.steps import Steps
+from pipeline.arrays import AnyArray
+from pipeline.protocol.specs import ActionTuple, BehaviorSpec
+from pipeline.protocol.steps import Steps
 
 
 class Simulator(Protocol):

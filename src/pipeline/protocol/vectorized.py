@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from pipeline.protocol import wire
 from pipeline.protocol.decoding import (
     AgentInfos,
@@ -28,9 +28,6 @@ from pipeline.protocol.decoding import (
 from pipeline.protocol.generated.messages import ObservationProto, ReceivedAgentInfoProto
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.protocol.steps import Steps
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
 
 MANY = 256
 """Least number of agents for reading field by field; for fewer, one by one is as fast."""

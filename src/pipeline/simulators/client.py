@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
@@ -25,6 +24,7 @@ from pipeline.protocol.generated.messages import (
     QUIT,
     RESET,
     ReceivedMessageProto,
+    ReceivedRLInputProto,
     UnityMessageProto,
     UnityRLInitializationOutputProto,
 )
@@ -32,12 +32,9 @@ from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Control
 from pipeline.protocol.simulator import Simulator, no_state, restore, state_of
 from pipeline.protocol.specs import ActionTuple, BehaviorSpec
 from pipeline.protocol.state import Kind, decode, encode, message, read
+from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 
-if TYPE_CHECKING:
-    from pipeline.protocol.generated.messages import ReceivedRLInputProto
-    from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
-
-    Exchange = Callable[..., ReceivedMessageProto]
+Exchange = Callable[..., ReceivedMessageProto]
 
 _log = logging.getLogger(__name__)
 

@@ -7,13 +7,11 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from pipeline.errors import FetchError, shell_command
 from pipeline.files import as_typed, similar
-
-if TYPE_CHECKING:
-    from pipeline.settings.environments import Platform
+from pipeline.settings.environments import Platform
 
 _log = logging.getLogger(__name__)
 

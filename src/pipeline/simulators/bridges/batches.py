@@ -5,22 +5,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from pipeline.arrays import AnyArray, BoolArray
 from pipeline.errors import SettingsError, UnityObservationException
 from pipeline.protocol.parameters import Parameters
 from pipeline.protocol.specs import BehaviorSpec, ScaledSpec
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.bridges.spaces import Actions, Observations
 
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray
-
-    Row = tuple[float, int, int, float]
-    """Reward, agent id, group id (0 for none) and group reward of an agent in a step."""
+Row = tuple[float, int, int, float]
+"""Reward, agent id, group id (0 for none) and group reward of an agent in a step."""
 
 
 _log = logging.getLogger(__name__)

@@ -6,16 +6,14 @@ Agents go by their index in `possible_agents`.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipeline.errors import UnityEnvironmentException
+from pipeline.protocol.parameters import Parameters
 from pipeline.simulators.bridges.returned import MISUSE, refuse_returned
 from pipeline.simulators.bridges.states import copy_state, restore_copy
-
-if TYPE_CHECKING:
-    from pipeline.protocol.parameters import Parameters
 
 
 class Event(NamedTuple):

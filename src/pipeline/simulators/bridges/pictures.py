@@ -6,15 +6,13 @@ import contextlib
 import functools
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pipeline.arrays import AnyArray
 from pipeline.errors import SettingsError
 from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, GRAY, Canvas
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray
 
 _PLANE, _SPHERE, _CAPSULE, _CYLINDER, _BOX = 0, 2, 3, 5, 6
 _CORNERS = np.array(np.meshgrid((-1, 1), (-1, 1), (-1, 1))).reshape(3, -1).T

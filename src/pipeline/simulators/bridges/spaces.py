@@ -18,20 +18,18 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.errors import SettingsError, UnityEnvironmentException, UnityObservationException
 from pipeline.protocol.specs import ActionSpec, ActionTuple, ObservationSpec
 
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-
-    Put = Callable[[FloatArray, Any], None]
-    Build = Callable[[AnyArray, AnyArray], Any]
-    Path = tuple[str | int, ...]
+Put = Callable[[FloatArray, Any], None]
+Build = Callable[[AnyArray, AnyArray], Any]
+Path = tuple[str | int, ...]
 
 _log = logging.getLogger(__name__)
 

@@ -6,19 +6,14 @@ what is in front. The laser recharges, and is masked while it does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games import rays
-from pipeline.simulators.games.areas import SoloAreas, between, vector
+from pipeline.simulators.games.areas import Rows, SoloAreas, between, vector
 from pipeline.simulators.games.drawing import AMBER, FLOOR, GREEN, RED, Canvas
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.games.areas import Rows
 
 BEHAVIOR = "FoodCollector?team=0"
 MAX_STEP = 300

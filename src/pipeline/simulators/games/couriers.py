@@ -9,18 +9,16 @@ row of the arrays that was the courier's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.errors import SettingsError
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, GRAY, Canvas
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
 
 BEHAVIOR = "Couriers?team=0"
 ROADS = np.array(

@@ -7,10 +7,9 @@ one, each area from its own random stream.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.protocol.specs import (
     ActionSpec,
     ActionTuple,
@@ -20,11 +19,7 @@ from pipeline.protocol.specs import (
 )
 from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games import drawing
-from pipeline.simulators.games.areas import SoloAreas
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.games.areas import Rows
+from pipeline.simulators.games.areas import Rows, SoloAreas
 
 BEHAVIOR = "GridWorld?team=0"
 SIZE = 5

@@ -7,19 +7,14 @@ policy without memory can only guess.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games import rays
-from pipeline.simulators.games.areas import SoloAreas, between, vector
+from pipeline.simulators.games.areas import Rows, SoloAreas, between, vector
 from pipeline.simulators.games.drawing import FLOOR, GREEN, INK, RED, Canvas
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.games.areas import Rows
 
 BEHAVIOR = "Hallway?team=0"
 MAX_STEP = 150

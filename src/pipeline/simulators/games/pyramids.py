@@ -6,18 +6,13 @@ does not find them, so learning needs demonstrations or a reward for seeing new 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games import drawing, rays
-from pipeline.simulators.games.areas import SoloAreas, vector
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.games.areas import Rows
+from pipeline.simulators.games.areas import Rows, SoloAreas, vector
 
 BEHAVIOR = "Pyramids?team=0"
 MAX_STEP = 500

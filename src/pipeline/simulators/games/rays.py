@@ -5,14 +5,10 @@ Points are (x, z). A heading is an angle clockwise from +z, seen from above, as 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.protocol.specs import ActionTuple, ObservationSpec
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
 
 MOVES = np.array([0, 1, -1, 0, 0], dtype=np.float32)
 """Of a walker's actions: how far ahead each goes. Nothing, forward, back, turn right, turn left."""
