@@ -36,8 +36,7 @@ from pipeline.protocol.frames import (
     request_block,
 )
 from pipeline.protocol.http2 import PREFACE
-from pipeline.protocol.incoming import IncomingConnection
-from pipeline.protocol.server import Server
+from pipeline.protocol.server import IncomingConnection, Server
 
 from .http2_frames import NOISE, PIECES, conversations, data_frames, header_frames, spoiled
 

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.envs import launch
-from pipeline.envs.base import Stats, StoredStepsEnv
+from pipeline.envs.base import Stats, StoredStepsEnv, last_message
 from pipeline.envs.side_channels import (
     EnvironmentParametersChannel,
     SideChannel,
     SideChannelManager,
+    StateChannel,
     StatsSideChannel,
 )
-from pipeline.envs.silence import last_message
-from pipeline.envs.state import StateChannel
 from pipeline.errors import (
     UnityCommunicationException,
     UnityCommunicatorStoppedException,

@@ -1,6 +1,6 @@
 """The complete decoder: any message to batch arrays, agent by agent, with all error messages.
 
-Messages of many agents, and those like an earlier one, take the fast way of `vectorized`.
+Messages of many agents, and those like an earlier one, take the fast ways of `layout_cache`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ from pipeline.protocol.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
+    HEAD,
     HEADERS,
+    LARGEST_WINDOW,
     FrameError,
     Received,
     frame,
@@ -39,7 +41,9 @@ MAX_CALL_BYTES = frames.LARGEST_WINDOW
 """Largest call: protobuf has no larger messages, and a stream's window is not larger either."""
 MAX_READ_BYTES = 1 << 18
 _LARGE_BYTES = 1 << 16
-"""Of a message: from this size on it is received into its own memory, and sent from it."""
+"""What is missing of a frame, or what is sent of a message, is not copied if it is larger."""
+_PREFIX = struct.Struct(">BI")
+"""gRPC's prefix of a message: 0, as it is not compressed, and its length."""
 # Far less than the window of 2 GB, so that no peer ever waits for its renewal.
 _RENEW_BYTES = 1 << 24
 _WINDOW_UPDATE = frame(
@@ -70,12 +74,8 @@ class Stream:
 
     is_known: bool = True
     """Whether it calls the method that is served; the data of other calls are not stored."""
-    parts: list[bytes] = field(default_factory=list)
-    """Of the body; none where `body` is there."""
-    body: memoryview | None = None
-    """Memory for the body of a large message."""
-    n_filled: int = 0
-    """Bytes of `body` that have come."""
+    parts: list[Received] = field(default_factory=list)
+    """Of the body."""
     size: int = 0
     """Bytes of the DATA frames that came, padding included."""
     has_ended: bool = False
@@ -83,42 +83,10 @@ class Stream:
     credit: int = 0
     """How much larger the peer's window for it is than the initial window."""
 
-    def place(self, n_bytes: int, begin: memoryview, limit: int) -> memoryview | None:
-        """Return where in `body` the next `n_bytes` belong, which start with `begin`.
-
-        None if they do not belong to one message of at most `limit` bytes.
-        """
-        if self.body is None and not self.parts and len(begin) >= 5:
-            size = 5 + int.from_bytes(begin[1:5], "big")
-            if size > limit:
-                return None
-            # Not a bytearray, which would be filled with zeros first.
-            self.body = memoryview(np.empty(size, np.uint8).data)
-        if self.body is None or self.n_filled + n_bytes > len(self.body):
-            return None
-        place = self.body[self.n_filled : self.n_filled + n_bytes]
-        place[: len(begin)] = begin
-        return place
-
-    def append(self, payload: Received) -> None:
-        """Add bytes to the body; a memoryview is of their place in `body`, where they are."""
-        if self.body is None:
-            self.parts.append(bytes(payload))
-            return
-        start = self.n_filled
-        self.n_filled += len(payload)
-        if isinstance(payload, bytes) and self.n_filled <= len(self.body):
-            self.body[start : self.n_filled] = payload
-
     def message(self) -> Received | None:
         """Return the message in the body; None if it is not one uncompressed message."""
-        if self.body is not None:
-            whole = self.n_filled == len(self.body) and self.body[0] == 0
-            return self.body[5:] if whole else None
-        body = b"".join(self.parts)
-        if len(body) < 5 or body[0] != 0 or len(body) - 5 != int.from_bytes(body[1:5], "big"):
-            return None
-        return body[5:]
+        body = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+        return body[5:] if body[:5] == _PREFIX.pack(0, max(len(body) - 5, 0)) else None
 
 
 class Connection(ABC):
@@ -197,10 +165,10 @@ class Connection(ABC):
         # A view, because slices of the buffer would be copied once more.
         with memoryview(self._buffer) as view:
             while end - position >= 9:
-                high, low, kind, flags, stream = frames.HEAD.unpack_from(view, position)
-                length = high << 16 | low
+                length_and_kind, flags, stream = HEAD.unpack_from(view, position)
+                length, kind = length_and_kind >> 8, length_and_kind & 0xFF
                 stop = position + 9 + length
-                stream &= frames.LARGEST_WINDOW  # the first bit is reserved
+                stream &= LARGEST_WINDOW  # the first bit is reserved
                 if kind != DATA or stream == 0:  # most are
                     frames.check(kind, flags, stream, length)
                 if self._expected is not None:
@@ -210,25 +178,20 @@ class Connection(ABC):
                     if length > self._call_limit:
                         raise FrameError(frames.ENHANCE_YOUR_CALM, f"a frame of {length} bytes")
                     if kind == DATA and stop - end > _LARGE_BYTES:
-                        position = self._begin_large(flags, stream, length, view, position)
+                        # Not a bytearray, which would be filled with zeros first.
+                        payload = memoryview(np.empty(length, np.uint8).data)
+                        begin, position = view[position + 9 :], end
+                        payload[: len(begin)] = begin
+                        self._unfilled = payload[len(begin) :]
+                        self._large = (flags, stream, payload)
                     break
-                self._handle(kind, flags, stream, bytes(view[position + 9 : stop]))
+                payload = bytes(view[position + 9 : stop])
+                if kind == DATA:
+                    self._data(flags, stream, payload)
+                else:
+                    self._handle(kind, flags, stream, payload)
                 position = stop
         del self._buffer[:position]
-
-    def _begin_large(
-        self, flags: int, stream: int, length: int, buffer: memoryview, position: int
-    ) -> int:
-        """Receive the rest of a DATA frame where it belongs; return where `buffer` goes on."""
-        call = self._streams.get(stream)
-        if call is None or not call.is_known or call.has_ended or flags & frames.PADDED:
-            return position
-        begin = buffer[position + 9 :]
-        payload = call.place(length, begin, self._call_limit)
-        if payload is None:
-            return position
-        self._large, self._unfilled = (flags, stream, payload), payload[len(begin) :]
-        return len(buffer)
 
     def _check_expected(self, kind: int, flags: int, stream: int) -> None:
         """Nothing may come before the first SETTINGS, or between the parts of a header block."""
@@ -251,9 +214,7 @@ class Connection(ABC):
         return True
 
     def _handle(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == DATA:
-            self._data(flags, stream, payload)
-        elif kind == HEADERS:
+        if kind == HEADERS:
             self._headers(flags, stream, payload)
         elif kind == frames.CONTINUATION:
             self._continuation(flags, stream, payload)
@@ -320,7 +281,7 @@ class Connection(ABC):
             reason = f"more than {self._call_limit} bytes in one call"
             raise FrameError(frames.ENHANCE_YOUR_CALM, reason)
         if payload and call.is_known:
-            call.append(payload)
+            call.parts.append(payload)
         if flags & END_STREAM:
             self._complete(stream, call)
 
@@ -398,9 +359,8 @@ class Connection(ABC):
         self, stream: int, head: bytes, message: bytes, last: int, tail: bytes, deadline: float
     ) -> None:
         """Send a message between `head` and `tail`, as fast as the peer's windows allow."""
-        # gRPC's prefix of a message: not compressed, and its length.
-        prefix = b"\0" + struct.pack(">I", len(message))
-        body, n_body = memoryview(message), 5 + len(message)
+        prefix, body = _PREFIX.pack(0, len(message)), memoryview(message)
+        n_body = 5 + len(message)
         out = bytearray(head)
         position = 0
         while (call := self._streams.get(stream)) is not None:
@@ -408,20 +368,25 @@ class Connection(ABC):
             # A window can be negative, after a SETTINGS frame that made it smaller.
             size = min(n_body - position, credit)
             if size > 0:
-                ends = position + size == n_body
-                out += frames.head(DATA, last if ends else 0, stream, size)
+                begin, position = position, position + size
+                out += frames.head(DATA, last if position == n_body else 0, stream, size)
                 if size == n_body <= _LARGE_BYTES:  # as nearly always
                     out += prefix
                     out += message
                 else:
-                    self._add(out, prefix, body, slice(position, position + size))
-                position += size
+                    out += prefix[begin:position]
+                    content = body[max(begin - 5, 0) : max(position - 5, 0)]
+                    if len(content) <= _LARGE_BYTES:
+                        out += content
+                    else:
+                        self._send(out)
+                        self._send(content)
+                        out.clear()
                 call.credit -= size
                 self._window -= size
             if position == n_body:
                 out += tail
-                if out:
-                    self._send(out)
+                self._send(out)
                 return
             if size <= 0:
                 self._send(out)
@@ -430,17 +395,6 @@ class Connection(ABC):
                     raise UnityCommunicationException(
                         f"the environment took only {position} of a message's {n_body} bytes"
                     )
-
-    def _add(self, out: bytearray, prefix: bytes, body: memoryview, share: slice) -> None:
-        """Add a share of prefix and body to what is sent next; a large one is sent at once."""
-        out += prefix[share]
-        content = body[max(share.start - 5, 0) : max(share.stop - 5, 0)]
-        if len(content) <= _LARGE_BYTES:
-            out += content
-        else:
-            self._send(out)
-            out.clear()
-            self._send(content)
 
     def farewell(self, wait_s: float) -> None:
         """Announce the end, let the peer finish reading for up to `wait_s`, and close."""

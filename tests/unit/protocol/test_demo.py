@@ -7,8 +7,7 @@ import pytest
 
 from pipeline.errors import DemonstrationError
 from pipeline.protocol import demo
-from pipeline.protocol.demo import describe, read_demo, writing_demo
-from pipeline.protocol.demo_file import delimited_message, parse_demo
+from pipeline.protocol.demo import delimited_message, describe, parse_demo, read_demo, writing_demo
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.png import encode_png
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec

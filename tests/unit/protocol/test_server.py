@@ -31,8 +31,7 @@ from pipeline.protocol.frames import ACK, HEADERS, PING
 from pipeline.protocol.generated.messages import UnityMessageProto
 from pipeline.protocol.grpc_server import GrpcServer
 from pipeline.protocol.http2 import Connection
-from pipeline.protocol.incoming import IncomingConnection
-from pipeline.protocol.server import Server, open_server
+from pipeline.protocol.server import IncomingConnection, Server, open_server
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
 

@@ -9,8 +9,7 @@ from pipeline.protocol.specs import ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import Steps
 from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
-from pipeline.simulators.bridges.batches import Batch, Bridge, Codec
-from pipeline.simulators.bridges.returned import MISUSE, refuse_returned
+from pipeline.simulators.bridges.batches import MISUSE, Batch, Bridge, Codec, refuse_returned
 from pipeline.simulators.bridges.states import copy_state, restore_copy
 
 
