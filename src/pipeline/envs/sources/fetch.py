@@ -30,7 +30,7 @@ import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from urllib.request import url2pathname
 
@@ -228,19 +228,12 @@ def _copy(url: str, file: str, _pooch: object, *, max_bytes: int) -> None:
 
 def _download(url: str, file: str, _pooch: object, *, max_bytes: int) -> None:
     """Write the content of a URL to a file; try again when the connection breaks."""
-    import pooch
     import requests
 
     _log.info("Downloading %s", public(url))
     for attempt in range(ATTEMPTS):
         try:
-            with _Bar(url, max_bytes) as bar:
-                pooch.HTTPDownloader(
-                    progressbar=bar,
-                    chunk_size=_CHUNK_BYTES,
-                    timeout=_TIMEOUT_S,
-                    headers={"Accept-Encoding": "identity"},  # the digest is of the file as it is
-                )(url, file, None)
+            _write_content(url, file, max_bytes)
         except requests.RequestException as error:
             if not _is_transient(error) or attempt == ATTEMPTS - 1:
                 raise
@@ -278,55 +271,32 @@ def _check_size(size: int, max_bytes: int, url: str) -> None:
         )
 
 
-class _Bar:
-    """The progress bar that pooch updates; it refuses a download that is too large.
+def _write_content(url: str, file: str, max_bytes: int) -> None:
+    """Write the content of a URL to a file; a terminal shows how far it is."""
+    import requests
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    Without a terminal nothing is shown.
-    """
-
-    def __init__(self, url: str, max_bytes: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-        self._url, self._max_bytes, self._done = url, max_bytes, 0
-        self._bar = Progress(
-            *("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn()),
-            console=Console(stderr=True),
-            transient=True,
-            disable=not sys.stderr.isatty(),
-        )
-        self._task = self._bar.add_task(public(url), total=None)
-
-    def __enter__(self) -> _Bar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._bar.stop()
-
-    @property
-    def total(self) -> int:
-        """Bytes that the server has announced; 0 if unknown."""
-        return int(self._bar.tasks[0].total or 0)
-
-    @total.setter
-    def total(self, size: int) -> None:
-        _check_size(size, self._max_bytes, self._url)
-        self._bar.update(self._task, total=size or None)
-
-    def update(self, size: int) -> None:
-        """Add a chunk; pooch takes each, also the last, for a whole one."""
-        _check_size(self._done, self._max_bytes, self._url)
-        self._done += size
-        self._bar.advance(self._task, size)
-
-    def reset(self) -> None:
-        """Begin at 0, as pooch does before it adds the total at the end."""
-        self._done = 0
-        self._bar.reset(self._task)
-
-    def close(self) -> None:
-        """Do nothing: `with` ends the bar."""
+    bar = Progress(
+        *("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn()),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    headers = {"Accept-Encoding": "identity"}  # the digest is of the file as it is
+    with (
+        requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as response,
+        Path(file).open("wb") as output,
+        bar,
+    ):
+        response.raise_for_status()
+        size = int(response.headers.get("content-length", 0))
+        _check_size(size, max_bytes, url)
+        task = bar.add_task(public(url), total=size or None)
+        for chunk in response.iter_content(_CHUNK_BYTES):
+            output.write(chunk)
+            _check_size(output.tell(), max_bytes, url)
+            bar.update(task, completed=output.tell())
 
 
 _MAX_LINK_BYTES = 4096
