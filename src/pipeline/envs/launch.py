@@ -29,11 +29,7 @@ from pipeline.errors import (
     shell_command,
 )
 from pipeline.protocol.calls import OK
-from pipeline.protocol.generated.messages import (
-    UnityMessageProto,
-    UnityRLCapabilitiesProto,
-    UnityRLInitializationOutputProto,
-)
+from pipeline.protocol.generated import messages as m
 from pipeline.protocol.peers import MARK, PeerCheck
 from pipeline.protocol.server import AnyServer, open_server
 
@@ -47,7 +43,7 @@ EDITOR_PORT_TAKEN = (
     "another training without an executable."
 )
 
-_CAPABILITIES = UnityRLCapabilitiesProto(
+_CAPABILITIES = m.UnityRLCapabilitiesProto(
     baseRLCapabilities=True,
     concatenatedPngObservations=True,
     compressedChannelMapping=True,
@@ -343,7 +339,7 @@ def _last_bytes(file: BinaryIO) -> bytes:
     return file.read()
 
 
-def check_version(output: UnityRLInitializationOutputProto, ours: str) -> None:
+def check_version(output: m.UnityRLInitializationOutputProto, ours: str) -> None:
     """Raise unless both ends speak the same major version (before 1.0: major and minor)."""
     theirs = output.communication_version
     # Before 1.0 a minor version may break what the one before had.
@@ -358,7 +354,7 @@ def check_version(output: UnityRLInitializationOutputProto, ours: str) -> None:
 
 def greeting(seed: int, num_areas: int, version: str, package: str) -> bytes:
     """Return the first message to a player: this side's versions, and the player's seed."""
-    message = UnityMessageProto(header={"status": OK})
+    message = m.UnityMessageProto(header={"status": OK})
     start = message.unity_input.rl_initialization_input
     start.seed, start.num_areas = seed, num_areas
     start.communication_version, start.package_version = version, package

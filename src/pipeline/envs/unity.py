@@ -28,16 +28,7 @@ from pipeline.protocol import wire
 from pipeline.protocol.actions import actions_bytes
 from pipeline.protocol.calls import OK
 from pipeline.protocol.decoding import behavior_spec_from
-from pipeline.protocol.generated.messages import (
-    RESET,
-    STEP,
-    BrainParametersProto,
-    ReceivedMessageProto,
-    ReceivedOutputProto,
-    UnityMessageProto,
-    UnityRLCapabilitiesProto,
-    UnityRLOutputProto,
-)
+from pipeline.protocol.generated import messages as m
 from pipeline.protocol.layout_cache import Decoder
 from pipeline.protocol.parameters import Sampler
 from pipeline.protocol.peers import PeerCheck
@@ -125,14 +116,14 @@ class UnityEnvironment(StoredStepsEnv):
                 "If the environment name is None, the worker-id must be 0 in order to connect with "
                 f"the Editor; it is {worker_id}."
             )
-        self.academy_capabilities = UnityRLCapabilitiesProto()
+        self.academy_capabilities = m.UnityRLCapabilitiesProto()
         self._use(SideChannelManager(side_channels or ()))
         self._timeout_s = timeout_wait
         self._seed, self._num_areas = seed, num_areas
         self._process: launch.EnvironmentProcess | None = None
         self._n_waits = 0
         self._decoders: dict[str, Decoder] = {}
-        self._announced: dict[str, BrainParametersProto] = {}
+        self._announced: dict[str, m.BrainParametersProto] = {}
         self._unannounced: set[str] = set()
         self._failed = False
         executable = None if file_name is None else launch.find_executable(file_name)
@@ -209,9 +200,9 @@ class UnityEnvironment(StoredStepsEnv):
     def reset_send(self) -> None:
         """First half of `reset`."""
         self._check_loaded()
-        message = UnityMessageProto(header={"status": OK})
+        message = m.UnityMessageProto(header={"status": OK})
         rl_input = message.unity_input.rl_input
-        rl_input.command = RESET
+        rl_input.command = m.RESET
         rl_input.side_channel = self._channels.outgoing()
         self._actions.clear()
         self._is_reset = True
@@ -225,9 +216,9 @@ class UnityEnvironment(StoredStepsEnv):
             self.reset_send()
             return
         start = time.perf_counter()
-        message = UnityMessageProto(header={"status": OK})
+        message = m.UnityMessageProto(header={"status": OK})
         rl_input = message.unity_input.rl_input
-        rl_input.command = STEP
+        rl_input.command = m.STEP
         # Channels before actions: parameters that are set now count for this step.
         rl_input.side_channel = self._channels.outgoing()
         for name, actions in self._take_actions().items():
@@ -355,7 +346,7 @@ class UnityEnvironment(StoredStepsEnv):
             self._fail()
             raise
 
-    def _receive(self) -> ReceivedMessageProto:
+    def _receive(self) -> m.ReceivedMessageProto:
         if self._process is not None:
             self._n_waits += 1
             if self._n_waits % _TRIM_EVERY == 0:
@@ -389,15 +380,15 @@ class UnityEnvironment(StoredStepsEnv):
             return "it has not connected yet"
         return last_message(self._steps, [*self._specs, *self._announced])
 
-    def _learn(self, output: ReceivedOutputProto) -> None:
+    def _learn(self, output: m.ReceivedOutputProto) -> None:
         """Store announcements; a behavior's specification is complete with its first agent."""
         for index, brain in enumerate(output.rl_initialization_output.brain_parameters):
             check_behaviors(max(index, len(self._announced) + len(self._specs)), brain.brain_name)
-            self._announced[brain.brain_name] = announcement = BrainParametersProto()
+            self._announced[brain.brain_name] = announcement = m.BrainParametersProto()
             announcement.CopyFrom(brain)
         infos = output.rl_output.agentInfos
         for name in [announced for announced in self._announced if announced in infos]:
-            agents = wire.parse(UnityRLOutputProto.ListAgentInfoProto, infos[name]).value
+            agents = wire.parse(m.UnityRLOutputProto.ListAgentInfoProto, infos[name]).value
             if not agents:
                 continue
             spec = behavior_spec_from(self._announced.pop(name), agents[0])
@@ -408,7 +399,7 @@ class UnityEnvironment(StoredStepsEnv):
             self._decoders[name] = Decoder(spec, name)
             _log.info("Connected new brain: %s", name)
 
-    def _update(self, output: ReceivedOutputProto) -> None:
+    def _update(self, output: m.ReceivedOutputProto) -> None:
         """Learn new behaviors, and decode every behavior's agents."""
         self._learn(output)
         infos = output.rl_output.agentInfos

@@ -37,19 +37,7 @@ from pipeline.protocol import wire
 from pipeline.protocol.actions import actions_bytes, decode_entries
 from pipeline.protocol.decoding import behavior_spec_from, decode_infos, decode_masks
 from pipeline.protocol.encoding import brain_parameters, infos_bytes
-from pipeline.protocol.generated.messages import (
-    PNG,
-    AgentActionProto,
-    AgentInfoActionPairProto,
-    AgentInfoProto,
-    BrainParametersProto,
-    DemonstrationMetaProto,
-    OldAgentInfoProto,
-    OldBrainParametersProto,
-    ReceivedAgentInfosProto,
-    UnityRLInputProto,
-    UnityRLOutputProto,
-)
+from pipeline.protocol.generated import messages as m
 from pipeline.protocol.specs import (
     AGENT_BYTES,
     ActionSpec,
@@ -77,10 +65,10 @@ _CHANNELS_LAST = (
 class DemoMessages(NamedTuple):
     """What a file holds; one info and one action per step."""
 
-    meta: DemonstrationMetaProto
-    brain: BrainParametersProto
-    infos: list[AgentInfoProto]
-    actions: list[AgentActionProto]
+    meta: m.DemonstrationMetaProto
+    brain: m.BrainParametersProto
+    infos: list[m.AgentInfoProto]
+    actions: list[m.AgentActionProto]
     n_bytes: int
     """Of the whole file."""
 
@@ -100,7 +88,7 @@ def parse_demo(path: Path) -> DemoMessages:
         UnitySpecificationException: It has far more steps than bytes for them.
     """
     data = _content(path)
-    meta, brain = DemonstrationMetaProto(), BrainParametersProto()
+    meta, brain = m.DemonstrationMetaProto(), m.BrainParametersProto()
     start, stop = _record(data, 0) or (0, 0)
     if not stop or not _parses(meta, data[start:stop]):
         flaw = foreign(data) or "this is not a demonstration: its header makes no sense"
@@ -119,7 +107,7 @@ def parse_demo(path: Path) -> DemoMessages:
     refuse_excess(len(records) * AGENT_BYTES, len(data), f"a recording of {len(records)} steps")
     if records and _is_old(records[0]):
         return _old_steps(path, meta, brain, records, len(data))
-    pairs = [AgentInfoActionPairProto() for _ in records]
+    pairs = [m.AgentInfoActionPairProto() for _ in records]
     for index, (pair, record) in enumerate(zip(pairs, records, strict=True)):
         if not _parses(pair, record):
             raise _damaged(path, index, meta)
@@ -127,7 +115,7 @@ def parse_demo(path: Path) -> DemoMessages:
     return DemoMessages(meta, brain, infos, [pair.action_info for pair in pairs], len(data))
 
 
-def _records(path: Path, data: bytes, stop: int, meta: DemonstrationMetaProto) -> list[bytes]:
+def _records(path: Path, data: bytes, stop: int, meta: m.DemonstrationMetaProto) -> list[bytes]:
     """Return the records from `stop` on: as many as the metadata count, or all if none."""
     records: list[bytes] = []
     counted = meta.number_steps > 0
@@ -151,9 +139,9 @@ def _records(path: Path, data: bytes, stop: int, meta: DemonstrationMetaProto) -
     return records
 
 
-def _is_copy(data: bytes, stop: int, meta: DemonstrationMetaProto) -> bool:
+def _is_copy(data: bytes, stop: int, meta: m.DemonstrationMetaProto) -> bool:
     """Return whether the last bytes are the metadata that a recorder leaves at the end."""
-    copy = DemonstrationMetaProto()
+    copy = m.DemonstrationMetaProto()
     # Metadata have 32 bytes at most, or they would not fit into the header.
     if len(data) - stop >= BRAIN_OFFSET or not _parses(copy, data[stop:]):
         return False
@@ -178,7 +166,7 @@ def _content(path: Path) -> bytes:
         raise DemonstrationError(f"{path}: {error.strerror}") from error
 
 
-def _damaged(path: Path, index: int, meta: DemonstrationMetaProto) -> DemonstrationError:
+def _damaged(path: Path, index: int, meta: m.DemonstrationMetaProto) -> DemonstrationError:
     of = f" of {meta.number_steps}" if meta.number_steps > 0 else ""
     return DemonstrationError(
         f"{path}: the file is cut off or damaged at pair {index + 1}{of}; "
@@ -225,8 +213,8 @@ def _is_old(record: bytes) -> bool:
 
 def _old_steps(
     path: Path,
-    meta: DemonstrationMetaProto,
-    brain: BrainParametersProto,
+    meta: m.DemonstrationMetaProto,
+    brain: m.BrainParametersProto,
     records: list[bytes],
     n_bytes: int,
 ) -> DemoMessages:
@@ -235,22 +223,22 @@ def _old_steps(
     An info stores the action of the step before, so a step's action comes from the info after it;
     the last step has none.
     """
-    old_brain = OldBrainParametersProto()
+    old_brain = m.OldBrainParametersProto()
     # Fields that today's announcement does not have come through it as unknown ones.
     if not _parses(old_brain, brain.SerializeToString()):
         raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
     infos, actions = [], []
     for index, record in enumerate(records):
-        old = OldAgentInfoProto()
+        old = m.OldAgentInfoProto()
         if not _parses(old, record):
             raise _damaged(path, index, meta)
         infos.append(_modern_info(old, old_brain))
-        actions.append(AgentActionProto(vector_actions_deprecated=old.stored_vector_actions))
-    return DemoMessages(meta, brain, infos, [*actions[1:], AgentActionProto()], n_bytes)
+        actions.append(m.AgentActionProto(vector_actions_deprecated=old.stored_vector_actions))
+    return DemoMessages(meta, brain, infos, [*actions[1:], m.AgentActionProto()], n_bytes)
 
 
-def _modern_info(old: OldAgentInfoProto, brain: OldBrainParametersProto) -> AgentInfoProto:
-    info = AgentInfoProto(
+def _modern_info(old: m.OldAgentInfoProto, brain: m.OldBrainParametersProto) -> m.AgentInfoProto:
+    info = m.AgentInfoProto(
         reward=old.reward,
         done=old.done,
         max_step_reached=old.max_step_reached,
@@ -263,7 +251,7 @@ def _modern_info(old: OldAgentInfoProto, brain: OldBrainParametersProto) -> Agen
         info.observations.add(
             shape=[camera.height, camera.width, channels],
             dimension_properties=_CHANNELS_LAST,
-            compression_type=PNG,
+            compression_type=m.PNG,
             compressed_data=image,
         )
     if old.stacked_vector_observation:
@@ -280,7 +268,7 @@ _NAME_LENGTH = 16
 class Demonstration:
     """A demonstration as arrays, one row per recorded pair."""
 
-    metadata: DemonstrationMetaProto
+    metadata: m.DemonstrationMetaProto
     """The header, as its recorder wrote it: no steps if it did not finish, one episode more than
     have ended, and the mean reward over this number of episodes."""
     behavior_name: str
@@ -344,8 +332,8 @@ def read_demo(path: Path | str) -> Demonstration:
         # Before any array: a pair of a few bytes may stand for large masks and actions.
         refuse_excess(len(infos) * row_bytes(spec), n_bytes, f"a recording of {len(infos)} steps")
         # The decoder takes what comes over the wire, where observations are still bytes.
-        listed = UnityRLOutputProto.ListAgentInfoProto(value=infos).SerializeToString()
-        received = list(ReceivedAgentInfosProto.FromString(listed).value)
+        listed = m.UnityRLOutputProto.ListAgentInfoProto(value=infos).SerializeToString()
+        received = list(m.ReceivedAgentInfosProto.FromString(listed).value)
         batch = decode_infos(received, spec, brain.brain_name)
         actions = decode_entries(acted, spec.action_spec, absent_is_zero=True)
         _check_actions(actions, spec.action_spec)
@@ -432,7 +420,7 @@ def writing_demo(
         yield writer
         # As Unity's recorder counts, which adds one at its close.
         episodes = writer.n_done + 1
-        meta = DemonstrationMetaProto(
+        meta = m.DemonstrationMetaProto(
             api_version=API_VERSIONS[-1],
             demonstration_name=text[:_NAME_LENGTH],
             number_steps=writer.n_steps,
@@ -476,10 +464,10 @@ class DemoWriter:
         zeros = np.zeros(n, dtype=np.int32)
         steps = DecisionSteps(list(obs), reward, zeros, None, zeros, zeros.astype(np.float32))
         cut = np.False_ if interrupted is None else interrupted
-        infos = UnityRLOutputProto.ListAgentInfoProto.FromString(
+        infos = m.UnityRLOutputProto.ListAgentInfoProto.FromString(
             infos_bytes(steps, self._spec, done=done, interrupted=cut, action_mask=action_mask)
         )
-        acted = UnityRLInputProto.ListAgentActionProto.FromString(
+        acted = m.UnityRLInputProto.ListAgentActionProto.FromString(
             actions_bytes(actions, self._spec.action_spec)
         )
         for action in acted.value:
@@ -488,11 +476,11 @@ class DemoWriter:
         self.append_messages(infos.value, acted.value)
 
     def append_messages(
-        self, infos: Sequence[AgentInfoProto], actions: Sequence[AgentActionProto]
+        self, infos: Sequence[m.AgentInfoProto], actions: Sequence[m.AgentActionProto]
     ) -> None:
         """Write consecutive steps of one agent as `parse_demo` gives them, images compressed."""
         for info, action in zip(infos, actions, strict=True):
-            pair = AgentInfoActionPairProto(agent_info=info, action_info=action)
+            pair = m.AgentInfoActionPairProto(agent_info=info, action_info=action)
             self._file.write(delimited_message(pair))
         self.n_steps += len(infos)
         self.n_done += sum(info.done for info in infos)

@@ -18,16 +18,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
 
-from pipeline.protocol.calls import (
-    FOREIGN,
-    METHOD,
-    NO_GREETING,
-    STOPPED,
-    CalledEnd,
-    begins_anew,
-    may_own,
-    nothing_to_answer,
-)
+from pipeline.protocol import calls
 from pipeline.protocol.peers import PeerCheck
 from pipeline.protocol.state import MAX_STATE_BYTES
 
@@ -49,7 +40,7 @@ _NOT_OVER = "the conversation before is not over yet: start the environment once
 _LOOK_S = 0.5
 
 
-class GrpcServer(CalledEnd):
+class GrpcServer(calls.CalledEnd):
     """The same as `pipeline.protocol.server.Server`, with the general runtime's threads.
 
     A call waits in a thread of the runtime until `reply` has its answer. It is not noticed here if
@@ -76,7 +67,7 @@ class GrpcServer(CalledEnd):
         self._lock = threading.Lock()
         self._closed = False
         self._pool = ThreadPoolExecutor(_N_THREADS, thread_name_prefix="protocol-grpc")
-        service, method = METHOD.strip("/").split("/")
+        service, method = calls.METHOD.strip("/").split("/")
         handlers = {method: grpc.unary_unary_rpc_method_handler(self._answer)}
         self._server = grpc.server(
             self._pool,
@@ -106,7 +97,7 @@ class GrpcServer(CalledEnd):
     def reply(self, message: bytes) -> None:
         """Answer the pending call; whether the environment takes the answer is not seen here."""
         if self._pending is None:
-            raise nothing_to_answer()
+            raise calls.nothing_to_answer()
         if self._pending.set_running_or_notify_cancel():
             self._pending.set_result(message)
         self._pending = None
@@ -148,11 +139,11 @@ class GrpcServer(CalledEnd):
 
     def _stop_calls(self) -> None:
         if self._pending is not None:
-            self.reply(STOPPED)
+            self.reply(calls.STOPPED)
         with contextlib.suppress(queue.Empty):
             while True:
                 self._pending = self._calls.get_nowait()[1]
-                self.reply(STOPPED)
+                self.reply(calls.STOPPED)
 
     def _bind(self, host: str | None, port: int) -> int:
         """Bind to `host`, or to both loopback addresses where the machine has both."""
@@ -167,7 +158,7 @@ class GrpcServer(CalledEnd):
     def _answer(self, request: bytes, context: Any) -> bytes:
         """Hand a call over and wait for its answer, in a thread of the runtime."""
         if self._closed:
-            return STOPPED
+            return calls.STOPPED
         if refusal := self._refusal(request, context.peer()):
             from grpc import StatusCode
 
@@ -188,14 +179,14 @@ class GrpcServer(CalledEnd):
                 return None
             if self._owner is not None and self._owner_lives():
                 return _OTHER_OWNER
-            if not may_own(request, has_begun=self._owner is not None):
-                return NO_GREETING
-            if self._owner is not None and begins_anew(request):
+            if not calls.may_own(request, has_begun=self._owner is not None):
+                return calls.NO_GREETING
+            if self._owner is not None and calls.begins_anew(request):
                 self._lost_at = -math.inf
                 return _NOT_OVER
             if foreign := self._foreign(peer):
                 _log.warning("A call on port %d is refused: %s.", self.port, foreign)
-                return FOREIGN
+                return calls.FOREIGN
             self._owner = peer
             return None
 

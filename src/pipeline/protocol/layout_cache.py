@@ -34,11 +34,7 @@ from pipeline.protocol.decoding import (
     split_masks,
     tail_name,
 )
-from pipeline.protocol.generated.messages import (
-    ObservationProto,
-    ReceivedAgentInfoProto,
-    ReceivedAgentInfosProto,
-)
+from pipeline.protocol.generated import messages as m
 from pipeline.protocol.specs import FREE_BYTES, MAX_AGENTS, BehaviorSpec, refuse_excess, row_bytes
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 
@@ -251,7 +247,7 @@ class Pattern:
     @staticmethod
     def of(info: bytes, spec: BehaviorSpec) -> Pattern:
         """Return the observations of one agent."""
-        bodies = ReceivedAgentInfoProto.FromString(info).observations
+        bodies = m.ReceivedAgentInfoProto.FromString(info).observations
         if len(bodies) != len(spec.observation_specs):
             raise LayoutMismatchError
         data, shapes, begins = b"", [], []
@@ -261,7 +257,7 @@ class Pattern:
             if not body.startswith(header) or tail_name(tail) != obs.name:
                 raise LayoutMismatchError
             # Turning images round is left to the other decoder, which copies them anyway.
-            if len(obs.shape) == 3 and channels_last(ObservationProto.FromString(body)):
+            if len(obs.shape) == 3 and channels_last(m.ObservationProto.FromString(body)):
                 raise LayoutMismatchError
             data += wire.delimited(13, body)
             shapes.append(tuple(obs.shape))
@@ -327,7 +323,7 @@ class Decoder:
                 return decision, TerminalSteps.empty(self._spec)
         fields = self._read_fields(data) if seems_many(data) else None
         if fields is None:
-            infos = wire.parse(ReceivedAgentInfosProto, data).value
+            infos = wire.parse(m.ReceivedAgentInfosProto, data).value
             self._check_memory(len(infos), len(data))
             steps = decode_steps(infos, self._spec, self._name)
         else:

@@ -21,17 +21,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from pipeline.errors import SettingsError, UnityCommunicationException
-from pipeline.protocol import frames
-from pipeline.protocol.calls import (
-    FOREIGN,
-    METHOD,
-    NO_GREETING,
-    STOPPED,
-    CalledEnd,
-    begins_anew,
-    may_own,
-    nothing_to_answer,
-)
+from pipeline.protocol import calls, frames
 from pipeline.protocol.frames import (
     END_HEADERS,
     END_STREAM,
@@ -244,7 +234,7 @@ _MAX_OTHERS, _STAY_S = 8, 1.0
 _MAX_WARNINGS = 10
 
 
-class Server(CalledEnd):
+class Server(calls.CalledEnd):
     """Listens on loopback for one environment; the thread that waits reads the socket itself.
 
     The first connection that greets, and that `peers` allows, owns the conversation. As long as it
@@ -320,7 +310,7 @@ class Server(CalledEnd):
         """
         with self._lock:
             if self._pending is None:
-                raise nothing_to_answer()
+                raise calls.nothing_to_answer()
             # Forgotten before it is sent: an answer that fails half way is not sent again.
             connection, stream = self._pending
             self._pending = None
@@ -370,7 +360,7 @@ class Server(CalledEnd):
                 break
         if self._pending is not None:
             with contextlib.suppress(UnityCommunicationException):  # it may be gone
-                self.reply(STOPPED, max(left, 0.0))
+                self.reply(calls.STOPPED, max(left, 0.0))
         if self._owner is not None:
             self._forget_owner().farewell(wait_s)
 
@@ -392,22 +382,22 @@ class Server(CalledEnd):
         for connection in self._candidates:
             while connection.messages:
                 stream, request = connection.messages[0]
-                if connection.is_open and may_own(request, has_begun=self._has_begun):
-                    if self._has_begun and begins_anew(request):
+                if connection.is_open and calls.may_own(request, has_begun=self._has_begun):
+                    if self._has_begun and calls.begins_anew(request):
                         self._lost_at = -math.inf  # it was started again, and waits for `release`
                         return None
                     if (foreign := self._peers.refusal_at(connection.socket)) is None:
                         self._make_owner(connection)
                         return connection
                     # Hung up on, or it could make us look for its process again and again.
-                    connection.refuse(stream, FAILED_PRECONDITION, FOREIGN)
+                    connection.refuse(stream, FAILED_PRECONDITION, calls.FOREIGN)
                     connection.messages.clear()
                     connection.is_open = False
                     self._warn("A call on port %d is refused: %s.", self.port, foreign)
                     break
                 connection.messages.popleft()
-                connection.refuse(stream, FAILED_PRECONDITION, NO_GREETING)
-                self._warn("A call is refused: %s", NO_GREETING)
+                connection.refuse(stream, FAILED_PRECONDITION, calls.NO_GREETING)
+                self._warn("A call is refused: %s", calls.NO_GREETING)
         return None
 
     def _make_owner(self, connection: IncomingConnection) -> None:
@@ -470,7 +460,7 @@ class Server(CalledEnd):
         for accepted in accepted_from(listener, free):
             try:
                 peer = accepted.getpeername()[0]
-                connection = IncomingConnection(accepted, METHOD, peer=peer)
+                connection = IncomingConnection(accepted, calls.METHOD, peer=peer)
             except OSError:
                 accepted.close()
                 continue

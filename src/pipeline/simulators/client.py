@@ -20,21 +20,14 @@ from pipeline.protocol.actions import decode_actions
 from pipeline.protocol.calls import METHOD, OK, STOPPED
 from pipeline.protocol.channel import Channel
 from pipeline.protocol.encoding import brain_parameters, compressed_steps_bytes, steps_bytes
-from pipeline.protocol.generated.messages import (
-    QUIT,
-    RESET,
-    ReceivedMessageProto,
-    ReceivedRLInputProto,
-    UnityMessageProto,
-    UnityRLInitializationOutputProto,
-)
+from pipeline.protocol.generated import messages as m
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Controls, Sampler
 from pipeline.protocol.simulator import Simulator, no_state, restore, state_of
 from pipeline.protocol.specs import ActionTuple, BehaviorSpec
 from pipeline.protocol.state import Kind, decode, encode, message, read
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 
-Exchange = Callable[..., ReceivedMessageProto]
+Exchange = Callable[..., m.ReceivedMessageProto]
 
 _log = logging.getLogger(__name__)
 
@@ -72,9 +65,9 @@ def converse(
     channel = _connect(port, connect_timeout_s)
     try:
 
-        def exchange(request: bytes, timeout_s: float | None = None) -> ReceivedMessageProto:
+        def exchange(request: bytes, timeout_s: float | None = None) -> m.ReceivedMessageProto:
             answer = channel.call(request, timeout_s)
-            return ReceivedMessageProto.FromString(answer)  # type: ignore[arg-type]  # bytes in its stubs
+            return m.ReceivedMessageProto.FromString(answer)  # type: ignore[arg-type]  # bytes in its stubs
 
         # The environment speaks first; the answer has the seed of the simulator.
         hello = exchange(_hello(), _HELLO_S)
@@ -164,19 +157,19 @@ class Session:
             # Before the command, as in Unity: parameters count for this step already.
             if command.side_channel:
                 self._hear(command.side_channel)
-            if command.command == QUIT:
+            if command.command == m.QUIT:
                 _say_goodbye(exchange)
                 return
             reply = exchange(self._advance(command))
 
-    def _advance(self, command: ReceivedRLInputProto) -> bytes:
+    def _advance(self, command: m.ReceivedRLInputProto) -> bytes:
         restored, self._is_restored = self._is_restored, False
-        if restored and command.command == RESET:
+        if restored and command.command == m.RESET:
             return self._message({})  # the trainer knows what the agents saw
         # Before the simulator reads: a sampler draws anew for each message.
         self._controls.draw()
         # The first command begins episodes whatever it is, as Unity's first step does.
-        if command.command == RESET or self._asking is None:
+        if command.command == m.RESET or self._asking is None:
             steps = self._simulator.reset()
         else:
             steps = self._simulator.step(self._actions(command, self._asking))
@@ -184,7 +177,7 @@ class Session:
         return self._message(steps)
 
     def _actions(
-        self, command: ReceivedRLInputProto, asking: Mapping[str, int]
+        self, command: m.ReceivedRLInputProto, asking: Mapping[str, int]
     ) -> dict[str, ActionTuple]:
         """Actions of every behavior's asking agents, zeros where the trainer sent none."""
         sent_actions = command.agent_actions
@@ -205,7 +198,7 @@ class Session:
 
     def _message(self, steps: Mapping[str, Steps]) -> bytes:
         entries = []
-        new = UnityRLInitializationOutputProto()
+        new = m.UnityRLInitializationOutputProto()
         for name, (decisions, terminals) in steps.items():
             body = self._body(decisions, terminals, self._specs[name])
             # With its first agents, as a Unity player does.
@@ -304,7 +297,7 @@ class Session:
 
 
 def _hello() -> bytes:
-    message = UnityMessageProto(header={"status": OK})
+    message = m.UnityMessageProto(header={"status": OK})
     output = message.unity_output.rl_initialization_output
     output.name = "AcademySingleton"
     output.communication_version = COMMUNICATION_VERSION
