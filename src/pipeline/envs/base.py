@@ -124,8 +124,6 @@ def _counts(agents: Mapping[str, int]) -> str:
 
 Stats = dict[str, list[tuple[float, StatsAggregationMethod]]]
 """Values of each statistic since it was last taken, and how they become one."""
-
-
 MOST_GROUPS = 2
 """Groups of workers that step in turn: more groups hide more of each other's latency, and each
 costs an inference."""

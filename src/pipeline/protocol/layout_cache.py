@@ -355,14 +355,13 @@ class Decoder:
         return True
 
     def _keep_layout(self, fields: Fields | None, n_bytes: int) -> None:
-        layout = None if fields is None else _layout_of(fields, n_bytes)
-        if layout is None:
-            return
-        # Removed first, so that the new layout stands last and is not the next one to be dropped.
-        self._layouts.pop(n_bytes, None)
-        self._layouts[n_bytes] = layout
-        if len(self._layouts) > _MAX_LAYOUTS:
-            del self._layouts[next(iter(self._layouts))]  # the oldest
+        # A message in which a flag is set is seldom met again.
+        if fields is not None and not fields.infos.max_step_reached.any():
+            # Removed first, so that the new layout stands last and is not the next to be dropped.
+            self._layouts.pop(n_bytes, None)
+            self._layouts[n_bytes] = _layout_of(fields, n_bytes)
+            if len(self._layouts) > _MAX_LAYOUTS:
+                del self._layouts[next(iter(self._layouts))]  # the oldest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -421,11 +420,9 @@ class _Layout:
         return out
 
 
-def _layout_of(fields: Fields, n_bytes: int) -> _Layout | None:
-    """Return the layout of a message of `n_bytes`; None if it is seldom met again."""
+def _layout_of(fields: Fields, n_bytes: int) -> _Layout:
+    """Return the layout of a message of `n_bytes`, in which no episode has ended."""
     infos, pattern = fields.infos, fields.pattern
-    if infos.done.any() or infos.max_step_reached.any():
-        return None
     obs_at = [
         fields.obs_at[:, None] + (begin + np.arange(4 * math.prod(shape)))
         for begin, shape in zip(pattern.begins, pattern.shapes, strict=True)

@@ -204,14 +204,11 @@ def listen(port: int, host: str | None) -> list[socket.socket]:
 
     Port 0 lets the system choose.
     """
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(_listener(host or "127.0.0.1", port))]
-        port = listeners[0].getsockname()[1]
-        if host is None:
-            # Without IPv6, clients of "localhost" fall back to 127.0.0.1.
-            with contextlib.suppress(OSError):
-                listeners.append(_listener("::1", port))
-        stack.pop_all()
+    listeners = [_listener(host or "127.0.0.1", port)]
+    if host is None:
+        # Without IPv6, clients of "localhost" fall back to 127.0.0.1.
+        with contextlib.suppress(OSError):
+            listeners.append(_listener("::1", listeners[0].getsockname()[1]))
     return listeners
 
 
@@ -471,12 +468,8 @@ class Server(calls.CalledEnd):
 
     def _drop(self, connection: IncomingConnection) -> None:
         if connection.failure:
-            self._warn(
-                "A connection from %s to port %d is cut off: the peer sent %s",
-                connection.peer,
-                self.port,
-                connection.failure,
-            )
+            text = "A connection from %s to port %d is cut off: the peer sent %s"
+            self._warn(text, connection.peer, self.port, connection.failure)
         self._selector.unregister(connection.socket)
         self._candidates.remove(connection)
         self._listen(True)
@@ -488,8 +481,7 @@ class Server(calls.CalledEnd):
         if self._owner is None:
             full = len(self._candidates) == _MAX_OTHERS
             for connection in list(self._candidates):
-                limit_s = _PREFACE_S if not connection.is_greeted else math.inf
-                limit_s = _STAY_S if full else limit_s
+                limit_s = _STAY_S if full else math.inf if connection.is_greeted else _PREFACE_S
                 if now - connection.since > limit_s or not connection.is_open:
                     self._drop(connection)
             return

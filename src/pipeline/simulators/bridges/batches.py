@@ -8,7 +8,7 @@ import re
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium import spaces
@@ -26,8 +26,10 @@ _ONE = ("observation", "reward", "terminated", "truncated", "info")
 _BY_AGENT = ("observations", "rewards", "terminations", "truncations", "infos")
 
 
-def refuse_returned(env: Any, method: str, result: Any, error: Exception, *, where: str) -> None:
-    """Raise a better error if a method of an environment broke its library's rules.
+def refuse_returned(
+    env: Any, method: str, result: Any, error: Exception, *, where: str
+) -> NoReturn:
+    """Raise a better error if a method of an environment broke its library's rules, or `error`.
 
     Args:
         env: the environment.
@@ -46,7 +48,7 @@ def refuse_returned(env: Any, method: str, result: Any, error: Exception, *, whe
     names = (names[0], names[-1]) if method == "reset" else names
     said = _said(names, result, error)
     if said is None:
-        return
+        raise error
     given, asked = said
     code = getattr(getattr(getattr(env, "unwrapped", env), method, None), "__code__", None)
     line = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""

@@ -90,7 +90,6 @@ class GymnasiumSimulator(Bridge):
                     batch.decide(obs, info, (float(reward), row, 0, 0.0))
             except MISUSE as error:
                 refuse_returned(env, "step", result, error, where=self._where)
-                raise
             if is_over:
                 self._begin(row, batch)
         return {self._behavior: batch.steps()}
@@ -124,7 +123,6 @@ class GymnasiumSimulator(Bridge):
             batch.decide(obs, info, (0.0, row, 0, 0.0))
         except MISUSE as error:
             refuse_returned(env, "reset", result, error, where=self._where)
-            raise
 
 
 def make_environment(env_id: str, kwargs: Mapping[str, Any], render_mode: str | None = None) -> Any:

@@ -81,7 +81,6 @@ class Copy:
             begun = self.env.reset(seed=seed, options=options)
         except TypeError as error:
             refuse_returned(self.env, "reset", None, error, where=self._where)
-            raise
         if not self.env.agents:
             raise UnityEnvironmentException(
                 f"{self._where}: it has no agents after a reset; repair the environment."
@@ -120,8 +119,8 @@ class Copy:
                 "an end; repair the environment."
             )
 
-    def _refuse_ended(self, agents: Sequence[str], remedy: str) -> None:
-        raise UnityEnvironmentException(
+    def _ended_stay(self, agents: Sequence[str], remedy: str) -> UnityEnvironmentException:
+        return UnityEnvironmentException(
             f"{self._where}: the agents {sorted(agents)} have ended, but stay in `agents`, so that "
             f"nobody is left to act and no episode can begin; {remedy}."
         )
@@ -148,10 +147,7 @@ class ParallelCopy(Copy):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         super().load_state_dict(state)
-        self._pending = {
-            agent: (own_reward, shared_reward)
-            for agent, (own_reward, shared_reward) in state["pending"].items()
-        }
+        self._pending = {agent: tuple(rewards) for agent, rewards in state["pending"].items()}
 
     def reset(self) -> Iterator[Event]:
         """Begin a new episode."""
@@ -163,7 +159,6 @@ class ParallelCopy(Copy):
                 yield self._decide(agent, observations[agent], infos.get(agent, {}), 0.0)
         except MISUSE as error:
             refuse_returned(self.env, "reset", begun, error, where=self._where)
-            raise
 
     def step(self, actions: Mapping[int, Any]) -> Iterator[Event]:
         """Apply the living agents' actions; begin a new episode when none is left."""
@@ -175,14 +170,13 @@ class ParallelCopy(Copy):
             self._pending = yield from self._events(*result)
         except MISUSE as error:
             refuse_returned(env, "step", result, error, where=self._where)
-            raise
         self._check_ends()
         # At once, so that new first decisions come in the same message as the ends.
         if not env.agents:
             yield from self.reset()
         elif self._ended.issuperset(env.agents):
             remedy = "remove an agent in the step in which it is terminated or truncated"
-            self._refuse_ended(env.agents, remedy)
+            raise self._ended_stay(env.agents, remedy)
 
     def _events(
         self, observations: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any
@@ -258,13 +252,12 @@ class TurnCopy(Copy):
                 reward, is_over = float(reward), terminated or truncated
             except MISUSE as error:
                 refuse_returned(env, "last", result, error, where=self._where)
-                raise
             if not is_over:
                 yield self._decide(agent, observation, info, reward)
                 return
             if agent in self._ended:
                 remedy = "let `step` remove an agent that has ended, as `_was_dead_step` does"
-                self._refuse_ended([agent], remedy)
+                raise self._ended_stay([agent], remedy)
             yield from self._end(agent, observation, not terminated, reward)
             # PettingZoo's rule: a dead agent takes its turn with None, and only then is removed.
             env.step(None)
@@ -334,7 +327,10 @@ class PettingZooSimulator(Bridge):
         self._codecs: dict[str, Codec] = {}
         for agent, behavior in zip(agents, self._behaviors, strict=True):
             if behavior not in self._codecs:
-                self._codecs[behavior] = _codec(envs[0], agent, id, visual, action_scale)
+                label = f"{id}, agent {agent}"
+                self._codecs[behavior] = Codec(
+                    *_spaces(envs[0], agent), where=label, visual=visual, scale=action_scale
+                )
         self._group = _group_numbers(self._behaviors, groups)
         sharing = [
             [name for name, number in zip(agents, self._group, strict=True) if number == group]
@@ -384,11 +380,8 @@ class PettingZooSimulator(Bridge):
             name: [list(divmod(agent_id, self._per_copy)) for agent_id in ids]
             for name, ids in self._asking_ids.items()
         }
-        return {
-            "copies": copies,
-            "asked": asking_agents,
-            "parameters": self.parameters.state_dict(),
-        }
+        parameters = self.parameters.state_dict()
+        return {"copies": copies, "asked": asking_agents, "parameters": parameters}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
@@ -471,11 +464,6 @@ def _behaviors(
             spaces_of[name] = spaces
         behaviors.append(f"{name}?team={team_of[agent]}")
     return behaviors
-
-
-def _codec(env: Any, agent: str, env_id: str, visual: str, scale: float | None) -> Codec:
-    label = f"{env_id}, agent {agent}"
-    return Codec(*_spaces(env, agent), where=label, visual=visual, scale=scale)
 
 
 def _spaces(env: Any, agent: str) -> tuple[Any, Any]:

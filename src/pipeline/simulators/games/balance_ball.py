@@ -62,7 +62,6 @@ _MODEL = """
 </mujoco>
 """
 
-
 _SPEC = BehaviorSpec([vector(8)], ActionSpec.create_continuous(2))
 
 

@@ -118,17 +118,14 @@ class Collector(SoloAreas):
     def _observe(self, rows: Rows) -> list[FloatArray]:
         position, degrees = self._position[rows], self._degrees[rows]
         direction = rays.directions(degrees[:, None] + RAY_DEGREES)
-        walls = rays.to_walls(origin=position, direction=direction, low=-HALF_SIDE, high=HALF_SIDE)
-        food = rays.to_circles(
-            origin=position, direction=direction, centre=self._food[rows], radius=_RADII
-        )
-        seen = np.concatenate([walls, food], axis=2)
+        walls = rays.to_walls(position, direction, -HALF_SIDE, HALF_SIDE)
+        food = rays.to_circles(position, direction, self._food[rows], _RADII)
         forward, velocity = direction[:, 0], self._velocity[rows] / np.float32(SPEED)
         body = np.empty((len(position), 3), dtype=np.float32)
         body[:, 0] = (velocity * _to_right(forward)).sum(axis=1)
         body[:, 1] = (velocity * forward).sum(axis=1)
         body[:, 2] = self._recharge[rows] == 0
-        return [rays.encode(distance=seen, tag=_TAGS, n_tags=3, length=RAY_LENGTH), body]
+        return [rays.encode([walls, food], _TAGS, 3, RAY_LENGTH), body]
 
     def render(self, agent: int) -> AnyArray:
         """Return a picture of an agent's field: good food is green, the laser amber."""

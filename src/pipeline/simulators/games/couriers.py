@@ -40,7 +40,6 @@ MAX_BREAK = 12
 """Simulation steps that a seat is empty between two couriers, at most."""
 OBS_SIZE = 2 * N_PLACES + 1
 
-
 _SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_discrete([N_PLACES]))
 
 

@@ -37,7 +37,6 @@ AGENT = np.ones((CELL, CELL), dtype=np.float32)
 
 _STEP_REWARD, _GOAL_REWARD = -0.01, 1.0
 
-
 _SPEC = BehaviorSpec(
     [
         ObservationSpec.visual(3, SIZE * CELL, SIZE * CELL, "GridSensor"),

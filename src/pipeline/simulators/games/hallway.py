@@ -109,18 +109,12 @@ class Hallway(SoloAreas):
         low = np.empty((len(position), 1, 2), dtype=np.float32)
         low[:, 0, 0], low[:, 0, 1] = -HALF_WIDTH, np.where(past, 0.0, ROOM_END)
         high = np.array([HALF_WIDTH, CORRIDOR_END], dtype=np.float32)
-        walls = rays.to_walls(origin=position, direction=direction, low=low, high=high)
-        n_things = 6 if self._cue_at_end else 4
-        things = rays.to_circles(
-            origin=position,
-            direction=direction,
-            centre=self._things[rows, :n_things],
-            radius=_RADIUS[:n_things],
-        )
-        seen = np.concatenate([walls, things], axis=2)
+        walls = rays.to_walls(position, direction, low, high)
+        n = 6 if self._cue_at_end else 4
+        things = rays.to_circles(position, direction, self._things[rows, :n], _RADIUS[:n])
         agent = np.empty((len(position), 3), dtype=np.float32)
         agent[:, :2], agent[:, 2] = _FORWARD[heading], past
-        return [rays.encode(distance=seen, tag=_TAGS, n_tags=5, length=RAY_LENGTH), agent]
+        return [rays.encode([walls, things], _TAGS, 5, RAY_LENGTH), agent]
 
     def render(self, agent: int) -> AnyArray:
         """Return a picture of an agent's hallway, which leads to the right."""

@@ -32,7 +32,6 @@ _DIRECTIONS = np.array([0.0, 1.0, -1.0], dtype=np.float32)
 _MIRROR = np.array([-1.0, 1.0, -1.0, 1.0], dtype=np.float32)
 _SCALE = np.array([1.0, 1.0, MAX_SPEED, MAX_SPEED], dtype=np.float32)
 
-
 _SPEC = BehaviorSpec([vector(6)], ActionSpec.create_discrete([len(_DIRECTIONS)]))
 
 

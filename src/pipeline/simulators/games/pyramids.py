@@ -99,9 +99,7 @@ class Pyramids(SoloAreas):
         position = self._position
         # One axis after the other: who is stopped by a wall may slide along it.
         for axis in (0, 1):
-            position[:, axis] = slide(
-                along=position[:, axis], across=position[:, 1 - axis], change=change[:, axis]
-            )
+            position[:, axis] = slide(position[:, axis], position[:, 1 - axis], change[:, axis])
         self._push_out()
         pressed = self._touches(_OFF)
         if pressed.any():
@@ -130,14 +128,11 @@ class Pyramids(SoloAreas):
     def _observe(self, rows: Rows) -> list[FloatArray]:
         position, heading = self._position[rows], self._heading[rows]
         direction = _RAYS[heading]
-        things = rays.to_circles(
-            origin=position, direction=direction, centre=self._things[rows], radius=_RADII
-        )
-        seen = np.concatenate([_to_walls(position, direction), things], axis=2)
+        things = rays.to_circles(position, direction, self._things[rows], _RADII)
         body = np.empty((len(position), 5), dtype=np.float32)
         body[:, :2], body[:, 2:4] = position / np.float32(SIDE / 2) - 1.0, _FORWARD[heading]
         body[:, 4] = self._is_on[rows]
-        return [rays.encode(distance=seen, tag=_TAGS, n_tags=5, length=RAY_LENGTH), body]
+        return [rays.encode([_to_walls(position, direction), things], _TAGS, 5, RAY_LENGTH), body]
 
     def render(self, agent: int) -> AnyArray:
         """Return a picture of an agent's rooms: pyramids amber, the switch red until it is on."""
@@ -161,7 +156,7 @@ class Pyramids(SoloAreas):
         return canvas.pixels()
 
 
-def slide(*, along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArray:
+def slide(along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArray:
     """[N] coordinate after a move of `change`, stopped by walls, let through by doors.
 
     Args:
@@ -186,7 +181,7 @@ def slide(*, along: FloatArray, across: FloatArray, change: FloatArray) -> Float
 
 def _to_walls(position: FloatArray, direction: FloatArray) -> FloatArray:
     """[N, R, 5] distance to the outer wall, and to both inner lines of each axis but at doors."""
-    outer = rays.to_walls(origin=position, direction=direction, low=0.0, high=SIDE)
+    outer = rays.to_walls(position, direction, 0.0, SIDE)
     distance = (_LINES - position[:, None, :, None]) / direction[..., None]
     across = position[:, None, ::-1, None] + distance * direction[:, :, ::-1, None]
     beside = np.abs(np.abs(across - _MIDDLE) - _TO_DOOR)
