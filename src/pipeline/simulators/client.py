@@ -18,9 +18,9 @@ from pipeline.errors import UnityCommunicationException, UnityTimeOutException
 from pipeline.protocol import side_channels, wire
 from pipeline.protocol.actions import decode_actions
 from pipeline.protocol.calls import METHOD, OK, STOPPED
-from pipeline.protocol.channel import Channel
 from pipeline.protocol.encoding import brain_parameters, compressed_steps_bytes, steps_bytes
 from pipeline.protocol.generated import messages as m
+from pipeline.protocol.http2 import Channel
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Controls, Sampler
 from pipeline.protocol.simulator import Simulator, no_state, restore, state_of
 from pipeline.protocol.specs import ActionTuple, BehaviorSpec

@@ -33,8 +33,7 @@ from pipeline.protocol import calls
 from pipeline.protocol import frames as f
 from pipeline.protocol import server as server_module
 from pipeline.protocol.calls import METHOD
-from pipeline.protocol.channel import Channel
-from pipeline.protocol.http2 import PREFACE
+from pipeline.protocol.http2 import PREFACE, Channel
 from pipeline.protocol.server import BACKLOG, MAX_CALLS, IncomingConnection, Server
 
 PINGS = 3000 * f.frame(f.PING, 0, 0, bytes(8))

@@ -26,11 +26,10 @@ from pipeline.errors import (
     UnityTimeOutException,
 )
 from pipeline.protocol.calls import METHOD
-from pipeline.protocol.channel import Channel
 from pipeline.protocol.frames import ACK, HEADERS, PING
 from pipeline.protocol.generated.messages import UnityMessageProto
 from pipeline.protocol.grpc_server import GrpcServer
-from pipeline.protocol.http2 import Connection
+from pipeline.protocol.http2 import Channel, Connection
 from pipeline.protocol.server import IncomingConnection, Server, open_server
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
