@@ -392,10 +392,7 @@ class WorkerSet:
         return steps
 
     def set_actions(
-        self,
-        behavior_name: str,
-        actions: Sequence[ActionTuple],
-        group: Sequence[int] | None = None,
+        self, behavior_name: str, actions: Sequence[ActionTuple], group: Sequence[int] | None = None
     ) -> None:
         """Set the actions of all agents that asked, one ActionTuple per worker.
 

@@ -244,11 +244,7 @@ class Server(calls.CalledEnd):
     """
 
     def __init__(
-        self,
-        port: int = 0,
-        *,
-        host: str | None = None,
-        peers: PeerCheck | None = None,
+        self, port: int = 0, *, host: str | None = None, peers: PeerCheck | None = None
     ) -> None:
         """Start listening.
 

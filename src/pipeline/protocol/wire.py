@@ -74,10 +74,7 @@ def entry(parts: Iterable[tuple[bytes, bytes]]) -> tuple[AnyArray, list[int]]:
         out += content
     # Field 1 is the list in messages of agents and in those of actions.
     before = head(1, len(out))
-    return (
-        np.frombuffer(before + out, dtype=np.uint8),
-        [len(before) + start for start in starts],
-    )
+    return (np.frombuffer(before + out, dtype=np.uint8), [len(before) + start for start in starts])
 
 
 def part(field: int, content: bytes) -> tuple[bytes, bytes]:
