@@ -55,11 +55,8 @@ _log = logging.getLogger(__name__)
 BRAIN_OFFSET = 33
 # What ML-Agents reads; its recorders write 1.
 API_VERSIONS = (0, 1)
-_CHANNELS_LAST = (
-    DimensionProperty.TRANSLATIONAL_EQUIVARIANCE,
-    DimensionProperty.TRANSLATIONAL_EQUIVARIANCE,
-    DimensionProperty.NONE,
-)
+_SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
+_CHANNELS_LAST = (_SPATIAL, _SPATIAL, DimensionProperty.NONE)
 
 
 class DemoMessages(NamedTuple):

@@ -23,9 +23,9 @@ from pipeline.protocol.generated import messages as m
 from pipeline.protocol.http2 import Channel
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Controls, Sampler
 from pipeline.protocol.simulator import Simulator, no_state, restore, state_of
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec
+from pipeline.protocol.specs import ActionTuple
 from pipeline.protocol.state import Kind, decode, encode, message, read
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
+from pipeline.protocol.steps import Steps
 
 Exchange = Callable[..., m.ReceivedMessageProto]
 
@@ -139,7 +139,7 @@ class Session:
     def __init__(self, simulator: Simulator, compressed_channels: int = 0) -> None:
         self._simulator = simulator
         self._specs = dict(simulator.behavior_specs)
-        self._compressed_channels = compressed_channels
+        self._max_channels = compressed_channels
         self._announced: set[str] = set()
         self._controls = Controls(simulator)
         # How many agents of each behavior have asked for a decision; None before a reset.
@@ -200,11 +200,16 @@ class Session:
         entries = []
         new = m.UnityRLInitializationOutputProto()
         for name, (decisions, terminals) in steps.items():
-            body = self._body(decisions, terminals, self._specs[name])
+            spec = self._specs[name]
+            images = [obs.shape for obs in spec.observation_specs if len(obs.shape) == 3]
+            if any(shape[0] <= self._max_channels for shape in images):
+                body = compressed_steps_bytes(decisions, terminals, spec, self._max_channels)
+            else:
+                body = steps_bytes(decisions, terminals, spec)
             # With its first agents, as a Unity player does.
             if body and name not in self._announced:
                 self._announced.add(name)
-                new.brain_parameters.append(brain_parameters(name, self._specs[name]))
+                new.brain_parameters.append(brain_parameters(name, spec))
             # Lengths come before contents in protobuf, so parts are joined once, at the end.
             entries += _nested(2, [wire.delimited(1, name.encode()), wire.head(2, len(body)), body])
         frames: list[tuple[UUID, bytes]] = []
@@ -224,14 +229,6 @@ class Session:
         if new.brain_parameters:
             output.append(wire.delimited(2, new.SerializeToString()))
         return b"".join([_STATUS_OK, *_nested(2, output)])
-
-    def _body(
-        self, decisions: DecisionSteps, terminals: TerminalSteps, spec: BehaviorSpec
-    ) -> bytes:
-        images = [obs.shape for obs in spec.observation_specs if len(obs.shape) == 3]
-        if any(shape[0] <= self._compressed_channels for shape in images):
-            return compressed_steps_bytes(decisions, terminals, spec, self._compressed_channels)
-        return steps_bytes(decisions, terminals, spec)
 
     def _hear(self, data: bytes) -> None:
         """Apply the side-channel messages that came with a command; skip all others."""

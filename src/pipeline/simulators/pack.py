@@ -111,7 +111,24 @@ def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str
     """Do what `pack` does, with given needs."""
     is_bridge = registry.entry(simulator_name).bridge
     title = str(options["id"]) if is_bridge else simulator_name
-    _write(target, simulator_name, title, options, needs)
+    content = dict(_package_files())
+    for name, distribution in sorted(_closure((*_BASE, *needs.distributions)).items()):
+        content.update(_distribution_files(name, distribution))
+    content |= {f"lib/{name}": file.read_bytes() for name, file in needs.files.items()}
+    described = {"options": options, "simulator": simulator_name}
+    content["executable.json"] = json.dumps(described, sort_keys=True).encode()
+    content["__main__.py"] = Path(launcher.__file__).read_bytes()
+    # Before DIGEST itself is added; it names the folder in the cache where this is unpacked.
+    digest = _digest(content)
+    content["DIGEST"] = digest.encode()
+    with whole(target) as temporary:
+        # Scripts are read from their start, zip archives from their end.
+        temporary.write_bytes(_script(title, digest) + _archive(content))
+    target.chmod(0o755)
+    # The executable starts with the Python that built it, even if that is not on PATH. It holds no
+    # path itself; without a cache it looks for another Python.
+    with contextlib.suppress(OSError):
+        write_whole(launcher.cache_folder() / f"{digest}.python", f"{sys.executable}\n")
     if is_bridge:
         try:
             verify(target, title)
@@ -153,34 +170,6 @@ def _tree(top: Path) -> str:
             if file.is_file() and "__pycache__" not in file.parts
         }
     )
-
-
-def _write(target: Path, simulator: str, title: str, options: dict[str, Any], needs: Needs) -> None:
-    content = dict(_package_files())
-    for name, distribution in sorted(_closure((*_BASE, *needs.distributions)).items()):
-        content.update(_distribution_files(name, distribution))
-    content |= {f"lib/{name}": file.read_bytes() for name, file in needs.files.items()}
-    described = {"options": options, "simulator": simulator}
-    content["executable.json"] = json.dumps(described, sort_keys=True).encode()
-    content["__main__.py"] = Path(launcher.__file__).read_bytes()
-    # Before DIGEST itself is added; it names the folder in the cache where this is unpacked.
-    digest = _digest(content)
-    content["DIGEST"] = digest.encode()
-    with whole(target) as temporary:
-        # Scripts are read from their start, zip archives from their end.
-        temporary.write_bytes(_script(title, digest) + _archive(content))
-    target.chmod(0o755)
-    _remember_python(digest)
-
-
-def _remember_python(digest: str) -> None:
-    """Write down in the cache which Python built an executable, which holds no path itself.
-
-    The executable starts with that Python, even if it is not on PATH; without a cache it looks for
-    another one.
-    """
-    with contextlib.suppress(OSError):
-        write_whole(launcher.cache_folder() / f"{digest}.python", f"{sys.executable}\n")
 
 
 def _script(name: str, digest: str) -> bytes:

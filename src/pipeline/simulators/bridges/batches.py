@@ -264,25 +264,18 @@ class Batch:
 
     def decide(self, obs: Any, info: Mapping[str, Any], row: Row) -> None:
         """Add an agent that asks for a decision."""
-        mask = self._codec.mask(obs, info)
-        if mask is not None:
-            self._forbid(mask)
+        mask, branches = self._codec.mask(obs, info), self._codec.actions.spec.discrete_branches
+        if mask is not None and branches:
+            # Made late: environments without masks send none, and the policy then skips masking.
+            if self._forbidden is None:
+                self._forbidden = np.zeros((self._size, sum(branches)), dtype=np.bool_)
+            self._forbidden[len(self._decisions)] = self._codec.actions.forbidden(mask)
         self._decisions.add(obs, row)
 
     def end(self, obs: Any, interrupted: bool, row: Row) -> None:
         """Add an agent whose episode has ended."""
         self._interrupted.append(interrupted)
         self._terminals.add(obs, row)
-
-    def _forbid(self, mask: Any) -> None:
-        """Store the mask of the agent that is added next."""
-        branches = self._codec.actions.spec.discrete_branches
-        if not branches:
-            return
-        # Made late: environments without masks send none, and the policy then skips masking.
-        if self._forbidden is None:
-            self._forbidden = np.zeros((self._size, sum(branches)), dtype=np.bool_)
-        self._forbidden[len(self._decisions)] = self._codec.actions.forbidden(mask)
 
     def steps(self) -> Steps:
         """Return all that was collected."""

@@ -320,7 +320,9 @@ class Actions:
         self.spec = ActionSpec(self._boxes.shape[1], tuple(self._branches))
         if not self.spec.continuous_size and not self._branches:
             raise SettingsError(f"{where}: the action space {space} has no action.")
-        self.scales = [*self._scales_of_numbers(), *self._scales_of_choices()]
+        text = "discrete_actions: branch {}: choice 0 stands for {}"
+        choices = [text.format(i, start) for i, start in enumerate(self._starts) if start]
+        self.scales = [*self._scales_of_numbers(), *choices]
         is_discrete = isinstance(space, spaces.Discrete)
         self._discrete = (space.start, space.dtype) if is_discrete else None
 
@@ -384,10 +386,6 @@ class Actions:
             texts.append(f"continuous_actions: {which}: -1 to 1 stand for {low:g} to {high:g}")
             first = last + 1
         return texts
-
-    def _scales_of_choices(self) -> list[str]:
-        text = "discrete_actions: branch {}: choice 0 stands for {}"
-        return [text.format(i, start) for i, start in enumerate(self._starts) if start]
 
     def _builder(self, space: Any, path: Path) -> Build:
         """Return a function from one agent's continuous and discrete actions to the space's."""

@@ -140,22 +140,19 @@ class BalanceBall(SoloAreas):
         return np.where(fallen, _FALL_REWARD, _REWARD).astype(np.float32), fallen
 
     def _place(self, rows: AnyArray) -> None:
+        read = self.parameters.read
         for row in rows.tolist():
-            self._set_physics(row)
+            shape = (read("mass", 1.0), read("scale", 1.0))
+            if shape != self._shape[row]:
+                self._models[row] = copy.copy(_model(*shape))
+                self._shape[row] = shape
+            self._models[row].opt.gravity[1] = -read("gravity", 9.81)
         drawn = _FROM + (_TO - _FROM) * self._uniform(rows, len(_FROM))
         half_x, half_z = np.radians(drawn[:, :2].T) / 2
         cos, sin, cos_z, sin_z = np.cos(half_x), np.sin(half_x), np.cos(half_z), np.sin(half_z)
         self._platform[:, rows] = (cos_z * cos, cos_z * sin, -sin_z * sin, sin_z * cos)
         self._state[rows] = _FIRST
         self._state[rows, 1], self._state[rows, 3] = drawn[:, 2:].T
-
-    def _set_physics(self, row: int) -> None:
-        read = self.parameters.read
-        shape = (read("mass", 1.0), read("scale", 1.0))
-        if shape != self._shape[row]:
-            self._models[row] = copy.copy(_model(*shape))
-            self._shape[row] = shape
-        self._models[row].opt.gravity[1] = -read("gravity", 9.81)
 
     def _turn(self, action: FloatArray) -> None:
         """Fill the platforms' poses for each physics step of this decision."""
