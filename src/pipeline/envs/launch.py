@@ -363,14 +363,12 @@ def greeting(seed: int, num_areas: int, version: str, package: str) -> bytes:
 
 
 def listening(
-    executable: Path | None,
-    base_port: int | None,
-    worker_id: int,
-    host: str | None,
-    transport: str | None,
-    peers: PeerCheck,
+    executable: Path | None, base_port: int | None, worker_id: int, **options: Any
 ) -> AnyServer:
-    """Return a server for a player that is started here, or for the Unity Editor."""
+    """Return a server for a player that is started here, or for the Unity Editor.
+
+    Options as for `open_server`.
+    """
     # The system chooses where a port can be passed on; the Editor knows only its own.
     port = 0 if executable is not None else EDITOR_PORT
     if base_port is not None:
@@ -383,7 +381,7 @@ def listening(
             )
         port = base_port + worker_id
     remedy = EDITOR_PORT_TAKEN if executable is None else None
-    return listen_for(worker_id, port, remedy, host=host, transport=transport, peers=peers)
+    return listen_for(worker_id, port, remedy, **options)
 
 
 def listen_for(worker_id: int, port: int, remedy: str | None, **options: Any) -> AnyServer:

@@ -130,7 +130,7 @@ class UnityEnvironment(StoredStepsEnv):
         self._is_attached = server is not None
         peers = PeerCheck(is_started_here=executable is not None)
         self._server = server or launch.listening(
-            executable, base_port, worker_id, host, transport, peers
+            executable, base_port, worker_id, host=host, transport=transport, peers=peers
         )
         self.port = self._server.port
         name = "the environment" if executable is None else f"{executable.name}, worker {worker_id}"

@@ -224,7 +224,9 @@ class WorkerSet:
                 half(self.envs[worker])
             except RESTARTABLE as error:
                 # Where it can go on, a run that is told to stop can be saved as it is now.
-                is_stopping = not _goes_on(self.envs[worker]) and self._is_stopping()
+                env = self.envs[worker]
+                goes_on = isinstance(env, BaseEnv) and env.state_refusal is None
+                is_stopping = not goes_on and self._is_stopping()
                 if self._relaunch is None or is_stopping:
                     raise
                 self._restart(worker, error, self._relaunch)
@@ -430,11 +432,6 @@ class WorkerSet:
             f"The group {behavior_name} does not correspond to an existing agent group in any of "
             f"{len(self.envs)} environments; they have {sorted(self.behavior_specs)}"
         )
-
-
-def _goes_on(env: Any) -> bool:
-    """Return whether another environment can go on where this one fails."""
-    return isinstance(env, BaseEnv) and env.state_refusal is None
 
 
 def _steps_of(env: Any, name: str, spec: BehaviorSpec) -> Steps:

@@ -140,9 +140,9 @@ class Connection(ABC):
                 self._unfilled = self._unfilled[n_read:]
         except BlockingIOError:
             return self.is_open
-        except OSError as error:
-            if isinstance(error, TimeoutError):
-                raise
+        except TimeoutError:
+            raise
+        except OSError:
             n_read = 0
         if not n_read:
             self.is_open = False
@@ -182,11 +182,11 @@ class Connection(ABC):
                         raise FrameError(frames.ENHANCE_YOUR_CALM, f"a frame of {length} bytes")
                     if kind == DATA and stop - end > _LARGE_BYTES:
                         # Not a bytearray, which would be filled with zeros first.
-                        payload = memoryview(np.empty(length, np.uint8).data)
-                        begin, position = view[position + 9 :], end
-                        payload[: len(begin)] = begin
-                        self._unfilled = payload[len(begin) :]
-                        self._large = (flags, stream, payload)
+                        memory = memoryview(np.empty(length, np.uint8).data)
+                        memory[: end - position - 9] = view[position + 9 :]
+                        self._unfilled = memory[end - position - 9 :]
+                        self._large = (flags, stream, memory)
+                        position = end
                     break
                 payload = bytes(view[position + 9 : stop])
                 if kind == DATA:

@@ -69,7 +69,7 @@ class PeerCheck:
             return None
         found = _socket_of(client, server)
         if found is None:
-            return self._refusal_of(_pid_of(client, server))
+            return self._refusal_by_process(client, server)
         uid, inode = found
         if inode == 0:
             return _LEFT
@@ -81,8 +81,13 @@ class PeerCheck:
         pid = next((pid for pid in psutil.pids() if _holds(pid, inode)), None)
         return None if self._is_marked(pid) else self._foreign(_named(pid, uid))
 
-    def _refusal_of(self, pid: int | None) -> str | None:
-        """Return the refusal of a process, on systems where a socket's user is not known."""
+    def _refusal_by_process(self, client: Address, server: Address) -> str | None:
+        """Return the same on systems where a socket's user is not known."""
+        pid = None
+        with contextlib.suppress(psutil.Error, OSError):
+            for connection in psutil.net_connections("tcp"):
+                if (connection.laddr, connection.raddr) == (client, server):
+                    pid = connection.pid
         if pid is None:
             _log.info("This system does not tell who calls: the first that greets is accepted.")
             return None
@@ -163,18 +168,6 @@ def _target(file: Path) -> str:
         return str(file.readlink())
     except FileNotFoundError:  # closed since
         return ""
-
-
-def _pid_of(client: Address, server: Address) -> int | None:
-    try:
-        pids = [
-            connection.pid
-            for connection in psutil.net_connections("tcp")
-            if (connection.laddr, connection.raddr) == (client, server)
-        ]
-    except (psutil.Error, OSError):
-        return None
-    return pids[0] if pids else None
 
 
 def _named(pid: int | None, user: int | str) -> str:
