@@ -278,8 +278,8 @@ class StoredStepsEnv(BaseEnv):
         decision = self._steps[behavior_name][0]
         row = decision.agent_id_to_index.get(agent_id)
         if row is None:
+            # ML-Agents' message, word for word: scripts may look for it.
             raise IndexError(
-                # ML-Agents' message, word for word: scripts may look for it.
                 f"agent_id {agent_id} is did not request a decision at the previous step"
             )
         if behavior_name not in self._actions:
@@ -300,13 +300,11 @@ class StoredStepsEnv(BaseEnv):
         """Return an action for every agent that asked, by behavior; forgets what was set."""
         # Forgotten when sent, as in ML-Agents: an action is never repeated by itself.
         actions, self._actions = self._actions, {}
-        taken = {
-            name: actions[name]
-            if name in actions
-            else self._specs[name].action_spec.empty_action(len(decision))
-            for name, (decision, _) in self._steps.items()
-            if len(decision)
-        }
+        taken = {}
+        for name, (decision, _) in self._steps.items():
+            if len(decision):
+                zeros = self._specs[name].action_spec.empty_action
+                taken[name] = actions[name] if name in actions else zeros(len(decision))
         if not taken:
             self.silence.count()
         elif self.silence.is_on:
@@ -322,10 +320,7 @@ class StoredStepsEnv(BaseEnv):
         return {
             "behaviors": {name: spec_to_mapping(spec) for name, spec in self._specs.items()},
             "steps": {name: steps_to_mapping(steps) for name, steps in self._steps.items()},
-            "stats": {
-                name: [[value, int(method)] for value, method in values]
-                for name, values in stats.items()
-            },
+            "stats": {name: [[v, int(method)] for v, method in vs] for name, vs in stats.items()},
         }
 
     def _restore(self, state: Mapping[str, Any]) -> Stats:

@@ -74,9 +74,7 @@ class SideChannelManager:
 
     def of_kind(self, kind: type[Channel]) -> Channel | None:
         """Return the channel of a class."""
-        return next(
-            (channel for channel in self._channels.values() if isinstance(channel, kind)), None
-        )
+        return next((c for c in self._channels.values() if isinstance(c, kind)), None)
 
     def outgoing(self) -> bytes:
         """Return the bytes of all queued messages, by order of registration; empty the queues."""
@@ -237,12 +235,10 @@ def aggregation_of(name: str, number: int) -> StatsAggregationMethod:
     """Return how a statistic's values become one; UnitySideChannelException if unknown."""
     method = _METHODS.get(number)
     if method is None:
-        known_methods = ", ".join(
-            f"{member.value} {member.name}" for member in StatsAggregationMethod
-        )
+        known = ", ".join(f"{member.value} {member.name}" for member in StatsAggregationMethod)
         raise UnitySideChannelException(
             f"the environment's statistic {brief(name)} is to be aggregated by method {number}; "
-            f"known methods are {known_methods}: use one of them"
+            f"known methods are {known}: use one of them"
         )
     return method
 

@@ -173,21 +173,13 @@ def _damaged(path: Path, index: int, meta: m.DemonstrationMetaProto) -> Demonstr
 
 def _record(data: bytes, position: int) -> tuple[int, int] | None:
     """Return where the message at `position` starts and stops, None if it is cut off."""
-    head = _varint(data, position)
-    if head is None or sum(head) > len(data):
-        return None
-    length, start = head
-    return start, start + length
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int] | None:
-    """Return a varint's value and where it ends, None if it does not within 64 bits."""
-    value = 0
+    length = 0
     # Ten bytes are the most that 64 bits take, seven in each.
     for shift, byte in zip(range(0, 64, 7), data[position : position + 10], strict=False):
-        value |= (byte & 0x7F) << shift
+        length |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, position + shift // 7 + 1
+            start = position + shift // 7 + 1
+            return (start, start + length) if start + length <= len(data) else None
     return None
 
 
