@@ -66,8 +66,11 @@ def attach_workers(
         UnityEnvironmentException: A player has another version.
     """
     with ExitStack() as stack:
+        servers: list[AnyServer] = []
         # All ports first: one that is taken is noticed before anyone is told to start a player.
-        servers = [stack.enter_context(_listening(k, base_port)) for k in range(n_players)]
+        for player in range(n_players):
+            servers.append(_listening(player, base_port))
+            stack.push(servers[-1])
         names = [
             f"player {k} of {n_players} on port {server.port}"
             for k, server in enumerate(servers, 1)

@@ -318,7 +318,7 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
     if spec is None or not spec.submodule_search_locations:
         raise StageError(f"{entry.package}: a simulator from outside must lie in a package.")
     # From its folder: an editable package has no list of its files.
-    files = _package_files(Path(spec.submodule_search_locations[0]))
+    files = _files_in(Path(spec.submodule_search_locations[0]))
     return Needs(distributions=entry.distributions, files=files)
 
 
@@ -414,7 +414,7 @@ def needs_from(imported: Mapping[str, str]) -> Needs:
         else:
             # It belongs to no distribution: take its file, or the whole folder of its package.
             top = root / relative.parts[0]
-            files |= {top.name: top} if top.is_file() else _package_files(top)
+            files |= {top.name: top} if top.is_file() else _files_in(top)
     return Needs(distributions=tuple(sorted(distributions)), files=files)
 
 
@@ -442,7 +442,7 @@ def _content(name: str) -> set[str]:
     return {os.path.realpath(str(file.locate())) for file in distribution.files or ()}
 
 
-def _package_files(folder: Path) -> dict[str, Path]:
+def _files_in(folder: Path) -> dict[str, Path]:
     """Return all files of a package by their path beside it, but bytecode and hidden ones."""
     files = {}
     for file in sorted(folder.rglob("*")):
