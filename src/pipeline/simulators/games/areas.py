@@ -124,8 +124,8 @@ class SoloAreas(Areas, ABC):
         name: str,
         behavior: str,
         spec: BehaviorSpec,
-        *,
         max_step: int,
+        *,
         seed: int,
         n_agents: int,
     ) -> None:

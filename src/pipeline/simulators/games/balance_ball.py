@@ -73,9 +73,7 @@ class BalanceBall(SoloAreas):
     def __init__(self, *, seed: int = 0, n_agents: int = 12) -> None:
         from mujoco import MjData, mjtState, rollout
 
-        super().__init__(
-            "balance_ball", BEHAVIOR, _SPEC, max_step=MAX_STEP, seed=seed, n_agents=n_agents
-        )
+        super().__init__("balance_ball", BEHAVIOR, _SPEC, MAX_STEP, seed=seed, n_agents=n_agents)
         self._shape = [(1.0, 1.0)] * n_agents
         # Copies, because gravity is set on each platform's own model.
         self._models = [copy.copy(_model(1.0, 1.0)) for _ in range(n_agents)]

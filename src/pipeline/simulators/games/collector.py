@@ -45,9 +45,7 @@ class Collector(SoloAreas):
     """N independent fields with one agent each."""
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16) -> None:
-        super().__init__(
-            "collector", BEHAVIOR, _SPEC, max_step=MAX_STEP, seed=seed, n_agents=n_agents
-        )
+        super().__init__("collector", BEHAVIOR, _SPEC, MAX_STEP, seed=seed, n_agents=n_agents)
         self._position = self._keep("position", (2,), np.float32)
         self._velocity = self._keep("velocity", (2,), np.float32)
         self._degrees = self._keep("degrees", (), np.float64)

@@ -50,9 +50,7 @@ class GridWorld(SoloAreas):
     """N independent grids with one agent each."""
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16) -> None:
-        super().__init__(
-            "grid_world", BEHAVIOR, _SPEC, max_step=MAX_STEP, seed=seed, n_agents=n_agents
-        )
+        super().__init__("grid_world", BEHAVIOR, _SPEC, MAX_STEP, seed=seed, n_agents=n_agents)
         self._agent = self._keep("agent", (2,))
         self._goals = self._keep("goals", (2, 2))
         self._target_goal = self._keep("wanted", ())

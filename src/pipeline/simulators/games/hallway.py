@@ -49,9 +49,7 @@ class Hallway(SoloAreas):
     """
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16, cue_at_end: bool = False) -> None:
-        super().__init__(
-            "hallway", BEHAVIOR, _SPEC, max_step=MAX_STEP, seed=seed, n_agents=n_agents
-        )
+        super().__init__("hallway", BEHAVIOR, _SPEC, MAX_STEP, seed=seed, n_agents=n_agents)
         self._cue_at_end = cue_at_end
         self._position = self._keep("position", (2,), np.float32)
         self._heading = self._keep("heading", ())

@@ -58,9 +58,7 @@ class Pyramids(SoloAreas):
     """N independent rings of rooms with one agent each."""
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16) -> None:
-        super().__init__(
-            "pyramids", BEHAVIOR, _SPEC, max_step=MAX_STEP, seed=seed, n_agents=n_agents
-        )
+        super().__init__("pyramids", BEHAVIOR, _SPEC, MAX_STEP, seed=seed, n_agents=n_agents)
         self._position = self._keep("position", (2,), np.float32)
         self._heading = self._keep("heading", ())
         self._is_on = self._keep("is_on", (), np.bool_)

@@ -46,7 +46,7 @@ class Sorter(SoloAreas):
     """N independent circles of tiles with one agent each."""
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16) -> None:
-        super().__init__("sorter", BEHAVIOR, _SPEC, max_step=MAX_STEP, seed=seed, n_agents=n_agents)
+        super().__init__("sorter", BEHAVIOR, _SPEC, MAX_STEP, seed=seed, n_agents=n_agents)
         self._position = self._keep("position", (2,), np.float32)
         self._heading = self._keep("heading", ())
         self._number = self._keep("number", (MAX_TILES,))
