@@ -28,8 +28,6 @@ from pipeline.errors import (
     UnityWorkerInUseException,
     shell_command,
 )
-from pipeline.protocol.calls import OK
-from pipeline.protocol.generated import messages as m
 from pipeline.protocol.peers import MARK, PeerCheck
 from pipeline.protocol.server import AnyServer, open_server
 
@@ -43,15 +41,6 @@ EDITOR_PORT_TAKEN = (
     "another training without an executable."
 )
 
-_CAPABILITIES = m.UnityRLCapabilitiesProto(
-    baseRLCapabilities=True,
-    concatenatedPngObservations=True,
-    compressedChannelMapping=True,
-    hybridActions=True,
-    trainingAnalytics=True,
-    variableLengthObservation=True,
-    multiAgentGroups=True,
-)
 _SYSTEM = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, "Linux")
 _EXTENSIONS = (".app", ".exe", ".x86_64", ".x86")
 _PR_SET_PDEATHSIG = 1
@@ -337,29 +326,6 @@ def _last_bytes(file: BinaryIO) -> bytes:
     end = file.seek(0, os.SEEK_END)
     file.seek(max(0, end - _TAIL_BYTES))
     return file.read()
-
-
-def check_version(output: m.UnityRLInitializationOutputProto, ours: str) -> None:
-    """Raise unless both ends speak the same major version (before 1.0: major and minor)."""
-    theirs = output.communication_version
-    # Before 1.0 a minor version may break what the one before had.
-    parts = 2 if theirs.startswith("0.") else 1
-    if theirs.split(".")[:parts] != ours.split(".")[:parts]:
-        raise UnityEnvironmentException(
-            f"The communication API versions are not compatible: Python has {ours}, the Unity "
-            f"environment has {theirs or 'none'} (package {output.package_version or 'unknown'}). "
-            "Use a Unity package from 1.0 on (ML-Agents Release 1)."
-        )
-
-
-def greeting(seed: int, num_areas: int, version: str, package: str) -> bytes:
-    """Return the first message to a player: this side's versions, and the player's seed."""
-    message = m.UnityMessageProto(header={"status": OK})
-    start = message.unity_input.rl_initialization_input
-    start.seed, start.num_areas = seed, num_areas
-    start.communication_version, start.package_version = version, package
-    start.capabilities.CopyFrom(_CAPABILITIES)
-    return message.SerializeToString()
 
 
 def listening(

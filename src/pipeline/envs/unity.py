@@ -26,7 +26,7 @@ from pipeline.errors import (
 )
 from pipeline.protocol import wire
 from pipeline.protocol.actions import actions_bytes
-from pipeline.protocol.calls import OK
+from pipeline.protocol.calls import CAPABILITIES, OK
 from pipeline.protocol.decoding import behavior_spec_from
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.layout_cache import Decoder
@@ -40,12 +40,12 @@ _log = logging.getLogger(__name__)
 
 _HANG_UP_S, _HURRY_S = 1.0, 0.2
 _TRIM_EVERY = 256
-_SAYS_NO_REASON = (
+CONVERSATION_ERRORS = (
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-"""After these errors of a conversation, the reason is in what the environment has printed."""
+"""The reason of these errors is in what the environment has printed."""
 _MAX_WARNINGS = 10
 
 
@@ -167,10 +167,15 @@ class UnityEnvironment(StoredStepsEnv):
             hello = self._receive().unity_output
             output = hello.rl_initialization_output
             # Before the answer, so that an environment of another version is not started.
-            launch.check_version(output, self.API_VERSION)
+            _check_version(output, self.API_VERSION)
             self.academy_capabilities.CopyFrom(output.capabilities)
-            versions = self.API_VERSION, self.PACKAGE_VERSION
-            self._server.reply(launch.greeting(self._seed, self._num_areas, *versions))
+            message = m.UnityMessageProto(header={"status": OK})
+            start = message.unity_input.rl_initialization_input
+            start.seed, start.num_areas = self._seed, self._num_areas
+            start.communication_version = self.API_VERSION
+            start.package_version = self.PACKAGE_VERSION
+            start.capabilities.CopyFrom(CAPABILITIES)
+            self._server.reply(message.SerializeToString())
             self._learn(hello)
             self._learn(self._receive().unity_output)
         except BaseException:
@@ -365,7 +370,7 @@ class UnityEnvironment(StoredStepsEnv):
 
     def _quote_output(self, error: Exception) -> None:
         """Add the last lines that the environment has printed to an error that says no reason."""
-        if self._process is not None and isinstance(error, _SAYS_NO_REASON):
+        if self._process is not None and isinstance(error, CONVERSATION_ERRORS):
             self._process.wait(_HURRY_S)  # a wrapper script says last why it ends
             error.args = (f"{error}{self._process.tail()}",)
 
@@ -429,3 +434,16 @@ class UnityEnvironment(StoredStepsEnv):
         end(_HANG_UP_S if wait_s else _HURRY_S)
         if self._process is not None:
             self._process.close(wait_s)
+
+
+def _check_version(output: m.UnityRLInitializationOutputProto, ours: str) -> None:
+    """Raise unless both ends speak the same major version (before 1.0: major and minor)."""
+    theirs = output.communication_version
+    # Before 1.0 a minor version may break what the one before had.
+    parts = 2 if theirs.startswith("0.") else 1
+    if theirs.split(".")[:parts] != ours.split(".")[:parts]:
+        raise UnityEnvironmentException(
+            f"The communication API versions are not compatible: Python has {ours}, the Unity "
+            f"environment has {theirs or 'none'} (package {output.package_version or 'unknown'}). "
+            "Use a Unity package from 1.0 on (ML-Agents Release 1)."
+        )

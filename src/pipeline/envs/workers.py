@@ -22,15 +22,12 @@ from pipeline.envs.base import (
 )
 from pipeline.envs.in_process import our_spec, our_steps
 from pipeline.envs.side_channels import SideChannel
-from pipeline.envs.unity import UnityEnvironment
+from pipeline.envs.unity import CONVERSATION_ERRORS, UnityEnvironment
 from pipeline.errors import (
     Interrupted,
     UnityActionException,
-    UnityCommunicationException,
-    UnityCommunicatorStoppedException,
     UnityEnvironmentException,
     UnityException,
-    UnityTimeOutException,
     one_line,
 )
 from pipeline.protocol.parameters import Sampler
@@ -42,12 +39,7 @@ if TYPE_CHECKING:
     from pipeline.settings.schema.run import EnvironmentSettings
 
 # A process that died, hangs, or has left the conversation.
-RESTARTABLE = (
-    UnityCommunicationException,
-    UnityCommunicatorStoppedException,
-    UnityEnvironmentException,
-    UnityTimeOutException,
-)
+RESTARTABLE = (*CONVERSATION_ERRORS, UnityEnvironmentException)
 
 
 class RestartBudget:

@@ -162,8 +162,8 @@ class Connection(ABC):
         if self._large is not None:
             if self._unfilled:
                 return
-            (flags, stream, payload), self._large = self._large, None
-            self._data(flags, stream, payload)
+            large, self._large = self._large, None
+            self._data(*large)
         position, end = 0, len(self._buffer)
         # A view, because slices of the buffer would be copied once more.
         with memoryview(self._buffer) as view:

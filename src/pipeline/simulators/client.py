@@ -17,7 +17,7 @@ from uuid import UUID
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
 from pipeline.protocol import side_channels, wire
 from pipeline.protocol.actions import decode_actions
-from pipeline.protocol.calls import METHOD, OK, STOPPED
+from pipeline.protocol.calls import CAPABILITIES, METHOD, OK, STOPPED
 from pipeline.protocol.encoding import brain_parameters, compressed_steps_bytes, steps_bytes
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.http2 import Channel
@@ -299,9 +299,7 @@ def _hello() -> bytes:
     output.name = "AcademySingleton"
     output.communication_version = COMMUNICATION_VERSION
     output.package_version = PACKAGE_VERSION
-    for capability in output.capabilities.DESCRIPTOR.fields:
-        # All of them: a trainer may do without a feature that an environment does not claim.
-        setattr(output.capabilities, capability.name, True)
+    output.capabilities.CopyFrom(CAPABILITIES)
     return bytes(message.SerializeToString())
 
 
