@@ -161,9 +161,11 @@ class EnvironmentProcess:
     def check(self) -> None:
         """Raise UnityProcessEndedException, with its exit code and output, if it has ended."""
         if has_ended(self._process):
-            code = self._process.returncode
+            code, name = self._process.returncode, ""
+            with contextlib.suppress(ValueError):
+                name = f" ({signal.Signals(-code).name})" if code < 0 else ""
             raise UnityProcessEndedException(
-                f"Environment shut down with return code {code}{_signal_name(code)}.{self.tail()}"
+                f"Environment shut down with return code {code}{name}.{self.tail()}"
             )
 
     def trim(self) -> None:
@@ -298,13 +300,6 @@ def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
     else:
         why = str(error)
     return UnityEnvironmentException(f"Couldn't launch the environment {path}: {why}.")
-
-
-def _signal_name(code: int) -> str:
-    with contextlib.suppress(ValueError):
-        if code < 0:
-            return f" ({signal.Signals(-code).name})"
-    return ""
 
 
 def _appended_file() -> BinaryIO:

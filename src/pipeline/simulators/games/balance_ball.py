@@ -133,7 +133,8 @@ class BalanceBall(SoloAreas):
             sensordata=self._sensors,
         )
         self._state[:] = self._states[:, -1]
-        self._left = _has_left(self._states[:, :, _QPOS])
+        x, y, z = np.moveaxis(self._states[:, :, _QPOS], 2, 0)[:3]
+        self._left = (np.maximum(np.abs(x), np.abs(z)) > 3.0) | (y < -2.0)
         fallen = np.asarray(self._left.any(axis=1))
         return np.where(fallen, _FALL_REWARD, _REWARD).astype(np.float32), fallen
 
@@ -237,12 +238,6 @@ def _seen(platform: AnyArray, state: AnyArray) -> FloatArray:
     obs[:, 2:5] = state[:, 1:4]
     obs[:, 5:8] = state[:, 8:11]
     return obs
-
-
-def _has_left(position: AnyArray) -> BoolArray:
-    """Whether the ball has left the platform, [N, substeps] of positions [N, substeps, >= 3]."""
-    sideways = np.maximum(np.abs(position[..., 0]), np.abs(position[..., 2])) > 3.0
-    return np.asarray(sideways | (position[..., 1] < -2.0))
 
 
 @lru_cache(maxsize=64)

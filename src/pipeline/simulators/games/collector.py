@@ -83,7 +83,13 @@ class Collector(SoloAreas):
         gone = self._shot(forward, fires)
         offset = self._food - self._position[:, None]
         eaten = ((offset * offset).sum(axis=2) < TOUCH**2) & ~gone
-        self._place_again(eaten | gone)
+        gone = eaten | gone
+        if gone.any():
+            # Food that is gone comes again at the next places of its area.
+            rows, food = np.nonzero(gone)
+            which = (self._n_placed[:, None] + gone.cumsum(axis=1) - 1)[rows, food]
+            self._food[rows, food] = self._places[rows, which % _N_PLACES]
+            self._n_placed += gone.sum(axis=1)
         self._recharge[:] = np.where(fires, RECHARGE, np.maximum(self._recharge - 1, 0))
         return (eaten * _VALUE).sum(axis=1, dtype=np.float32), np.zeros(len(fires), dtype=np.bool_)
 
@@ -99,14 +105,6 @@ class Collector(SoloAreas):
             nearest = np.where(in_beam, along, np.inf).argmin(axis=1)
             burnt[rows, nearest] = in_beam.any(axis=1)
         return burnt
-
-    def _place_again(self, gone: BoolArray) -> None:
-        """Move food that is gone to the next places of its area."""
-        if gone.any():
-            rows, food = np.nonzero(gone)
-            which = (self._n_placed[:, None] + gone.cumsum(axis=1) - 1)[rows, food]
-            self._food[rows, food] = self._places[rows, which % _N_PLACES]
-            self._n_placed += gone.sum(axis=1)
 
     def _masks(self) -> list[BoolArray]:
         mask = np.zeros((len(self._recharge), 2), dtype=np.bool_)

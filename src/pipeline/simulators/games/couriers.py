@@ -76,7 +76,10 @@ class Couriers(Areas):
         """
         asking = np.flatnonzero(self._asks())
         if len(asking):  # else there may be no actions at all
-            self._set_out(asking, checked(actions[BEHAVIOR].discrete, (len(asking), 1), BEHAVIOR))
+            chosen = checked(actions[BEHAVIOR].discrete, (len(asking), 1), BEHAVIOR)[:, 0]
+            time = ROADS[self._at[asking], chosen]
+            self._at[asking] = np.where(time > 0, chosen, self._at[asking])
+            self._way[asking] = np.maximum(time, 1)
         self._advance()
         # Before shifts end: a delivery at the last moment counts.
         reward = self._deliver()
@@ -92,12 +95,6 @@ class Couriers(Areas):
     def _asks(self) -> BoolArray:
         """Bool [seats]: a courier is there and has arrived."""
         return np.asarray((self._break == 0) & (self._way == 0))
-
-    def _set_out(self, rows: AnyArray, action: AnyArray) -> None:
-        chosen = action[:, 0]
-        time = ROADS[self._at[rows], chosen]
-        self._at[rows] = np.where(time > 0, chosen, self._at[rows])
-        self._way[rows] = np.maximum(time, 1)
 
     def _advance(self) -> None:
         """Let time pass until the next event in any seat."""

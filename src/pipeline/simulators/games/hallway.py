@@ -85,21 +85,19 @@ class Hallway(SoloAreas):
         # Behind the agent the closed door is a wall.
         low = np.where(self._is_past, _MARGIN, ROOM_END + _MARGIN)
         np.clip(position[:, 1], low, CORRIDOR_END - _MARGIN, out=position[:, 1])
-        self._pass_door((position[:, 1] >= 0.0) & ~self._is_past)
+        passing = (position[:, 1] >= 0.0) & ~self._is_past
+        if passing.any():
+            # Who leaves the room is put on the corridor's first spot, and the door closes.
+            self._is_past |= passing
+            position[passing] = (0.0, START_Z)
+            self._heading[passing] = 0
+            self._things[passing, :2] = rays.HIDDEN
         offset = self._things[:, 2:4] - position[:, None]
         touched = (offset * offset).sum(axis=2) < _RADIUS[2] ** 2
         right = touched[self._agent_id, self._cue]
         reached = touched.any(axis=1)
         goal = np.where(right, _RIGHT_REWARD, np.where(reached, _WRONG_REWARD, 0.0))
         return (goal - 1.0 / MAX_STEP).astype(np.float32), reached
-
-    def _pass_door(self, passing: BoolArray) -> None:
-        """Put those who leave the room on the corridor's first spot, and close the door."""
-        if passing.any():
-            self._is_past |= passing
-            self._position[passing] = (0.0, START_Z)
-            self._heading[passing] = 0
-            self._things[passing, :2] = rays.HIDDEN
 
     def _observe(self, rows: Rows) -> list[FloatArray]:
         position, heading = self._position[rows], self._heading[rows]
