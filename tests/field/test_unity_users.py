@@ -67,7 +67,7 @@ class Player:
     It takes `seconds` for each message.
     """
 
-    port, peer = 5005, "127.0.0.1"
+    port, has_greeted = 5005, True
 
     def __init__(self, *messages: m.UnityMessageProto, seconds: float = 0.0):
         self._messages = [greeting(), m.UnityMessageProto(header={"status": 200}), *messages]

@@ -116,7 +116,7 @@ def attach_workers(
             else:
                 # A player that was refused stays missing: its user may start another one.
                 missing.remove(worker)
-                _log.info("Connected: %s, from %s.", names[worker], servers[worker].peer)
+                _log.info("Connected: %s.", names[worker])
         workers = WorkerSet(
             [envs[worker] for worker in range(n_players)],
             relaunch=connect_again if restarts else None,

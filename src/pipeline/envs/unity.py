@@ -79,7 +79,6 @@ class UnityEnvironment(StoredStepsEnv):
         num_areas: int = 1,
         *,
         connect: bool = True,
-        host: str | None = None,
         transport: str | None = None,
         server: AnyServer | None = None,
     ) -> None:
@@ -99,7 +98,6 @@ class UnityEnvironment(StoredStepsEnv):
             log_folder: absolute; the player's log `Player-<worker>.log` is written there.
             num_areas: training areas that the environment makes, if it replicates them.
             connect: False launches only; call `connect` before anything else.
-            host: address to listen on; None means loopback.
             transport: "sockets" or "grpc", the general gRPC runtime; None means what the
                 environment variable PIPELINE_TRANSPORT says, "sockets" if nothing.
             server: a server that listens already, and goes on when this is closed; without
@@ -130,7 +128,7 @@ class UnityEnvironment(StoredStepsEnv):
         self._is_attached = server is not None
         peers = PeerCheck(is_started_here=executable is not None)
         self._server = server or launch.listening(
-            executable, base_port, worker_id, host=host, transport=transport, peers=peers
+            executable, base_port, worker_id, transport=transport, peers=peers
         )
         self.port = self._server.port
         name = "the environment" if executable is None else f"{executable.name}, worker {worker_id}"
@@ -381,7 +379,7 @@ class UnityEnvironment(StoredStepsEnv):
         self.silence.check()
 
     def _last_message(self) -> str:
-        if not self._server.peer:
+        if not self._server.has_greeted:
             return "it has not connected yet"
         return last_message(self._steps, [*self._specs, *self._announced])
 

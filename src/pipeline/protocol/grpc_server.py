@@ -49,9 +49,7 @@ class GrpcServer(calls.CalledEnd):
     of the client's end.
     """
 
-    def __init__(
-        self, port: int = 0, *, host: str | None = None, peers: PeerCheck | None = None
-    ) -> None:
+    def __init__(self, port: int = 0, *, peers: PeerCheck | None = None) -> None:
         """Start listening; arguments and errors as of `Server`."""
         # Its fork handlers break the environments that we launch while it runs; they are only for
         # children that go on to use the runtime themselves.
@@ -62,7 +60,7 @@ class GrpcServer(calls.CalledEnd):
         self._pending: Future[bytes] | None = None
         self._latest: Future[bytes] | None = None
         self._owner: str | None = None
-        self._host, self._peers = host, peers or PeerCheck()
+        self._peers = peers or PeerCheck()
         self._next_look = 0.0
         self._lock = threading.Lock()
         self._closed = False
@@ -75,7 +73,7 @@ class GrpcServer(calls.CalledEnd):
             options=_OPTIONS,
         )
         try:
-            self.port = self._bind(host, port)
+            self.port = self._bind(port)
         except (RuntimeError, OSError) as error:
             self._server.stop(None)
             self._pool.shutdown()
@@ -83,9 +81,9 @@ class GrpcServer(calls.CalledEnd):
         self._server.start()
 
     @property
-    def peer(self) -> str:
-        """Address of the environment's machine; empty before it has greeted."""
-        return (self._owner or "").partition(":")[2].rpartition(":")[0]
+    def has_greeted(self) -> bool:
+        """Whether an environment has greeted."""
+        return self._owner is not None
 
     def _await_call(self, wait_s: float, now: float) -> tuple[bytes | None, bool]:
         del now  # strangers are refused in threads of the runtime
@@ -145,14 +143,14 @@ class GrpcServer(calls.CalledEnd):
                 self._pending = self._calls.get_nowait()[1]
                 self.reply(calls.STOPPED)
 
-    def _bind(self, host: str | None, port: int) -> int:
-        """Bind to `host`, or to both loopback addresses where the machine has both."""
-        bound: int = self._server.add_insecure_port(_address(host or "127.0.0.1", port))
+    def _bind(self, port: int) -> int:
+        """Bind to both loopback addresses, or to the first where the machine has no other."""
+        bound: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
         if bound == 0:  # older runtimes say it so
             raise OSError(f"port {port} cannot be bound")
-        if host is None and _is_free("::1", bound):
+        if _is_free("::1", bound):
             with contextlib.suppress(RuntimeError):
-                self._server.add_insecure_port(_address("::1", bound))
+                self._server.add_insecure_port(f"[::1]:{bound}")
         return bound
 
     def _answer(self, request: bytes, context: Any) -> bytes:
@@ -194,7 +192,7 @@ class GrpcServer(calls.CalledEnd):
         """Return why a connection, by the address of its end, is not the environment's."""
         client, _, port = unquote(peer.partition(":")[2]).rpartition(":")
         client = client.strip("[]")
-        server = self._host or ("::1" if ":" in client else "127.0.0.1")
+        server = "::1" if ":" in client else "127.0.0.1"
         return self._peers.refusal((client, int(port)), (server, self.port))
 
     def _owner_lives(self) -> bool:
@@ -225,10 +223,6 @@ class GrpcServer(calls.CalledEnd):
             raise queue.Empty
         self._pending, self._lost_at = reply, None
         return request
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _is_free(host: str, port: int) -> bool:

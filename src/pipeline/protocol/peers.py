@@ -7,7 +7,6 @@ conversation. So the kernel is asked for the client's socket before its greeting
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import os
 import secrets
@@ -61,12 +60,7 @@ class PeerCheck:
         return self.refusal(client, server)
 
     def refusal(self, client: Address, server: Address) -> str | None:
-        """Return the same, given the addresses of both ends.
-
-        Clients of other machines, which can connect only if `host` says so, are not checked.
-        """
-        if not ipaddress.ip_address(client[0].partition("%")[0]).is_loopback:
-            return None
+        """Return the same, given the addresses of both ends."""
         found = _socket_of(client, server)
         if found is None:
             return self._refusal_by_process(client, server)

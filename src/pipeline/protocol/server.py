@@ -36,6 +36,16 @@ from pipeline.protocol.http2 import MAX_CALL_BYTES, MAX_READ_BYTES, Connection, 
 from pipeline.protocol.peers import PeerCheck
 from pipeline.protocol.spin_wait import SpinWait
 
+_log = logging.getLogger(__name__)
+
+TRANSPORT_VARIABLE = "PIPELINE_TRANSPORT"
+_KEEP_S = 0.5
+_SEND_LIMIT_S = 60.0
+_PREFACE_S = 10.0
+"""Seconds for which a connection may be silent before its first bytes."""
+_MAX_OTHERS, _STAY_S = 8, 1.0
+"""Connections beside the owner's, and seconds for which each may stay while others wait."""
+_MAX_WARNINGS = 10
 BACKLOG = 16
 MAX_CALLS = 4
 """Open calls of one connection; an environment makes one at a time."""
@@ -60,9 +70,8 @@ class IncomingConnection(Connection):
     _call_limit = UNTRUSTED_CALL_BYTES
     _read_bytes = _UNTRUSTED_READ_BYTES
 
-    def __init__(self, sock: socket.socket, path: str, *, peer: str = "") -> None:
+    def __init__(self, sock: socket.socket, path: str) -> None:
         super().__init__(sock)
-        self.peer = peer
         self.since = time.monotonic()
         self.is_greeted = False
         self._path = path.encode()
@@ -199,16 +208,12 @@ def accepted_from(listener: socket.socket, limit: int) -> Iterator[socket.socket
             yield listener.accept()[0]
 
 
-def listen(port: int, host: str | None) -> list[socket.socket]:
-    """Listen on an address of this machine; None means both loopback addresses.
-
-    Port 0 lets the system choose.
-    """
-    listeners = [_listener(host or "127.0.0.1", port)]
-    if host is None:
-        # Without IPv6, clients of "localhost" fall back to 127.0.0.1.
-        with contextlib.suppress(OSError):
-            listeners.append(_listener("::1", listeners[0].getsockname()[1]))
+def listen(port: int) -> list[socket.socket]:
+    """Listen on both loopback addresses; port 0 lets the system choose."""
+    listeners = [_listener("127.0.0.1", port)]
+    # Without IPv6, clients of "localhost" fall back to 127.0.0.1.
+    with contextlib.suppress(OSError):
+        listeners.append(_listener("::1", listeners[0].getsockname()[1]))
     return listeners
 
 
@@ -217,18 +222,6 @@ def _listener(address: str, port: int) -> socket.socket:
     listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
     listener.setblocking(False)  # a client may be gone before it is accepted
     return listener
-
-
-_log = logging.getLogger(__name__)
-
-TRANSPORT_VARIABLE = "PIPELINE_TRANSPORT"
-_KEEP_S = 0.5
-_SEND_LIMIT_S = 60.0
-_PREFACE_S = 10.0
-"""Seconds for which a connection may be silent before its first bytes."""
-_MAX_OTHERS, _STAY_S = 8, 1.0
-"""Connections beside the owner's, and seconds for which each may stay while others wait."""
-_MAX_WARNINGS = 10
 
 
 class Server(calls.CalledEnd):
@@ -243,22 +236,19 @@ class Server(calls.CalledEnd):
     SETTINGS or answers their PING.
     """
 
-    def __init__(
-        self, port: int = 0, *, host: str | None = None, peers: PeerCheck | None = None
-    ) -> None:
+    def __init__(self, port: int = 0, *, peers: PeerCheck | None = None) -> None:
         """Start listening.
 
         Args:
             port: TCP port; 0 lets the system choose.
-            host: address to listen on; None means loopback, 127.0.0.1 and ::1.
             peers: decides which process of this machine may be the environment; None for all of
                 this user and of root.
 
         Raises:
-            OSError: The port is taken, or `host` is no address of this machine.
+            OSError: The port is taken.
             OverflowError: There is no such port.
         """
-        self._listeners = listen(port, host)
+        self._listeners = listen(port)
         self.port = self._listeners[0].getsockname()[1]
         # Has only the owner's connection, or without an owner the listeners and all connections.
         self._selector = selectors.DefaultSelector()
@@ -279,9 +269,9 @@ class Server(calls.CalledEnd):
         self._keeper.start()
 
     @property
-    def peer(self) -> str:
-        """Address of the environment's machine; empty before it has greeted."""
-        return "" if self._owner is None else self._owner.peer
+    def has_greeted(self) -> bool:
+        """Whether an environment has greeted, and its connection is there."""
+        return self._owner is not None
 
     def _await_call(self, wait_s: float, now: float) -> tuple[Received | None, bool]:
         with self._lock:
@@ -452,8 +442,7 @@ class Server(calls.CalledEnd):
         free = _MAX_OTHERS - len(self._candidates)
         for accepted in accepted_from(listener, free):
             try:
-                peer = accepted.getpeername()[0]
-                connection = IncomingConnection(accepted, calls.METHOD, peer=peer)
+                connection = IncomingConnection(accepted, calls.METHOD)
             except OSError:
                 accepted.close()
                 continue
@@ -464,8 +453,8 @@ class Server(calls.CalledEnd):
 
     def _drop(self, connection: IncomingConnection) -> None:
         if connection.failure:
-            text = "A connection from %s to port %d is cut off: the peer sent %s"
-            self._warn(text, connection.peer, self.port, connection.failure)
+            text = "A connection to port %d is cut off: the peer sent %s"
+            self._warn(text, self.port, connection.failure)
         self._selector.unregister(connection.socket)
         self._candidates.remove(connection)
         self._listen(True)
@@ -501,11 +490,7 @@ TRANSPORTS = tuple(_SERVERS)
 
 
 def open_server(
-    port: int = 0,
-    *,
-    host: str | None = None,
-    transport: str | None = None,
-    peers: PeerCheck | None = None,
+    port: int = 0, *, transport: str | None = None, peers: PeerCheck | None = None
 ) -> AnyServer:
     """Listen for one environment; other arguments and errors as of `Server`.
 
@@ -519,4 +504,4 @@ def open_server(
     name = transport if transport is not None else os.environ.get(origin) or "sockets"
     if name not in _SERVERS:
         raise SettingsError(f"{origin}: '{name}' is no transport; choose from {list(TRANSPORTS)}")
-    return _SERVERS[name](port, host=host, peers=peers)
+    return _SERVERS[name](port, peers=peers)

@@ -477,7 +477,7 @@ class Pair:
 class Wire:
     """The server's end of a conversation with a simulator of this process."""
 
-    port, peer = 5004, "here"
+    port, has_greeted = 5004, True
 
     def __init__(self, simulator) -> None:
         self.session = client.Session(simulator)
