@@ -135,7 +135,6 @@ class WorkerSet:
         self._split = [k for k, env in enumerate(envs) if hasattr(type(env), "step_send")]
         self.is_split = bool(self._split)
         self._unsplit = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
-        self._controlled = [_controlled(env) for env in envs]
         # Of environments of other classes: our own notice by themselves that nobody asks.
         self._silences: dict[int, SilenceWatch] = {}
         self._asked: set[int] = set()
@@ -267,21 +266,20 @@ class WorkerSet:
             else:
                 return
 
-    def _replace(self, worker: int, env: BaseEnv, no_replay: str) -> None:
+    def _replace(self, worker: int, env: Any, no_replay: str) -> None:
         """Put a new environment in a worker's place.
 
         It is reset where it could not replay the old one's messages, for the reason `no_replay`.
         """
         self.envs[worker] = env
-        controlled = self._controlled[worker] = _controlled(env)
         self._n_known = []
         if no_replay:
             if self.should_stop():  # what is saved goes on exactly, and this would not
                 raise UnityEnvironmentException(f"it cannot go on where it was: {no_replay}")
             _log.warning(_BEGINS_ANEW, worker, no_replay)
-            if controlled is not None:
+            if _is_controlled(env):
                 for name, value in self._parameters.items():
-                    controlled.set_parameter(name, value)
+                    env.set_parameter(name, value)
             env.reset()
             self._restarted.add(worker)
         else:
@@ -330,12 +328,12 @@ class WorkerSet:
             False if a worker cannot be sent parameters.
         """
         self._parameters[name] = value
-        sent = [env is not None and env.set_parameter(name, value) for env in self._controlled]
+        sent = [_is_controlled(env) and env.set_parameter(name, value) for env in self.envs]
         return all(sent)
 
     def take_stats(self) -> list[Stats]:
         """Return the statistics that each worker has reported since the last call."""
-        return [{} if env is None else env.take_stats() for env in self._controlled]
+        return [env.take_stats() if _is_controlled(env) else {} for env in self.envs]
 
     @property
     def codec_seconds(self) -> float:
@@ -352,19 +350,15 @@ class WorkerSet:
         """
         n_known = [len(env.behavior_specs) for env in self.envs]
         if n_known != self._n_known:
-            self._specs = self._compared()
-            self._n_known = n_known
+            specs: dict[str, BehaviorSpec] = {}
+            for worker, env in enumerate(self.envs):
+                for name, theirs in env.behavior_specs.items():
+                    spec = our_spec(name, theirs)
+                    first = self._first_specs.setdefault(name, spec)
+                    refuse_other_spec(name, first, spec, f"worker {worker}")
+                    specs.setdefault(name, first)
+            self._specs, self._n_known = specs, n_known
         return self._specs
-
-    def _compared(self) -> dict[str, BehaviorSpec]:
-        specs: dict[str, BehaviorSpec] = {}
-        for worker, env in enumerate(self.envs):
-            for name, theirs in env.behavior_specs.items():
-                spec = our_spec(name, theirs)
-                first = self._first_specs.setdefault(name, spec)
-                refuse_other_spec(name, first, spec, f"worker {worker}")
-                specs.setdefault(name, first)
-        return specs
 
     def get_steps(self, behavior_name: str, group: Sequence[int] | None = None) -> list[Steps]:
         """Return what the behavior's agents sent last, by worker; empty where a worker has none.
@@ -438,9 +432,9 @@ def _last_message(env: Any) -> str:
     return last_message({name: env.get_steps(name) for name in env.behavior_specs}, ())
 
 
-def _controlled(env: Any) -> Any:
-    """Return the environment if it takes parameters and reports statistics, else None."""
-    return env if hasattr(env, "set_parameter") and hasattr(env, "take_stats") else None
+def _is_controlled(env: Any) -> bool:
+    """Return whether the environment takes parameters and reports statistics."""
+    return hasattr(env, "set_parameter") and hasattr(env, "take_stats")
 
 
 def launch_workers(
