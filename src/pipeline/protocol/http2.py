@@ -45,6 +45,7 @@ MAX_CALL_BYTES = LARGEST_WINDOW
 MAX_READ_BYTES = 1 << 18
 _LARGE_BYTES = 1 << 16
 """What is missing of a frame, or what is sent of a message, is not copied if it is larger."""
+_PADDED_OR_WITH_PRIORITY = frames.PADDED | frames.WITH_PRIORITY
 _PREFIX = struct.Struct(">BI")
 """gRPC's prefix of a message: 0, as it is not compressed, and its length."""
 # Far less than the window of 2 GB, so that no peer ever waits for its renewal.
@@ -78,7 +79,11 @@ class Stream:
     is_known: bool = True
     """Whether it calls the method that is served; the data of other calls are not stored."""
     parts: list[Received] = field(default_factory=list)
-    """Of the body."""
+    """Of the body; none where `body` is there."""
+    body: memoryview | None = None
+    """Memory for the body of a large message."""
+    n_filled: int = 0
+    """Bytes of `body` that have come."""
     size: int = 0
     """Bytes of the DATA frames that came, padding included."""
     has_ended: bool = False
@@ -86,9 +91,34 @@ class Stream:
     credit: int = 0
     """How much larger the peer's window for it is than the initial window."""
 
+    def place(self, n_bytes: int, begin: memoryview, limit: int) -> memoryview | None:
+        """Return where in `body` the next `n_bytes` belong, which start with `begin`.
+
+        None if they do not belong to one message of at most `limit` bytes.
+        """
+        if self.body is None and not self.parts and len(begin) >= 5:
+            size = 5 + int.from_bytes(begin[1:5], "big")
+            # Not a bytearray, which would be filled with zeros first.
+            self.body = memoryview(np.empty(size, np.uint8).data) if size <= limit else None
+        if self.body is None or self.n_filled + n_bytes > len(self.body):
+            return None
+        return self.body[self.n_filled : self.n_filled + n_bytes]
+
+    def append(self, payload: Received) -> None:
+        """Add bytes to the body; a memoryview is of their place in `body`, where they are."""
+        if self.body is None:
+            self.parts.append(payload)
+            return
+        start, self.n_filled = self.n_filled, self.n_filled + len(payload)
+        if isinstance(payload, bytes) and self.n_filled <= len(self.body):
+            self.body[start : self.n_filled] = payload
+
     def message(self) -> Received | None:
         """Return the message in the body; None if it is not one uncompressed message."""
-        body = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+        if self.body is not None:
+            is_whole = self.n_filled == len(self.body) and self.body[0] == 0
+            return self.body[5:] if is_whole else None
+        body = b"".join(self.parts)
         return body[5:] if body[:5] == _PREFIX.pack(0, max(len(body) - 5, 0)) else None
 
 
@@ -180,12 +210,8 @@ class Connection(ABC):
                     # Now, before the rest of it is gathered in memory.
                     if length > self._call_limit:
                         raise FrameError(frames.ENHANCE_YOUR_CALM, f"a frame of {length} bytes")
-                    if kind == DATA and stop - end > _LARGE_BYTES:
-                        # Not a bytearray, which would be filled with zeros first.
-                        memory = memoryview(np.empty(length, np.uint8).data)
-                        memory[: end - position - 9] = view[position + 9 :]
-                        self._unfilled = memory[end - position - 9 :]
-                        self._large = (flags, stream, memory)
+                    is_large = kind == DATA and stop - end > _LARGE_BYTES
+                    if is_large and self._begin_large(flags, stream, length, view[position + 9 :]):
                         position = end
                     break
                 payload = bytes(view[position + 9 : stop])
@@ -195,6 +221,18 @@ class Connection(ABC):
                     self._handle(kind, flags, stream, payload)
                 position = stop
         del self._buffer[:position]
+
+    def _begin_large(self, flags: int, stream: int, length: int, begin: memoryview) -> bool:
+        """Return whether the rest of a DATA frame is received where it belongs from now on."""
+        call = self._streams.get(stream)
+        if call is None or not call.is_known or call.has_ended or flags & frames.PADDED:
+            return False
+        payload = call.place(length, begin, self._call_limit)
+        if payload is None:
+            return False
+        payload[: len(begin)] = begin
+        self._large, self._unfilled = (flags, stream, payload), payload[len(begin) :]
+        return True
 
     def _check_expected(self, kind: int, flags: int, stream: int) -> None:
         """Nothing may come before the first SETTINGS, or between the parts of a header block."""
@@ -234,7 +272,7 @@ class Connection(ABC):
             self._leaving()
 
     def _headers(self, flags: int, stream: int, payload: bytes) -> None:
-        if flags & (frames.PADDED | frames.WITH_PRIORITY):
+        if flags & _PADDED_OR_WITH_PRIORITY:
             payload = frames.without_padding(HEADERS, flags, payload)
         if flags & END_HEADERS:
             self._take_block(flags, stream, payload)
@@ -284,7 +322,7 @@ class Connection(ABC):
             reason = f"more than {self._call_limit} bytes in one call"
             raise FrameError(frames.ENHANCE_YOUR_CALM, reason)
         if payload and call.is_known:
-            call.parts.append(payload)
+            call.append(payload)
         if flags & END_STREAM:
             self._complete(stream, call)
 
