@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 
 from pipeline.protocol import frames
 from pipeline.protocol.calls import METHOD
-from pipeline.protocol.channel import OutgoingConnection
 from pipeline.protocol.frames import (
     END_STREAM,
     MAX_BLOCK_BYTES,
@@ -35,9 +34,8 @@ from pipeline.protocol.frames import (
     WINDOW_UPDATE,
     request_block,
 )
-from pipeline.protocol.http2 import PREFACE
-from pipeline.protocol.incoming import IncomingConnection
-from pipeline.protocol.server import Server
+from pipeline.protocol.http2 import PREFACE, OutgoingConnection
+from pipeline.protocol.server import IncomingConnection, Server
 
 from .http2_frames import NOISE, PIECES, conversations, data_frames, header_frames, spoiled
 

@@ -14,7 +14,7 @@ from pipeline.errors import (
 )
 from pipeline.protocol import wire
 from pipeline.protocol.frames import Received
-from pipeline.protocol.generated.messages import ReceivedMessageProto, UnityMessageProto
+from pipeline.protocol.generated import messages as m
 
 METHOD = "/communicator_objects.UnityToExternalProto/Exchange"
 LOST_S = 2.0
@@ -23,7 +23,11 @@ _POLL_S = 0.2
 OK, STOP = 200, 400
 NO_GREETING = "a conversation begins with an environment's greeting: status 200, and what it is"
 FOREIGN = "the trainer waits for the call of another process"
-STOPPED = UnityMessageProto(header={"status": STOP}).SerializeToString()
+# All of them: an end may do without a feature that the other does not claim.
+CAPABILITIES = m.UnityRLCapabilitiesProto(
+    **{feature.name: True for feature in m.UnityRLCapabilitiesProto.DESCRIPTOR.fields}
+)
+STOPPED = m.UnityMessageProto(header={"status": STOP}).SerializeToString()
 
 _TIME_OUT = """\
 The Unity environment took too long to respond ({seconds:g} s). Make sure that:
@@ -33,14 +37,14 @@ The Unity environment took too long to respond ({seconds:g} s). Make sure that:
 \t on a machine without a display, the environment is a server build or runs with --no-graphics"""
 
 
-def parse_call(request: Received) -> ReceivedMessageProto:
+def parse_call(request: Received) -> m.ReceivedMessageProto:
     """Return the message in an environment's call.
 
     Raises:
         UnityCommunicatorStoppedException: It says that the environment stops.
         UnityCommunicationException: It is not a message of the protocol.
     """
-    message = wire.parse(ReceivedMessageProto, request)
+    message = wire.parse(m.ReceivedMessageProto, request)
     if message.header.status != OK:
         raise UnityCommunicatorStoppedException("Communicator has exited.")
     return message
@@ -83,7 +87,7 @@ class CalledEnd(ABC):
     _lost_at: float | None = None
     """When the environment's connection broke, by the monotonic clock; None while it lives."""
 
-    def receive(self, timeout_s: float, check: Callable[[], None]) -> ReceivedMessageProto:
+    def receive(self, timeout_s: float, check: Callable[[], None]) -> m.ReceivedMessageProto:
         """Return the environment's next call.
 
         Args:
