@@ -18,6 +18,8 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
 
+import psutil
+
 from pipeline.protocol import calls
 from pipeline.protocol.peers import PeerCheck
 from pipeline.protocol.state import MAX_STATE_BYTES
@@ -200,8 +202,6 @@ class GrpcServer(calls.CallServer):
         now = time.monotonic()
         if now < self._next_look:
             return True
-        import psutil
-
         port = int(str(self._owner).rpartition(":")[2])
         is_connected = any(
             connection.status == psutil.CONN_ESTABLISHED
