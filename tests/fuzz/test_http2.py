@@ -321,7 +321,7 @@ def test_strict_client_gets_every_answer_in_its_windows(
     example: dict[str, Any], folder: Path
 ) -> None:
     talk = Talk(lambda wire: IncomingConnection(wire, METHOD), example)
-    talk.ours._make_way = talk.make_way
+    talk.ours._wait_writable = talk.make_way
     talk.make_way()
     for number, (size, answer, window) in enumerate(example["calls"]):
         stream = 2 * number + 1
@@ -342,7 +342,7 @@ def test_strict_server_gets_every_call_in_its_windows(
     example: dict[str, Any], folder: Path
 ) -> None:
     talk = Talk(OutgoingConnection, example)
-    talk.ours._make_way = talk.make_way
+    talk.ours._wait_writable = talk.make_way
     talk.make_way()
     for number, (size, answer, window) in enumerate(example["calls"]):
         stream = 2 * number + 1

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from pipeline.envs.launch import EDITOR_PORT_TAKEN, PRESS_PLAY, listen_for
 from pipeline.envs.side_channels import SideChannel
@@ -21,9 +20,7 @@ from pipeline.errors import (
 )
 from pipeline.protocol.calls import time_out
 from pipeline.protocol.server import AnyServer
-
-if TYPE_CHECKING:
-    from pipeline.settings.schema.run import EnvironmentSettings
+from pipeline.settings.schema.run import EnvironmentSettings
 
 _log = logging.getLogger(__name__)
 

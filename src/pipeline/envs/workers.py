@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pipeline.envs.base import (
     BaseEnv,
@@ -34,9 +34,7 @@ from pipeline.protocol.parameters import Sampler
 from pipeline.protocol.server import AnyServer
 from pipeline.protocol.specs import ActionTuple, BehaviorSpec, refuse_other_spec
 from pipeline.protocol.steps import Steps, no_agents
-
-if TYPE_CHECKING:
-    from pipeline.settings.schema.run import EnvironmentSettings
+from pipeline.settings.schema.run import EnvironmentSettings
 
 # A process that died, hangs, or has left the conversation.
 RESTARTABLE = (*CONVERSATION_ERRORS, UnityEnvironmentException)
@@ -51,9 +49,6 @@ class RestartBudget:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # Not at the top: programs that only step an environment need no settings.
-        from pipeline.settings.schema.run import EnvironmentSettings
-
         self.limits = limits or EnvironmentSettings()
         self._clock = clock
         self._times: dict[int, deque[float]] = defaultdict(deque)
@@ -83,9 +78,6 @@ class RestartBudget:
         self.counts[worker] += 1
         return self.counts[worker]
 
-
-if TYPE_CHECKING:
-    from pipeline.settings.schema.run import EnvironmentSettings
 
 _log = logging.getLogger(__name__)
 

@@ -50,7 +50,7 @@ def parse_call(request: Received) -> m.ReceivedMessageProto:
     return message
 
 
-def may_own(request: Received, *, has_begun: bool) -> bool:
+def can_start_or_resume(request: Received, *, has_begun: bool) -> bool:
     """Return whether a call may begin the conversation, or go on with it over a new connection."""
     try:
         message = parse_call(request)
@@ -59,8 +59,8 @@ def may_own(request: Received, *, has_begun: bool) -> bool:
     return has_begun or message.unity_output.HasField("rl_initialization_output")
 
 
-def begins_anew(request: Received) -> bool:
-    """Return whether a call that `may_own` allows is a greeting; later calls announce behaviors."""
+def is_handshake(request: Received) -> bool:
+    """Return whether an allowed call is a greeting; later calls announce behaviors."""
     return bool(parse_call(request).unity_output.rl_initialization_output.communication_version)
 
 
@@ -69,14 +69,14 @@ def time_out(seconds: float) -> UnityTimeOutException:
     return UnityTimeOutException(_TIME_OUT.format(seconds=seconds))
 
 
-def nothing_to_answer() -> UnityCommunicationException:
+def no_pending_call_error() -> UnityCommunicationException:
     """Return what to raise when a reply has no call."""
     return UnityCommunicationException(
         "the environment is still at work: wait for its message before sending another"
     )
 
 
-class CalledEnd(ABC):
+class CallServer(ABC):
     """The server side of the connection: the trainer answers the environment's calls.
 
     Attributes:

@@ -18,6 +18,8 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
 
+import psutil
+
 from pipeline.protocol import calls
 from pipeline.protocol.peers import PeerCheck
 from pipeline.protocol.state import MAX_STATE_BYTES
@@ -40,7 +42,7 @@ _NOT_OVER = "the conversation before is not over yet: start the environment once
 _LOOK_S = 0.5
 
 
-class GrpcServer(calls.CalledEnd):
+class GrpcServer(calls.CallServer):
     """The same as `pipeline.protocol.server.Server`, with the general runtime's threads.
 
     A call waits in a thread of the runtime until `reply` has its answer. It is not noticed here if
@@ -95,7 +97,7 @@ class GrpcServer(calls.CalledEnd):
     def reply(self, message: bytes) -> None:
         """Answer the pending call; whether the environment takes the answer is not seen here."""
         if self._pending is None:
-            raise calls.nothing_to_answer()
+            raise calls.no_pending_call_error()
         if self._pending.set_running_or_notify_cancel():
             self._pending.set_result(message)
         self._pending = None
@@ -177,9 +179,9 @@ class GrpcServer(calls.CalledEnd):
                 return None
             if self._owner is not None and self._owner_lives():
                 return _OTHER_OWNER
-            if not calls.may_own(request, has_begun=self._owner is not None):
+            if not calls.can_start_or_resume(request, has_begun=self._owner is not None):
                 return calls.NO_GREETING
-            if self._owner is not None and calls.begins_anew(request):
+            if self._owner is not None and calls.is_handshake(request):
                 self._lost_at = -math.inf
                 return _NOT_OVER
             if foreign := self._foreign(peer):
@@ -200,8 +202,6 @@ class GrpcServer(calls.CalledEnd):
         now = time.monotonic()
         if now < self._next_look:
             return True
-        import psutil
-
         port = int(str(self._owner).rpartition(":")[2])
         is_connected = any(
             connection.status == psutil.CONN_ESTABLISHED

@@ -269,7 +269,7 @@ class Connection(ABC):
         elif kind == frames.PING and not flags & ACK:
             self._notify(frame(frames.PING, ACK, 0, payload))
         elif kind == frames.GOAWAY:
-            self._leaving()
+            self._on_goaway()
 
     def _headers(self, flags: int, stream: int, payload: bytes) -> None:
         if flags & _PADDED_OR_WITH_PRIORITY:
@@ -315,7 +315,7 @@ class Connection(ABC):
             payload = frames.without_padding(DATA, flags, bytes(payload))
         call = self._streams.get(stream)
         if call is None or call.has_ended:
-            self._pass_over(DATA, flags, stream)
+            self._on_closed_stream(DATA, flags, stream)
             return
         call.size += size
         if call.size > self._call_limit:
@@ -358,7 +358,7 @@ class Connection(ABC):
             reason = f"a {frames.name(kind)} frame on stream {stream}, which was never opened"
             raise FrameError(frames.PROTOCOL_ERROR, reason)
 
-    def _pass_over(self, kind: int, flags: int, stream: int) -> None:
+    def _on_closed_stream(self, kind: int, flags: int, stream: int) -> None:
         """Refuse a frame that belongs to no open stream; subclasses may ignore some streams."""
         del flags
         self._check_opened(kind, stream)
@@ -381,7 +381,7 @@ class Connection(ABC):
     def _cancelled(self, stream: int) -> None:
         """Forget a stream that the peer gave up."""
 
-    def _leaving(self) -> None:  # noqa: B027  # the end that takes calls has nothing to do
+    def _on_goaway(self) -> None:  # noqa: B027  # the end that takes calls has nothing to do
         """React to a GOAWAY: the peer makes, or takes, no more calls."""
 
     @abstractmethod
@@ -393,7 +393,7 @@ class Connection(ABC):
         self._send(data)
 
     @abstractmethod
-    def _make_way(self, deadline: float) -> bool:
+    def _wait_writable(self, deadline: float) -> bool:
         """Wait until the peer reads or sends more; False when it does not, or is gone."""
 
     def _transmit(
@@ -432,12 +432,12 @@ class Connection(ABC):
             if size <= 0:
                 self._send(out)
                 out.clear()
-                if not self._make_way(deadline):
+                if not self._wait_writable(deadline):
                     raise UnityCommunicationException(
                         f"the environment took only {position} of a message's {n_body} bytes"
                     )
 
-    def farewell(self, wait_s: float) -> None:
+    def close(self, wait_s: float) -> None:
         """Announce the end, let the peer finish reading for up to `wait_s`, and close."""
         with contextlib.suppress(OSError):
             self.socket.setblocking(False)
@@ -494,7 +494,7 @@ class OutgoingConnection(Connection):
         if self._streams.pop(stream, None) is not None:
             self.is_open = False
 
-    def _leaving(self) -> None:
+    def _on_goaway(self) -> None:
         if not self._streams:
             self.is_open = False
 
@@ -504,7 +504,7 @@ class OutgoingConnection(Connection):
         except OSError:
             self.is_open = False
 
-    def _make_way(self, deadline: float) -> bool:
+    def _wait_writable(self, deadline: float) -> bool:
         del deadline  # the socket's time-out holds
         return self.is_open and self.read()
 
@@ -547,7 +547,7 @@ class Channel:
             raise ConnectionError(str(error)) from error
         self._spin_wait.poll(self._selector)
         while not connection.messages:
-            # The answer may have come together with the server's farewell.
+            # The answer may have come together with the server's GOAWAY.
             if not connection.read() and not connection.messages:
                 failure = connection.failure
                 event = f"sent {failure}" if failure else "closed the connection"
@@ -557,4 +557,4 @@ class Channel:
     def close(self) -> None:
         """End the connection."""
         self._selector.close()
-        self._connection.farewell(0.0)
+        self._connection.close(0.0)

@@ -99,7 +99,7 @@ class IncomingConnection(Connection):
         self._transmit(stream, head, message, 0, tail, deadline)
         self._streams.pop(stream, None)
         while self._unsent:
-            if not self._make_way(deadline):
+            if not self._wait_writable(deadline):
                 raise UnityCommunicationException("the environment does not read its answer")
 
     def refuse(self, stream: int, status: int, why: str) -> None:
@@ -112,7 +112,7 @@ class IncomingConnection(Connection):
         if stream % 2 == 0:
             raise FrameError(frames.PROTOCOL_ERROR, f"a call on stream {stream}")
         if stream <= self._last_stream:
-            self._pass_over(HEADERS, flags, stream)
+            self._on_closed_stream(HEADERS, flags, stream)
             self._reader.read_trailers(block)
             return None
         self._last_stream = stream
@@ -134,10 +134,10 @@ class IncomingConnection(Connection):
         if not flags & END_STREAM:
             raise FrameError(frames.PROTOCOL_ERROR, "trailers that end no stream")
 
-    def _pass_over(self, kind: int, flags: int, stream: int) -> None:
+    def _on_closed_stream(self, kind: int, flags: int, stream: int) -> None:
         """Ignore what was sent before the peer heard that its call is refused."""
         if stream not in self._refused:
-            super()._pass_over(kind, flags, stream)
+            super()._on_closed_stream(kind, flags, stream)
         if flags & END_STREAM:
             self._refused.remove(stream)
 
@@ -185,7 +185,7 @@ class IncomingConnection(Connection):
             self.failure = "more than it reads answers to"
             self.is_open = False
 
-    def _make_way(self, deadline: float) -> bool:
+    def _wait_writable(self, deadline: float) -> bool:
         # Also reads: the peer sends the credit that an answer waits for.
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         with selectors.DefaultSelector() as selector:
@@ -224,7 +224,7 @@ def _listener(address: str, port: int) -> socket.socket:
     return listener
 
 
-class Server(calls.CalledEnd):
+class Server(calls.CallServer):
     """Listens on loopback for one environment; the thread that waits reads the socket itself.
 
     The first connection that greets, and that `peers` allows, owns the conversation. As long as it
@@ -293,7 +293,7 @@ class Server(calls.CalledEnd):
         """
         with self._lock:
             if self._pending is None:
-                raise calls.nothing_to_answer()
+                raise calls.no_pending_call_error()
             # Forgotten before it is sent: an answer that fails half way is not sent again.
             connection, stream = self._pending
             self._pending = None
@@ -315,7 +315,7 @@ class Server(calls.CalledEnd):
         """
         with self._lock:
             if self._owner is not None:
-                self._say_goodbye(wait_s)
+                self._shut_down_peer(wait_s)
             self._pending, self._has_begun, self._lost_at = None, False, None
 
     def close(self, wait_s: float = 1.0) -> None:
@@ -325,14 +325,14 @@ class Server(calls.CalledEnd):
         self._closed.set()
         self._keeper.join()  # before the lock is taken, which it may want
         with self._lock:
-            self._say_goodbye(wait_s)
+            self._shut_down_peer(wait_s)
             for listener in self._listeners:
                 listener.close()
             for connection in self._candidates:
-                connection.farewell(0.0)
+                connection.close(0.0)
             self._selector.close()
 
-    def _say_goodbye(self, wait_s: float) -> None:
+    def _shut_down_peer(self, wait_s: float) -> None:
         """Answer the environment's call with the end, and hang up."""
         deadline = time.monotonic() + wait_s
         left = wait_s
@@ -345,7 +345,7 @@ class Server(calls.CalledEnd):
             with contextlib.suppress(UnityCommunicationException):  # it may be gone
                 self.reply(calls.STOPPED, max(left, 0.0))
         if self._owner is not None:
-            self._forget_owner().farewell(wait_s)
+            self._forget_owner().close(wait_s)
 
     def _next_call(self) -> Received | None:
         owner = self._owner or self._find_owner()
@@ -362,11 +362,12 @@ class Server(calls.CalledEnd):
 
     def _find_owner(self) -> IncomingConnection | None:
         """Return the connection whose call begins or continues the conversation; refuse others."""
+        has_begun = self._has_begun
         for connection in self._candidates:
             while connection.messages:
                 stream, request = connection.messages[0]
-                if connection.is_open and calls.may_own(request, has_begun=self._has_begun):
-                    if self._has_begun and calls.begins_anew(request):
+                if connection.is_open and calls.can_start_or_resume(request, has_begun=has_begun):
+                    if has_begun and calls.is_handshake(request):
                         self._lost_at = -math.inf  # it was started again, and waits for `release`
                         return None
                     if (foreign := self._peers.refusal_at(connection.socket)) is None:
@@ -458,7 +459,7 @@ class Server(calls.CalledEnd):
         self._selector.unregister(connection.socket)
         self._candidates.remove(connection)
         self._listen(True)
-        connection.farewell(0.0)
+        connection.close(0.0)
 
     def _refuse_others(self, now: float) -> None:
         """Close connections that stay without a greeting; with an owner, close all others."""

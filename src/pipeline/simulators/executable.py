@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.errors import PipelineError, SettingsError, UnityException, brief, where
 from pipeline.protocol.simulator import Simulator, no_state, state_of
+from pipeline.protocol.state import encode
 from pipeline.simulators import registry
 
 _log = logging.getLogger(__name__)
@@ -194,8 +195,6 @@ def _describe(name: str, n_agents: int, options: dict[str, Any]) -> int:
 
 def _description(simulator: Simulator) -> str:
     """Return one paragraph per behavior of what its agents observe and do."""
-    from pipeline.protocol.state import encode  # the usage is printed without it
-
     steps = simulator.reset()
     paragraphs = []
     for name, spec in simulator.behavior_specs.items():
