@@ -29,12 +29,12 @@ from pipeline.trainer.checkpoints.resume_points import JointResumePoints
 from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.grouping import GroupTracker
 from pipeline.trainer.opponents import Opponent, SnapshotPool, expected_score
-from pipeline.trainer.overlap import Overlap
 from pipeline.trainer.result import result_of
 from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.statistics import EXTRINSIC, Statistics
 from pipeline.trainer.stopping import StopRequest
 from pipeline.trainer.timing import Progress, add_reports
+from pipeline.trainer.updates import Overlap
 
 
 def test_a_restart_of_one_worker_keeps_the_open_trajectories_of_the_other(quick, make_loop):
