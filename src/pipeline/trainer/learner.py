@@ -15,6 +15,7 @@ from pipeline.algos.finite_checks import refuse_non_finite_rollout
 from pipeline.algos.policy import Decision
 from pipeline.algos.process_group import LearnerGroup
 from pipeline.arrays import AnyArray, FloatArray
+from pipeline.data.columns import enlarged
 from pipeline.data.replay import Replay
 from pipeline.data.rollout import ClosedTrajectories, Trajectories
 from pipeline.data.slots import STALE_AFTER_MESSAGES, Slots
@@ -319,9 +320,7 @@ class Learner:
     def _make_room(self) -> None:
         self.trajectories.reserve(self.slots.n_slots)
         if self.memories is not None and len(self.memories) < self.trajectories.n_slots:
-            new = np.zeros((self.trajectories.n_slots, self.memories.shape[1]), dtype=np.float32)
-            new[: len(self.memories)] = self.memories
-            self.memories = new
+            self.memories = enlarged(self.memories, self.trajectories.n_slots)
 
     def _recalled(self, message: Message) -> FloatArray | None:
         """Return the memories [N, M] of the deciding agents, zeros where an episode begins."""

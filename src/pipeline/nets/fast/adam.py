@@ -196,10 +196,14 @@ class FlatAdam(FusedAdam):
             if all(n > 1 for n in n_rows):
                 return self.compiled(losses, inputs, lengths, max_norm=max_norm)
         loss, results = losses(inputs)
+        self.minimize(loss, max_norm=max_norm)
+        return [result.detach() for result in results]
+
+    def minimize(self, loss: Tensor, *, max_norm: float | None = None) -> None:
+        """Make one step down a loss, a scalar; `max_norm` as in `step`."""
         self.zero_gradients()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.step(max_norm=max_norm)
-        return [result.detach() for result in results]
 
     def step(self, *, max_norm: float | None = None) -> None:
         """Move along the gradients, first shortened to `max_norm` if they are longer."""
