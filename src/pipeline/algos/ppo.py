@@ -36,7 +36,7 @@ from pipeline.nets.actor_critic import Critic
 from pipeline.nets.fast.pairs import ActorAndCritic, paired_adam
 from pipeline.nets.memory import SequenceState
 from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import TrainerSettings
+from pipeline.settings.schema import PPOSettings, TrainerSettings
 from pipeline.settings.schema.trainer import OnPolicySettings
 
 # As in ML-Agents; it matters only where all advantages are equal.
@@ -217,7 +217,8 @@ class PPO(Algorithm):
         h, network = self.hyperparameters, self.settings.network_settings
         with seeded_weights(seed, "ppo"):
             self.policy = Policy(self.spec, network).to(self.device)
-            shared = self.policy.actor if getattr(h, "shared_critic", False) else None
+            is_shared = isinstance(h, PPOSettings) and h.shared_critic
+            shared = self.policy.actor if is_shared else None
             self.critic = Critic(self.spec, network, self.signals.names, shared=shared)
             self.critic.to(self.device)
         self.own_networks = {"policy": self.policy, "critic": self.critic}
@@ -240,7 +241,7 @@ class PPO(Algorithm):
         self.optimizer.learning_rate = now.learning_rate
         rows = with_clip_range(self._rows(rollout), now.epsilon)
         fixed = {"beta": torch.tensor(now.beta, device=self.device)}
-        if getattr(h, "clip_value", False):
+        if isinstance(h, PPOSettings) and h.clip_value:
             fixed["clip"] = value_range(rows.returns, now.epsilon, self.processes)
         steps: list[list[Tensor]] = []
         n_left = h.num_epoch * (len(rows) // h.batch_size) + (self.bc.n_parts if self.bc else 0)

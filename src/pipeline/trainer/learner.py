@@ -155,7 +155,7 @@ class Learner:
     def absorb(self, message: Message) -> None:
         """Complete the last decisions with what followed."""
         began = time.perf_counter()
-        self.grouping.on_message(message, self.slots.n_slots, self.memories)
+        self.grouping.receive(message, self.slots.n_slots, self.memories)
         for part in message.ended:
             self._ended(message.team, part)
         for _, decision, slots in message.deciding:

@@ -491,7 +491,7 @@ def test_what_several_report_is_taken_once_and_in_its_order():
     assert (values["Level"], values[names.REWARD], values[EXTRINSIC]) == (0.0, 0.5, 100.0)
 
     tracker = GroupTracker(Columns({}, [Field(shape=(1,))]))
-    tracker.groups.finished.append(3.0)
+    tracker.finished.append(3.0)
     for _ in range(2):
         tracker.report(None, np.zeros(0, np.intp), both)
     assert len(both.samples()[names.GROUP_REWARD][1]) == 1
