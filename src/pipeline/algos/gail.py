@@ -174,9 +174,7 @@ class GAIL(RewardSignal):
             stats |= {"Losses/GAIL KL Loss": kl.detach(), "Policy/GAIL Beta": self.beta}
         penalty = self.gradient_penalty(pairs)
         stats["Policy/GAIL Grad Mag Loss"] = penalty.detach()
-        self.optimizer.zero_gradients()
-        (loss + GRADIENT_WEIGHT * penalty).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.optimizer.step()
+        self.optimizer.minimize(loss + GRADIENT_WEIGHT * penalty)
         return stats
 
     def gradient_penalty(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

@@ -106,31 +106,29 @@ class POCA(PPO):
         size = int(self.critic.largest) if is_compiled else 1
         critic_input = groups.pick(moments, groups.present[moments], index, size=size)
         return self.optimizer.descend(
-            partial(self._group_losses, sequences=batch.sequences, critic_input=critic_input),
-            {**batch.inputs, **critic_input.inputs, **fixed},
+            partial(self._group_losses, sequences=batch.sequences),
+            {**batch.inputs, "mates": critic_input, **fixed},
             max_norm=h.max_grad_norm,
-            lengths=critic_input.lengths(batch.inputs, h.batch_size) if is_compiled else None,
+            lengths=(
+                critic_input.lengths("mates", batch.inputs, h.batch_size) if is_compiled else None
+            ),
         )
 
     def _group_losses(
-        self,
-        inputs: Mapping[str, Any],
-        sequences: SequenceState | None,
-        critic_input: CriticInput,
+        self, inputs: Mapping[str, Any], sequences: SequenceState | None
     ) -> tuple[Tensor, tuple[Tensor]]:
         """Return the loss, and the policy's, the value's and the baseline's part of it [3].
 
         Args:
-            inputs: of a minibatch and of the critic, and `beta`.
+            inputs: of a minibatch, `mates` for the critic, and `beta`.
             sequences: the sequences that the rows form; None without memory.
-            critic_input: layout of the critic's inputs, whose tensors are in `inputs`.
         """
         batch = Rows.of(inputs, sequences)
         hidden = self.policy.actor(batch.obs, sequences)
         log_prob, entropy = self.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
-        value, baseline = self._values_and_baselines(critic_input.over(inputs))
+        value, baseline = self._values_and_baselines(inputs["mates"])
         loss_pi = policy_loss(
             log_ratio=log_prob - batch.log_prob,
             advantage=batch.advantage,

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +22,6 @@ from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.policy import Policy, seeded_weights
 from pipeline.algos.process_group import ProcessGroup
-from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.reward_signals import IntrinsicRewards
 from pipeline.algos.rows import (
     Rows,
@@ -30,13 +30,13 @@ from pipeline.algos.rows import (
     values_in_sequence,
 )
 from pipeline.algos.schedules import Schedule
-from pipeline.arrays import FloatArray
+from pipeline.arrays import AnyArray, FloatArray, IntArray
 from pipeline.data.rollout import Rollout
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.fast.pairs import ActorAndCritic, paired_adam
 from pipeline.nets.memory import SequenceState
 from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import TrainerSettings
+from pipeline.settings.schema import PPOSettings, TrainerSettings
 from pipeline.settings.schema.trainer import OnPolicySettings
 
 # As in ML-Agents; it matters only where all advantages are equal.
@@ -48,6 +48,59 @@ STORED = ("continuous", "discrete", "log_prob", "allowed")
 """Fields of a rollout that losses take; the last one only where there are branches."""
 CHUNK = 4096
 """Rows that go through a network at once where nothing is learned."""
+
+
+def generalized_advantages(
+    *,
+    rewards: FloatArray,
+    values: FloatArray,
+    bootstrap: FloatArray,
+    starts: IntArray,
+    lengths: IntArray,
+    gamma: FloatArray,
+    lambda_: float,
+) -> FloatArray:
+    """Generalised advantage estimates of K trajectories that lie one after another in R rows.
+
+    delta_t = r_t + gamma V(s_t+1) - V(s_t); A_t = delta_t + gamma lambda A_t+1, where V(s_t+1) of a
+    trajectory's last row is its bootstrap value. Source: Schulman et al. 2015, arXiv 1506.02438,
+    equations 11 and 16. All trajectories go backwards together, the longest ones first.
+
+    Args:
+        rewards: [R, S] for each of S reward signals.
+        values: [R, S] critic's estimates.
+        bootstrap: [K, S] value after each trajectory's last row, 0 where it terminated.
+        starts: [K] first row of each trajectory.
+        lengths: [K] rows of each trajectory, all at least 1.
+        gamma: [S] discount per step.
+        lambda_: weight of longer estimates, in [0, 1].
+
+    Returns:
+        [R, S] advantages; returns are advantages plus values.
+    """
+    following = np.empty_like(values)
+    following[:-1] = values[1:]
+    ends = starts + lengths - 1
+    # Overwrites what belonged to the next trajectory's first row.
+    following[ends] = bootstrap
+    advantages = rewards + gamma * following - values
+    # Longest first, so that those still going at each step back are the first ones of `carry`.
+    order = np.argsort(-lengths, kind="stable")
+    last_rows = ends[order]
+    carry = np.zeros_like(bootstrap)
+    decay = (gamma * lambda_).astype(np.float32)
+    for back, n_active in enumerate(_active_counts(lengths)):
+        rows = last_rows[:n_active] - back
+        carry = advantages[rows] + decay * carry[:n_active]
+        advantages[rows] = carry
+    return advantages
+
+
+def _active_counts(lengths: IntArray) -> AnyArray:
+    """How many trajectories reach at least t + 1 rows, for t from 0 to the longest."""
+    longest = int(lengths.max(initial=0))
+    histogram = np.bincount(lengths, minlength=longest + 1)
+    return len(lengths) - np.cumsum(histogram)[:longest]
 
 
 def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
@@ -164,7 +217,8 @@ class PPO(Algorithm):
         h, network = self.hyperparameters, self.settings.network_settings
         with seeded_weights(seed, "ppo"):
             self.policy = Policy(self.spec, network).to(self.device)
-            shared = self.policy.actor if getattr(h, "shared_critic", False) else None
+            is_shared = isinstance(h, PPOSettings) and h.shared_critic
+            shared = self.policy.actor if is_shared else None
             self.critic = Critic(self.spec, network, self.signals.names, shared=shared)
             self.critic.to(self.device)
         self.own_networks = {"policy": self.policy, "critic": self.critic}
@@ -187,7 +241,7 @@ class PPO(Algorithm):
         self.optimizer.learning_rate = now.learning_rate
         rows = with_clip_range(self._rows(rollout), now.epsilon)
         fixed = {"beta": torch.tensor(now.beta, device=self.device)}
-        if getattr(h, "clip_value", False):
+        if isinstance(h, PPOSettings) and h.clip_value:
             fixed["clip"] = value_range(rows.returns, now.epsilon, self.processes)
         steps: list[list[Tensor]] = []
         n_left = h.num_epoch * (len(rows) // h.batch_size) + (self.bc.n_parts if self.bc else 0)

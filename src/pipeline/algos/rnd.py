@@ -64,10 +64,8 @@ class RND(RewardSignal):
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
         """One step of the predictor towards the target."""
-        self.optimizer.zero_gradients()
         loss = self._error(rows).mean()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.optimizer.step()
+        self.optimizer.minimize(loss)
         return {"Losses/RND Loss": loss.detach()}
 
     def _error(self, rows: Rows) -> Tensor:

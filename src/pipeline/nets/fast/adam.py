@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-Inputs = Mapping[str, Any]  # tensors, or lists of tensors, by name
+Inputs = Mapping[str, Any]  # tensors by name, also in lists and in fields of dataclasses
 Losses = Callable[[Inputs], tuple[Tensor, tuple[Tensor, ...]]]
 
 # Numbers that each parameter's place is rounded up to, so that all begin at a cache line.
@@ -195,10 +196,14 @@ class FlatAdam(FusedAdam):
             if all(n > 1 for n in n_rows):
                 return self.compiled(losses, inputs, lengths, max_norm=max_norm)
         loss, results = losses(inputs)
+        self.minimize(loss, max_norm=max_norm)
+        return [result.detach() for result in results]
+
+    def minimize(self, loss: Tensor, *, max_norm: float | None = None) -> None:
+        """Make one step down a loss, a scalar; `max_norm` as in `step`."""
         self.zero_gradients()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.step(max_norm=max_norm)
-        return [result.detach() for result in results]
 
     def step(self, *, max_norm: float | None = None) -> None:
         """Move along the gradients, first shortened to `max_norm` if they are longer."""
@@ -275,10 +280,35 @@ def adam_step(
 
 
 def flat_inputs(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
-    """Yield all tensors with their names, those of a list one after another."""
+    """Yield all tensors with their names, those of a list one after another.
+
+    A field of a dataclass has the name of the dataclass, a point, and its own.
+    """
     for name, value in inputs.items():
-        for tensor in value if isinstance(value, list) else (value,):
-            yield name, tensor
+        for part in value if isinstance(value, list) else (value,):
+            if isinstance(part, Tensor):
+                yield name, part
+            elif is_dataclass(part):
+                named = {
+                    f"{name}.{entry.name}": getattr(part, entry.name) for entry in fields(part)
+                }
+                yield from flat_inputs(named)
+
+
+def with_tensors(inputs: Inputs, tensors: Iterator[Tensor]) -> dict[str, Any]:
+    """Inputs of the same form, with other tensors in the order of `flat_inputs`."""
+
+    def other(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return next(tensors)
+        if isinstance(value, list):
+            return [other(part) for part in value]
+        if is_dataclass(value) and not isinstance(value, type):
+            parts = {entry.name: other(getattr(value, entry.name)) for entry in fields(value)}
+            return replace(value, **parts)
+        return value
+
+    return {name: other(value) for name, value in inputs.items()}
 
 
 def _places(

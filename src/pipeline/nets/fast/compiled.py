@@ -24,7 +24,15 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pipeline.nets.encoder import HyperLayer
-from pipeline.nets.fast.adam import FlatAdam, Inputs, Length, Losses, adam_step, flat_inputs
+from pipeline.nets.fast.adam import (
+    FlatAdam,
+    Inputs,
+    Length,
+    Losses,
+    adam_step,
+    flat_inputs,
+    with_tensors,
+)
 from pipeline.nets.layers import IS_TRACED
 from pipeline.nets.memory import Memory
 
@@ -102,7 +110,7 @@ class CompiledSteps:
             copies = [tensor.clone() for tensor in moved]  # tracing computes, too
             self._programs[key] = self._compiled(losses, inputs, lengths, copies, max_norm)
         with torch.no_grad():
-            results = self._programs[key](_tensors(inputs), *moved)
+            results = self._programs[key]([tensor for _, tensor in flat_inputs(inputs)], *moved)
         if not moves:
             optimizer.step(max_norm=max_norm)
         return results
@@ -123,14 +131,14 @@ class CompiledSteps:
         began = time.perf_counter()
         example, optimizer = self._example(inputs, lengths), self._optimizer
         parameters = [parameter for parameter, _ in optimizer.gradients]
-        loss, _ = losses(_rebuilt(inputs, example))
+        loss, _ = losses(with_tensors(inputs, iter(example)))
         # torch's own hints leave out that some are None
         gradients: Any = torch.autograd.grad(loss, parameters, allow_unused=True)
         used = [i for i, gradient in enumerate(gradients) if gradient is not None]
         places = [optimizer.gradients[i][1] for i in used]
 
         def step(values: list[Tensor], gradient: Tensor, *move: Tensor) -> list[Tensor]:
-            loss, results = losses(_rebuilt(inputs, values))
+            loss, results = losses(with_tensors(inputs, iter(values)))
             parts = torch.autograd.grad(loss, [parameters[i] for i in used])
             gradient.copy_(_flat(parts, places, optimizer.flat.numel()))
             if move:
@@ -198,19 +206,6 @@ class CompiledSteps:
             else values
             for name, values in flat_inputs(inputs)
         ]
-
-
-def _tensors(inputs: Inputs) -> list[Tensor]:
-    return [tensor for _, tensor in flat_inputs(inputs)]
-
-
-def _rebuilt(inputs: Inputs, tensors: Sequence[Tensor]) -> dict[str, Any]:
-    """Inputs of the same form with other tensors."""
-    following = iter(tensors)
-    return {
-        name: [next(following) for _ in value] if isinstance(value, list) else next(following)
-        for name, value in inputs.items()
-    }
 
 
 def _flat(gradients: Sequence[Tensor], places: Sequence[Tensor], n: int) -> Tensor:

@@ -67,12 +67,13 @@ class DistributedGroup(ProcessGroup):
         size: int,
         device: torch.device,
         others: Others | None = None,
+        stop: StopRequest | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.device = device
         self.others = others
-        self.stop = StopRequest()
+        self.stop = stop or StopRequest()
         """Set where the first process asks this one to stop."""
         self._weight = 1.0
         # A second connection: while one waits for a process, it serves no other request.
