@@ -42,8 +42,7 @@ def alias_of(experiment: str) -> str:
     """Return an experiment's name as an alias: letters, digits, dashes and underscores."""
     text = re.sub(r"[^A-Za-z0-9_-]", "_", experiment)
     # Aliases that MLflow reserves, and `best`.
-    reserved = re.fullmatch(r"[vV]\d+|latest|best", text)
-    return f"{text}_" if reserved else text
+    return f"{text}_" if re.fullmatch(r"[vV]\d+|latest|best", text) else text
 
 
 def best(
@@ -78,6 +77,7 @@ def log_onnx(store: Store, run: str, path: Path, name: str, tags: Mapping[str, s
     if any(version.tags.get(CONTENT) == content for version in _versions(store.client, run, name)):
         return
     exported = onnx.load(str(path), load_external_data=False)
+    needed = {package: metadata.version(package).partition("+")[0] for package in _NEEDED}
     mlflow.set_tracking_uri(store.uri)
     # Nested, since a program may have a run of its own open.
     with mlflow.start_run(run_id=run, nested=True, log_system_metrics=False):
@@ -86,9 +86,7 @@ def log_onnx(store: Store, run: str, path: Path, name: str, tags: Mapping[str, s
             name=path.stem,
             signature=_signature(exported.graph),
             # Else MLflow starts a process that imports the model's packages, to find these four.
-            pip_requirements=[
-                f"{package}=={metadata.version(package).partition('+')[0]}" for package in _NEEDED
-            ],
+            pip_requirements=[f"{package}=={version}" for package, version in needed.items()],
             onnx_execution_providers=["CPUExecutionProvider"],
             # The weights stay in the file, so that it equals the exported file byte by byte.
             save_as_external_data=False,
@@ -103,18 +101,16 @@ def _signature(graph: Any) -> Any:
     import numpy as np
     import onnx
     from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, Schema, TensorSpec
+    from mlflow.types import Schema, TensorSpec
 
-    def specs(values: Any) -> Schema:
-        columns: list[ColSpec | TensorSpec] = []
-        for value in values:
-            tensor = value.type.tensor_type
-            dims = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
-            dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-            columns.append(TensorSpec(dtype, dims, value.name))
-        return Schema(columns)
+    def spec(value: Any) -> TensorSpec:
+        tensor = value.type.tensor_type
+        dims = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+        return TensorSpec(dtype, tuple(dims), value.name)
 
-    return ModelSignature(inputs=specs(graph.input), outputs=specs(graph.output))
+    inputs, outputs = (Schema([*map(spec, values)]) for values in (graph.input, graph.output))
+    return ModelSignature(inputs, outputs)
 
 
 def _versions(client: Any, run: str, name: str) -> list[Any]:
@@ -141,18 +137,11 @@ def _move_aliases(client: Any, name: str, tags: Mapping[str, str]) -> None:
     """Move BEST and the experiment's alias to the versions that are best in tags[BUILD]."""
     from mlflow.exceptions import MlflowException
 
-    versions = {
-        str(version.version): version.tags
-        for version in client.search_model_versions(f"name = '{name}'")
-    }
-    experiment = tags[EXPERIMENT]
-    of_experiment = {
-        version: version_tags
-        for version, version_tags in versions.items()
-        if version_tags.get(EXPERIMENT) == experiment
-    }
+    registered = client.search_model_versions(f"name = '{name}'")
+    versions = {str(version.version): version.tags for version in registered}
+    own = {k: v for k, v in versions.items() if v.get(EXPERIMENT) == tags[EXPERIMENT]}
     aliases, moved = client.get_registered_model(name).aliases, False
-    for alias, candidates in ((BEST, versions), (alias_of(experiment), of_experiment)):
+    for alias, candidates in ((BEST, versions), (alias_of(tags[EXPERIMENT]), own)):
         current = aliases.get(alias)
         chosen = best(candidates, tags[BUILD], None if current is None else str(current))
         if chosen is not None and chosen != str(current):
