@@ -10,9 +10,8 @@ import numpy as np
 
 from pipeline import seeding
 from pipeline.errors import ExportError
-from pipeline.export.contract import NEWEST_VERSION, OLDEST_VERSION
+from pipeline.export.contract import NEWEST_VERSION, OLDEST_VERSION, model_findings
 from pipeline.export.layout import ModelDescription, describe, load
-from pipeline.export.rules import model_findings
 from pipeline.protocol.specs import ActionTuple
 from pipeline.protocol.steps import DecisionSteps
 

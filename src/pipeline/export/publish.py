@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline import files
 from pipeline.errors import ExportError, brief
-from pipeline.export.contract import NEWEST_VERSION
+from pipeline.export.contract import NEWEST_VERSION, publishing_findings
 from pipeline.export.layout import MEANING, TensorInfo, describe, load
 from pipeline.export.policy import create_session
 from pipeline.export.recording import (
@@ -27,7 +27,6 @@ from pipeline.export.recording import (
     Recording,
     logits_of,
 )
-from pipeline.export.rules import publishing_findings
 from pipeline.nets.onnx_graph import OnnxGraph
 from pipeline.protocol.specs import BehaviorSpec, scales_of
 
