@@ -1,4 +1,4 @@
-"""Publish a policy: record what it does, write it, prove that the file does the same, put it in place.
+"""Publish a policy: record what it does, write it, prove that the file does the same, place it.
 
 The model follows the v3 layout (package 2.0 and later): opset 9, named constants for the loader,
 sampled and deterministic actions side by side. It is written node by node rather than traced, so

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pipeline.settings.legacy.behavior import truth
 from pipeline.settings.legacy.flat import FlatFile
 from pipeline.settings.legacy.formats import (
     CURRICULUM_KEYS,
@@ -204,7 +203,7 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
     # These had other defaults than today.
     for key, value in (("min_lesson_length", 1), ("signal_smoothing", False)):
         if key in entries:
-            shared[key] = truth(entries[key])
+            shared[key] = entries[key]
         else:
             shared[key] = from_plain(value, node.source, node.line)
             text = f"{key} is missing; {str(value).lower()} is used, as it was"
