@@ -19,8 +19,13 @@ from pipeline.data.rollout import Rollout
 from pipeline.errors import DemonstrationError, SettingsError, TrainingError
 from pipeline.nets.distributions import to_environment
 from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import REWARD_SIGNALS, DemoPath, GAILSettings, TrainerSettings
-from pipeline.settings.schema.reward_signals import RewardSignalSettings
+from pipeline.settings.schema import (
+    REWARD_SIGNALS,
+    DemoPath,
+    GAILSettings,
+    RewardSignalSettings,
+    TrainerSettings,
+)
 
 if TYPE_CHECKING:
     from pipeline.arrays import FloatArray

@@ -80,8 +80,7 @@ def _given_elsewhere(option: str) -> str | None:
     """Return which setting or sink an unknown option stands for; None if there is none."""
     from pipeline.settings.experiments import SINKS
     from pipeline.settings.reader import keys_below, setting_hints
-    from pipeline.settings.schema import HYPERPARAMETERS, TrainerSettings
-    from pipeline.settings.schema.trainer import WORDS
+    from pipeline.settings.schema import HYPERPARAMETERS, WORDS, TrainerSettings
 
     key = option.strip("-").replace("-", "_")
     if key in _REMOVED:

@@ -18,7 +18,7 @@ from pipeline.settings.experiments import SinkNames
 from pipeline.settings.named_files import refuse_missing_demonstrations
 from pipeline.settings.nodes import from_plain
 from pipeline.settings.reader import ContradictionError, Count, CountOrZero, read, setting_hints
-from pipeline.settings.schema.run import EnvironmentSettings
+from pipeline.settings.schema import EnvironmentSettings
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from pipeline.protocol.calls import time_out
 from pipeline.protocol.server import AnyServer
 
 if TYPE_CHECKING:
-    from pipeline.settings.schema.run import EnvironmentSettings
+    from pipeline.settings.schema import EnvironmentSettings
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pipeline.errors import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.settings.schema.run import EnvironmentSettings
+    from pipeline.settings.schema import EnvironmentSettings
 
 # A process that died, hangs, or has left the conversation.
 RESTARTABLE = (
@@ -36,7 +36,7 @@ class RestartBudget:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         # Not at the top: programs that only step an environment need no settings.
-        from pipeline.settings.schema.run import EnvironmentSettings
+        from pipeline.settings.schema import EnvironmentSettings
 
         self.limits = limits or EnvironmentSettings()
         self._clock = clock

@@ -31,7 +31,7 @@ from pipeline.protocol.steps import Steps, no_agents
 
 if TYPE_CHECKING:
     from pipeline.envs.base import Stats
-    from pipeline.settings.schema.run import EnvironmentSettings
+    from pipeline.settings.schema import EnvironmentSettings
 
 _log = logging.getLogger(__name__)
 

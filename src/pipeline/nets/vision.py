@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import SettingsError
 from pipeline.nets.layers import linear
-from pipeline.settings.schema.reward_signals import ENCODERS
+from pipeline.settings.schema import ENCODERS
 
 if TYPE_CHECKING:
     from pipeline.nets.onnx_graph import OnnxGraph
