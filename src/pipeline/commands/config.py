@@ -20,8 +20,7 @@ from pipeline.settings import (
     parse_yaml,
     to_mapping,
 )
-from pipeline.settings.legacy.convert import Present
-from pipeline.settings.legacy.formats import Family, Kind, kind_of, read_document
+from pipeline.settings.legacy.convert import Family, Kind, Present, kind_of, read_document
 from pipeline.settings.named_files import missing_demonstrations
 from pipeline.settings.reader import entries_of
 from pipeline.settings.run_file import as_written, read_present, structure, upgrade_command

@@ -15,8 +15,8 @@ from typing import Any
 
 from pipeline.errors import Mistakes, shell_command
 from pipeline.settings.inheritance import behavior_over, expanded, without_deprecated
-from pipeline.settings.legacy.convert import Present, to_present
-from pipeline.settings.legacy.formats import Changes, Family, kind_of, read_document
+from pipeline.settings.legacy.convert import Family, Present, kind_of, read_document, to_present
+from pipeline.settings.legacy.flat import Changes
 from pipeline.settings.nodes import Node, fail, find, join, merge, undotted
 from pipeline.settings.reader import (
     entries_of,

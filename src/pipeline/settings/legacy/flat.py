@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.errors import SettingsError
 from pipeline.settings.inheritance import behavior_over, expanded
-from pipeline.settings.legacy import formats
-from pipeline.settings.legacy.formats import IMITATING_TRAINERS, Changes
 from pipeline.settings.nodes import Node, fail, from_plain, join
 from pipeline.settings.reader import (
     Positive,
@@ -33,6 +31,60 @@ from pipeline.settings.schema import (
     TrainerSettings,
 )
 
+IMITATING_TRAINERS = ("imitation", "online_bc", "offline_bc")
+"""Trainers that only imitated; `imitation` until 0.5, the others from 0.6 to 0.12."""
+
+_SAME_NAME = {
+    ("hyperparameters",): """
+        batch_size buffer_size learning_rate learning_rate_schedule beta epsilon lambd num_epoch
+        buffer_init_steps init_entcoef save_replay_buffer tau steps_per_update""",
+    ("network_settings",): "normalize hidden_units num_layers vis_encode_type",
+    (): "max_steps time_horizon summary_freq keep_checkpoints init_path threaded",
+}
+MOVED: dict[str, tuple[str, ...]] = {
+    key: (*place, key) for place, keys in _SAME_NAME.items() for key in keys.split()
+} | {"vis_encoder_type": ("network_settings", "vis_encode_type")}
+"""Keys of a flat section whose value only has another place in a behavior."""
+
+_SET_BY_PROGRAM = "ML-Agents set it itself; runs are written below checkpoint_settings.results_dir"
+GONE: dict[str, str] = {
+    "summary_path": _SET_BY_PROGRAM,
+    "model_path": _SET_BY_PROGRAM,
+    "graph_scope": _SET_BY_PROGRAM,
+    "burn_in_ratio": "sequences are trained on from their first step",
+    "brain_to_imitate": "nobody is imitated while playing any more; name a demonstration in "
+    "demo_path",
+    "batches_per_epoch": "see behavioral_cloning.samples_per_update and num_epoch",
+}
+"""Keys without an equal: why, and what to use."""
+
+_RESHAPED = """
+    trainer gamma reward_signals use_curiosity curiosity_strength curiosity_enc_size use_recurrent
+    sequence_length memory_size num_update train_interval pretraining behavioral_cloning self_play
+    demo_path curriculum"""
+FLAT_KEYS = {*MOVED, *GONE, *_RESHAPED.split()}
+"""Every key that a section of a flat file may have."""
+
+_ALWAYS = """
+    batch_size buffer_size hidden_units learning_rate max_steps normalize num_layers time_horizon
+    summary_freq use_recurrent"""
+REQUIRED: dict[str, list[str]] = {
+    "ppo": f"{_ALWAYS} beta epsilon lambd num_epoch".split(),
+    "sac": f"{_ALWAYS} buffer_init_steps init_entcoef tau".split(),
+}
+"""Keys without which ML-Agents did not start, beside those that were renamed later."""
+
+_LEARNED = ("curiosity", "gail", "rnd")
+SIGNAL_KEYS: dict[str, tuple[str, ...]] = {
+    "strength": ("extrinsic", *_LEARNED),
+    "gamma": ("extrinsic", *_LEARNED),
+    "encoding_size": _LEARNED,
+    "learning_rate": _LEARNED,
+    "demo_path": ("gail",),
+    "use_actions": ("gail",),
+    "use_vail": ("gail",),
+}
+"""Keys of a reward signal, and the signals that read each."""
 _DEFAULT = "default"
 _MISSING = object()
 _CURIOSITY = {
@@ -42,6 +94,50 @@ _CURIOSITY = {
 _RENAMED = {"self_play": {"play_against_current_self_ratio": "play_against_latest_model_ratio"}}
 _GAIL_UNITS = 64
 """Width of GAIL's network where a file said nothing; today it is 128."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormatChange:
+    """A change of one key of an old file, or a note about it."""
+
+    kind: Literal["moved", "gone", "note"]
+    """Whether the key has a new place, has no equal any more, or is only remarked on."""
+    where: str
+    """`file:line` of the key."""
+    old: str
+    """Its key path in the old file."""
+    new: str
+    """Its key path in the present format; empty where it has none."""
+    text: str
+    """Why, and what to use instead."""
+    warns: bool
+    """Whether a user who only trains should be told as well."""
+
+    def __str__(self) -> str:
+        """One line about the change."""
+        if self.kind == "moved":
+            note = f" ({self.text})" if self.text else ""
+            return f"{self.where}: {self.old} -> {self.new}{note}"
+        return f"{self.where}: {self.old}: {self.text}"
+
+
+@dataclass(slots=True)
+class Changes:
+    """Changes made while a file was brought to the present format, in order."""
+
+    entries: list[FormatChange] = field(default_factory=list)
+
+    def moved(self, node: Node, old: str, new: str, text: str = "", *, warns: bool = False) -> None:
+        """Record that the value at `old` moved to `new`."""
+        self.entries.append(FormatChange("moved", node.where, old, new, text, warns))
+
+    def gone(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
+        """Record that `old` has no equivalent today."""
+        self.entries.append(FormatChange("gone", node.where, old, "", text, warns))
+
+    def note(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
+        """Say something about `old` that a user should know."""
+        self.entries.append(FormatChange("note", node.where, old, "", text, warns))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -126,12 +222,10 @@ def convert_section(section: Section) -> Node:
     _put_self_play(section)
     _put_schedules(section)
     for key, item in section.left.items():
-        if key in formats.GONE:
-            section.gone(
-                item, key, f"no equal any more: {formats.GONE[key]}", warns=key == "burn_in_ratio"
-            )
+        if key in GONE:
+            section.gone(item, key, f"no equal any more: {GONE[key]}", warns=key == "burn_in_ratio")
         elif key != "curriculum":  # which is not the behavior's any more
-            section.unknown(item, key, formats.FLAT_KEYS)
+            section.unknown(item, key, FLAT_KEYS)
     return _as_node(section.behavior, section.node)
 
 
@@ -149,7 +243,7 @@ def _put_trainer(section: Section) -> None:
     if named not in IMITATING_TRAINERS:
         section.kind = named
         section.put(node, "trainer_type", old="trainer")
-        missing = [key for key in formats.REQUIRED.get(named, ()) if key not in section.left]
+        missing = [key for key in REQUIRED.get(named, ()) if key not in section.left]
         if missing:
             text = f"keys that the {named} trainer needed are missing: {', '.join(missing)}"
             section.changes.note(section.node, section.old, f"{text}; today's defaults are used")
@@ -171,8 +265,8 @@ def _put_trainer(section: Section) -> None:
 
 def _put_moved(section: Section) -> None:
     known = setting_hints(HYPERPARAMETERS[section.kind])
-    for key, node in section.take(*(key for key in section.left if key in formats.MOVED)).items():
-        place = formats.MOVED[key]
+    for key, node in section.take(*(key for key in section.left if key in MOVED)).items():
+        place = MOVED[key]
         if place[0] == "hyperparameters" and key not in known:
             section.gone(node, key, f"is not used by the trainer {section.kind}", warns=False)
             continue
@@ -323,9 +417,9 @@ def _put_signal(section: Section, name: str, node: Node) -> None:
     settings: dict[str, object] = {}
     section.behavior["reward_signals"][name] = settings
     for key, item in entries_of(node, join(section.old, at)).items():
-        if key not in formats.SIGNAL_KEYS:
-            section.unknown(item, f"{at}.{key}", formats.SIGNAL_KEYS)
-        elif name not in formats.SIGNAL_KEYS[key]:
+        if key not in SIGNAL_KEYS:
+            section.unknown(item, f"{at}.{key}", SIGNAL_KEYS)
+        elif name not in SIGNAL_KEYS[key]:
             section.gone(item, f"{at}.{key}", f"is not used by {name}", warns=False)
         else:
             place = ("network_settings", "hidden_units") if key == "encoding_size" else (key,)
