@@ -48,15 +48,8 @@ _FLAGS = ("nographics", "batchmode", "compress", "describe", "help")
 # Of Unity's players, and of no effect here.
 _UNITY_VALUED = (
     *("screen-width", "screen-height", "screen-quality", "screen-fullscreen", "window-mode"),
-    *(
-        "monitor",
-        "adapter",
-        "gpu-index",
-        "parenthwnd",
-        "job-worker-count",
-        "profiler-log-file",
-        "stacktracelogtype",
-    ),
+    *("monitor", "adapter", "gpu-index", "parenthwnd", "job-worker-count", "profiler-log-file"),
+    "stacktracelogtype",
 )
 _UNITY_FLAGS = (
     *(

@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.errors import SettingsError, StageError, UnityEnvironmentException
 from pipeline.settings.environments import BuiltinSource, PathSource
-from pipeline.simulators import needs, pack
-from pipeline.simulators.needs import Needs
+from pipeline.simulators import pack
+from pipeline.simulators.pack import Needs
 from pipeline.stages.shared import named_env
 from pipeline.stages.shared.named_env import CACHE, environment_of, executable_of, in_folder
 
@@ -40,7 +40,7 @@ def packed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return target
 
     module_needs = Needs(distributions=("numpy",), files={"my_env.py": source})
-    monkeypatch.setattr(needs, "needs_of", lambda *_: module_needs)
+    monkeypatch.setattr(pack, "needs_of", lambda *_: module_needs)
     monkeypatch.setattr(pack, "pack_with", pack_with)
     return built
 
