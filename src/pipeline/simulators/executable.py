@@ -52,15 +52,8 @@ _UNITY_VALUED = (
     "stacktracelogtype",
 )
 _UNITY_FLAGS = (
-    *(
-        "nolog",
-        "popupwindow",
-        "single-instance",
-        "show-screen-selector",
-        "hidewindow",
-        "timestamps",
-    ),
-    *("silent-crashes", "no-stereo-rendering", "disable-gpu-skinning", "quit"),
+    *("nolog", "popupwindow", "single-instance", "show-screen-selector", "hidewindow", "quit"),
+    *("timestamps", "silent-crashes", "no-stereo-rendering", "disable-gpu-skinning"),
 )
 
 
