@@ -27,9 +27,8 @@ from pipeline.stages.reporting.results import read_curves
 from pipeline.tracking import names
 from pipeline.tracking.base import Update
 from pipeline.tracking.console import ConsoleSink
-from pipeline.tracking.curve_csv import CsvSink, read_points
+from pipeline.tracking.curve_csv import HEADER, CsvSink, UpdatesCsvSink, read_points
 from pipeline.tracking.sinks.jsonl import JsonLinesSink
-from pipeline.tracking.updates_csv import HEADER, UpdatesCsvSink
 from pipeline.trainer import api
 from pipeline.trainer.checkpoints.status import StatusFile
 from pipeline.trainer.learner import Learner

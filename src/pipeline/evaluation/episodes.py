@@ -158,10 +158,7 @@ def _fits(description: ModelDescription, spec: BehaviorSpec) -> bool:
 
 
 def _observe(
-    env: BaseEnv,
-    policies: Mapping[str, ActingPolicy],
-    counters: dict[str, _Counter],
-    episodes: int,
+    env: BaseEnv, policies: Mapping[str, ActingPolicy], counters: dict[str, _Counter], episodes: int
 ) -> dict[str, DecisionSteps]:
     """Count the environment's latest steps; return the agents that wait for an action."""
     decisions = {}

@@ -236,11 +236,7 @@ def meanings(spec: BehaviorSpec) -> dict[str, str]:
 
 
 def publish(
-    policy: Policy,
-    target: Path,
-    *,
-    recording: Recording,
-    metadata: Mapping[str, str] | None = None,
+    policy: Policy, target: Path, *, recording: Recording, metadata: Mapping[str, str] | None = None
 ) -> ExportReport:
     """Write a policy to `target` if the file passes all checks; on failure nothing remains.
 

@@ -27,14 +27,7 @@ from pipeline.settings.nodes import (
     to_plain,
     undotted,
 )
-from pipeline.settings.reader import (
-    choice,
-    display,
-    entries_of,
-    read_dataclass,
-    suggestion,
-    to_map,
-)
+from pipeline.settings.reader import choice, display, entries_of, read_dataclass, suggestion, to_map
 from pipeline.settings.run_file import as_resolved, load_run_settings, to_mapping
 from pipeline.settings.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, RunSettings
 from pipeline.settings.sweeps import SweepParams, best_file, best_name, proposal_file

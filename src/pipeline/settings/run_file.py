@@ -18,13 +18,7 @@ from pipeline.settings.inheritance import behavior_over, expanded, without_depre
 from pipeline.settings.legacy.convert import Family, Present, kind_of, read_document, to_present
 from pipeline.settings.legacy.flat import Changes
 from pipeline.settings.nodes import Node, fail, find, join, merge, undotted
-from pipeline.settings.reader import (
-    entries_of,
-    read_dataclass,
-    setting_hints,
-    suggestion,
-    to_map,
-)
+from pipeline.settings.reader import entries_of, read_dataclass, setting_hints, suggestion, to_map
 from pipeline.settings.schema import CompletionCriteria, RunSettings, TrainerSettings
 
 _log = logging.getLogger(__name__)

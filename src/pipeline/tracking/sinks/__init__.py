@@ -9,7 +9,7 @@ from pipeline.errors import SettingsError
 from pipeline.settings.experiments import SINKS, SinkNames
 from pipeline.settings.nodes import from_plain
 from pipeline.tracking.base import Sink
-from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.tracking.run_metadata import TrackedRun
 
 __all__ = ["TrackedRun", "named_sinks", "standard_sinks"]
 
@@ -30,8 +30,7 @@ def standard_sinks(run: TrackedRun, names: Sequence[str] | None = None) -> list[
         SettingsError: A sink that was named cannot be imported.
     """
     from pipeline.tracking.console import ConsoleSink
-    from pipeline.tracking.curve_csv import CsvSink
-    from pipeline.tracking.updates_csv import UpdatesCsvSink
+    from pipeline.tracking.curve_csv import CsvSink, UpdatesCsvSink
 
     # The CSV file is the record, so it does not depend on which sinks are chosen.
     sinks: list[Sink] = [ConsoleSink(), CsvSink(run.folder / "progress.csv")]
