@@ -21,9 +21,14 @@ from pipeline.settings import (
     to_mapping,
 )
 from pipeline.settings.legacy.convert import Family, Kind, Present, kind_of, read_document
-from pipeline.settings.named_files import missing_demonstrations
 from pipeline.settings.reader import entries_of
-from pipeline.settings.run_file import as_written, read_present, structure, upgrade_command
+from pipeline.settings.run_file import (
+    as_written,
+    missing_demonstrations,
+    read_present,
+    structure,
+    upgrade_command,
+)
 
 _log = logging.getLogger(__name__)
 
