@@ -92,6 +92,7 @@ _CURIOSITY = {
     "curiosity_enc_size": ("network_settings", "hidden_units"),
 }
 _RENAMED = {"self_play": {"play_against_current_self_ratio": "play_against_latest_model_ratio"}}
+_CLONING = ("behavioral_cloning", "pretraining")
 _GAIL_UNITS = 64
 """Width of GAIL's network where a file said nothing; today it is 128."""
 
@@ -257,8 +258,9 @@ def _put_trainer(section: Section) -> None:
         "environment's reward as well",
         warns=True,
     )
-    has_map = "behavioral_cloning" in section.left or "pretraining" in section.left
-    if "demo_path" in section.left and not has_map:  # what it imitates stood in the section itself
+    if (
+        "demo_path" in section.left and not section.left.keys() & _CLONING
+    ):  # what it imitates stood in the section itself
         for key, item in section.take("demo_path", "batch_size").items():
             section.put(item, "behavioral_cloning", key, old=key)
 
@@ -310,11 +312,13 @@ def _put_memory(section: Section) -> None:
 
 
 def _put_cloning(section: Section) -> None:
-    cloning_maps = list(section.take("behavioral_cloning", "pretraining").items())
-    for key, node in cloning_maps[1:]:
-        section.gone(node, key, f"is not used beside {cloning_maps[0][0]}")
-    for key, node in cloning_maps[:1]:
-        _put_map(section, node, key, "behavioral_cloning", BehavioralCloningSettings)
+    cloning_maps = section.take(*_CLONING)
+    used = next(iter(cloning_maps), None)
+    for key, node in cloning_maps.items():
+        if key == used:
+            _put_map(section, node, key, "behavioral_cloning", BehavioralCloningSettings)
+        else:
+            section.gone(node, key, f"is not used beside {used}")
     for key, node in section.take("demo_path").items():
         section.gone(node, key, "is used by offline_bc only")
 
@@ -553,7 +557,10 @@ class FlatFile:
             raise fail(self.sections[name], old, f"{text} Add one of: {listed}")
         at = entries["trainer"]
         named = choice(at, join(old, "trainer"), (*HYPERPARAMETERS, *IMITATING_TRAINERS))
-        if named not in IMITATING_TRAINERS or _demonstration_of(entries) is not None:
+        cloning = (entries[key].value for key in _CLONING if key in entries)
+        # Where there is a map for it, the section's own demonstration is not used.
+        learned_from = next((map_ for map_ in cloning if isinstance(map_, dict)), entries)
+        if named not in IMITATING_TRAINERS or learned_from.get("demo_path") is not None:
             return False
         text = (
             f"the trainer {named!r} is no more, and there is no demonstration to learn from. "
@@ -564,15 +571,6 @@ class FlatFile:
             self.refused[name] = f"{at.where}: {old}.trainer: {text}."
             self.changes.gone(at, f"{old}.trainer", f"{text}. It is left out")
         return True
-
-
-def _demonstration_of(entries: dict[str, Node]) -> Node | None:
-    """Return the demonstration from which an imitating section could learn, if it has any."""
-    for key in ("behavioral_cloning", "pretraining"):
-        if key in entries and isinstance(entries[key].value, dict):
-            section: dict[str, Node] = entries[key].value
-            return section.get("demo_path")
-    return entries.get("demo_path")
 
 
 def _over_default(full: Node, default: Node, path: str, inherited: frozenset[str]) -> Node:
