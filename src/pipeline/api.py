@@ -183,8 +183,7 @@ def train(
 
 def _by_name(sinks: Sequence[Sink | str], settings: RunSettings, **run: Any) -> list[Sink]:
     """Return the sinks that the caller named by a string."""
-    from pipeline.tracking.run_metadata import run_outside_dag
-    from pipeline.tracking.sinks import named_sinks
+    from pipeline.tracking.sinks import named_sinks, run_outside_dag
     from pipeline.trainer.supported import usable_device
 
     used = ("env", "seed", "folder", "num_envs", "torch_threads", "resume")

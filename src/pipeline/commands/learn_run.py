@@ -23,8 +23,7 @@ from pipeline.stages.shared import process, provenance
 from pipeline.stages.shared.named_env import executable_of
 from pipeline.tracking.base import Sink
 from pipeline.tracking.console import ConsoleSink
-from pipeline.tracking.run_metadata import run_outside_dag
-from pipeline.tracking.sinks import standard_sinks
+from pipeline.tracking.sinks import run_outside_dag, standard_sinks
 from pipeline.tracking.timers import TimersSink, process_facts
 from pipeline.trainer import TrainResult
 from pipeline.trainer.checkpoints.file import RESUME_FILE

@@ -14,7 +14,8 @@ from pipeline.tracking.base import Update
 from pipeline.tracking.console import ConsoleSink
 from pipeline.tracking.curve_csv import CsvSink, UpdatesCsvSink, read_points
 from pipeline.tracking.mlflow_run import BUILD, EXPERIMENT, SCORE, score
-from pipeline.tracking.run_metadata import TrackedRun, flat, parameters
+from pipeline.tracking.run_metadata import flat, parameters
+from pipeline.tracking.sinks import TrackedRun
 from pipeline.tracking.sinks.jsonl import JsonLinesSink
 from pipeline.tracking.timers import TimersSink
 

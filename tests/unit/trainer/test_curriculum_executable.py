@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 import pipeline
-from pipeline.tracking.run_metadata import TrackedRun
+from pipeline.tracking.sinks import TrackedRun
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
 
 BALL = "3DBall"

@@ -20,7 +20,7 @@ from pipeline import files
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink
 from pipeline.tracking.console import hyperparameters_text
-from pipeline.tracking.run_metadata import TrackedRun
+from pipeline.tracking.sinks import TrackedRun
 
 _log = logging.getLogger(__name__)
 
