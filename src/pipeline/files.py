@@ -221,22 +221,16 @@ def similar(path: Path | str) -> str:
 
 
 def _below(folder: Path) -> list[Path]:
-    """Return files of a folder and of its subfolders, without hidden ones, up to the limits."""
-    levels, paths = [folder], list[Path]()
-    for _ in range(_DEEPEST):
-        entries: list[Path] = []
-        for level in levels:
-            with suppress(OSError):  # it may not be read
-                entries += sorted(entry for entry in level.iterdir() if entry.name[0] != ".")
-        # Not Path's own methods, which raise where a link leads into a folder of somebody else.
-        entries = entries[:_MOST_FILES]
-        paths += [entry for entry in entries if os.path.isfile(entry)]  # noqa: PTH113
-        levels = [
-            entry
-            for entry in entries
-            if os.path.isdir(entry) and not os.path.islink(entry)  # noqa: PTH112, PTH114
-        ]
-    return paths
+    """Return files of a folder and of its subfolders, highest first, without hidden ones."""
+    paths: list[Path] = []
+    # Unlike Path's own methods it passes over what may not be read, and follows no links.
+    for top, folders, names in os.walk(folder):
+        depth = len(Path(top).relative_to(folder).parts)
+        folders[:] = sorted(name for name in folders if name[0] != "." and depth + 1 < _DEEPEST)
+        paths += [Path(top, name) for name in sorted(names) if name[0] != "."]
+        if len(paths) > _MOST_FILES:
+            break
+    return sorted(filter(os.path.isfile, paths), key=lambda path: len(path.parts))
 
 
 def refuse_shared_folder(folder: Path | str, name: str, others: Iterable[str]) -> None:
