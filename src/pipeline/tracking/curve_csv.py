@@ -181,7 +181,7 @@ def _number(text: str, delimiter: str) -> str:
     return ""
 
 
-_UPDATES_HEADER = (
+UPDATES_HEADER = (
     "Brain name",
     "Time to update policy",
     "Time since start of training",
@@ -249,7 +249,7 @@ class UpdatesCsvSink(Sink):
         """Open the behavior's file, and write its header when it is new."""
         path = files.named(self._folder, behavior, ".csv")
         path.parent.mkdir(parents=True, exist_ok=True)
-        header = ",".join(_UPDATES_HEADER) + "\n"
+        header = ",".join(UPDATES_HEADER) + "\n"
         resumed = path.exists()
         if resumed and not (path.is_file() and path.read_bytes().startswith(header.encode())):
             files.keep_aside(path, "it does not begin with the header of this file")
@@ -257,7 +257,7 @@ class UpdatesCsvSink(Sink):
         file = path.open("a", encoding="utf-8", newline="")
         last = _Last(file=file, at=self._start)
         if not resumed:
-            csv.writer(file, lineterminator="\n").writerow(_UPDATES_HEADER)
+            csv.writer(file, lineterminator="\n").writerow(UPDATES_HEADER)
             last.step = last.n_episodes = 0
         self._last[behavior] = last
         return last
