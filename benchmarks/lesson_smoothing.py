@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.settings.schema.parameters import (
+from pipeline.settings.schema import (
     CompletionCriteria,
     ConstantSampler,
     EnvironmentParameter,

@@ -183,8 +183,7 @@ def train(
 
 def _by_name(sinks: Sequence[Sink | str], settings: RunSettings, **run: Any) -> list[Sink]:
     """Return the sinks that the caller named by a string."""
-    from pipeline.tracking.sinks import named_sinks
-    from pipeline.tracking.tracked_run import run_outside_dag
+    from pipeline.tracking.sinks import named_sinks, run_outside_dag
     from pipeline.trainer.supported import usable_device
 
     used = ("env", "seed", "folder", "num_envs", "torch_threads", "resume")
@@ -309,18 +308,18 @@ class LoadedPolicy:
         Raises:
             ExportError: The observations or the mask do not fit the policy.
         """
-        from pipeline.export import observed
+        from pipeline.export import policy as exported
         from pipeline.protocol.steps import DecisionSteps
 
         layout, where = self.onnx.description, f"the policy {self.behavior}"
-        obs, own_mask = observed.take_mask(obs, layout)
+        obs, own_mask = exported.take_mask(obs, layout)
         mask = own_mask if action_mask is None else action_mask
-        parts = observed.rows_of(obs, layout, where)
+        parts = exported.rows_of(obs, layout, where)
         n = len(parts[0])
         agents = np.arange(n, dtype=np.int32) if agent_id is None else agent_id
         nothing = np.zeros(n, dtype=np.float32)
         if mask is not None:
-            mask = observed.forbidden(mask, n, layout.discrete_branches, where)
+            mask = exported.forbidden(mask, n, layout.discrete_branches, where)
         groups = np.zeros(n, dtype=np.int32)
         steps = DecisionSteps(parts, nothing, agents, mask, groups, nothing)
         return self.onnx.act(steps, deterministic=deterministic)

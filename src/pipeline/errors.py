@@ -11,7 +11,7 @@ import re
 import shlex
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -34,23 +34,13 @@ class SettingsError(PipelineError):
     about: tuple[object, str] | None = None
     """The value of a file that is wrong, and what is wrong with it."""
 
+    together: Sequence[SettingsError] = ()
+    """Independent mistakes, of which the message has one line each."""
+
     @property
     def parts(self) -> list[SettingsError]:
         """The errors that were found together; one for a single error."""
-        return [self]
-
-
-class JointSettingsError(SettingsError):
-    """Several independent mistakes; the message has one line for each."""
-
-    def __init__(self, errors: Iterable[SettingsError]) -> None:
-        self._parts = list(errors)
-        super().__init__("\n".join(map(str, self._parts)))
-
-    @property
-    def parts(self) -> list[SettingsError]:
-        """The errors that were found together."""
-        return self._parts
+        return list(self.together) or [self]
 
 
 class Mistakes:
@@ -83,7 +73,9 @@ class Mistakes:
         if len(ordered) == 1:
             raise ordered[0]
         if ordered:
-            raise JointSettingsError(ordered)
+            joint = SettingsError("\n".join(map(str, ordered)))
+            joint.together = ordered
+            raise joint
 
 
 class DemonstrationError(PipelineError):

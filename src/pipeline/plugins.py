@@ -34,8 +34,6 @@ class Group(Mapping[str, T], Generic[T]):
     ours: Mapping[str, str]
     """The built-in parts, `module:attribute` by name."""
     _: KW_ONLY
-    room: str = ""
-    """The package of those modules that begin with a dot, as a prefix: `pipeline.algos.`."""
     base: type | None = None
     """The class that each plug-in must extend; None for parts that are no classes."""
     theirs: str = ""
@@ -58,10 +56,10 @@ class Group(Mapping[str, T], Generic[T]):
             KeyError: No part has this name.
             SettingsError: It cannot be imported, is not of the right kind, or comes twice.
         """
-        return self.load(name, room=self.room)
+        return self.load(name)
 
-    def load(self, name: str, *, room: str) -> T:
-        """Import a part; `room` replaces the attribute where only the caller knows the package."""
+    def load(self, name: str, *, room: str = "") -> T:
+        """Import a part; modules that begin with a dot lie in `room`, such as `pipeline.algos.`."""
         if name in self.ours:
             part: T = load(self.ours[name], room=room)
             return part

@@ -11,11 +11,10 @@ from steps import decision_steps
 
 from pipeline.algos.policy import Policy
 from pipeline.errors import ExportError
-from pipeline.export.contract import check_model
+from pipeline.export.contract import check_model, model_findings
 from pipeline.export.layout import describe
 from pipeline.export.policy import OnnxPolicy, create_session
 from pipeline.export.publish import build_model
-from pipeline.export.rules import model_findings
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings.schema import MemorySettings, NetworkSettings
 

@@ -21,8 +21,7 @@ from pipeline.data.demo_spec import spec_of
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import DemonstrationError, ExportError
 from pipeline.export.policy import OnnxPolicy
-from pipeline.export.publish import build_model, meanings, publish
-from pipeline.export.recording import record
+from pipeline.export.publish import build_model, meanings, publish, record
 from pipeline.protocol.decoding import behavior_spec_from
 from pipeline.protocol.demo import writing_demo
 from pipeline.protocol.encoding import brain_parameters, encode_steps

@@ -25,8 +25,8 @@ from pipeline.protocol.demo import read_demo, writing_demo
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 from pipeline.settings.environments import EnvironmentParams
-from pipeline.settings.named_files import missing_demonstrations
 from pipeline.settings.nodes import from_plain
+from pipeline.settings.run_file import missing_demonstrations
 from pipeline.stages.shared.named_env import executable_of
 
 ODD = """My "big" $HOME's *"""

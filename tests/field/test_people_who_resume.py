@@ -27,9 +27,8 @@ from pipeline.stages.reporting.results import read_curves
 from pipeline.tracking import names
 from pipeline.tracking.base import Update
 from pipeline.tracking.console import ConsoleSink
-from pipeline.tracking.curve_csv import CsvSink, read_points
+from pipeline.tracking.curve_csv import UPDATES_HEADER, CsvSink, UpdatesCsvSink, read_points
 from pipeline.tracking.sinks.jsonl import JsonLinesSink
-from pipeline.tracking.updates_csv import HEADER, UpdatesCsvSink
 from pipeline.trainer import api
 from pipeline.trainer.checkpoints.status import StatusFile
 from pipeline.trainer.learner import Learner
@@ -231,7 +230,7 @@ def test_updates_and_metrics_of_a_run_were_edited(tmp_path, caplog):
     sink = UpdatesCsvSink(tmp_path)
     sink.updated("B", update)
     sink.close()
-    assert path.read_text().startswith(",".join(HEADER))
+    assert path.read_text().startswith(",".join(UPDATES_HEADER))
     assert (tmp_path / "B.csv.1").read_text() == "Brain name;Time\nB;1\n"
     run = SimpleNamespace(folder=tmp_path, keep_earlier=True)
     path = tmp_path / "metrics.jsonl"

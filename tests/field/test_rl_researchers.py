@@ -16,8 +16,7 @@ from pipeline.algos.rows import Rows
 from pipeline.algos.sac import SAC
 from pipeline.data.rollout import Rollout
 from pipeline.export.policy import OnnxPolicy
-from pipeline.export.publish import publish
-from pipeline.export.recording import record
+from pipeline.export.publish import publish, record
 from pipeline.nets.layers import RunningNormalizer
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import DecisionSteps

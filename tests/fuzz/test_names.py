@@ -22,8 +22,8 @@ from pipeline.errors import PipelineError
 from pipeline.settings.params import load_params
 from pipeline.stages.export import publish
 from pipeline.tracking.curve_csv import CsvSink
+from pipeline.tracking.sinks import TrackedRun
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
-from pipeline.tracking.tracked_run import TrackedRun
 
 from .mutations import NAMES
 

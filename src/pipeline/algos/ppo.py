@@ -36,8 +36,7 @@ from pipeline.nets.actor_critic import Critic
 from pipeline.nets.fast.pairs import ActorAndCritic, paired_adam
 from pipeline.nets.memory import SequenceState
 from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import PPOSettings, TrainerSettings
-from pipeline.settings.schema.trainer import OnPolicySettings
+from pipeline.settings.schema import OnPolicySettings, PPOSettings, TrainerSettings
 
 # As in ML-Agents; it matters only where all advantages are equal.
 ADVANTAGE_EPSILON = 1e-10

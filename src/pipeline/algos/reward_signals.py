@@ -21,8 +21,13 @@ from pipeline.errors import DemonstrationError, SettingsError, TrainingError
 from pipeline.nets.distributions import to_environment
 from pipeline.nets.fast.adam import FlatAdam
 from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import REWARD_SIGNALS, DemoPath, GAILSettings, TrainerSettings
-from pipeline.settings.schema.reward_signals import RewardSignalSettings
+from pipeline.settings.schema import (
+    REWARD_SIGNALS,
+    DemoPath,
+    GAILSettings,
+    RewardSignalSettings,
+    TrainerSettings,
+)
 
 _log = logging.getLogger(__name__)
 

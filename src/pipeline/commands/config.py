@@ -20,11 +20,15 @@ from pipeline.settings import (
     parse_yaml,
     to_mapping,
 )
-from pipeline.settings.legacy.convert import Present
-from pipeline.settings.legacy.formats import Family, Kind, kind_of, read_document
-from pipeline.settings.named_files import missing_demonstrations
+from pipeline.settings.legacy.convert import Family, Kind, Present, kind_of, read_document
 from pipeline.settings.reader import entries_of
-from pipeline.settings.run_file import as_written, read_present, structure, upgrade_command
+from pipeline.settings.run_file import (
+    as_written,
+    missing_demonstrations,
+    read_present,
+    structure,
+    upgrade_command,
+)
 
 _log = logging.getLogger(__name__)
 

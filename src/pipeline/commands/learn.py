@@ -79,7 +79,7 @@ def add_options(parser: Parser) -> None:
 def _given_elsewhere(option: str) -> str | None:
     """Return which setting or sink an unknown option stands for; None if there is none."""
     from pipeline.settings.experiments import SINKS
-    from pipeline.settings.schema.trainer import WORDS, places_in_behavior
+    from pipeline.settings.schema import WORDS, places_in_behavior
 
     key = option.strip("-").replace("-", "_")
     if key in _REMOVED:

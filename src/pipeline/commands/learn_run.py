@@ -24,9 +24,8 @@ from pipeline.stages.shared import process, provenance
 from pipeline.stages.shared.named_env import executable_of
 from pipeline.tracking.base import Sink
 from pipeline.tracking.console import ConsoleSink
-from pipeline.tracking.sinks import standard_sinks
+from pipeline.tracking.sinks import run_outside_dag, standard_sinks
 from pipeline.tracking.timers import TimersSink, process_facts
-from pipeline.tracking.tracked_run import run_outside_dag
 from pipeline.trainer import TrainResult
 from pipeline.trainer.checkpoints.file import RESUME_FILE
 from pipeline.trainer.checkpoints.restore import first_weights

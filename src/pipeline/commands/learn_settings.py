@@ -15,10 +15,10 @@ from pipeline.commands.learn_options import BY_DEST, OPTIONS
 from pipeline.errors import Mistakes, SettingsError, shell_command
 from pipeline.settings import RunSettings, TrainerSettings, load_run_settings
 from pipeline.settings.experiments import SinkNames
-from pipeline.settings.named_files import refuse_missing_demonstrations
 from pipeline.settings.nodes import from_plain
 from pipeline.settings.reader import ContradictionError, Count, CountOrZero, read, setting_hints
-from pipeline.settings.schema.run import EnvironmentSettings
+from pipeline.settings.run_file import refuse_missing_demonstrations
+from pipeline.settings.schema import EnvironmentSettings
 
 _log = logging.getLogger(__name__)
 

@@ -96,8 +96,8 @@ def check(
     Raises:
         ExportError: Unity does not load the file, or it does not fit the behavior.
     """
+    from pipeline.export.contract import model_findings, publishing_findings
     from pipeline.export.layout import describe, load
-    from pipeline.export.rules import model_findings, publishing_findings
 
     model = load(path)
 

@@ -20,7 +20,7 @@ from pipeline.errors import (
 )
 from pipeline.protocol.calls import time_out
 from pipeline.protocol.server import AnyServer
-from pipeline.settings.schema.run import EnvironmentSettings
+from pipeline.settings.schema import EnvironmentSettings
 
 _log = logging.getLogger(__name__)
 

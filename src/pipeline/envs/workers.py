@@ -34,7 +34,7 @@ from pipeline.protocol.parameters import Sampler
 from pipeline.protocol.server import AnyServer
 from pipeline.protocol.specs import ActionTuple, BehaviorSpec, refuse_other_spec
 from pipeline.protocol.steps import Steps, no_agents
-from pipeline.settings.schema.run import EnvironmentSettings
+from pipeline.settings.schema import EnvironmentSettings
 
 # A process that died, hangs, or has left the conversation.
 RESTARTABLE = (*CONVERSATION_ERRORS, UnityEnvironmentException)

@@ -38,15 +38,12 @@ class ActingPolicy(Protocol):
 
     def reset(self, seed: int) -> None:
         """Forget every agent, and begin the stream of random numbers of `seed`."""
-        ...
 
     def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:
         """Return an action for each agent of `steps`."""
-        ...
 
     def end(self, agent_ids: Iterable[int]) -> None:
         """Forget these agents, whose episodes have ended."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,10 +155,7 @@ def _fits(description: ModelDescription, spec: BehaviorSpec) -> bool:
 
 
 def _observe(
-    env: BaseEnv,
-    policies: Mapping[str, ActingPolicy],
-    counters: dict[str, _Counter],
-    episodes: int,
+    env: BaseEnv, policies: Mapping[str, ActingPolicy], counters: dict[str, _Counter], episodes: int
 ) -> dict[str, DecisionSteps]:
     """Count the environment's latest steps; return the agents that wait for an action."""
     decisions = {}

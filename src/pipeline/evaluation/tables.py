@@ -164,28 +164,13 @@ def standing_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:
     records = []
     for task in tasks:
         for standing in task.standings:
+            budgets = standing.budgets
             values = (
-                *(
-                    task.environment,
-                    task.behavior,
-                    standing.experiment,
-                    len(standing.seeds),
-                    task.score,
-                ),
-                *(
-                    standing.iqm,
-                    *(standing.interval or _UNKNOWN),
-                    *(standing.tolerance or _UNKNOWN),
-                    standing.mean,
-                    sum(standing.budgets) / len(standing.budgets) if standing.budgets else None,
-                ),
-                *(
-                    task.target,
-                    standing.reached,
-                    standing.steps_to_target,
-                    standing.area,
-                    standing.seconds,
-                ),
+                *(task.environment, task.behavior, standing.experiment, len(standing.seeds)),
+                *(task.score, standing.iqm, *(standing.interval or _UNKNOWN)),
+                *(*(standing.tolerance or _UNKNOWN), standing.mean),
+                *(sum(budgets) / len(budgets) if budgets else None, task.target, standing.reached),
+                *(standing.steps_to_target, standing.area, standing.seconds),
             )
             columns = (*STANDING_COLUMNS, WALL_CLOCK_COLUMN)
             records.append(dict(zip(columns, values, strict=True)))

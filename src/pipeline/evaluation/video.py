@@ -91,12 +91,12 @@ def film(
     # Opened anew with the same seed: filming must begin from the same state as the counted
     # episodes.
     simulator: Any = _opened(program, args, seed)
-    reels = {path: _Reel() for path in wanted}
+    buffers = {path: _FrameBuffer() for path in wanted}
 
-    def see(running: Mapping[str, Mapping[int, int]]) -> None:
+    def film_running(running: Mapping[str, Mapping[int, int]]) -> None:
         for path, episode in wanted.items():
             if running[episode.behavior].get(episode.agent) == episode.index:
-                reels[path].see(partial(simulator.render, episode.agent))
+                buffers[path].append(partial(simulator.render, episode.agent))
 
     frames_per_s = getattr(simulator, "render_fps", None) or FRAMES_PER_S
     env = InProcessEnvironment(simulator)
@@ -109,7 +109,7 @@ def film(
             episodes=n_episodes,
             seed=seed,
             deterministic=deterministic,
-            on_running=see,
+            on_running=film_running,
         )
     finally:
         env.close()
@@ -123,8 +123,8 @@ def film(
                 "random numbers that its seed does not reach, or the executable was built with "
                 "other versions: build it again, or do without a video"
             )
-    for path, reel in reels.items():
-        write(path, reel.frames, frames_per_s)
+    for path, buffer in buffers.items():
+        write(path, buffer.frames, frames_per_s)
 
 
 def _recipe_of(program: Path) -> tuple[str, dict[str, Any]]:
@@ -159,14 +159,14 @@ def _opened(program: Path, args: Sequence[str], seed: int) -> Renderable:
     return simulator
 
 
-class _Reel:
+class _FrameBuffer:
     """Pictures of an episode: all, or for a long episode every 2nd, 4th, 8th, ..."""
 
     def __init__(self) -> None:
         self.frames: list[AnyArray] = []
         self._stride, self._n_seen = 1, 0
 
-    def see(self, render: Callable[[], AnyArray]) -> None:
+    def append(self, render: Callable[[], AnyArray]) -> None:
         """Keep the picture of this step if its number fits the stride."""
         if self._n_seen % self._stride == 0:
             if len(self.frames) == MOST_FRAMES:

@@ -1,24 +1,34 @@
-"""The checks that Unity makes when a model is assigned to an agent, as a list of findings.
+"""The checks that Unity makes when a model is assigned to an agent, and our rules beyond them.
 
-The order and the rule numbers are those of the loader: some findings end the check, because what
-comes after has no meaning without them. `export.rules` adds the stricter rules for publishing.
+`check_model` has the loader's own checks; their order and numbers are those of the loader, where
+some findings end the check, because what comes after has no meaning without them. `model_findings`
+adds the rules for models that we run, `publishing_findings` those for models that we publish.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite, isinf, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pipeline.export.layout import TensorInfo, inputs, load, outputs, read_constants
+import numpy as np
+
+from pipeline.export.layout import (
+    ModelDescription,
+    data_flaw,
+    describe,
+    inputs,
+    load,
+    outputs,
+    read_constants,
+)
 from pipeline.protocol.specs import BehaviorSpec
 
 if TYPE_CHECKING:
     import onnx
-
-    from pipeline.arrays import AnyArray
 
 OLDEST_VERSION, NEWEST_VERSION = 2, 3
 _ACTION_OUTPUTS = (
@@ -32,14 +42,34 @@ _ACTION_OUTPUTS = (
 _KNOWN_INPUTS = {"action_masks", "recurrent_in", "prev_action", "epsilon", "sequence_length"}
 # Ranks of the shapes of observations.
 _VECTOR, _ENTITIES, _VISUAL = 1, 2, 3
-Severity = Literal["warning", "error"]
+
+# Not imported from `nets.onnx_graph`: running a model needs no networks.
+_PUBLISHED_OPSET = 9
+_PUBLISHED_IR = range(4, 7)
+_BATCH_AXIS = "batch"
+_OPERATORS = """
+    Add ArgMax Cast Clip Concat Constant Conv Div Exp Gemm Identity LSTM LeakyRelu Less Log MatMul
+    MaxPool Mul Multinomial Pow RandomNormalLike ReduceMean ReduceSum Relu Reshape Sigmoid Slice
+    Softmax Sqrt Squeeze Sub Tanh Transpose Unsqueeze"""
+SAFE_OPERATORS = frozenset(_OPERATORS.split())
+"""Operators of models that Unity's engines are known to run."""
+_CONSTANTS = (
+    "version_number",
+    "memory_size",
+    "continuous_action_output_shape",
+    "discrete_action_output_shape",
+)
+_NONE = np.empty(0)
+_OBSERVED = re.compile(r"(obs|visual_observation)_[0-9]+\Z|vector_observation\Z")
+_MOST_NUMBERS = 1 << 26
+"""Numbers that a model may compute for one agent; policies take a few million."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
     """One thing about a model that the loader, or publishing, objects to."""
 
-    severity: Severity
+    severity: Literal["warning", "error"]
     """As the Unity Inspector shows it; at run time only errors stop the model."""
     rule: str
     """Number of the loader's check (2 to 20, v2-a to v2-d), or the name of a publishing rule."""
@@ -50,12 +80,12 @@ class Finding:
         return f"{self.severity} (rule {self.rule}): {self.message}"
 
 
-def warning(rule: str, message: str) -> Finding:
+def _warning(rule: str, message: str) -> Finding:
     """A finding that the Inspector shows in yellow."""
     return Finding(severity="warning", rule=rule, message=message)
 
 
-def error(rule: str, message: str) -> Finding:
+def _error(rule: str, message: str) -> Finding:
     """A finding that stops the model."""
     return Finding(severity="error", rule=rule, message=message)
 
@@ -63,16 +93,14 @@ def error(rule: str, message: str) -> Finding:
 class _Model:
     """The parts of a model that the checks look at."""
 
-    def __init__(self, model: onnx.ModelProto, spec: BehaviorSpec | None, deterministic: bool):
-        self.constants: dict[str, AnyArray] = read_constants(model)
-        self.inputs: dict[str, TensorInfo] = inputs(model)
-        self.outputs: dict[str, TensorInfo] = outputs(model)
-        self.spec = spec
+    def __init__(self, model: onnx.ModelProto, deterministic: bool = False) -> None:
+        self.constants = read_constants(model)
+        self.inputs, self.outputs = inputs(model), outputs(model)
         self.deterministic = deterministic
 
-    def number(self, name: str, default: int = 0) -> int:
-        """First value of a constant."""
-        return int(self.constants[name].flat[0]) if name in self.constants else default
+    def number(self, name: str) -> int:
+        """First value of a constant; 0 when it is absent."""
+        return int(self.constants[name].flat[0]) if name in self.constants else 0
 
     def total(self, name: str) -> int:
         """Sum of a constant; 0 when it is absent."""
@@ -101,7 +129,7 @@ def check_model(
     Raises:
         ExportError: The file cannot be read as ONNX.
     """
-    model = _Model(load(source), spec, deterministic)
+    model = _Model(load(source), deterministic)
     # The loader ends at the first of these, so that nothing after it is reported.
     stop = _stopping_finding(model)
     if stop is not None:
@@ -109,42 +137,42 @@ def check_model(
     findings = list(_version_findings(model))
     # The loader ends here, too: nothing else of such a model can be checked.
     if model.number("memory_size") == -1:
-        return [*findings, warning("11", "memory_size is -1: the model was saved without it")]
+        return [*findings, _warning("11", "memory_size is -1: the model was saved without it")]
     findings += _presence_findings(model)
+    is_v3 = model.number("version_number") >= NEWEST_VERSION
     # The loader looks for unexpected inputs in models of version 3 only.
-    if model.number("version_number") >= NEWEST_VERSION:
-        findings += _unexpected_inputs(model)
+    if is_v3:
+        findings += _unexpected_inputs(model, spec)
     if spec is not None:
-        findings += _spec_findings(model.inputs, model.constants, spec)
-    return sorted(findings, key=_rule_order)
-
-
-def _rule_order(finding: Finding) -> tuple[int, str]:
-    return (int(finding.rule), "") if finding.rule.isdigit() else (100, finding.rule)
+        findings += (_v3_observations if is_v3 else _v2_observations)(model, spec)
+        findings += _actions(model, spec, is_v3=is_v3)
+    return sorted(
+        findings, key=lambda found: (int(found.rule) if found.rule.isdigit() else 100, found.rule)
+    )
 
 
 def _stopping_finding(model: _Model) -> Finding | None:
     """Rules 2 to 8: the first one that fails."""
     for rule, name in (("2", "version_number"), ("3", "memory_size")):
         if name not in model.constants:
-            return warning(rule, f"required constant {name} is missing")
+            return _warning(rule, f"required constant {name} is missing")
     if not any(name in model.outputs for name in _ACTION_OUTPUTS):
-        return warning("4", f"no action output among {', '.join(_ACTION_OUTPUTS)}")
+        return _warning("4", f"no action output among {', '.join(_ACTION_OUTPUTS)}")
     # Without such outputs it is a model of package 1.x, with one output called `action`.
     kinds = [kind for kind in ("continuous", "discrete") if f"{kind}_actions" in model.outputs]
     if not kinds:
         for name in ("action_output_shape", "is_continuous_control"):
             if name not in model.constants:
-                return warning("5", f"deprecated layout without the constant {name}")
+                return _warning("5", f"deprecated layout without the constant {name}")
     for kind in kinds:
         # The loader's list has one number for both faults of discrete actions.
         rule = "6" if kind == "continuous" else "8"
         if f"{kind}_action_output_shape" not in model.constants:
-            return warning(rule, f"required constant {kind}_action_output_shape is missing")
+            return _warning(rule, f"required constant {kind}_action_output_shape is missing")
         if not model.has_actions(kind):
             expected = "deterministic" if model.deterministic else "sampled"
             rule = "7" if kind == "continuous" else "8"
-            return warning(rule, f"the {expected} {kind} actions are missing or empty")
+            return _warning(rule, f"the {expected} {kind} actions are missing or empty")
     return None
 
 
@@ -154,146 +182,254 @@ def _version_findings(model: _Model) -> Iterator[Finding]:
     if not OLDEST_VERSION <= version <= NEWEST_VERSION:
         age = "old; train it again" if version < OLDEST_VERSION else "new; update the package"
         message = f"version_number is {version}, which is too {age} (2 and 3 can be loaded)"
-        yield error("9", message)
+        yield _error("9", message)
     if version == OLDEST_VERSION and memory > 0:
         message = f"a version 2 model with memory_size {memory} cannot be loaded; train it again"
-        yield error("10", message)
+        yield _error("10", message)
 
 
 def _presence_findings(model: _Model) -> Iterator[Finding]:
     """Rules 13, 14 and 20: what memory and discrete actions need."""
     if model.number("memory_size") > 0:
         if "recurrent_in" not in model.inputs:
-            yield warning("13", "memory_size is above 0, but there is no input recurrent_in")
+            yield _warning("13", "memory_size is above 0, but there is no input recurrent_in")
         if "recurrent_out" not in model.outputs:
-            yield warning("20", "memory_size is above 0, but there is no output recurrent_out")
+            yield _warning("20", "memory_size is above 0, but there is no output recurrent_out")
     if model.has_actions("discrete") and "action_masks" not in model.inputs:
-        yield warning("14", "there are discrete actions, but no input action_masks")
+        yield _warning("14", "there are discrete actions, but no input action_masks")
 
 
-def _unexpected_inputs(model: _Model) -> Iterator[Finding]:
+def _unexpected_inputs(model: _Model, spec: BehaviorSpec | None) -> Iterator[Finding]:
     """Rule 15."""
-    count = None if model.spec is None else len(model.spec.observation_specs)
+    count = None if spec is None else len(spec.observation_specs)
     for name in model.inputs:
         # No leading zeros, and few digits: names come out of a file and become numbers.
         number = re.fullmatch(r"obs_(0|[1-9][0-9]{0,5})", name)
         is_sensor = number is not None and (count is None or int(number[1]) < count)
         if not is_sensor and name not in _KNOWN_INPUTS:
-            yield warning("15", f"unexpected input {name}: no sensor of the behavior fills it")
+            yield _warning("15", f"unexpected input {name}: no sensor of the behavior fills it")
 
 
-def _spec_findings(
-    inputs: Mapping[str, TensorInfo], constants: Mapping[str, AnyArray], spec: BehaviorSpec
-) -> Iterator[Finding]:
-    """Rules 12 and 16 to 19, or their v2 forms."""
-    if int(constants["version_number"].flat[0]) >= NEWEST_VERSION:
-        yield from _v3_observations(inputs, spec)
-    else:
-        yield from _v2_vectors(inputs, spec)
-        yield from _v2_images(inputs, spec)
-        yield from _v2_entities(inputs, spec)
-    yield from _actions(inputs, constants, spec)
-
-
-def _v3_observations(inputs: Mapping[str, TensorInfo], spec: BehaviorSpec) -> Iterator[Finding]:
+def _v3_observations(model: _Model, spec: BehaviorSpec) -> Iterator[Finding]:
+    """Rules 12 and 16."""
     for index, obs in enumerate(spec.observation_specs):
-        name = f"obs_{index}"
-        if name not in inputs:
-            yield warning("12", f"there is no input {name} for sensor {index} {list(obs.shape)}")
-        else:
-            yield from _shape("16", name, inputs, obs.shape)
+        sensor = f"sensor {index} {list(obs.shape)}"
+        yield from _input(model, f"obs_{index}", sensor, obs.shape, missing="12", other="16")
 
 
-def _v2_vectors(inputs: Mapping[str, TensorInfo], spec: BehaviorSpec) -> Iterator[Finding]:
-    """Rule v2-a: all vectors arrive in one tensor."""
-    size = sum(o.shape[0] for o in spec.observation_specs if len(o.shape) == _VECTOR)
-    if "vector_observation" in inputs:
-        yield from _shape("v2-a", "vector_observation", inputs, (size,))
-    elif size:
-        yield warning("v2-a", f"there is no input vector_observation for {size} numbers")
-
-
-def _v2_images(inputs: Mapping[str, TensorInfo], spec: BehaviorSpec) -> Iterator[Finding]:
-    """Rule v2-b."""
-    shapes = [o.shape for o in spec.observation_specs if len(o.shape) == _VISUAL]
+def _v2_observations(model: _Model, spec: BehaviorSpec) -> Iterator[Finding]:
+    """Rules v2-a (all vectors arrive in one tensor), v2-b (images) and v2-c (lists of entities)."""
+    specs = spec.observation_specs
+    size = sum(obs.shape[0] for obs in specs if len(obs.shape) == _VECTOR)
+    if size or "vector_observation" in model.inputs:
+        yield from _input(model, "vector_observation", f"{size} numbers", (size,), missing="v2-a")
+    shapes = [obs.shape for obs in specs if len(obs.shape) == _VISUAL]
     for index, shape in enumerate(shapes):
-        name = f"visual_observation_{index}"
-        if name in inputs:
-            yield from _shape("v2-b", name, inputs, shape)
-        else:
-            yield warning("v2-b", f"there is no input {name} for an image of {list(shape)}")
-    n_inputs = sum(name.startswith("visual_observation_") for name in inputs)
+        sensor = f"an image of {list(shape)}"
+        yield from _input(model, f"visual_observation_{index}", sensor, shape, missing="v2-b")
+    n_inputs = sum(name.startswith("visual_observation_") for name in model.inputs)
     if n_inputs > len(shapes):
-        yield warning("v2-b", f"{n_inputs} visual inputs for {len(shapes)} visual sensors")
+        yield _warning("v2-b", f"{n_inputs} visual inputs for {len(shapes)} visual sensors")
+    for index, obs in enumerate(specs):
+        if len(obs.shape) == _ENTITIES:
+            sensor = f"variable-length sensor {index}"
+            yield from _input(model, f"obs_{index}", sensor, None, missing="v2-c")
 
 
-def _v2_entities(inputs: Mapping[str, TensorInfo], spec: BehaviorSpec) -> Iterator[Finding]:
-    """Rule v2-c."""
-    for index, obs in enumerate(spec.observation_specs):
-        if len(obs.shape) == _ENTITIES and f"obs_{index}" not in inputs:
-            yield warning(
-                "v2-c", f"there is no input obs_{index} for variable-length sensor {index}"
+def _input(
+    model: _Model,
+    name: str,
+    sensor: str,
+    shape: tuple[int, ...] | None,
+    *,
+    missing: str,
+    other: str = "",
+) -> Iterator[Finding]:
+    """Rule `missing` without the input of a sensor, rule `other` (or the same) on its shape."""
+    if name not in model.inputs:
+        yield _warning(missing, f"there is no input {name} for {sensor}")
+    # Without the batch axis.
+    elif shape is not None and (declared := model.inputs[name].shape[1:]) != shape:
+        message = f"input {name} has shape {list(declared)}, the sensor {list(shape)}"
+        yield _warning(other or missing, message)
+
+
+def _actions(model: _Model, spec: BehaviorSpec, *, is_v3: bool) -> Iterator[Finding]:
+    """Rules 17 to 19 and v2-d."""
+    action = spec.action_spec
+    previous = model.inputs["prev_action"].shape[-1:] if "prev_action" in model.inputs else None
+    if previous not in (None, (action.discrete_size,)):
+        text = f"prev_action has {list(previous or ())} values for {action.discrete_size} branches"
+        yield _warning("17", text)
+    if not model.constants.keys() & _CONSTANTS[2:]:
+        # One kind of action, and the constants of that age.
+        size = model.total("action_output_shape")
+        is_continuous = model.total("is_continuous_control") > 0
+        expected = action.continuous_size if is_continuous else sum(action.discrete_branches)
+        if size != expected:
+            text = f"action_output_shape is {size}, the behavior has {expected}"
+            yield _warning("18" if is_continuous else "v2-d", text)
+        return
+    continuous = model.total("continuous_action_output_shape")
+    if continuous != action.continuous_size:
+        text = f"the model gives {continuous} continuous actions, the behavior takes"
+        yield _warning("18", f"{text} {action.continuous_size}")
+    # Only version 3 writes the size of each branch; version 2 has their sum. Zeros mean "none".
+    sizes = [int(n) for n in model.constants.get("discrete_action_output_shape", _NONE).flat if n]
+    branches = sizes if is_v3 else sum(sizes)
+    wanted = list(action.discrete_branches) if is_v3 else sum(action.discrete_branches)
+    if branches != wanted:
+        text = f"discrete_action_output_shape is {branches}, the behavior has {wanted}"
+        yield _warning("19" if is_v3 else "v2-d", text)
+
+
+def model_findings(
+    source: onnx.ModelProto | Path | str, spec: BehaviorSpec | None = None
+) -> list[Finding]:
+    """Return all faults of a model from any exporter; empty when it has none.
+
+    Without the `spec` of the behavior it is to drive, checks that compare the two are left out.
+
+    Raises:
+        ExportError: The file cannot be read as ONNX, or a constant of it as numbers.
+    """
+    model = load(source)
+    flaw = data_flaw(model)
+    if flaw is not None:
+        return [_error("publish-data", flaw)]
+    findings = [*check_model(model, spec), *_file_rules(model), *_tensor_rules(model)]
+    layout = describe(model)
+    findings += [*_graph_rules(model), *_action_rules(layout), *_memory_rules(layout)]
+    return list(dict.fromkeys(findings))
+
+
+def publishing_findings(
+    source: onnx.ModelProto | Path | str, spec: BehaviorSpec | None = None
+) -> list[Finding]:
+    """Return all faults that keep a model from being published for `spec`; empty without any.
+
+    To `model_findings` this adds what exports of earlier packages leave out.
+    """
+    model = load(source)
+    findings = model_findings(model, spec)
+    # Otherwise the other checks would read tensors that cannot be read.
+    if data_flaw(model) is None:
+        findings += check_model(model, spec, deterministic=True)
+        memory = outputs(model).get("recurrent_out")
+        # Earlier packages declare its batch axis in any form.
+        if memory is not None and memory.shape[:1] != (_BATCH_AXIS,):
+            text = f"recurrent_out is {list(memory.shape)}, not [batch, …]"
+            findings.append(_error("publish-memory", text))
+    return list(dict.fromkeys(findings))
+
+
+def _file_rules(model: onnx.ModelProto) -> Iterator[Finding]:
+    """Opset, IR version, ONNX's own checker, and sizes of everything that is computed."""
+    from onnx import checker, shape_inference
+
+    opsets = [(entry.domain, entry.version) for entry in model.opset_import]
+    if opsets != [("", _PUBLISHED_OPSET)]:
+        yield _error("publish-opset", f"opset imports are {opsets}, not default {_PUBLISHED_OPSET}")
+    if model.ir_version not in _PUBLISHED_IR:
+        yield _error("publish-ir", f"IR version is {model.ir_version}, not 4 to 6")
+    try:
+        checker.check_model(model)
+        # Sizes of everything that is computed: a small file may ask for huge tensors in between.
+        inferred = shape_inference.infer_shapes(model, check_type=True, strict_mode=True).graph
+    except Exception as problem:  # noqa: BLE001  # it raises several unrelated types
+        yield _error("publish-checker", f"onnx.checker: {str(problem).strip().splitlines()[0]}")
+        return
+    values = [*inferred.input, *inferred.value_info, *inferred.output]
+    shapes = [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values]
+    if any(min(shape, default=0) < 0 for shape in shapes):
+        yield _error("publish-size", "a tensor has a negative size")
+    # A symbolic axis counts as 1: one agent.
+    total = sum(prod(max(size, 1) for size in shape) for shape in shapes)
+    if total > _MOST_NUMBERS:
+        yield _error("publish-size", f"{total} numbers for one agent, more than {_MOST_NUMBERS}")
+
+
+def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
+    """Names of batch axes, element types, and values of constants."""
+    given, declared = inputs(model), outputs(model)
+    types = {"continuous_actions": "float32", "discrete_actions": "int64"}
+    batched = {name: info for name, info in declared.items() if name in types}
+    if describe(model).version == OLDEST_VERSION:  # log probabilities, with any batch declared
+        types["discrete_actions"] = "float32"
+        batched.pop("discrete_actions", None)
+    for name, info in (given | batched).items():
+        if info.shape[:1] != (_BATCH_AXIS,):
+            yield _error("publish-batch", f"{name} has shape {list(info.shape)}, not [batch, …]")
+    observed = filter(_OBSERVED.match, given)
+    types |= dict.fromkeys([*observed, "action_masks", "recurrent_in", "recurrent_out"], "float32")
+    for name, info in (given | declared).items():
+        dtype = types.get(name.removeprefix("deterministic_"), info.dtype)
+        if info.dtype != dtype:
+            yield _error("publish-type", f"{name} is {info.dtype}, not {dtype}")
+    for name, value in read_constants(model).items():
+        if name in _CONSTANTS and str(value.dtype) != "float32":
+            yield _error("publish-constant", f"constant {name} is {value.dtype}, not float32")
+        # -1 is allowed, as `memory_size` of models that were saved without it.
+        elif name in _CONSTANTS and ((value % 1 != 0).any() or (value < -1).any()):
+            yield _error(
+                "publish-constant", f"constant {name} is {value.tolist()}, no whole number"
             )
 
 
-def _shape(
-    rule: str, name: str, inputs: Mapping[str, TensorInfo], shape: tuple[int, ...]
-) -> Iterator[Finding]:
-    # Without the batch axis.
-    declared = inputs[name].shape[1:]
-    if declared != shape:
-        yield warning(rule, f"input {name} has shape {list(declared)}, the sensor {list(shape)}")
+def _action_rules(described: ModelDescription) -> Iterator[Finding]:
+    """Widths of masks and actions, which the constants give."""
+    branches = described.discrete_branches
+    masks = described.inputs.get("action_masks")
+    if branches and masks is not None and masks.shape[1:] != (sum(branches),):
+        yield _error("publish-masks", f"action_masks are {list(masks.shape)} for {sum(branches)}")
+    if described.version == OLDEST_VERSION:
+        return  # which declares any shape
+    widths = {"continuous_actions": described.continuous_size, "discrete_actions": len(branches)}
+    for kind, width in widths.items():
+        if width and kind not in described.outputs:
+            yield _error("publish-actions", f"there is no output {kind}, but a size of {width}")
+        for name in (kind, f"deterministic_{kind}"):
+            declared = described.outputs.get(name)
+            if declared is not None and declared.shape[1:] != (width,):
+                text = f"{name} is {list(declared.shape)}, not [batch, {width}]"
+                yield _error("publish-actions", text)
 
 
-def _actions(
-    inputs: Mapping[str, TensorInfo], constants: Mapping[str, AnyArray], spec: BehaviorSpec
-) -> Iterator[Finding]:
-    """Rules 17 to 19 and v2-d."""
-    action = spec.action_spec
-    previous = inputs["prev_action"].shape[-1:] if "prev_action" in inputs else ()
-    if "prev_action" in inputs and previous != (action.discrete_size,):
-        shape = list(previous)
-        yield warning("17", f"prev_action has {shape} values for {action.discrete_size} branches")
-    is_legacy = "continuous_action_output_shape" not in constants and (
-        "discrete_action_output_shape" not in constants
+def _memory_rules(described: ModelDescription) -> Iterator[Finding]:
+    """Shapes of memory inputs and outputs; there are none without memory."""
+    names, size = ("recurrent_in", "recurrent_out"), described.memory_size
+    tensors = (described.inputs.get(names[0]), described.outputs.get(names[1]))
+    for name, tensor in zip(names, tensors, strict=True):
+        if size > 0 and tensor is not None and tensor.shape[1:] != (1, size):
+            yield _error(
+                "publish-memory", f"{name} is {list(tensor.shape)}, not [batch, 1, {size}]"
+            )
+        if size == 0 and tensor is not None:
+            yield _error("publish-memory", f"there is {name}, but memory_size is 0")
+
+
+def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
+    """Operators, their random numbers, and inputs that nothing reads."""
+    unknown = sorted(
+        # An operator of another domain may have a known name and do something else.
+        {n.op_type for n in model.graph.node if n.domain}
+        | ({n.op_type for n in model.graph.node} - SAFE_OPERATORS)
     )
-    if is_legacy:
-        yield from _legacy_actions(constants, spec)
-        return
-    continuous = sum(_sizes(constants, "continuous_action_output_shape"))
-    if continuous != action.continuous_size:
-        yield warning(
-            "18",
-            f"the model gives {continuous} continuous actions, the behavior takes "
-            f"{action.continuous_size}",
-        )
-    branches = _sizes(constants, "discrete_action_output_shape")
-    is_v3 = int(constants["version_number"].flat[0]) >= NEWEST_VERSION
-    # Only version 3 writes the size of each branch; version 2 has their sum.
-    if is_v3 and branches != action.discrete_branches:
-        yield _branches("19", list(branches), list(action.discrete_branches))
-    if not is_v3 and sum(branches) != sum(action.discrete_branches):
-        yield _branches("v2-d", sum(branches), sum(action.discrete_branches))
-
-
-def _legacy_actions(constants: Mapping[str, AnyArray], spec: BehaviorSpec) -> Iterator[Finding]:
-    """Rules 18 and v2-d for models with one kind of action and the constants of that age."""
-    size = sum(_sizes(constants, "action_output_shape"))
-    is_continuous = sum(_sizes(constants, "is_continuous_control")) > 0
-    action = spec.action_spec
-    expected = action.continuous_size if is_continuous else sum(action.discrete_branches)
-    if size != expected:
-        yield warning(
-            "18" if is_continuous else "v2-d",
-            f"action_output_shape is {size}, the behavior has {expected}",
-        )
-
-
-def _branches(rule: str, declared: object, expected: object) -> Finding:
-    return warning(rule, f"discrete_action_output_shape is {declared}, the behavior has {expected}")
-
-
-def _sizes(constants: Mapping[str, AnyArray], name: str) -> tuple[int, ...]:
-    """A shape constant without the zeros that mean "none"."""
-    value = constants.get(name)
-    return () if value is None else tuple(int(n) for n in value.reshape(-1) if n)
+    if unknown:
+        yield _error("publish-operators", f"operators outside the safe vocabulary: {unknown}")
+    for node in model.graph.node:
+        attrs = {attr.name: attr for attr in node.attribute}
+        if node.op_type == "RandomNormalLike" and "scale" in attrs and not attrs["scale"].f > 0.0:
+            # ONNX Runtime ends the whole process over such a node.
+            yield _error("publish-operators", f"random numbers of a spread of {attrs['scale'].f}")
+        for attr in node.attribute:
+            flaws = [n for n in (attr.f, *attr.floats) if not isfinite(n)]
+            # A bound of Clip may be infinite: there is none.
+            if flaws and not (node.op_type == "Clip" and isinf(flaws[0])):
+                yield _error("publish-operators", f"{node.op_type} with {attr.name} {flaws[0]}")
+        if node.op_type == "Multinomial" and "sample_size" in attrs and attrs["sample_size"].i != 1:
+            yield _error("publish-operators", f"{attrs['sample_size'].i} choices at once, not 1")
+    used = {name for node in model.graph.node for name in node.input}
+    unused = [name for name in inputs(model) if name not in used]
+    if unused:
+        yield _error("publish-unused-input", f"inputs that nothing reads: {unused}")

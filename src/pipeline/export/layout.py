@@ -262,23 +262,16 @@ def read_constants(model: onnx.ModelProto) -> dict[str, AnyArray]:
 
 def _actions(constants: dict[str, AnyArray]) -> tuple[int, tuple[int, ...]]:
     """Continuous size and branch sizes, from the shape constants of either layout."""
-    continuous = _shape_constant(constants, "continuous_action_output_shape")
-    discrete = _shape_constant(constants, "discrete_action_output_shape")
-    if not continuous and not discrete and "action_output_shape" in constants:
-        size = _shape_constant(constants, "action_output_shape")
-        # Package 1.x has one output for actions, and a constant that says of which kind they
-        # are.
-        if _shape_constant(constants, "is_continuous_control")[:1] == (1,):
-            continuous = size
-        else:
-            discrete = size
+    sizes = {name: [int(n) for n in value.flat] for name, value in constants.items()}
+    continuous = sizes.get("continuous_action_output_shape", [])
+    discrete = sizes.get("discrete_action_output_shape", [])
+    if not continuous and not discrete:
+        # Package 1.x has one output for actions, and a constant that says of which kind they are.
+        size = sizes.get("action_output_shape", [])
+        is_continuous = sizes.get("is_continuous_control", [])[:1] == [1]
+        continuous, discrete = (size, []) if is_continuous else ([], size)
     # Some exporters write a 0 where there is no such action.
     return sum(continuous), tuple(n for n in discrete if n > 0)
-
-
-def _shape_constant(constants: dict[str, AnyArray], name: str) -> tuple[int, ...]:
-    value = constants.get(name)
-    return () if value is None else tuple(int(n) for n in value.reshape(-1))
 
 
 def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:

@@ -1,4 +1,4 @@
-"""Publish a policy: write it, prove that it acts as the trained policy does, put it in place.
+"""Publish a policy: record what it does, write it, prove that the file does the same, place it.
 
 The model follows the v3 layout (package 2.0 and later): opset 9, named constants for the loader,
 sampled and deterministic actions side by side. It is written node by node rather than traced, so
@@ -7,7 +7,8 @@ equal weights give equal bytes whatever the versions of torch and ONNX.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,26 +17,21 @@ import numpy as np
 
 from pipeline import files
 from pipeline.errors import ExportError, brief
-from pipeline.export.contract import NEWEST_VERSION
+from pipeline.export.contract import NEWEST_VERSION, publishing_findings
 from pipeline.export.layout import MEANING, TensorInfo, describe, load
 from pipeline.export.policy import create_session
-from pipeline.export.recording import (
-    CONTINUOUS,
-    DISCRETE,
-    RECURRENT_IN,
-    RECURRENT_OUT,
-    Recording,
-    logits_of,
-)
-from pipeline.export.rules import publishing_findings
 from pipeline.nets.onnx_graph import OnnxGraph
 from pipeline.protocol.specs import BehaviorSpec, scales_of
 
 if TYPE_CHECKING:
     import onnx
+    from torch import Tensor
 
     from pipeline.algos.policy import Policy
     from pipeline.arrays import AnyArray, FloatArray
+
+CONTINUOUS, DISCRETE = "deterministic_continuous_actions", "deterministic_discrete_actions"
+RECURRENT_IN, RECURRENT_OUT = "recurrent_in", "recurrent_out"
 
 # torch and ONNX Runtime add float32 numbers in other orders, so they agree to about this, relative
 # to the value; where the policy's rounding is coarser, to about `ROUNDINGS` times its rounding.
@@ -74,6 +70,119 @@ class ExportReport:
     """Largest difference to what the trained policy remembers; 0.0 without memory."""
     discrete_ties: int
     """Choices that differ because two logits are equal within the tolerance."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Recording:
+    """N rows of what the trained policy saw, and what it does deterministically."""
+
+    feeds: dict[str, AnyArray]
+    """[N, ...] by the names of the model's inputs. With memory the rows are successive steps of one
+    agent, which remembers nothing at the first."""
+    expected: dict[str, AnyArray]
+    """[N, ...] by the names of the model's deterministic outputs."""
+    rounding: dict[str, float]
+    """How far float32 is from float64 at most, in the continuous outputs and in the logits."""
+
+
+def record(
+    policy: Policy, obs: Sequence[FloatArray], action_masks: FloatArray | None = None
+) -> Recording:
+    """Return what the policy does, deterministically, on given observations.
+
+    Args:
+        policy: on the CPU.
+        obs: [N, *shape] per observation, N at least 1; with memory of successive steps.
+        action_masks: [N, sum of branch sizes], 1 = allowed; None allows everything.
+
+    Raises:
+        ExportError: The observations or the masks are of another behavior.
+    """
+    import torch
+
+    from pipeline.algos.rows import tensors
+
+    n_rows, actions = _n_rows(policy, obs), policy.spec.action_spec
+    feeds = {f"obs_{i}": np.asarray(values, dtype=np.float32) for i, values in enumerate(obs)}
+    inputs, allowed = tensors(list(feeds.values()), torch.device("cpu")), None
+    if actions.discrete_size:
+        size = sum(actions.discrete_branches)
+        masks = np.ones((n_rows, size)) if action_masks is None else action_masks
+        if masks.shape != (n_rows, size):
+            raise ExportError(
+                f"export: recorded action_masks are {list(masks.shape)}, wanted [{n_rows}, "
+                f"{size}]; record them with this behavior"
+            )
+        feeds["action_masks"] = masks.astype(np.float32)
+        allowed = torch.from_numpy(masks > 0)
+    outputs = _outputs(policy, inputs, allowed)
+    # In float64, to measure the error of rounding alone. A copy: `double` changes the module.
+    exact = _outputs(deepcopy(policy).double(), [tensor.double() for tensor in inputs], allowed)
+    rounding = {
+        name: float(np.abs(values - exact[name]).max())
+        for name, values in outputs.items()
+        # A choice is not rounded; the logits tell how near another choice was.
+        if name != DISCRETE
+    }
+    expected = {
+        name: outputs[name] for name in (CONTINUOUS, RECURRENT_OUT, DISCRETE) if name in outputs
+    }
+    if policy.memory_size:
+        before = np.zeros_like(expected[RECURRENT_OUT][:1])
+        feeds[RECURRENT_IN] = np.concatenate((before, expected[RECURRENT_OUT][:-1]))
+    return Recording(feeds=feeds, expected=expected, rounding=rounding)
+
+
+def _outputs(
+    policy: Policy, inputs: Sequence[Tensor], allowed: Tensor | None
+) -> dict[str, AnyArray]:
+    """Return what the policy computes, logits too, by the names of the graph's tensors."""
+    import torch
+
+    outputs, heads = {}, policy.actor.heads
+    with torch.no_grad():
+        obs = policy.normalizers(inputs)
+        if policy.memory_size:
+            hidden, outputs[RECURRENT_OUT] = _carried(policy, obs)
+        else:
+            hidden = policy.actor(obs)
+        sample = heads.choose(hidden, allowed, None)
+        if policy.spec.action_spec.continuous_size:
+            outputs[CONTINUOUS] = sample.in_range
+        if policy.spec.action_spec.discrete_size:
+            outputs[DISCRETE] = sample.discrete
+        outputs |= {logits_of(index): branch(hidden) for index, branch in enumerate(heads.branches)}
+    return {name: values.numpy() for name, values in outputs.items()}
+
+
+def logits_of(branch: int) -> str:
+    """Return the name of the graph's tensor with the logits of a discrete branch."""
+    return f"branch.{branch}.out"
+
+
+def _carried(policy: Policy, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return hidden vectors [N, H] of one agent's N steps, and its memory after each [N, 1, M]."""
+    import torch
+
+    memory = obs[0].new_zeros(1, policy.memory_size)
+    outputs, memories = [], []
+    for row in range(len(obs[0])):
+        hidden, memory = policy.actor.step([values[row : row + 1] for values in obs], memory)
+        outputs.append(hidden)
+        memories.append(memory)
+    return torch.cat(outputs), torch.stack(memories)
+
+
+def _n_rows(policy: Policy, obs: Sequence[FloatArray]) -> int:
+    expected = [spec.shape for spec in policy.spec.observation_specs]
+    n_rows = {len(values) for values in obs}
+    if [values.shape[1:] for values in obs] != expected or len(n_rows) != 1 or 0 in n_rows:
+        raise ExportError(
+            f"export: recorded observations have shapes {[list(array.shape) for array in obs]}, "
+            f"wanted [rows, …] of {[list(shape) for shape in expected]} with the same rows, at "
+            "least one; record them with this behavior"
+        )
+    return n_rows.pop()
 
 
 def build_model(policy: Policy) -> onnx.ModelProto:
@@ -127,11 +236,7 @@ def meanings(spec: BehaviorSpec) -> dict[str, str]:
 
 
 def publish(
-    policy: Policy,
-    target: Path,
-    *,
-    recording: Recording,
-    metadata: Mapping[str, str] | None = None,
+    policy: Policy, target: Path, *, recording: Recording, metadata: Mapping[str, str] | None = None
 ) -> ExportReport:
     """Write a policy to `target` if the file passes all checks; on failure nothing remains.
 
@@ -223,44 +328,39 @@ class _Check:
         self, result: dict[str, AnyArray], rows: AnyArray, feeds: dict[str, AnyArray]
     ) -> int:
         """Refuse outputs other than the trained policy's; note the errors and return the ties."""
-        for name, label in _FLOATS.items():
-            if name in self._expected:
-                error = self._float_error(name, result, rows, label)
-                self.errors[name] = max(self.errors[name], error)
+        for name in (name for name in _FLOATS if name in self._expected):
+            expected = self._expected[name][rows].reshape(len(rows), -1)
+            actual = result[name].reshape(len(rows), -1)
+            error = np.abs(actual - expected)
+            limit = np.maximum(TOLERANCE * np.abs(expected), self._least(name))
+            # Not `error > limit`, which is false of NaN.
+            for row, column in np.argwhere(~(error <= limit)):
+                values = actual[row, column], expected[row, column]
+                self._fail(name, int(rows[row]), int(column), *values, _FLOATS[name])
+            self.errors[name] = max(self.errors[name], float(error.max()))
         if DISCRETE not in self._expected:
             return 0
         return self._discrete_ties(result, rows, feeds["action_masks"])
 
     def masks_hold(self) -> None:
         """Check that the only allowed action of a branch is always chosen."""
-        if not self._branches:
-            return
-        for start in range(0, MASK_DRAWS, _CHUNK):
-            self._mask_holds(np.arange(start, start + _CHUNK))
-
-    def _mask_holds(self, draws: AnyArray) -> None:
         names = ["discrete_actions", DISCRETE]
-        rows = draws % self.n_rows
-        # A single choice, each in turn: sampling that ignores masks cannot hit all of them.
-        allowed = np.stack([draws % size for size in self._branches], axis=1)
-        masks = [
-            np.eye(size, dtype=np.float32)[allowed[:, branch]]
-            for branch, size in enumerate(self._branches)
-        ]
-        feeds = {name: values[rows] for name, values in self._feeds.items()}
-        feeds["action_masks"] = np.concatenate(masks, axis=1)
-        for name, actions in zip(names, self._session.run(names, feeds), strict=True):
-            wrong = np.argwhere(actions != allowed)
-            if len(wrong):
-                row, branch = wrong[0]
-                self._fail(
-                    name,
-                    int(rows[row]),
-                    int(branch),
-                    actions[row, branch],
-                    allowed[row, branch],
-                    "the only action that the mask allows",
-                )
+        for start in range(0, MASK_DRAWS if self._branches else 0, _CHUNK):
+            draws = np.arange(start, start + _CHUNK)
+            rows = draws % self.n_rows
+            # A single choice, each in turn: sampling that ignores masks cannot hit all of them.
+            allowed = np.stack([draws % size for size in self._branches], axis=1)
+            masks = [
+                np.eye(size, dtype=np.float32)[choices]
+                for size, choices in zip(self._branches, allowed.T, strict=True)
+            ]
+            feeds = {name: values[rows] for name, values in self._feeds.items()}
+            feeds["action_masks"] = np.concatenate(masks, axis=1)
+            for name, actions in zip(names, self._session.run(names, feeds), strict=True):
+                for row, branch in np.argwhere(actions != allowed):
+                    values = actions[row, branch], allowed[row, branch]
+                    what = "the only action that the mask allows"
+                    self._fail(name, int(rows[row]), int(branch), *values, what)
 
     def _batches(self) -> Iterator[tuple[AnyArray, bool]]:
         """Yield row numbers, and whether they are of the first pass, over all rows in large chunks.
@@ -273,21 +373,6 @@ class _Check:
             for start in range(0, min(self.n_rows, 8 * size), size):
                 # Wrapped around, so that few recorded rows still fill a batch.
                 yield np.arange(start, start + size) % self.n_rows, False
-
-    def _float_error(
-        self, name: str, result: dict[str, AnyArray], rows: AnyArray, label: str
-    ) -> float:
-        expected = self._expected[name][rows].reshape(len(rows), -1)
-        actual = result[name].reshape(len(rows), -1)
-        error = np.abs(actual - expected)
-        limit = np.maximum(TOLERANCE * np.abs(expected), self._least(name))
-        # Not `error > limit`, which is false of NaN.
-        wrong = np.argwhere(~(error <= limit))
-        if len(wrong):
-            row, column = wrong[0]
-            values = actual[row, column], expected[row, column]
-            self._fail(name, int(rows[row]), int(column), *values, label)
-        return float(error.max())
 
     def _least(self, tensor: str) -> float:
         """Return the difference that is always allowed: rounding of two orders of addition."""

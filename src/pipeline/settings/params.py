@@ -27,14 +27,7 @@ from pipeline.settings.nodes import (
     to_plain,
     undotted,
 )
-from pipeline.settings.reader import (
-    choice,
-    display,
-    entries_of,
-    read_dataclass,
-    suggestion,
-    to_map,
-)
+from pipeline.settings.reader import choice, display, entries_of, read_dataclass, suggestion, to_map
 from pipeline.settings.run_file import as_resolved, load_run_settings, to_mapping
 from pipeline.settings.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, RunSettings
 from pipeline.settings.sweeps import SweepParams, best_file, best_name, proposal_file
@@ -85,9 +78,7 @@ class Params:
             base,
             # A sweep films nothing: nobody looks at hundreds of videos.
             evaluation=None if played is None else replace(played, video=False),
-            overrides=self._laid_over(
-                base.overrides, trials[number], f"{self.path}: sweeps.{sweep}"
-            ),
+            overrides=self._merged(base.overrides, trials[number], f"{self.path}: sweeps.{sweep}"),
             chosen=proposal_file(name) if number in self.sweeps[sweep].proposed() else None,
             seeds=self.sweeps[sweep].seeds,
             base=self.sweeps[sweep].experiment,
@@ -105,7 +96,7 @@ class Params:
                 f"`pipeline run` or `dvc repro {experiment.chosen_by}`."
             )
         chosen = to_plain(read_yaml(path, what="Choice of the sweep"))["values"]
-        return self._laid_over(experiment.overrides, chosen, str(path))
+        return self._merged(experiment.overrides, chosen, str(path))
 
     def resolved_overrides(self, name: str) -> dict[str, Any]:
         """Return `overrides` in one spelling: nested, with the values that they resolve to."""
@@ -127,7 +118,7 @@ class Params:
             values["experiments"][name]["overrides"] = self.resolved_overrides(name)
         return dict(respelled(values))
 
-    def _laid_over(
+    def _merged(
         self, overrides: Mapping[str, Any], values: Mapping[str, Any], source: str
     ) -> dict[str, Any]:
         """Return overrides with further values laid over them."""
@@ -141,14 +132,14 @@ class Params:
         if env_path is not None:
             # Last: an override in params.yaml cannot name another executable than the DAG's.
             last = {"env_settings.env_path": env_path}
-            overrides = self._laid_over(overrides, last, str(self.path))
+            overrides = self._merged(overrides, last, str(self.path))
         return self._trainer_file(name, overrides)
 
     def trial_settings(self, sweep: str, values: dict[str, Any]) -> RunSettings:
         """Return the trainer configuration of a trial with these values."""
         experiment = self.sweeps[sweep].experiment
         base = self.experiments[experiment]
-        overrides = self._laid_over(base.overrides, values, f"{self.path}: sweeps.{sweep}")
+        overrides = self._merged(base.overrides, values, f"{self.path}: sweeps.{sweep}")
         placed = self._placed(overrides, experiment, sweep)
         return load_run_settings(self.path.parent / base.trainer, overrides=placed)
 

@@ -24,14 +24,14 @@ from pipeline.settings.environments import (
     UnitySource,
 )
 from pipeline.settings.experiments import ExperimentParams
-from pipeline.settings.named_files import (
+from pipeline.settings.nodes import fail, fail_at
+from pipeline.settings.params import SECTIONS_OF_NAMES, Params
+from pipeline.settings.run_file import (
     demonstrations,
     refuse_missing_demonstrations,
     refuse_missing_weights,
+    to_mapping,
 )
-from pipeline.settings.nodes import fail, fail_at
-from pipeline.settings.params import SECTIONS_OF_NAMES, Params
-from pipeline.settings.run_file import to_mapping
 from pipeline.settings.schema import RunSettings
 from pipeline.settings.sweeps import SweepParams, proposal_file
 from pipeline.settings.yaml_file import dump_yaml, read_yaml, shared_maps, unusable_for_dvc

@@ -1,35 +1,35 @@
 """Configuration files: from a file and overrides to `RunSettings`, and back to a map.
 
 The order of work is read, bring to the present format, lay overrides on top, take out what is
-deprecated, lay each behavior over `default_settings`, and only then give types to everything.
+deprecated, lay each behavior over `default_settings`, and only then give types to everything. Files
+that the settings name are looked for before anything is built or started.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Mistakes, SettingsError, shell_command
+from pipeline.files import similar
 from pipeline.settings.inheritance import behavior_over, expanded, without_deprecated
-from pipeline.settings.legacy.convert import Present, to_present
-from pipeline.settings.legacy.formats import Changes, Family, kind_of, read_document
-from pipeline.settings.named_files import why_no_demonstrations
+from pipeline.settings.legacy.convert import Family, Present, kind_of, read_document, to_present
+from pipeline.settings.legacy.flat import Changes
 from pipeline.settings.nodes import Node, fail, find, join, merge, undotted
-from pipeline.settings.reader import (
-    entries_of,
-    read_dataclass,
-    setting_hints,
-    suggestion,
-    to_map,
+from pipeline.settings.reader import entries_of, read_dataclass, setting_hints, suggestion, to_map
+from pipeline.settings.schema import (
+    WORDS,
+    CompletionCriteria,
+    DemoPath,
+    RunSettings,
+    TrainerSettings,
+    places_in_behavior,
 )
-from pipeline.settings.schema import CompletionCriteria, RunSettings, TrainerSettings
-from pipeline.settings.schema.reward_signals import DemoPath
-from pipeline.settings.schema.trainer import WORDS, places_in_behavior
 
 _log = logging.getLogger(__name__)
 
@@ -376,3 +376,81 @@ def _without_nulls(value: Any) -> Any:
         return value
     remaining = {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return {key: item for key, item in remaining.items() if item != {} or value[key] == {}}
+
+
+def missing_demonstrations(
+    settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
+) -> dict[str, str]:
+    """Return the first mistake of each behavior whose demonstrations are not in `folder`.
+
+    `default_settings` count where no behavior is listed. `made` has paths that a stage writes.
+    """
+    missing: dict[str, str] = {}
+    for section, trainer in _listed(settings).items():
+        for key, path in demonstrations(trainer):
+            if section in missing or path in made:
+                continue
+            if wrong := why_no_demonstrations(path, folder):
+                at = f"{section}.{key}"
+                at = at if settings.place_of(at) else at.partition("[")[0]
+                place = settings.place_of(at)
+                missing[section] = f"{place}: {at}: {wrong}" if place else f"{at}: {wrong}"
+    return missing
+
+
+def refuse_missing_demonstrations(
+    settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
+) -> None:
+    """Refuse a run if no behavior has its demonstrations; else warn of behaviors without.
+
+    One behavior that has them is enough: the environment may have only this one, as with the files
+    of old releases, which list the behaviors of many environments. For the arguments see
+    `missing_demonstrations`.
+    """
+    missing = list(missing_demonstrations(settings, folder=folder, made=made).values())
+    if missing and len(missing) == len(_listed(settings)):
+        raise SettingsError(missing[0])
+    for text in missing:
+        _log.warning("%s", text)
+
+
+def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
+    """Refuse an `init_path` that is not there, unless it names a file that another run makes."""
+    if settings.checkpoint_settings.initialize_from is not None:
+        return  # a bare name is a file of that run
+    for name, trainer in settings.behaviors.items():
+        path = trainer.init_path
+        if path and Path(path).parts[:1] != ("results",) and not (folder / path).exists():
+            key = f"behaviors.{name}.init_path"
+            hint = similar(folder / path) or "; name a checkpoint, or leave it out"
+            raise SettingsError(f"{settings.place_of(key)}: {key}: {path} is not there{hint}")
+
+
+def _listed(settings: RunSettings) -> dict[str, TrainerSettings]:
+    """Return the settings of behaviors by section; the defaults where none is listed."""
+    if not settings.behaviors and settings.default_settings is not None:
+        return {"default_settings": settings.default_settings}
+    return {f"behaviors.{name}": trainer for name, trainer in settings.behaviors.items()}
+
+
+def demonstrations(trainer: TrainerSettings) -> Iterator[tuple[str, str]]:
+    """Yield the dotted key of each path to demonstrations, and the path."""
+    users = {f"reward_signals.{name}": signal for name, signal in trainer.reward_signals.items()}
+    for key, user in {**users, "behavioral_cloning": trainer.behavioral_cloning}.items():
+        demo_path = getattr(user, "demo_path", None)
+        for index, path in enumerate(demo_path.paths if demo_path else ()):
+            yield f"{key}.demo_path[{index}]", path
+
+
+def why_no_demonstrations(path: str, folder: Path) -> str | None:
+    """Return what is wrong with a path to demonstrations; None when they are there."""
+    full_path = folder / path
+    if full_path.is_dir():
+        return (
+            None if any(full_path.glob("*.demo")) else f"{path} is a folder without '.demo' files"
+        )
+    if full_path.exists():
+        return None
+    record = shell_command("pipeline", "demo", "record", "ENV", "-o", path)
+    remedy = f"; `{record}` makes one, or Unity's Demonstration Recorder"
+    return f"{path} is not there{similar(full_path) or remedy}"

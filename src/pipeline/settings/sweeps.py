@@ -16,13 +16,7 @@ from typing import Any, Literal
 from pipeline import seeding
 from pipeline.settings.experiments import check_seeds
 from pipeline.settings.nodes import Node, fail, join, respelled, to_plain
-from pipeline.settings.reader import (
-    ContradictionError,
-    Count,
-    CountOrZero,
-    display,
-    read_dataclass,
-)
+from pipeline.settings.reader import ContradictionError, Count, CountOrZero, display, read_dataclass
 
 MOST_TRIALS = 999
 """Trials of one sweep; their names have three digits."""

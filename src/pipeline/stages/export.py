@@ -76,7 +76,7 @@ def publish(
         PipelineError: The checkpoint cannot be read, or its policy cannot be exported.
     """
     from pipeline.export.publish import publish as write
-    from pipeline.export.recording import record
+    from pipeline.export.publish import record
     from pipeline.trainer.checkpoints.restore import load_policy
 
     saved = load_policy(checkpoint)

@@ -4,34 +4,58 @@ Summaries go through MLflow's asynchronous logging, so training never waits for 
 else is written at once, before or after training. If the store cannot be used there is one warning,
 and everything later is dropped. Stages find the run by its tags. A run holds one policy: a stage
 that makes or takes the policy of an earlier run continues that run.
+
+Exported policies are registered. A registered model is a behavior of an environment, since only
+returns of the same one can be compared; a version is a run's policy. `best` is the version with the
+highest mean return in evaluation, and the name of an experiment is an alias of the best among its
+seeds. Only versions that were evaluated in the present build of the environment count, and an equal
+score moves no alias.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipeline import machine
+from pipeline import files, machine
 from pipeline.errors import Interrupted, PipelineError
-from pipeline.tracking import mlflow_models, mlflow_store, names, run_metadata
+from pipeline.tracking import mlflow_store, names, run_metadata
 from pipeline.tracking.base import Sink
-from pipeline.tracking.mlflow_store import CHECKOUT, CURRENT, TRAINED, Store
-from pipeline.tracking.run_metadata import RunKey, RunMetadata
-
-Point = tuple[str, str, float, int]
-"""Behavior, tag, value and step of a number, as `curve_csv.read_points` gives them."""
+from pipeline.tracking.mlflow_store import CHECKOUT, CURRENT, Store, clean
+from pipeline.tracking.run_metadata import BASELINE, VARIANT, RunKey, RunMetadata, dvc_digest
 
 _log = logging.getLogger(__name__)
 
 _FIRST_STAGE = "train"
+_TRAINED = "dvc.train"
+"""Tag: DVC's digest of the run's policy."""
 _FINGERPRINT = "train.fingerprint"
 """Tag: the digest of the training's inputs; training on other inputs begins a new run."""
+_PARENT = "mlflow.parentRunId"
+"""Tag of MLflow: the run under which a run is folded."""
 _GIVE_UP_AFTER = 3
+
+BEST = "best"
+SCORE, BUILD, EXPERIMENT, CONTENT = "score", "environment.dvc", "experiment", "sha256"
+"""Tags of a version: mean return, digest of the build it was evaluated in, experiment, file."""
+
+_NEEDED = ("mlflow", "onnx", "onnxruntime", "numpy")
+"""Packages that `mlflow.onnx` and `mlflow.pyfunc` need to load and run a model."""
+
+_DESCRIPTION = (
+    "Policies for Unity as ONNX, a version for each run. `best` has the highest mean return in "
+    "evaluation; an experiment's alias is the best of its seeds."
+)
 
 
 def enabled() -> bool:
@@ -62,33 +86,29 @@ class MlflowRun(Sink):
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Queue one summary."""
-        now = self._now()
         points = [
-            (self._charted(behavior, tag), value, now, step)
+            (self._charted(behavior, tag), value, step)
             for tag, value in values.items()
             if tag not in names.HIDDEN
         ]
-        self._write(
-            lambda store, run: self._pending.append(
-                store.log_metrics(run, points, synchronous=False)
-            )
-        )
+        self._write(lambda store: self._pending.append(self._log_metrics(store, points, now=False)))
 
     def trained(
         self,
         numbers: Mapping[str, Mapping[str, Any]],
         *,
-        curve: Sequence[Point],
+        curve: Sequence[tuple[str, str, float, int]],
         seconds: float | None,
         interrupted: Sequence[int],
     ) -> None:
         """Write the final numbers of a training by behavior; unknown numbers are None.
 
-        `curve` has all summaries, some of which may be missing in the run. `seconds` are those of
-        the whole training. At the steps `interrupted` the training was not resumed exactly.
+        `curve` has all summaries as `curve_csv.read_points` gives them, some of which may be
+        missing in the run. `seconds` are those of the whole training. At the steps `interrupted`
+        the training was not resumed exactly.
         """
         self._settle()
-        self._write(lambda store, run: self._fill(store, run, curve))
+        self._write(lambda store: self._fill(store, curve))
         flat = run_metadata.flat(numbers)
         results = {name: value for name, value in flat.items() if value is not None}
         if seconds is not None:
@@ -104,53 +124,46 @@ class MlflowRun(Sink):
     def results(self, values: Mapping[str, float]) -> None:
         """Write a stage's final numbers as `<stage>/<name>`; at step 0 MLflow draws bars."""
         # Six digits, since MLflow's table of runs shows all digits.
-        rounded = {
-            name: value if float(value).is_integer() else float(f"{value:.6g}")
-            for name, value in values.items()
-        }
-        self.points({name: [(0, value)] for name, value in rounded.items()})
+        self.points(
+            {
+                name: [(0, value if float(value).is_integer() else float(f"{value:.6g}"))]
+                for name, value in values.items()
+            }
+        )
 
     def points(
         self, values: Mapping[str, Sequence[tuple[int, float]]], *, stage: str | None = None
     ) -> None:
         """Write `(step, value)` points of curves named `<stage>/<name>`."""
-        now, stage = self._now(), stage or self._key.stage
         points = [
-            (mlflow_store.clean(f"{stage}/{name}"), value, now, step)
+            (clean(f"{stage or self._key.stage}/{name}"), value, step)
             for name, curve in values.items()
             for step, value in curve
         ]
-        self._write(lambda store, run: store.log_metrics(run, points))
+        self._write(lambda store: self._log_metrics(store, points))
 
     def describe(self, metadata: RunMetadata, tree: Path) -> None:
         """Write the run's metadata, equal in all stages; paths of data are relative to `tree`."""
         self.params(metadata.params)
-
-        def write(store: Store, run: str) -> None:
-            digests = store.log_data(run, metadata.data, tree)
-            tags = {f"dvc.{context}": digest for context, digest in digests.items()}
-            store.set_tags(run, {**tags, mlflow_store.NOTE: metadata.note})
-            store.client.log_text(run, metadata.configuration, "configuration.yaml")
-
-        self._write(write)
+        self._write(lambda store: self._describe(store, metadata, tree))
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Write the parameters that the run lacks; MLflow refuses to change one."""
 
-        def write(store: Store, run: str) -> None:
+        def write(store: Store) -> None:
             from mlflow.entities import Param
 
-            present = store.client.get_run(run).data.params
+            present = store.client.get_run(self.run_id).data.params
             texts = mlflow_store.flatten(values)
             new = [Param(name, text) for name, text in texts.items() if name not in present]
-            store.client.log_batch(run, params=new)
+            store.client.log_batch(self.run_id, params=new)
 
         self._write(write)
 
     def settings(self, values: Mapping[str, Any]) -> None:
         """Write this stage's own settings as tags `<stage>.<name>`, which can change."""
         tags = mlflow_store.flatten(values, f"{self._key.stage}.")
-        self._write(lambda store, run: store.set_tags(run, tags))
+        self._write(lambda store: store.set_tags(self.run_id, tags))
 
     def made(self, path: Path, *, what: str | None = None) -> None:
         """Write DVC's digest, as in `dvc.lock`, of an output of the stage, or of `what`.
@@ -160,26 +173,23 @@ class MlflowRun(Sink):
         """
         tag = f"dvc.{what or self._key.stage}"
 
-        def write(store: Store, run: str) -> None:
-            digest = run_metadata.dvc_digest(path)
-            earlier = None
-            if tag == TRAINED:
-                earlier = store.first(self._tags(), TRAINED, digest)
-            if earlier in (None, run):
-                store.set_tags(run, {tag: digest})
+        def write(store: Store) -> None:
+            digest = dvc_digest(path)
+            earlier = self._first(store, _TRAINED, digest) if tag == _TRAINED else None
+            if earlier in (None, self.run_id):
+                store.set_tags(self.run_id, {tag: digest})
             else:
                 self._terminate("FINISHED")
-                store.put_back(earlier, self._key.name, self._tags())
-                self.run_id = earlier
+                self._put_back(store, str(earlier))
 
         self._write(write)
 
     def artifacts(self, paths: Sequence[Path]) -> None:
         """Copy files into the run's artifacts, in a folder of the stage."""
 
-        def write(store: Store, run: str) -> None:
+        def write(store: Store) -> None:
             for path in paths:
-                store.client.log_artifact(run, str(path), self._key.stage)
+                store.client.log_artifact(self.run_id, str(path), self._key.stage)
 
         self._write(write)
 
@@ -187,26 +197,25 @@ class MlflowRun(Sink):
         """Write a picture for the charts page, named after the stage and the file."""
         from PIL import Image
 
-        key = mlflow_store.clean(f"{self._key.stage}/{path.stem}")
+        key = clean(f"{self._key.stage}/{path.stem}")
         with Image.open(path) as image:
             picture = image.convert("RGB")
-        self._write(lambda store, run: store.client.log_image(run, picture, key=key, step=step))
+        self._write(lambda store: store.client.log_image(self.run_id, picture, key=key, step=step))
 
     def model(self, path: Path, *, environment: str, made: Path | None = None) -> None:
         """Write an ONNX file as a logged model with its signature, and as a registered version.
 
         The DVC digest in its tags is that of `made`, or else of the file's folder.
         """
-        key = self._key
-        name = mlflow_models.model_name(environment, path.stem)
         tags = {
-            mlflow_models.EXPERIMENT: key.label,
-            "seed": str(key.seed),
-            "run": key.name,
-            "dvc.export": run_metadata.dvc_digest(made or path.parent),
-            "git.commit": key.tags.get("mlflow.source.git.commit", ""),
+            EXPERIMENT: self._key.label,
+            "seed": str(self._key.seed),
+            "run": self._key.name,
+            "dvc.export": dvc_digest(made or path.parent),
+            "git.commit": self._key.tags.get("mlflow.source.git.commit", ""),
         }
-        self._write(lambda store, run: mlflow_models.log_onnx(store, run, path, name, tags))
+        name = model_name(environment, path.stem)
+        self._write(lambda store: log_onnx(store, str(self.run_id), path, name, tags))
 
     def score(
         self,
@@ -222,51 +231,60 @@ class MlflowRun(Sink):
         evaluation.
         """
 
-        def write(store: Store, run: str) -> None:
+        def write(store: Store) -> None:
             shared = {
-                mlflow_models.BUILD: run_metadata.dvc_digest(build) if build.exists() else "",
-                mlflow_models.EXPERIMENT: self._key.label,
+                BUILD: dvc_digest(build) if build.exists() else "",
+                EXPERIMENT: self._key.label,
                 **{f"evaluate.{name}": str(value) for name, value in params.items()},
             }
             for behavior, value in values.items():
-                name = mlflow_models.model_name(environment, behavior)
-                scored = {**shared, mlflow_models.SCORE: repr(value)}
+                name = model_name(environment, behavior)
                 with mlflow_store.locked(store.uri):
-                    mlflow_models.score(store.client, run, name, scored)
+                    tags = shared | {SCORE: repr(value)}
+                    score(store.client, str(self.run_id), name, tags)
 
         self._write(write)
 
     def end(self, status: str = "FINISHED") -> None:
         """Wait for summaries under way, and end the run: FINISHED, FAILED or KILLED."""
-        if self._is_closed:
-            return
-        for error in self._settle():
-            self._lose(error)
-        self._write(lambda _store, _run: self._terminate(status))
-        self._is_closed = True
-
-    def _now(self) -> int:
-        return self._times[1] if self._times else int(time.time() * 1000)
+        if not self._is_closed:
+            for error in self._settle():
+                self._lose(error)
+            self._write(lambda _: self._terminate(status))
+            self._is_closed = True
 
     def _charted(self, behavior: str, tag: str) -> str:
-        return mlflow_store.clean(f"{behavior}/{tag}" if self._prefix else tag)
+        return clean(f"{behavior}/{tag}" if self._prefix else tag)
 
-    def _write(self, call: Callable[[Store, str], None]) -> None:
-        """Call a function of the store and the run's id, which must not stop training."""
+    def _write(self, call: Callable[[Store], object]) -> None:
+        """Call a function of the store once the run is open; this must not stop training."""
         if self._failures >= _GIVE_UP_AFTER or self._is_closed:
             self.lost += 1
             return
         try:
             if self._store is None:
                 self._store = Store.open(self._key.root)
-                self._begin()
-            call(self._store, str(self.run_id))
+                self._begin(self._store)
+            call(self._store)
             self._failures = 0
         except Interrupted:
             raise
         except Exception as error:  # noqa: BLE001  # tracking never stops training
             self._failures += 1 if self.run_id else _GIVE_UP_AFTER
             self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        self.lost += 1
+        if self.lost > 1:
+            return
+        reason = str(error).strip().partition("\n")[0]
+        if not isinstance(error, PipelineError):
+            reason = f"{type(error).__name__}: {reason[:200] or 'no details'}"
+        _log.warning(
+            "MLflow is not being written (%s). The files in results/ are complete without it. "
+            "Check MLFLOW_TRACKING_URI, or set PIPELINE_MLFLOW=off.",
+            reason,
+        )
 
     def _settle(self) -> list[Exception]:
         """Wait for the summaries that are being written; return the errors of those that failed."""
@@ -279,23 +297,53 @@ class MlflowRun(Sink):
                 errors.append(error)
         return errors
 
-    def _fill(self, store: Store, run: str, curve: Sequence[Point]) -> None:
+    def _log_metrics(
+        self, store: Store, points: Sequence[tuple[str, float, int]], *, now: bool = True
+    ) -> Any:
+        """Write `(name, value, step)` points; return MLflow's handle if not `now`."""
+        from mlflow.entities import Metric
+
+        unix_ms = self._times[1] if self._times else int(time.time() * 1000)
+        metrics = [Metric(name, value, unix_ms, step) for name, value, step in points]
+        return store.client.log_batch(self.run_id, metrics=metrics, synchronous=now)
+
+    def _fill(self, store: Store, curve: Sequence[tuple[str, str, float, int]]) -> None:
         """Write the points of a curve that the run lacks.
 
         A killed process loses the points that it had not sent yet, and a store that others keep
         locked refuses some. Wall times are in no file, so their gap stays.
         """
-        known_steps: dict[str, set[int]] = {}
-        points = []
-        for behavior, tag, value, step in curve:
-            name = self._charted(behavior, tag)
-            if name not in known_steps:
-                known_steps[name] = {
-                    metric.step for metric in store.client.get_metric_history(run, name)
-                }
-            if step not in known_steps[name] and math.isfinite(value):
-                points.append((name, value, self._now(), step))
-        store.log_metrics(run, points)
+        points = {
+            (self._charted(behavior, tag), step): value
+            for behavior, tag, value, step in curve
+            if math.isfinite(value)
+        }
+        for name in {name for name, _ in points}:
+            for metric in store.client.get_metric_history(self.run_id, name):
+                points.pop((name, metric.step), None)
+        self._log_metrics(store, [(name, value, step) for (name, step), value in points.items()])
+
+    def _describe(self, store: Store, metadata: RunMetadata, tree: Path) -> None:
+        """Write the inputs as datasets with their digests, the note and the configuration."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs, tags = [], {mlflow_store.NOTE: metadata.note}
+        for item in metadata.data:
+            if (tree / item.path).exists():
+                digest = tags[f"dvc.{item.context}"] = dvc_digest(tree / item.path)
+                dataset = Dataset(
+                    name=item.name,
+                    digest=digest,
+                    source_type="local",
+                    source=json.dumps({"uri": item.path}),
+                    profile=json.dumps(dict(item.facts)),
+                )
+                context = InputTag("mlflow.data.context", item.context)
+                inputs.append(DatasetInput(dataset, [context]))
+        if inputs:
+            store.client.log_inputs(self.run_id, datasets=inputs)
+        store.set_tags(self.run_id, tags)
+        store.client.log_text(self.run_id, metadata.configuration, "configuration.yaml")
 
     def _terminate(self, status: str) -> None:
         if self._is_sampled:
@@ -306,49 +354,37 @@ class MlflowRun(Sink):
         ended = self._times[1] if self._times else None
         self._store.client.set_terminated(self.run_id, status=status, end_time=ended)
 
-    def _tags(self) -> dict[str, str]:
-        key = self._key
-        shared = {} if self._store.is_local else {CHECKOUT: mlflow_store.checkout(key.root)}
-        trained = {_FINGERPRINT: key.fingerprint} if key.stage == _FIRST_STAGE else {}
-        return {
-            "pipeline.experiment": key.label,
-            "pipeline.seed": str(key.seed),
-            **shared,
-            **trained,
-            **{name: str(value) for name, value in key.tags.items()},
-            "pipeline.variant": key.variant,
-        }
-
-    def _begin(self) -> None:
+    def _begin(self, store: Store) -> None:
         """Choose the run to write to: the present one, an earlier one, or a new one."""
-        key, tags, store = self._key, self._tags(), self._store
-        run = store.first(tags, CURRENT, "yes")
-        earlier = None if key.policy is None else store.first(tags, TRAINED, key.policy)
+        key = self._key
+        run = self._first(store, CURRENT, "yes")
+        earlier = None if key.policy is None else self._first(store, _TRAINED, key.policy)
         if earlier not in (None, run):
             # DVC may have restored an earlier policy, from its run cache or an experiment.
             run = earlier
-            store.put_back(run, key.name, tags)
+            self._put_back(store, str(run))
+        tags = self._identity(store) | {name: str(value) for name, value in key.tags.items()}
+        tags |= {_FINGERPRINT: key.fingerprint} if key.stage == _FIRST_STAGE else {}
         if run is not None and self._goes_on(store.client.get_run(run).data.tags):
             store.client.update_run(run, status="RUNNING")
             store.set_tags(run, tags)
+            self.run_id = run
         else:
-            policy = {} if key.policy is None else {TRAINED: key.policy}
+            policy = {} if key.policy is None else {_TRAINED: key.policy}
             created = store.client.create_run(
                 store.experiment_id,
                 run_name=key.name,
                 tags={**tags, **policy, CURRENT: "yes"},
                 start_time=self._times[0] if self._times else None,
             )
-            run = str(created.info.run_id)
-            store.supersede(run, tags)
-        self.run_id = run
+            self._supersede(store, str(created.info.run_id))
         asked = os.environ.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "").lower()
         if key.stage == _FIRST_STAGE and asked in {"true", "1"}:
             import mlflow
 
             mlflow.set_tracking_uri(store.uri)
             # Nested, since a program may have a run of its own open.
-            mlflow.start_run(run_id=run, nested=True)
+            mlflow.start_run(run_id=self.run_id, nested=True)
             self._is_sampled = True
 
     def _goes_on(self, tags: Mapping[str, str]) -> bool:
@@ -357,22 +393,181 @@ class MlflowRun(Sink):
         An MLflow run holds one training and its policy: a second training from the start, or on
         other inputs, gets a new run, and so does the evaluation of another policy.
         """
-        key, trained = self._key, tags.get(TRAINED)
+        key, trained = self._key, tags.get(_TRAINED)
         if key.stage == _FIRST_STAGE:
             return key.resumed and tags.get(_FINGERPRINT) == key.fingerprint
         return trained is None or key.policy in (None, trained)
 
-    def _lose(self, error: Exception) -> None:
-        self.lost += 1
-        if self.lost == 1:
-            self._warn(error)
+    def _identity(self, store: Store) -> dict[str, str]:
+        """Return the tags that all runs of the same experiment, seed, copy and variant have."""
+        key = self._key
+        copy = {} if store.is_local else {CHECKOUT: mlflow_store.checkout(key.root)}
+        seed = {"pipeline.experiment": key.label, "pipeline.seed": str(key.seed)}
+        return seed | copy | {VARIANT: key.variant}
 
-    def _warn(self, error: Exception) -> None:
-        reason = str(error).strip().partition("\n")[0]
-        if not isinstance(error, PipelineError):
-            reason = f"{type(error).__name__}: {reason[:200] or 'no details'}"
-        _log.warning(
-            "MLflow is not being written (%s). The files in results/ are complete without it. "
-            "Check MLFLOW_TRACKING_URI, or set PIPELINE_MLFLOW=off.",
-            reason,
+    def _of_same(self, store: Store, **more: str) -> list[Any]:
+        """Return the runs with this run's identity and with `more` tags, newest first."""
+        quoted = {
+            # A git reference may contain quotes.
+            name: f'"{text}"' if "'" in text else f"'{text}'"
+            for name, text in (self._identity(store) | more).items()
+        }
+        query = " and ".join(f"tags.`{name}` = {text}" for name, text in quoted.items())
+        return list(store.client.search_runs([store.experiment_id], query))
+
+    def _first(self, store: Store, tag: str, value: str) -> str | None:
+        """Return the first run with this run's identity in which a tag has a value."""
+        # DVC lets a name be used again on another commit.
+        based = {name: text for name, text in self._key.tags.items() if name == BASELINE}
+        runs = self._of_same(store, **{tag: value}, **based)
+        return str(runs[-1].info.run_id) if runs else None
+
+    def _put_back(self, store: Store, run: str) -> None:
+        """Make an earlier run the current one, under its first name."""
+        if _PARENT in store.client.get_run(run).data.tags:
+            store.client.delete_tag(run, _PARENT)
+        store.client.update_run(run, name=self._key.name)
+        store.set_tags(run, {CURRENT: "yes"})
+        self._supersede(store, run)
+
+    def _supersede(self, store: Store, current: str) -> None:
+        """Write to the run `current`; make earlier ones of the same identity its children.
+
+        Runs that killed attempts have left open are closed.
+        """
+        for earlier in self._of_same(store):
+            run, tags = earlier.info.run_id, earlier.data.tags
+            if run == current:
+                continue
+            if earlier.info.status == "RUNNING":
+                store.client.set_terminated(run, status="KILLED")
+            # Also runs that were replaced before: all are direct children of the current one.
+            if tags.get(_PARENT) != current:
+                store.set_tags(run, {CURRENT: "no", _PARENT: current})
+            if tags.get(CURRENT) != "no":
+                store.client.update_run(run, name=f"{earlier.info.run_name} (superseded)")
+        self.run_id = current
+
+
+def model_name(environment: str, behavior: str) -> str:
+    """Return the registered model's name; MLflow refuses slashes and colons."""
+    return re.sub(r"[/:]", "_", f"{environment}.{behavior}")
+
+
+def alias_of(experiment: str) -> str:
+    """Return an experiment's name as an alias: letters, digits, dashes and underscores."""
+    text = re.sub(r"[^A-Za-z0-9_-]", "_", experiment)
+    # Aliases that MLflow reserves, and `best`.
+    return f"{text}_" if re.fullmatch(r"[vV]\d+|latest|best", text) else text
+
+
+def best(
+    versions: Mapping[str, Mapping[str, str]], build: str, incumbent: str | None
+) -> str | None:
+    """Return the version with the highest score in a build; an equal incumbent stays.
+
+    `versions` has the tags of the candidates by version number; `build` is the digest of the
+    environment in which scores are compared.
+    """
+    # Scores in different builds belong to different tasks.
+    scores = {
+        version: float(tags[SCORE])
+        for version, tags in versions.items()
+        if SCORE in tags and tags.get(BUILD) == build
+    }
+    winners = [version for version, score in scores.items() if score == max(scores.values())]
+    # The lowest number among equals: the earliest, so that repeating a run moves no alias.
+    return incumbent if incumbent in winners or not winners else min(winners, key=int)
+
+
+def log_onnx(store: Store, run: str, path: Path, name: str, tags: Mapping[str, str]) -> None:
+    """Log an ONNX file as a model of a run and register it; the same file of a run only once.
+
+    The model has the run's parameters and its final numbers.
+    """
+    import mlflow.onnx
+    import onnx
+
+    content = files.sha256_of(path)
+    # A retried stage exports the same bytes, which are no new version.
+    if any(version.tags.get(CONTENT) == content for version in _versions(store.client, run, name)):
+        return
+    exported = onnx.load(str(path), load_external_data=False)
+    needed = {package: metadata.version(package).partition("+")[0] for package in _NEEDED}
+    mlflow.set_tracking_uri(store.uri)
+    # Nested, since a program may have a run of its own open.
+    with mlflow.start_run(run_id=run, nested=True, log_system_metrics=False):
+        info = mlflow.onnx.log_model(
+            exported,
+            name=path.stem,
+            signature=_signature(exported.graph),
+            # Else MLflow starts a process that imports the model's packages, to find these four.
+            pip_requirements=[f"{package}=={version}" for package, version in needed.items()],
+            onnx_execution_providers=["CPUExecutionProvider"],
+            # The weights stay in the file, so that it equals the exported file byte by byte.
+            save_as_external_data=False,
         )
+    # It prints two lines, which would be in the output of every stage.
+    with mlflow_store.locked(store.uri), contextlib.redirect_stderr(io.StringIO()):
+        mlflow.register_model(f"models:/{info.model_id}", name, tags={**tags, CONTENT: content})
+        store.client.update_registered_model(name, description=_DESCRIPTION)
+
+
+def _signature(graph: Any) -> Any:
+    import numpy as np
+    import onnx
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    def spec(value: Any) -> TensorSpec:
+        tensor = value.type.tensor_type
+        dims = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+        return TensorSpec(dtype, tuple(dims), value.name)
+
+    inputs, outputs = (Schema([*map(spec, values)]) for values in (graph.input, graph.output))
+    return ModelSignature(inputs, outputs)
+
+
+def _versions(client: Any, run: str, name: str) -> list[Any]:
+    """Return the versions of a model that a run made, newest first."""
+    versions = client.search_model_versions(f"run_id = '{run}'")
+    of_model = (version for version in versions if version.name == name)
+    return sorted(of_model, key=lambda version: int(version.version), reverse=True)
+
+
+def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
+    """Note SCORE, BUILD and EXPERIMENT of a run's policy, and move aliases where it is best."""
+    versions = _versions(client, run, name)
+    if not versions:
+        return
+    for key, value in tags.items():
+        client.set_model_version_tag(name, versions[0].version, key, value)
+    # The logged model's page shows the score too; a version has the model's id in its source.
+    mean, model = float(f"{float(tags[SCORE]):.6g}"), versions[0].source.removeprefix("models:/")
+    client.log_metric(run, "evaluate/mean_return", mean, step=0, model_id=model)
+    _move_aliases(client, name, tags)
+
+
+def _move_aliases(client: Any, name: str, tags: Mapping[str, str]) -> None:
+    """Move BEST and the experiment's alias to the versions that are best in tags[BUILD]."""
+    from mlflow.exceptions import MlflowException
+
+    registered = client.search_model_versions(f"name = '{name}'")
+    versions = {str(version.version): version.tags for version in registered}
+    own = {k: v for k, v in versions.items() if v.get(EXPERIMENT) == tags[EXPERIMENT]}
+    aliases, moved = client.get_registered_model(name).aliases, False
+    for alias, candidates in ((BEST, versions), (alias_of(tags[EXPERIMENT]), own)):
+        current = aliases.get(alias)
+        chosen = best(candidates, tags[BUILD], None if current is None else str(current))
+        if chosen is not None and chosen != str(current):
+            try:
+                client.set_registered_model_alias(name, alias, chosen)
+            except MlflowException:
+                # Two clients that set a new alias at once: the store refuses one of them.
+                if client.get_registered_model(name).aliases.get(alias) == current:
+                    raise
+            moved = True
+    if moved:
+        # Another stage may have scored a better version since the versions were read.
+        _move_aliases(client, name, tags)

@@ -1,4 +1,4 @@
-"""The MLflow store: how it is opened, and the rows of an experiment and seed in it.
+"""The MLflow store, and how it is opened.
 
 MLflow is used by its public API alone. It keeps the locations of artifacts as absolute paths, so a
 store in a checkout that was moved or copied is refused; `rebuild` makes it from the files.
@@ -15,7 +15,7 @@ import platform
 import re
 import shlex
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlencode, urlsplit
 
 from pipeline import files
 from pipeline.errors import PipelineError
-from pipeline.tracking.run_metadata import BASELINE, VARIANT, InputData, dvc_digest, flattened
+from pipeline.tracking.run_metadata import flattened
 
 _log = logging.getLogger(__name__)
 
@@ -32,16 +32,12 @@ _EXPERIMENT = "pipeline"
 _DATABASE, _ARTIFACTS = "mlflow.db", "mlartifacts"
 CURRENT = "pipeline.current"
 """Tag of a run: `yes` if it is the current run of its experiment and seed."""
-TRAINED = "dvc.train"
-"""Tag of a run: DVC's digest of its policy."""
 CHECKOUT = "pipeline.checkout"
 """Tag of a run in a store that several copies of the repository may use: which copy it is of."""
-IDENTITY = ("pipeline.experiment", "pipeline.seed", CHECKOUT, VARIANT)
-"""Tags that are equal for runs of the same experiment, seed, copy and variant."""
 SCORE = "evaluate/mean_return"
 """The metric that rows are ordered by."""
-PARENT, NOTE = "mlflow.parentRunId", "mlflow.note.content"
-"""Tags of MLflow: the run under which a run is folded, and the description."""
+NOTE = "mlflow.note.content"
+"""Tag of MLflow: the description of a run or an experiment."""
 _LOCK_WAIT_S, _BUSY_WAIT_S = 300.0, 10.0
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 _ENVIRONMENT = {
@@ -105,16 +101,15 @@ def checkout(root: Path) -> str:
     path = root / "results/.work/checkout.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock"), timeout=_LOCK_WAIT_S):
-        try:
-            noted = json.loads(path.read_text(encoding="utf-8"))
-            if noted["root"] == str(root):
-                return str(noted["id"])
-        except (OSError, ValueError, KeyError, TypeError):
-            noted = {}
-        if not noted or Path(noted["root"]).exists():
-            noted = {"id": files.fingerprint([platform.node(), str(root)])[:12]}
-        files.write_json(path, {**noted, "root": str(root)})
-    return str(noted["id"])
+        noted, here = {"root": "/", "id": ""}, str(root)
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            noted |= json.loads(path.read_text(encoding="utf-8"))
+        if noted["root"] != here:
+            is_moved = not Path(noted["root"]).exists()
+            new = files.fingerprint([platform.node(), here])[:12]
+            noted = {"id": noted["id"] if is_moved else new, "root": here}
+            files.write_json(path, noted)
+        return noted["id"]
 
 
 def flatten(values: Mapping[str, Any], start: str = "") -> dict[str, str]:
@@ -135,20 +130,20 @@ def locked(uri: str) -> Iterator[None]:
     if (path := file_of(uri)) is None:
         yield
         return
+    lock = FileLock(f"{path}.lock", timeout=_LOCK_WAIT_S)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{path}.lock", timeout=_LOCK_WAIT_S)
-        with lock:
-            if path.exists():
-                if not os.access(path, os.W_OK):
-                    raise PermissionError(errno.EACCES, "no right to write")
-                # MLflow tries for 100 s to open a file that is damaged or that others keep locked.
-                # Unlike a plain BEGIN, this takes the right to write, and gives it back unused.
-                ask = "BEGIN IMMEDIATE; SELECT count(*) FROM sqlite_master; ROLLBACK"
-                with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_WAIT_S)) as database:
-                    database.executescript(ask)
-            lock.acquire()
+        lock.acquire()
+        if path.exists():
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, "no right to write")
+            # MLflow tries for 100 s to open a file that is damaged or that others keep locked.
+            # Unlike a plain BEGIN, this takes the right to write, and gives it back unused.
+            ask = "BEGIN IMMEDIATE; SELECT count(*) FROM sqlite_master; ROLLBACK"
+            with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_WAIT_S)) as database:
+                database.executescript(ask)
     except (OSError, sqlite3.Error) as error:
+        lock.release()
         reason = getattr(error, "strerror", None) or str(error)
         raise PipelineError(
             f"the MLflow store {path} cannot be opened: {reason}; mend it or move it away, or name "
@@ -214,23 +209,21 @@ class Store:
             if is_local:
                 _refuse_moved(client, artifacts)
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
-            experiment = client.get_experiment_by_name(name)
-            if experiment is None and not create:
-                others = [repr(o.name) for o in client.search_experiments() if o.name != "Default"]
-                choice = f"it has {', '.join(others)}: MLFLOW_EXPERIMENT_NAME chooses one"
-                first = "run `pipeline run` first"
-                text = f"MLflow has no experiment {name!r}; {choice if others else first}"
-                raise PipelineError(text)
-            if experiment is None:
+            if client.get_experiment_by_name(name) is None:
+                if not create:
+                    listed = [o.name for o in client.search_experiments() if o.name != "Default"]
+                    others = f"it has {', '.join(map(repr, listed))}: MLFLOW_EXPERIMENT_NAME"
+                    first = "run `pipeline run` first"
+                    text = f"{others} chooses one" if listed else first
+                    raise PipelineError(f"MLflow has no experiment {name!r}; {text}")
                 # A server has a place of its own for artifacts.
-                place, tags = artifacts.as_uri() if file else None, {NOTE: _DESCRIPTION}
+                place = artifacts.as_uri() if file else None
                 try:
-                    client.create_experiment(name, artifact_location=place, tags=tags)
-                except MlflowException:
-                    # Usually, another client of the server was faster.
+                    client.create_experiment(name, place, {NOTE: _DESCRIPTION})
+                except MlflowException:  # another client of the server may be faster
                     if client.get_experiment_by_name(name) is None:
                         raise
-                experiment = client.get_experiment_by_name(name)
+            experiment = client.get_experiment_by_name(name)
             identifier = experiment.experiment_id
             if experiment.lifecycle_stage != "active":
                 raise PipelineError(
@@ -259,74 +252,7 @@ class Store:
             reason = str(error).strip().partition("\n")[0]
             raise PipelineError(f"the MLflow store cannot be opened: {reason}") from error
 
-    def of_same(self, tags: Mapping[str, str], **more: str) -> list[Any]:
-        """Return the runs of the same experiment, seed, checkout and variant, newest first."""
-        wanted = {name: tags[name] for name in IDENTITY if name in tags} | more
-        query = " and ".join(f"tags.`{name}` = {_quoted(text)}" for name, text in wanted.items())
-        return list(self.client.search_runs([self.experiment_id], query))
-
-    def first(self, tags: Mapping[str, str], name: str, value: str) -> str | None:
-        """Return the first run of this experiment and seed whose tag has a value."""
-        # DVC lets a name be used again on another commit.
-        based = {BASELINE: tags[BASELINE]} if BASELINE in tags else {}
-        runs = self.of_same(tags, **{name: value}, **based)
-        return str(runs[-1].info.run_id) if runs else None
-
-    def put_back(self, run: str, name: str, tags: Mapping[str, str]) -> None:
-        """Make an earlier run the current one, under its first `name`."""
-        if PARENT in self.client.get_run(run).data.tags:
-            self.client.delete_tag(run, PARENT)
-        self.client.update_run(run, name=name)
-        self.set_tags(run, {CURRENT: "yes"})
-        self.supersede(run, tags)
-
-    def supersede(self, current: str, tags: Mapping[str, str]) -> None:
-        """Make earlier runs of the same experiment and seed children of the current run.
-
-        Runs that killed attempts have left open are closed.
-        """
-        for earlier in self.of_same(tags):
-            run, run_tags = earlier.info.run_id, earlier.data.tags
-            if run == current:
-                continue
-            if earlier.info.status == "RUNNING":
-                self.client.set_terminated(run, status="KILLED")
-            # Also runs that were replaced before: all are direct children of the current one.
-            if run_tags.get(PARENT) != current:
-                self.set_tags(run, {CURRENT: "no", PARENT: current})
-            if run_tags.get(CURRENT) != "no":
-                self.client.update_run(run, name=f"{earlier.info.run_name} (superseded)")
-
-    def log_metrics(
-        self, run: str, points: Sequence[tuple[str, float, int, int]], *, synchronous: bool = True
-    ) -> Any:
-        """Write `(name, value, unix ms, step)` points; return MLflow's handle if not at once."""
-        from mlflow.entities import Metric
-
-        metrics = [Metric(*point) for point in points]
-        return self.client.log_batch(run, metrics=metrics, synchronous=synchronous)
-
-    def log_data(self, run: str, data: Sequence[InputData], root: Path) -> dict[str, str]:
-        """Write the run's inputs as datasets, each once; return DVC's digests by context."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        new, digests = [], {}
-        for item in data:
-            if (root / item.path).exists():
-                digest = digests[item.context] = dvc_digest(root / item.path)
-                dataset = Dataset(
-                    name=item.name,
-                    digest=digest,
-                    source_type="local",
-                    source=json.dumps({"uri": item.path}),
-                    profile=json.dumps(dict(item.facts)),
-                )
-                new.append(DatasetInput(dataset, [InputTag("mlflow.data.context", item.context)]))
-        if new:
-            self.client.log_inputs(run, datasets=new)
-        return digests
-
-    def set_tags(self, run: str, values: Mapping[str, str]) -> None:
+    def set_tags(self, run: str | None, values: Mapping[str, str]) -> None:
         """Write tags, replacing earlier values."""
         from mlflow.entities import RunTag
 
@@ -339,9 +265,8 @@ def set_aside(root: Path) -> None:
     Raises:
         PipelineError: MLFLOW_TRACKING_URI names a store that is not in the checkout.
     """
-    root, uri = root.resolve(), default_uri(root.resolve())
-    file = file_of(uri)
-    if file is None or not file.resolve().is_relative_to(root):
+    uri = default_uri(root := root.resolve())
+    if (file := file_of(uri)) is None or not file.resolve().is_relative_to(root):
         raise PipelineError(
             f"MLFLOW_TRACKING_URI names {uri}, which other checkouts may use, and only a store in "
             "this folder is made from its files; unset the variable"
@@ -351,11 +276,6 @@ def set_aside(root: Path) -> None:
             kept = files.free_name(file)
             file.rename(kept)
             _log.info("The earlier store is kept as %s.", kept.name)
-
-
-def _quoted(value: str) -> str:
-    """Return a value quoted for MLflow's searches; a git reference may contain quotes."""
-    return f'"{value}"' if "'" in value else f"'{value}'"
 
 
 def _refuse_moved(client: Any, artifacts: Path) -> None:

@@ -15,7 +15,7 @@ import yaml
 
 from pipeline.settings import RunSettings
 
-_UNSAID: tuple[Any, ...] = (None, {}, [])
+_EMPTY_VALUES: tuple[Any, ...] = (None, {}, [])
 _SHARED = "hyperparameters"
 EXACT = "train.exact"
 """Tag: `yes`, or at which steps the training was interrupted and not resumed exactly."""
@@ -175,7 +175,7 @@ def flattened(values: Mapping[str, Any], start: str = "") -> Iterator[tuple[str,
 
 def leaves(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return dotted names and values of nested mappings, without empty ones."""
-    return [(name, value) for name, value in flattened(settings) if value not in _UNSAID]
+    return [(name, value) for name, value in flattened(settings) if value not in _EMPTY_VALUES]
 
 
 def dvc_digest(path: Path) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.envs.workers import WorkerSet
-from pipeline.settings.schema.parameters import (
+from pipeline.settings.schema import (
     CompletionCriteria,
     ConstantSampler,
     EnvironmentParameter,

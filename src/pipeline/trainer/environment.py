@@ -22,11 +22,12 @@ from pipeline.envs.sources.programs import runs_headless
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import SettingsError, UnityEnvironmentException
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
-from pipeline.settings.schema import RunSettings, SamplerSettings
-from pipeline.settings.schema.parameters import (
+from pipeline.settings.schema import (
     ConstantSampler,
     GaussianSampler,
     MultiRangeUniformSampler,
+    RunSettings,
+    SamplerSettings,
     UniformSampler,
 )
 

@@ -17,7 +17,7 @@ from pipeline import seeding
 from pipeline.algos.policy import Decision, Policy, generator_for, restore_generator
 from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
-from pipeline.settings.schema.trainer import SelfPlaySettings
+from pipeline.settings.schema import SelfPlaySettings
 
 if TYPE_CHECKING:
     Weights = dict[str, Tensor]

@@ -24,7 +24,7 @@ from pipeline.errors import (
 )
 from pipeline.protocol import calls
 from pipeline.protocol.server import TRANSPORT_VARIABLE
-from pipeline.settings.schema.run import EnvironmentSettings
+from pipeline.settings.schema import EnvironmentSettings
 from pipeline.simulators.client import converse
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from pipeline.protocol import state as codec
 from pipeline.protocol.side_channels import IncomingMessage
 from pipeline.protocol.specs import ActionTuple
 from pipeline.protocol.steps import steps_to_mapping
-from pipeline.settings.schema.run import EnvironmentSettings
+from pipeline.settings.schema import EnvironmentSettings
 
 NAME = "3DBall?team=0"
 

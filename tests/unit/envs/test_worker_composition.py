@@ -21,7 +21,7 @@ from pipeline.errors import UnityTimeOutException
 from pipeline.protocol.generated.messages import ReceivedMessageProto, UnityMessageProto
 from pipeline.protocol.parameters import UNIFORM, Sampler
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.settings.schema.run import EnvironmentSettings
+from pipeline.settings.schema import EnvironmentSettings
 from pipeline.simulators import client
 
 NAME = "Toy?team=0"

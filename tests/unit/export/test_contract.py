@@ -7,11 +7,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.commands.onnx import check
 from pipeline.errors import ExportError
-from pipeline.export.contract import check_model
+from pipeline.export.contract import check_model, model_findings, publishing_findings
 from pipeline.export.layout import describe, read_constants
 from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import build_model
-from pipeline.export.rules import model_findings, publishing_findings
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(

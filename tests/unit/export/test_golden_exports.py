@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from pipeline.algos.policy import Policy
-from pipeline.export.publish import build_model, model_bytes, publish
-from pipeline.export.recording import record
+from pipeline.export.publish import build_model, model_bytes, publish, record
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.settings import load_run_settings
 

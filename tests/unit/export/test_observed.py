@@ -13,7 +13,7 @@ from gymnasium import spaces
 import pipeline
 from pipeline.errors import ExportError
 from pipeline.export.layout import ModelDescription, TensorInfo
-from pipeline.export.observed import forbidden, rows_of
+from pipeline.export.policy import forbidden, rows_of
 from pipeline.simulators.bridges.spaces import Observations
 
 SHORT = {

@@ -15,8 +15,7 @@ from pipeline import files
 from pipeline.errors import ExportError
 from pipeline.export.layout import TensorInfo
 from pipeline.export.policy import OnnxPolicy, create_session
-from pipeline.export.publish import publish
-from pipeline.export.recording import Recording, record
+from pipeline.export.publish import Recording, publish, record
 
 CONTINUOUS, DISCRETE = "deterministic_continuous_actions", "deterministic_discrete_actions"
 

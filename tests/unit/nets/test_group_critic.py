@@ -10,8 +10,7 @@ from pipeline.nets.attention import N_HEADS
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.group_critic import GroupCritic, GroupLayout
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.settings.schema import NetworkSettings
-from pipeline.settings.schema.trainer import ATTENTION_HEADS
+from pipeline.settings.schema import ATTENTION_HEADS, NetworkSettings
 
 VECTOR = [ObservationSpec.vector(3)]
 SPECS = {

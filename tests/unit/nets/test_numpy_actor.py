@@ -11,8 +11,7 @@ from pipeline.algos.policy import Policy
 from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.fast.numpy_actor import MOST_AGENTS
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
-from pipeline.settings.schema import NetworkSettings
-from pipeline.settings.schema.reward_signals import MemorySettings
+from pipeline.settings.schema import MemorySettings, NetworkSettings
 
 ACTIONS = {
     "continuous": ActionSpec(3, ()),

@@ -9,9 +9,9 @@ from refusals import refusal
 
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
-from pipeline.settings.named_files import refuse_missing_demonstrations
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_files
+from pipeline.settings.run_file import refuse_missing_demonstrations
 
 PARAMS = """\
 environments: {ball: {source: builtin, name: balance_ball}}

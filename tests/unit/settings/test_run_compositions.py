@@ -15,14 +15,16 @@ from pipeline.settings.params import Params, load_params
 from pipeline.settings.plan import plan
 from pipeline.settings.reader import ContradictionError
 from pipeline.settings.run_file import structure
-from pipeline.settings.schema import RunSettings, TrainerSettings
-from pipeline.settings.schema.reward_signals import (
+from pipeline.settings.schema import (
     CuriositySettings,
     ExtrinsicSettings,
     NetworkSettings,
+    POCASettings,
     RNDSettings,
+    RunSettings,
+    SACSettings,
+    TrainerSettings,
 )
-from pipeline.settings.schema.trainer import POCASettings, SACSettings
 from pipeline.settings.sweeps import BestParams, SweepParams
 
 

@@ -10,13 +10,13 @@ from refusals import refusal
 
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings, to_mapping
-from pipeline.settings.named_files import (
+from pipeline.settings.params import Params, load_params
+from pipeline.settings.plan import check_files, check_settings
+from pipeline.settings.run_file import (
     missing_demonstrations,
     refuse_missing_demonstrations,
     refuse_missing_weights,
 )
-from pipeline.settings.params import Params, load_params
-from pipeline.settings.plan import check_files, check_settings
 
 if TYPE_CHECKING:
     from pipeline.settings.schema import RunSettings

@@ -12,9 +12,9 @@ import yaml
 
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
-from pipeline.settings.named_files import demonstrations
 from pipeline.settings.params import Params, load_params
 from pipeline.settings.plan import plan
+from pipeline.settings.run_file import demonstrations
 from pipeline.settings.schema import HYPERPARAMETERS, RunSettings
 from pipeline.settings.sweeps import Axis, Interval
 

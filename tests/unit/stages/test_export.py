@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from pipeline.export import publish as writing
-from pipeline.export import recording
 from pipeline.stages import export
 from pipeline.stages.shared import provenance
 from pipeline.tracking import run_metadata
@@ -51,7 +50,7 @@ def test_a_file_has_its_own_policy_compared_on_what_that_policy_saw(
         return Report(size=5)
 
     monkeypatch.setattr(restore, "load_policy", {Path("a.pt"): saved}.__getitem__)
-    monkeypatch.setattr(recording, "record", lambda *arguments: arguments)
+    monkeypatch.setattr(writing, "record", lambda *arguments: arguments)
     monkeypatch.setattr(writing, "publish", write)
     monkeypatch.setattr(provenance, "text", lambda entries: [*entries])
     report = export.publish(Path("a.pt"), tmp_path, label="-70", history=history)

@@ -18,8 +18,15 @@ from mlflow_runs import client, exported, finished, key, md5
 
 from pipeline.tracking import names
 from pipeline.tracking.curve_csv import CsvSink, read_points
-from pipeline.tracking.mlflow_models import BUILD, SCORE, _move_aliases, alias_of, best
-from pipeline.tracking.mlflow_run import MlflowRun, enabled
+from pipeline.tracking.mlflow_run import (
+    BUILD,
+    SCORE,
+    MlflowRun,
+    _move_aliases,
+    alias_of,
+    best,
+    enabled,
+)
 from pipeline.tracking.mlflow_store import Store, flatten
 from pipeline.tracking.run_metadata import InputData, RunMetadata
 

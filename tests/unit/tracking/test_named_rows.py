@@ -20,8 +20,7 @@ from pipeline.stages.shared import run_context
 from pipeline.tracking.base import Tracker
 from pipeline.tracking.run_metadata import flat
 from pipeline.tracking.sinks import mlflow as mlflow_sink
-from pipeline.tracking.sinks import named_sinks
-from pipeline.tracking.tracked_run import run_outside_dag
+from pipeline.tracking.sinks import named_sinks, run_outside_dag
 
 TRAINER = "behaviors: {Walker: {trainer_type: ppo, max_steps: 40}}"
 PARAMS = """\

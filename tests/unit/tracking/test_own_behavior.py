@@ -12,13 +12,12 @@ from pipeline.envs.side_channels import StatsAggregationMethod
 from pipeline.tracking import names
 from pipeline.tracking.base import Update
 from pipeline.tracking.console import ConsoleSink
-from pipeline.tracking.curve_csv import CsvSink, read_points
-from pipeline.tracking.mlflow_models import BUILD, EXPERIMENT, SCORE, score
+from pipeline.tracking.curve_csv import CsvSink, UpdatesCsvSink, read_points
+from pipeline.tracking.mlflow_run import BUILD, EXPERIMENT, SCORE, score
 from pipeline.tracking.run_metadata import flat, parameters
+from pipeline.tracking.sinks import TrackedRun
 from pipeline.tracking.sinks.jsonl import JsonLinesSink
 from pipeline.tracking.timers import TimersSink
-from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.tracking.updates_csv import UpdatesCsvSink
 
 
 def test_time_and_episodes_between_updates_are_those_of_the_same_behavior(tmp_path: Path):

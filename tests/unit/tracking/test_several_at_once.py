@@ -18,10 +18,10 @@ from pipeline.settings import RunSettings
 from pipeline.tracking import names, sinks
 from pipeline.tracking.base import Sink, Tracker, Update
 from pipeline.tracking.console import ConsoleSink
+from pipeline.tracking.curve_csv import UpdatesCsvSink
 from pipeline.tracking.sinks import TrackedRun, standard_sinks, stats_writers
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
 from pipeline.tracking.timers import TimersSink
-from pipeline.tracking.updates_csv import UpdatesCsvSink
 
 CALLS = ("began", "samples", "metrics", "distribution", "updated", "saved", "ended", "failed")
 

@@ -4,7 +4,7 @@ from collections import deque
 from pathlib import Path
 
 from pipeline.tracking.base import Tracker, Update
-from pipeline.tracking.updates_csv import UpdatesCsvSink
+from pipeline.tracking.curve_csv import UpdatesCsvSink
 
 HEADER = (
     "Brain name,Time to update policy,Time since start of training,"

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 import pipeline
+from pipeline.tracking.sinks import TrackedRun
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
-from pipeline.tracking.tracked_run import TrackedRun
 
 BALL = "3DBall"
 REWARD = {"behavior": BALL, "threshold": 0.5, "min_lesson_length": 30}

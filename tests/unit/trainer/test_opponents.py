@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from pipeline.settings.schema.trainer import SelfPlaySettings
+from pipeline.settings.schema import SelfPlaySettings
 from pipeline.trainer.checkpoints.file import digest
 from pipeline.trainer.opponents import LATEST, SnapshotPool
 

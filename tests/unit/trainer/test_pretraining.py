@@ -14,7 +14,7 @@ from pipeline.algos.bc import BehavioralCloning, hold_out
 from pipeline.algos.policy import Policy
 from pipeline.data.demonstrations import load_expert_rows
 from pipeline.errors import DemonstrationError
-from pipeline.export.recording import CONTINUOUS, DISCRETE, record
+from pipeline.export.publish import CONTINUOUS, DISCRETE, record
 from pipeline.protocol.demo import writing_demo
 from pipeline.protocol.specs import ActionTuple
 from pipeline.settings import load_run_settings

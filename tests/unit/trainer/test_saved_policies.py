@@ -7,7 +7,7 @@ import pytest
 from remembering import Cue
 from toys import Both, Chase, Corridor, Quadrant, Wish
 
-from pipeline.export.recording import record
+from pipeline.export.publish import record
 from pipeline.protocol.specs import (
     ActionSpec,
     BehaviorSpec,

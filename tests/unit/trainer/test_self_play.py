@@ -18,7 +18,7 @@ from stops_after import StopsAfter
 
 from pipeline.envs.workers import WorkerSet
 from pipeline.settings import to_mapping
-from pipeline.settings.schema.trainer import SelfPlaySettings
+from pipeline.settings.schema import SelfPlaySettings
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.curriculum import Curriculum
 from pipeline.trainer.loop import TrainingLoop

@@ -18,7 +18,7 @@ from pipeline.data.columns import Columns, Field
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.side_channels import StatsAggregationMethod
 from pipeline.envs.workers import WorkerSet
-from pipeline.settings.schema.trainer import SelfPlaySettings
+from pipeline.settings.schema import SelfPlaySettings
 from pipeline.tracking import names
 from pipeline.trainer import environment
 from pipeline.trainer.checkpoints import manager as manager_module

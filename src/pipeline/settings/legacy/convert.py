@@ -1,24 +1,15 @@
-"""Convert a trainer configuration, its curricula and its samplers into one present document."""
+"""Files of older ML-Agents: how to tell their formats apart, and how each becomes a present one."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
+from typing import Any, Literal
 
-from pipeline.settings.legacy.behavior import truth
-from pipeline.settings.legacy.flat import FlatFile
-from pipeline.settings.legacy.formats import (
-    CURRICULUM_KEYS,
-    INTERVAL,
-    SAMPLER_TYPES,
-    Changes,
-    Family,
-    family_of,
-    has_present_keys,
-    is_flat,
-    read_curricula,
-    read_part,
-)
+from pipeline.errors import SettingsError
+from pipeline.settings.legacy.flat import FLAT_KEYS, Changes, FlatFile
 from pipeline.settings.nodes import Node, fail, from_plain, join
 from pipeline.settings.reader import (
     Count,
@@ -30,9 +21,79 @@ from pipeline.settings.reader import (
     suggestion,
     unknown_key,
 )
-from pipeline.settings.schema import SAMPLERS
+from pipeline.settings.schema import SAMPLERS, RunSettings
+from pipeline.settings.yaml_file import Repeat, parse_yaml, read_text, read_yaml
+
+Kind = Literal["trainer", "curriculum", "sampler"]
 
 _PARAMETERS = "environment_parameters"
+CURRICULUM_KEYS = ["measure", "thresholds", "min_lesson_length", "signal_smoothing", "parameters"]
+"""The fields of one curriculum."""
+INTERVAL = "resampling-interval"
+SAMPLER_TYPES = ("sampler-type", "sampler_type")
+"""Both spellings of the key that names a sampler."""
+_SECTIONS = ("curriculum", "parameter_randomization")
+_NEW_IN_A_BEHAVIOR = {"trainer_type", "hyperparameters", "network_settings"}
+
+
+class Family(Enum):
+    """The formats that a trainer configuration may have; the value is its name in messages."""
+
+    FLAT = "ML-Agents 0.3 to 0.16 (a section with all keys for each behavior)"
+    FLAT_BEHAVIORS = "ML-Agents 0.16 to 0.17 ('behaviors' with the keys of a flat file)"
+    SECTIONS = "ML-Agents 0.17 ('curriculum' or 'parameter_randomization' of their own)"
+    PRESENT = "ML-Agents 0.18 and later"
+
+
+def kind_of(document: Node) -> Kind:
+    """Return the kind of a document, by its keys; in doubt it is a trainer configuration."""
+    entries = _map(document)
+    # Keys of a trainer file first: in one, curricula and samplers may be sections.
+    if entries.keys() & {*setting_hints(RunSettings), *_SECTIONS, "default"}:
+        return "trainer"
+    if is_curriculum(document) or any(is_curriculum(item) for item in entries.values()):
+        return "curriculum"
+    named = any(_map(item).keys() & {*SAMPLER_TYPES} for item in entries.values())
+    return "sampler" if INTERVAL in entries or named else "trainer"
+
+
+def is_curriculum(node: Node) -> bool:
+    """Whether this is the map of a single curriculum, perhaps with a field missing."""
+    # Two keys, since one alone may be the name of a parameter or a behavior.
+    return len(_map(node).keys() & set(CURRICULUM_KEYS)) >= 2
+
+
+def family_of(document: Node) -> Family:
+    """Return the format of a trainer configuration."""
+    entries = _map(document)
+    if "behaviors" in entries and any(map(is_flat, _map(entries["behaviors"]).values())):
+        return Family.FLAT_BEHAVIORS
+    if any(key in entries for key in _SECTIONS):
+        return Family.SECTIONS
+    if entries.keys() & set(setting_hints(RunSettings)):
+        return Family.PRESENT
+    # From here on nothing stands at the top but names of behaviors, or slips of the pen.
+    has_default = "default" in entries and isinstance(entries["default"].value, dict)
+    # A section without its trainer is a mistake in a flat file, and not an unknown key.
+    flat = any(
+        is_flat(item) or (len(_map(item).keys() & FLAT_KEYS) >= 2 and not has_present_keys(item))
+        for item in entries.values()
+    )
+    return Family.FLAT if has_default or flat else Family.PRESENT
+
+
+def is_flat(node: Node) -> bool:
+    """Whether this is a section of a flat file that names its trainer."""
+    return "trainer" in _map(node) and not has_present_keys(node)
+
+
+def has_present_keys(node: Node) -> bool:
+    """Whether this is a behavior with keys that flat sections never had."""
+    return bool(_map(node).keys() & _NEW_IN_A_BEHAVIOR)
+
+
+def _map(node: Node) -> dict[str, Node]:
+    return node.value if isinstance(node.value, dict) else {}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -204,7 +265,7 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
     # These had other defaults than today.
     for key, value in (("min_lesson_length", 1), ("signal_smoothing", False)):
         if key in entries:
-            shared[key] = truth(entries[key])
+            shared[key] = entries[key]
         else:
             shared[key] = from_plain(value, node.source, node.line)
             text = f"{key} is missing; {str(value).lower()} is used, as it was"
@@ -287,3 +348,98 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
             changes.moved(item, join(at, key), join(new, f"sampler_parameters.{key}"))
         parameters = replace(node, value=siblings)
     return replace(node, value={"sampler_type": named, "sampler_parameters": parameters})
+
+
+def read_document(path: Path, *, what: str = "Config file", changes: Changes | None = None) -> Node:
+    """Return the content of a file, read as JSON when its name ends so, else as YAML.
+
+    If a key is written twice in a file of an older format, its last value counts, as it did then;
+    this is noted in `changes`.
+    """
+    repeats: list[Repeat] = []
+    read = _read_json if path.suffix == ".json" else read_yaml
+    document = read(path, what=what, repeats=repeats)
+    # Whether repeated keys are allowed is known only when the file has been read.
+    if repeats and kind_of(document) == "trainer" and family_of(document) is Family.PRESENT:
+        read(path, what=what)  # which refuses the first of them
+    if changes is not None:
+        text = "written twice, first in line {}; the last value counts, as it did then"
+        for repeat in repeats:
+            changes.note(repeat.node, str(repeat.node.value), text.format(repeat.first))
+    return document
+
+
+def _read_json(path: Path, *, what: str, repeats: list[Repeat] | None = None) -> Node:
+    """Return the content of a JSON file, with lines; arguments as for `read_yaml`."""
+    text = read_text(path, what=what)
+    try:
+        # Checked as JSON and then read as YAML, which remembers lines.
+        json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise SettingsError(
+            f"{path}:{error.lineno}: cannot be read as JSON: {error.msg} (column {error.colno})."
+        ) from error
+    except ValueError as error:
+        raise SettingsError(f"{path}: cannot be read as JSON: {error}.") from error
+    except RecursionError as error:
+        raise SettingsError(f"{path}: the values are nested too deeply.") from error
+    # JSON is YAML but for tabs, which can only stand between its values.
+    return parse_yaml(text.replace("\t", " "), source=str(path), repeats=repeats)
+
+
+def _refuse_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is not a number")
+
+
+def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[str, Node]:
+    """Return curricula by name, of a file or of a folder with a JSON file for each behavior."""
+    if not path.is_dir():
+        return _by_behavior(read_part(path, "curriculum", changes), behaviors, path.stem)
+    curricula = {}
+    for file in sorted(path.iterdir()):
+        if file.name.startswith(".") or file.suffix == ".meta":  # Unity lays one beside every file
+            continue
+        if file.suffix != ".json":
+            raise SettingsError(
+                f"{file}: a folder of curricula holds only <Behavior>.json files. Move this one."
+            )
+        curricula[file.stem] = read_document(file, what="Curriculum file", changes=changes)
+    if not curricula:
+        raise SettingsError(f"{path}: the folder holds no <Behavior>.json file.")
+    return curricula
+
+
+def read_part(path: Path, expected: Kind, changes: Changes) -> Node:
+    """Return the content of a curriculum or sampler file; `changes` gets what a user should know.
+
+    A file of another kind is refused where its keys leave no doubt.
+    """
+    document = read_document(path, what=f"{expected.capitalize()} file", changes=changes)
+    kind = kind_of(document)
+    # "trainer" is also the answer in doubt.
+    if kind not in (expected, "trainer") or "behaviors" in _map(document):
+        called, option = {
+            "trainer": ("a trainer configuration", "the trainer configuration"),
+            "curriculum": ("a curriculum", "--curriculum"),
+            "sampler": ("a sampler file", "--sampler"),
+        }[kind]
+        raise SettingsError(
+            f"{path}: this is {called}, and not a {expected} file. Give it as {option}."
+        )
+    return document
+
+
+def _by_behavior(document: Node, behaviors: list[str], stem: str) -> dict[str, Node]:
+    """Return the curricula of a file by behavior; find out the behavior of a single curriculum."""
+    entries = entries_of(document, "")
+    if not entries:
+        raise fail(document, "", "holds no curriculum; remove the file or fill it in")
+    if not (is_curriculum(document) or entries.keys() & set(CURRICULUM_KEYS)):
+        return entries
+    if stem in behaviors or not behaviors:
+        return {stem: document}
+    if len(behaviors) > 1:
+        names = " or ".join(f"{name}.json" for name in behaviors[:3])
+        text = "it cannot be told which behavior this curriculum measures; name the file after it"
+        raise fail(document, "", f"{text}: {names}")
+    return {behaviors[0]: document}

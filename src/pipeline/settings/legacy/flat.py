@@ -1,21 +1,439 @@
-"""Flat files: a default section, and for each behavior a section or another section's name."""
+"""Flat files: a default section, and for each behavior a section or another section's name.
+
+`convert_section` turns one section into a behavior of the present format, `FlatFile` all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.errors import SettingsError
 from pipeline.settings.inheritance import behavior_over, expanded
-from pipeline.settings.legacy.behavior import Section, convert_section
-from pipeline.settings.legacy.formats import IMITATING_TRAINERS, Changes
 from pipeline.settings.nodes import Node, fail, from_plain, join
-from pipeline.settings.reader import choice, display, read, suggestion, to_map
-from pipeline.settings.schema import HYPERPARAMETERS, TrainerSettings
+from pipeline.settings.reader import (
+    Positive,
+    choice,
+    display,
+    entries_of,
+    read,
+    setting_hints,
+    suggestion,
+    to_map,
+    unknown_key,
+)
+from pipeline.settings.schema import (
+    HYPERPARAMETERS,
+    REWARD_SIGNALS,
+    BehavioralCloningSettings,
+    SelfPlaySettings,
+    TrainerSettings,
+)
 
+IMITATING_TRAINERS = ("imitation", "online_bc", "offline_bc")
+"""Trainers that only imitated; `imitation` until 0.5, the others from 0.6 to 0.12."""
+
+_SAME_NAME = {
+    ("hyperparameters",): """
+        batch_size buffer_size learning_rate learning_rate_schedule beta epsilon lambd num_epoch
+        buffer_init_steps init_entcoef save_replay_buffer tau steps_per_update""",
+    ("network_settings",): "normalize hidden_units num_layers vis_encode_type",
+    (): "max_steps time_horizon summary_freq keep_checkpoints init_path threaded",
+}
+MOVED: dict[str, tuple[str, ...]] = {
+    key: (*place, key) for place, keys in _SAME_NAME.items() for key in keys.split()
+} | {"vis_encoder_type": ("network_settings", "vis_encode_type")}
+"""Keys of a flat section whose value only has another place in a behavior."""
+
+_SET_BY_PROGRAM = "ML-Agents set it itself; runs are written below checkpoint_settings.results_dir"
+GONE: dict[str, str] = {
+    "summary_path": _SET_BY_PROGRAM,
+    "model_path": _SET_BY_PROGRAM,
+    "graph_scope": _SET_BY_PROGRAM,
+    "burn_in_ratio": "sequences are trained on from their first step",
+    "brain_to_imitate": "nobody is imitated while playing any more; name a demonstration in "
+    "demo_path",
+    "batches_per_epoch": "see behavioral_cloning.samples_per_update and num_epoch",
+}
+"""Keys without an equal: why, and what to use."""
+
+_RESHAPED = """
+    trainer gamma reward_signals use_curiosity curiosity_strength curiosity_enc_size use_recurrent
+    sequence_length memory_size num_update train_interval pretraining behavioral_cloning self_play
+    demo_path curriculum"""
+FLAT_KEYS = {*MOVED, *GONE, *_RESHAPED.split()}
+"""Every key that a section of a flat file may have."""
+
+_ALWAYS = """
+    batch_size buffer_size hidden_units learning_rate max_steps normalize num_layers time_horizon
+    summary_freq use_recurrent"""
+REQUIRED: dict[str, list[str]] = {
+    "ppo": f"{_ALWAYS} beta epsilon lambd num_epoch".split(),
+    "sac": f"{_ALWAYS} buffer_init_steps init_entcoef tau".split(),
+}
+"""Keys without which ML-Agents did not start, beside those that were renamed later."""
+
+_LEARNED = ("curiosity", "gail", "rnd")
+SIGNAL_KEYS: dict[str, tuple[str, ...]] = {
+    "strength": ("extrinsic", *_LEARNED),
+    "gamma": ("extrinsic", *_LEARNED),
+    "encoding_size": _LEARNED,
+    "learning_rate": _LEARNED,
+    "demo_path": ("gail",),
+    "use_actions": ("gail",),
+    "use_vail": ("gail",),
+}
+"""Keys of a reward signal, and the signals that read each."""
 _DEFAULT = "default"
 _MISSING = object()
+_CURIOSITY = {
+    "curiosity_strength": ("strength",),
+    "curiosity_enc_size": ("network_settings", "hidden_units"),
+}
+_RENAMED = {"self_play": {"play_against_current_self_ratio": "play_against_latest_model_ratio"}}
+_CLONING = ("behavioral_cloning", "pretraining")
+_GAIL_UNITS = 64
+"""Width of GAIL's network where a file said nothing; today it is 128."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormatChange:
+    """A change of one key of an old file, or a note about it."""
+
+    kind: Literal["moved", "gone", "note"]
+    """Whether the key has a new place, has no equal any more, or is only remarked on."""
+    where: str
+    """`file:line` of the key."""
+    old: str
+    """Its key path in the old file."""
+    new: str
+    """Its key path in the present format; empty where it has none."""
+    text: str
+    """Why, and what to use instead."""
+    warns: bool
+    """Whether a user who only trains should be told as well."""
+
+    def __str__(self) -> str:
+        """One line about the change."""
+        if self.kind == "moved":
+            note = f" ({self.text})" if self.text else ""
+            return f"{self.where}: {self.old} -> {self.new}{note}"
+        return f"{self.where}: {self.old}: {self.text}"
+
+
+@dataclass(slots=True)
+class Changes:
+    """Changes made while a file was brought to the present format, in order."""
+
+    entries: list[FormatChange] = field(default_factory=list)
+
+    def moved(self, node: Node, old: str, new: str, text: str = "", *, warns: bool = False) -> None:
+        """Record that the value at `old` moved to `new`."""
+        self.entries.append(FormatChange("moved", node.where, old, new, text, warns))
+
+    def gone(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
+        """Record that `old` has no equivalent today."""
+        self.entries.append(FormatChange("gone", node.where, old, "", text, warns))
+
+    def note(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
+        """Say something about `old` that a user should know."""
+        self.entries.append(FormatChange("note", node.where, old, "", text, warns))
+
+
+@dataclass(kw_only=True, slots=True)
+class Section:
+    """The keys that a section has, and the map that it becomes."""
+
+    entries: dict[str, Node]
+    """The section's keys, laid over the default section's."""
+    node: Node
+    """The section itself, for its place."""
+    old: str
+    """Its key path in the old file."""
+    new: str
+    """Its key path in the present format."""
+    changes: Changes
+    """Where changes are recorded."""
+    inherited: frozenset[str] = frozenset()
+    """Places of keys inherited from another section, which reports them itself."""
+    kind: str = field(init=False)
+    """The trainer that learns the behavior today."""
+    left: dict[str, Node] = field(init=False)
+    """The keys that have not been converted yet."""
+    behavior: dict[str, Any] = field(default_factory=dict)
+    """The behavior so far: nodes in nested dictionaries."""
+
+    def take(self, *keys: str) -> dict[str, Node]:
+        """Remove `keys` from `left`, and return those that were there."""
+        return {key: self.left.pop(key) for key in keys if key in self.left}
+
+    def is_own(self, node: Node) -> bool:
+        """Whether the section itself has the key."""
+        return node.where not in self.inherited
+
+    def put(self, node: Node, *place: str, old: str, text: str = "", warns: bool = False) -> None:
+        """Give the behavior a value at `place`, which stood at the section's key `old`."""
+        self._set(node, place)
+        # Once, where the key is written, and not again for each behavior that inherits it.
+        if self.is_own(node):
+            new = join(self.new, ".".join(place))
+            self.changes.moved(node, join(self.old, old), new, text, warns=warns)
+
+    def put_old_default(self, at: Node, value: object, *place: str) -> None:
+        """Write out an old default that differs from today's, at the place of the key `at`."""
+        self._set(from_plain(value, at.source, at.line), place)
+        if self.is_own(at):
+            new = join(self.new, ".".join(place))
+            text = f"{new} is {value}, which was the value of then"
+            self.changes.note(at, self.old, text, warns=False)
+
+    def put_ratio(self, node: Node, ratio: float, key: str, *, old: str, text: str) -> None:
+        """Give the behavior a number of steps per update, in place of SAC's update counts."""
+        value = replace(node, value=ratio, text=str(ratio))
+        self.put(value, "hyperparameters", key, old=old, text=text, warns=True)
+
+    def gone(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
+        """Record a dropped key, unless it is inherited: it is reported where it is written."""
+        if self.is_own(node):
+            self.changes.gone(node, join(self.old, old), text, warns=warns)
+
+    def unknown(self, node: Node, old: str, known: Iterable[str]) -> None:
+        """Record a key that ML-Agents ignored, and the one that was perhaps meant."""
+        key = old.rsplit(".", maxsplit=1)[-1]
+        self.gone(node, old, f"unknown key {key!r} is ignored, as it was{suggestion(key, known)}")
+
+    def _set(self, node: Node, place: tuple[str, ...]) -> None:
+        target = self.behavior
+        for key in place[:-1]:
+            target = target.setdefault(key, {})
+        target[place[-1]] = node
+
+
+def convert_section(section: Section) -> Node:
+    """Return the behavior that a section describes, whose `trainer` is known to be one."""
+    # Keys that are left after all conversions are unknown.
+    section.left = dict(section.entries)
+    _put_trainer(section)
+    _put_moved(section)
+    _put_updates(section)
+    _put_memory(section)
+    _put_reward_signals(section)
+    _put_cloning(section)
+    _put_self_play(section)
+    _put_schedules(section)
+    for key, item in section.left.items():
+        if key in GONE:
+            section.gone(item, key, f"no equal any more: {GONE[key]}", warns=key == "burn_in_ratio")
+        elif key != "curriculum":  # which is not the behavior's any more
+            section.unknown(item, key, FLAT_KEYS)
+    return _as_node(section.behavior, section.node)
+
+
+def _as_node(value: Any, place: Node) -> Node:
+    if isinstance(value, Node):
+        return value
+    entries = {key: _as_node(item, place) for key, item in value.items()}
+    first = next(iter(entries.values()), place)
+    return Node(entries, first.source, first.line)
+
+
+def _put_trainer(section: Section) -> None:
+    node = section.left.pop("trainer")
+    named = node.value
+    if named not in IMITATING_TRAINERS:
+        section.kind = named
+        section.put(node, "trainer_type", old="trainer")
+        missing = [key for key in REQUIRED.get(named, ()) if key not in section.left]
+        if missing:
+            text = f"keys that the {named} trainer needed are missing: {', '.join(missing)}"
+            section.changes.note(section.node, section.old, f"{text}; today's defaults are used")
+        return
+    section.kind = "ppo"
+    section.put(
+        replace(node, value="ppo", text="ppo"),
+        "trainer_type",
+        old="trainer",
+        text=f"{named!r} only imitated; ppo with behavioral_cloning learns from the "
+        "environment's reward as well",
+        warns=True,
+    )
+    if (
+        "demo_path" in section.left and not section.left.keys() & _CLONING
+    ):  # what it imitates stood in the section itself
+        for key, item in section.take("demo_path", "batch_size").items():
+            section.put(item, "behavioral_cloning", key, old=key)
+
+
+def _put_moved(section: Section) -> None:
+    known = setting_hints(HYPERPARAMETERS[section.kind])
+    for key, node in section.take(*(key for key in section.left if key in MOVED)).items():
+        place = MOVED[key]
+        if place[0] == "hyperparameters" and key not in known:
+            section.gone(node, key, f"is not used by the trainer {section.kind}", warns=False)
+            continue
+        text = ""
+        if key == "init_path":
+            text = "a folder of TensorFlow checkpoints then; today a .pt file"
+        section.put(node, *place, old=key, text=text, warns=bool(text))
+
+
+def _put_updates(section: Section) -> None:
+    """Convert SAC's `num_update` and `train_interval`, which counted environment steps."""
+    # Taken in any case: left over, they would be reported as unknown.
+    counters = section.take("train_interval", "num_update")
+    is_sac = section.kind == "sac"
+    is_given = is_sac and "steps_per_update" in section.behavior.get("hyperparameters", {})
+    if not is_sac or is_given:
+        by = "SAC beside steps_per_update" if is_given else f"the trainer {section.kind}"
+        for key, node in counters.items():
+            section.gone(node, key, f"is not used by {by}", warns=False)
+        return
+    numbers = {key: read(Positive, node, join(section.old, key)) for key, node in counters.items()}
+    ratio = numbers.get("train_interval", 1.0) / numbers.get("num_update", 1.0)
+    text = "train_interval / num_update; it counts the steps of every agent, so multiply it by the"
+    for key, node in counters.items():
+        section.put_ratio(node, ratio, "steps_per_update", old=key, text=f"{text} number of agents")
+
+
+def _put_memory(section: Section) -> None:
+    used = False
+    for key, node in section.take("use_recurrent").items():
+        used = read(bool, node, join(section.old, key))
+        value = replace(node, value={} if used else None, text=None)
+        section.put(value, "network_settings", "memory", old=key, text="" if used else "null")
+    if used:  # in place of the node, to be filled in
+        section.behavior["network_settings"]["memory"] = {}
+    for key, node in section.take("sequence_length", "memory_size").items():
+        if used:
+            section.put(node, "network_settings", "memory", key, old=key)
+        else:
+            section.gone(node, key, "is not used here without use_recurrent", warns=False)
+
+
+def _put_cloning(section: Section) -> None:
+    cloning_maps = section.take(*_CLONING)
+    used = next(iter(cloning_maps), None)
+    for key, node in cloning_maps.items():
+        if key == used:
+            _put_map(section, node, key, "behavioral_cloning", BehavioralCloningSettings)
+        else:
+            section.gone(node, key, f"is not used beside {used}")
+    for key, node in section.take("demo_path").items():
+        section.gone(node, key, "is used by offline_bc only")
+
+
+def _put_self_play(section: Section) -> None:
+    for key, node in section.take("self_play").items():
+        _put_map(section, node, key, "self_play", SelfPlaySettings)
+        if isinstance(node.value, dict) and "swap_steps" not in node.value:
+            section.put_old_default(node, 20000, "self_play", "swap_steps")
+
+
+def _put_map(section: Section, node: Node, old: str, new: str, cls: type) -> None:
+    """Convert a map with the keys of the settings class, of which some may have old names."""
+    if node.value is None:
+        section.put(node, new, old=old)
+        return
+    section.behavior[new] = {}
+    known = {key: key for key in setting_hints(cls)} | _RENAMED.get(new, {})
+    for key, item in entries_of(node, join(section.old, old)).items():
+        if key in known:
+            section.put(item, new, known[key], old=f"{old}.{key}")
+        else:
+            section.unknown(item, f"{old}.{key}", known)
+
+
+def _put_schedules(section: Section) -> None:
+    """Keep beta and epsilon falling: until 0.16 they did, whatever the learning rate did."""
+    rate = section.behavior.get("hyperparameters", {}).get("learning_rate_schedule")
+    if section.kind == "ppo" and rate is not None and rate.value == "constant":
+        for key in ("beta_schedule", "epsilon_schedule"):
+            section.put_old_default(rate, "linear", "hyperparameters", key)
+
+
+def _put_reward_signals(section: Section) -> None:
+    """Convert `reward_signals`, or the single keys of the versions before it."""
+    early = section.take("gamma", "use_curiosity", *_CURIOSITY)
+    node = section.left.pop("reward_signals", None)
+    if node is None:
+        _put_early_signals(section, early)
+        return
+    for key, item in early.items():
+        section.gone(item, key, "is not used beside reward_signals")
+    signals = dict(entries_of(node, join(section.old, "reward_signals")))
+    _put_signal_updates(section, signals)
+    section.behavior["reward_signals"] = {}
+    for name, signal in signals.items():
+        _put_signal(section, name, signal)
+
+
+def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
+    """Convert `gamma` and the keys of curiosity, which sections had until 0.8."""
+    gamma, use_curiosity = early.pop("gamma", None), early.pop("use_curiosity", None)
+    if gamma is not None:
+        section.put(gamma, "reward_signals", "extrinsic", "gamma", old="gamma")
+    path = join(section.old, "use_curiosity")
+    if use_curiosity is None or not read(bool, use_curiosity, path):
+        if use_curiosity is not None:
+            text = "needs no equal: there is no curiosity"
+            section.gone(use_curiosity, "use_curiosity", text, warns=False)
+        for key, item in early.items():
+            section.gone(item, key, "is not used without use_curiosity", warns=False)
+        return
+    empty = replace(use_curiosity, value={}, text=None)
+    section.put(empty, "reward_signals", "curiosity", old="use_curiosity")
+    if early or gamma is not None:  # in place of the node, to be filled in
+        section.behavior["reward_signals"]["curiosity"] = {}
+    for key, item in early.items():
+        section.put(item, "reward_signals", "curiosity", *_CURIOSITY[key], old=key)
+    if gamma is None:
+        section.behavior["reward_signals"]["extrinsic"] = empty
+    else:  # both rewards were added up before they were discounted
+        section.behavior["reward_signals"]["curiosity"]["gamma"] = gamma
+
+
+def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
+    """Convert how often SAC trains reward signals; these keys stood among the signals."""
+    key_of_today = "reward_signal_steps_per_update"
+    keys = ("reward_signal_num_update", key_of_today)
+    updates = {key: signals.pop(key) for key in keys if key in signals}
+    for key, node in updates.items():
+        old = f"reward_signals.{key}"
+        if section.kind != "sac":
+            section.gone(node, old, f"is not used by the trainer {section.kind}", warns=False)
+        elif key == key_of_today:
+            section.put(node, "hyperparameters", key_of_today, old=old)
+        elif key_of_today not in updates:
+            # From `entries`, since it has been taken out of what is left.
+            interval = section.entries.get("train_interval")
+            steps = 1.0 if interval is None else read(Positive, interval, section.old)
+            ratio = float(steps / read(Positive, node, join(section.old, old)))
+            text = "train_interval / reward_signal_num_update; multiply it by the number of agents"
+            section.put_ratio(node, ratio, key_of_today, old=old, text=text)
+
+
+def _put_signal(section: Section, name: str, node: Node) -> None:
+    at = f"reward_signals.{name}"
+    # Refused, unlike unknown keys: a run without a reward that was asked for is another run.
+    if name not in REWARD_SIGNALS:
+        raise unknown_key(node, join(section.old, "reward_signals"), name, REWARD_SIGNALS)
+    settings: dict[str, object] = {}
+    section.behavior["reward_signals"][name] = settings
+    for key, item in entries_of(node, join(section.old, at)).items():
+        if key not in SIGNAL_KEYS:
+            section.unknown(item, f"{at}.{key}", SIGNAL_KEYS)
+        elif name not in SIGNAL_KEYS[key]:
+            section.gone(item, f"{at}.{key}", f"is not used by {name}", warns=False)
+        else:
+            place = ("network_settings", "hidden_units") if key == "encoding_size" else (key,)
+            section.put(item, "reward_signals", name, *place, old=f"{at}.{key}")
+    if name == "gail" and "network_settings" not in settings:
+        units = from_plain(_GAIL_UNITS, node.source, node.line)
+        settings["network_settings"] = {"hidden_units": units}
+        if section.is_own(node):
+            text = f"its networks are {_GAIL_UNITS} units wide, as they were without encoding_size"
+            section.changes.note(node, join(section.old, at), text, warns=False)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -139,7 +557,10 @@ class FlatFile:
             raise fail(self.sections[name], old, f"{text} Add one of: {listed}")
         at = entries["trainer"]
         named = choice(at, join(old, "trainer"), (*HYPERPARAMETERS, *IMITATING_TRAINERS))
-        if named not in IMITATING_TRAINERS or _demonstration_of(entries) is not None:
+        cloning = (entries[key].value for key in _CLONING if key in entries)
+        # Where there is a map for it, the section's own demonstration is not used.
+        learned_from = next((map_ for map_ in cloning if isinstance(map_, dict)), entries)
+        if named not in IMITATING_TRAINERS or learned_from.get("demo_path") is not None:
             return False
         text = (
             f"the trainer {named!r} is no more, and there is no demonstration to learn from. "
@@ -150,15 +571,6 @@ class FlatFile:
             self.refused[name] = f"{at.where}: {old}.trainer: {text}."
             self.changes.gone(at, f"{old}.trainer", f"{text}. It is left out")
         return True
-
-
-def _demonstration_of(entries: dict[str, Node]) -> Node | None:
-    """Return the demonstration from which an imitating section could learn, if it has any."""
-    for key in ("behavioral_cloning", "pretraining"):
-        if key in entries and isinstance(entries[key].value, dict):
-            section: dict[str, Node] = entries[key].value
-            return section.get("demo_path")
-    return entries.get("demo_path")
 
 
 def _over_default(full: Node, default: Node, path: str, inherited: frozenset[str]) -> Node:

@@ -15,8 +15,8 @@ from pipeline import machine
 from pipeline.errors import PipelineError
 from pipeline.settings import TrainerSettings, to_mapping
 from pipeline.settings.experiments import ExperimentParams
-from pipeline.settings.named_files import demonstrations
 from pipeline.settings.params import Params, load_params
+from pipeline.settings.run_file import demonstrations
 from pipeline.stages.shared import process
 from pipeline.stages.shared.attempt import Attempt, read_map
 from pipeline.stages.shared.project import named, planned, project

@@ -1,21 +1,50 @@
-"""The sinks of a run: the standard ones, and those that are chosen by name."""
+"""The sinks of a run, the standard ones and those that are chosen by name, and what they record."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from pipeline.errors import SettingsError
+from pipeline.envs.launch import find_executable
+from pipeline.errors import SettingsError, UnityEnvironmentException
+from pipeline.settings import RunSettings, to_mapping
 from pipeline.settings.experiments import SINKS, SinkNames
 from pipeline.settings.nodes import from_plain
+from pipeline.tracking import run_metadata
 from pipeline.tracking.base import Sink
-from pipeline.tracking.tracked_run import TrackedRun
-
-__all__ = ["TrackedRun", "named_sinks", "standard_sinks"]
 
 _log = logging.getLogger(__name__)
 
 _LEFT_OUT = "The sink %s takes no part in this run: %s"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackedRun:
+    """The description of a run for the sinks that record it."""
+
+    folder: Path
+    max_steps: Mapping[str, int]
+    """Last step of each behavior that the settings list."""
+    keep_earlier: bool = True
+    """Whether records of an earlier run in the folder are continued."""
+    debug_folder: Path | None = None
+    """Where records for debugging go; None without debugging."""
+    settings: RunSettings = field(default_factory=RunSettings)
+    """All settings of the run."""
+    key: run_metadata.RunKey | None = None
+    """Its name, group, seed and tags; None where they are unknown."""
+    row: run_metadata.RunMetadata | None = None
+    """Its parameters and whole configuration; None where they are unknown."""
+    record: Sink | None = None
+    """Writes to the open MLflow run of a stage of the DAG, which the stage closes."""
+
+    @property
+    def prefixed(self) -> bool:
+        """Whether the behavior's name stands before a tag, where all behaviors share one list."""
+        return len(self.max_steps) != 1
 
 
 def standard_sinks(run: TrackedRun, names: Sequence[str] | None = None) -> list[Sink]:
@@ -30,8 +59,7 @@ def standard_sinks(run: TrackedRun, names: Sequence[str] | None = None) -> list[
         SettingsError: A sink that was named cannot be imported.
     """
     from pipeline.tracking.console import ConsoleSink
-    from pipeline.tracking.curve_csv import CsvSink
-    from pipeline.tracking.updates_csv import UpdatesCsvSink
+    from pipeline.tracking.curve_csv import CsvSink, UpdatesCsvSink
 
     # The CSV file is the record, so it does not depend on which sinks are chosen.
     sinks: list[Sink] = [ConsoleSink(), CsvSink(run.folder / "progress.csv")]
@@ -69,3 +97,90 @@ def _by_default(run: TrackedRun) -> list[Sink]:
         except SettingsError as error:  # used because it is installed, not by choice
             _log.warning(_LEFT_OUT, name, error)
     return sinks
+
+
+def run_outside_dag(
+    settings: RunSettings,
+    *,
+    env: object,
+    build: Path | None = None,
+    folder: Path,
+    seed: int,
+    source: str,
+    trainer: str = "from Python",
+    num_envs: int | None = None,
+    device: str = "cpu",
+    torch_threads: int = 1,
+    resume: bool = False,
+    debug_folder: Path | None = None,
+) -> TrackedRun:
+    """Describe a run outside the DAG, with the same facts as in the stage `train`.
+
+    `env` names the environment, None the Unity Editor; `build` is its executable if `env` is not
+    the path of it. The folder's path below the working folder names the run. `source` is the
+    program that trains, such as `pipeline learn`, and `trainer` the configuration's file or a text
+    in its place. `num_envs` environments run side by side, if that differs from the settings.
+    """
+    # `dvc exp run --temp` works in a copy; the store is that of the real repository.
+    root = Path(os.environ.get("DVC_ROOT") or ".").resolve()
+    name = _below(root, folder)
+    name = name if name.startswith("/") else f"./{name}"  # no experiment of params.yaml begins so
+    environment, executable = _named_environment(env)
+    configuration = to_mapping(settings)
+    configuration["env_settings"]["num_envs"] = num_envs or settings.env_settings.num_envs
+    data = [
+        run_metadata.InputData(name=environment, path=_below(root, path), context="environment")
+        for path in [build or executable]
+        if path is not None
+    ]
+    row = run_metadata.row(
+        configuration,
+        name=name,
+        seed=seed,
+        runtime={"torch_threads": torch_threads, "device": device},
+        facts={"environment": environment, "trainer": trainer},
+        data=data,
+        note=f"`{source}` in the folder `{name}`, seed {seed}.",
+    )
+    key = run_metadata.RunKey(
+        experiment=name,
+        seed=seed,
+        stage="train",
+        fingerprint="",  # a resumed run keeps its row, also with other settings
+        resumed=resume,
+        root=root,
+        tags=run_metadata.tags(settings, environment=environment, source=source)
+        | run_metadata.source_tags(root),
+    )
+    return TrackedRun(
+        folder=folder,
+        max_steps={
+            behavior: trainer_settings.max_steps
+            for behavior, trainer_settings in settings.behaviors.items()
+        },
+        keep_earlier=resume,
+        debug_folder=debug_folder,
+        settings=settings,
+        key=key,
+        row=row,
+    )
+
+
+def _named_environment(env: object) -> tuple[str, Path | None]:
+    """Return an environment's name, and its executable if it has one."""
+    first = env[0] if isinstance(env, list | tuple) and env else env
+    if first is None:
+        return "Unity Editor", None
+    if not isinstance(first, str | Path):
+        return type(first).__name__, None
+    try:
+        build = find_executable(first)
+    except UnityEnvironmentException:  # a simulator, or an id of Gymnasium
+        return str(first), None
+    return build.stem, build
+
+
+def _below(root: Path, path: Path) -> str:
+    """Return a path relative to a folder, or the absolute path if it lies outside."""
+    path = path.resolve()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline import files
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink
-from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.tracking.sinks import TrackedRun
 
 
 class JsonLinesSink(Sink):

@@ -12,7 +12,7 @@ from pipeline.tracking import run_metadata
 from pipeline.tracking.base import Sink
 from pipeline.tracking.curve_csv import read_points
 from pipeline.tracking.mlflow_run import MlflowRun, enabled
-from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.tracking.sinks import TrackedRun
 
 
 def for_run(run: TrackedRun) -> Sink | None:

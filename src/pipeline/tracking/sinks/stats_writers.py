@@ -23,7 +23,7 @@ from pipeline.plugins import all_of, brought_by
 from pipeline.settings import RunSettings, to_mapping
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink
-from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.tracking.sinks import TrackedRun
 
 if TYPE_CHECKING:
     from pipeline.tracking.base import Sample

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from pipeline import files
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink
 from pipeline.tracking.console import hyperparameters_text
-from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.tracking.sinks import TrackedRun
 
 _log = logging.getLogger(__name__)
 
@@ -37,9 +41,6 @@ class TensorBoardSink(Sink):
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Show the settings that a behavior is trained with, on TensorBoard's text page."""
-        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-        from tensorboard.compat.proto.tensor_pb2 import TensorProto
-
         # Four spaces make a preformatted block of Markdown.
         text = "\n".join(f"    {line}" for line in hyperparameters_text(settings).splitlines())
         text_value = Summary.Value(
@@ -52,15 +53,11 @@ class TensorBoardSink(Sink):
 
     def distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
         """Write one event with the histogram `<tag>_hist`."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         value = Summary.Value(tag=f"{tag}{names.HISTOGRAM}", histo=_histogram(values))
         self._write(behavior, [value], step)
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Write one event with a scalar per tag."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         charted = [
             Summary.Value(tag=tag, simple_value=value)
             for tag, value in values.items()
@@ -75,9 +72,6 @@ class TensorBoardSink(Sink):
         self._writers.clear()
 
     def _write(self, behavior: str, values: Sequence[Any], step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         if behavior not in self._writers:
             self._writers[behavior] = self._writer(files.named(self._folder, behavior))
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
@@ -89,9 +83,6 @@ class TensorBoardSink(Sink):
 
         TensorBoard's own EventFileWriter has a thread, whose errors are printed with a traceback.
         """
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
         folder.mkdir(parents=True, exist_ok=True)
         for path in () if self._keep_earlier else sorted(folder.glob("events.out.tfevents.*")):
             _log.warning(
@@ -111,8 +102,6 @@ for_run = TensorBoardSink
 
 def _histogram(values: Sequence[float]) -> Any:
     """Count the values [N] in evenly wide bins between the smallest and the largest."""
-    from tensorboard.compat.proto.summary_pb2 import HistogramProto
-
     numbers = np.asarray(values, dtype=np.float64)
     # TensorBoard's usual buckets are each a tenth wider than the last: returns between 480 and 500
     # would fall into one.

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline import files
 from pipeline.tracking import names, run_metadata
 from pipeline.tracking.base import Sink
-from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.tracking.sinks import TrackedRun
 
 _log = logging.getLogger(__name__)
 

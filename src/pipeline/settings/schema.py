@@ -1,0 +1,1011 @@
+"""The settings of the present configuration format, as frozen dataclasses.
+
+Networks, demonstrations and reward signals come first, then the hyperparameters and the settings of
+a behavior, then what the environment is sent, and last the whole file.
+"""
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pipeline.errors import Mistakes, SettingsError
+from pipeline.plugins import Group
+from pipeline.settings.nodes import Node, fail, join
+from pipeline.settings.reader import (
+    Bounds,
+    ContradictionError,
+    Count,
+    CountOrUnlimited,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Positive,
+    choice,
+    display,
+    each,
+    entries_of,
+    keys_below,
+    nearest,
+    part,
+    read,
+    read_dataclass,
+    setting_hints,
+    to_map,
+    unknown_key,
+)
+
+_log = logging.getLogger(__name__)
+
+ENCODERS: Group[Any] = Group(
+    "pipeline.encoders",
+    {
+        "simple": ".vision:SimpleEncoder",
+        "nature_cnn": ".vision:NatureEncoder",
+        "resnet": ".vision:ResnetEncoder",
+        "match3": ".vision:Match3Encoder",
+        "fully_connected": ".vision:FlatEncoder",
+    },
+)
+"""Which network reads pictures: classes of `pipeline.nets`, which nothing here imports."""
+VisualEncoder = Annotated[str, ENCODERS]
+"""A name in `ENCODERS`."""
+GoalConditioning = Literal["hyper", "none"]
+"""Whether goal observations drive a hypernetwork, or are read like the others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemorySettings:
+    """`network_settings.memory`: a recurrent layer."""
+
+    sequence_length: Count = 64
+    """Steps of a sequence that is trained on at once; at most batch_size."""
+    memory_size: Annotated[int, Bounds(above=0, multiple_of=2)] = 128
+    """Numbers that the memory holds: half of them hidden state, half cell state."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkSettings:
+    """`network_settings` of a behavior or of a reward signal."""
+
+    normalize: bool = False
+    """Whether vector observations are normalised by their running mean and variance."""
+    hidden_units: Count = 128
+    """Width of each hidden layer; a multiple of 4 with `poca`."""
+    num_layers: Count = 2
+    """Hidden layers after the observations are encoded."""
+    vis_encode_type: VisualEncoder = "simple"
+    """Which network reads pictures."""
+    memory: MemorySettings | None = None
+    """A recurrent layer, or null for none."""
+    goal_conditioning_type: GoalConditioning = "hyper"
+    """How goal observations act on the policy."""
+    deterministic: bool = False
+    """Whether the mean (or the likeliest) action is taken, also while training."""
+
+
+DEFAULT_NETWORK = NetworkSettings()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoSource:
+    """One file of demonstrations, or one folder of them."""
+
+    path: str
+    """A file, or a folder, of which all `.demo` files are read."""
+    weight: Positive = 1.0
+    """How often each of its steps is drawn, against a step of weight 1."""
+
+    def to_plain(self) -> str | dict[str, Any]:
+        """What `DemoPath.from_node` reads."""
+        return self.path if self.weight == 1 else {"path": self.path, "weight": self.weight}
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPath:
+    """A path, as in ML-Agents, or a list of paths and of maps with `path` and `weight`."""
+
+    sources: tuple[DemoSource, ...]
+    """At least one."""
+
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> Self:
+        """Read either form."""
+        if not isinstance(node.value, list):
+            return cls((_source(node, path),))
+        if not node.value:
+            raise fail(node, path, "needs at least one demonstration, got an empty list")
+        return cls(tuple(_source(item, join(path, i)) for i, item in enumerate(node.value)))
+
+    def to_plain(self) -> Any:
+        """Return the shortest form that `from_node` reads as the same."""
+        # A single path stays a text, the one form that ML-Agents reads.
+        plain = [source.to_plain() for source in self.sources]
+        return plain[0] if len(plain) == 1 and isinstance(plain[0], str) else plain
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path of every source."""
+        return tuple(source.path for source in self.sources)
+
+
+def _source(node: Node, path: str) -> DemoSource:
+    if isinstance(node.value, dict):
+        source: DemoSource = read_dataclass(DemoSource, node, path)
+        return source
+    # A number may be a file's name; a list or a truth value is a mistake about the form.
+    if not isinstance(node.value, str | int | float) or isinstance(node.value, bool):
+        expected = "a path, or a list of paths and of maps with 'path' and 'weight'"
+        raise fail(node, path, f"needs {expected}, got {display(node)}")
+    return DemoSource(path=read(str, node, path))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardSignalSettings:
+    """Settings of every reward signal; a plug-in's extend this class."""
+
+    # A text and no class: settings must not import torch.
+    made_by: ClassVar[str] = ""
+    """`module:class` of the `RewardSignal` with these settings, imported only to train.
+
+    A module of ours begins with a dot and lies in `pipeline.algos`.
+    """
+
+    gamma: Fraction = 0.99
+    """Discount of this reward per step."""
+    strength: float = 1.0
+    """Factor to the reward."""
+    network_settings: NetworkSettings = field(default=DEFAULT_NETWORK)
+    """The signal's own network."""
+
+    @property
+    def why_alone(self) -> str:
+        """Why only one learner can have the signal, with what to change; empty if several can.
+
+        Several learners average the gradients of its `optimizer` and the statistics of its
+        normalisers. Anything else that it learns, such as counts, would differ between learners.
+        """
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtrinsicSettings(RewardSignalSettings):
+    """`extrinsic`: the environment's reward."""
+
+    # `network_settings` is inherited and not used, as in ML-Agents, whose files have it.
+    made_by = ".reward_signals:Extrinsic"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CuriositySettings(RewardSignalSettings):
+    """`curiosity`: reward for what the forward model did not foresee."""
+
+    made_by = ".curiosity:Curiosity"
+
+    learning_rate: Positive = 3e-4
+    """Step size of the signal's own Adam."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GAILSettings(RewardSignalSettings):
+    """`gail`: reward for looking like the demonstrations."""
+
+    made_by = ".gail:GAIL"
+
+    learning_rate: Positive = 3e-4
+    """Step size of the discriminator's Adam."""
+    use_actions: bool = False
+    """Whether the discriminator sees actions beside observations."""
+    use_vail: bool = False
+    """Whether a variational bottleneck limits the discriminator."""
+    demo_path: DemoPath
+    """Demonstration file, a folder of them, or a list of both, with weights if wished."""
+
+    @property
+    def why_alone(self) -> str:
+        """As in every reward signal's settings."""
+        text = "the bottleneck of use_vail is adjusted in one process; set it to false"
+        return text if self.use_vail else ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RNDSettings(RewardSignalSettings):
+    """`rnd`: reward for what a random network's imitator does not know yet."""
+
+    made_by = ".rnd:RND"
+
+    # Less than the other signals have, as in ML-Agents.
+    learning_rate: Positive = 1e-4
+    """Step size of the signal's own Adam."""
+
+
+REWARD_SIGNALS: Group[type[RewardSignalSettings]] = Group(
+    "pipeline.reward_signals",
+    {
+        "extrinsic": f"{__name__}:ExtrinsicSettings",
+        "curiosity": f"{__name__}:CuriositySettings",
+        "gail": f"{__name__}:GAILSettings",
+        "rnd": f"{__name__}:RNDSettings",
+    },
+    base=RewardSignalSettings,
+)
+"""The settings that each reward signal takes."""
+
+
+Schedule = Literal["linear", "constant"]
+"""How a value falls over training: to (nearly) zero at max_steps, or not at all."""
+
+_DEFAULT_INTERVAL = 500000
+
+# Settings must not import torch, so a test compares this number with the network's.
+ATTENTION_HEADS = 4
+"""Parts of equal size in which POCA's critic attends: `nets.attention.N_HEADS`."""
+
+# ML-Agents does so too: one constant schedule makes all of them constant.
+_LIKE_LEARNING_RATE = {"copies": "learning_rate_schedule"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HyperparameterSettings:
+    """Hyperparameters of every trainer; a plug-in's extend this class."""
+
+    made_by: ClassVar[str] = ""
+    """`module:class` of the `Algorithm` with these hyperparameters, imported only to train.
+
+    A module of ours begins with a dot and lies in `pipeline.algos`.
+    """
+
+    batch_size: Count = 1024
+    """Experiences in a minibatch."""
+    buffer_size: Count = 10240
+    """Experiences to collect before an update."""
+    learning_rate: Positive = 3e-4
+    """Initial step size of Adam."""
+    learning_rate_schedule: Schedule = "linear"
+    """How the learning rate falls until max_steps."""
+    # An addition is written only where it is set, since ML-Agents refuses keys that it lacks.
+    max_grad_norm: Positive | None = field(default=None, metadata={"addition": True})
+    """Largest norm of a gradient, longer ones are shortened; null (as ML-Agents) for no limit."""
+
+    @property
+    def minibatches_per_step(self) -> float:
+        """Gradient steps for each agent step."""
+        return 1.0 / self.batch_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnPolicySettings(HyperparameterSettings):
+    """What PPO and POCA share."""
+
+    beta: NonNegative = 5e-3
+    """Weight of the entropy bonus."""
+    epsilon: Positive = 0.2
+    """How far the probability ratio may leave 1 before it is clipped."""
+    lambd: Fraction = 0.95
+    """Lambda of generalised advantage estimation (GAE), or of the lambda-returns."""
+    num_epoch: Count = 3
+    """Passes over the buffer in an update."""
+    beta_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
+    """How beta falls; like learning_rate_schedule when only that is given."""
+    epsilon_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
+    """How epsilon falls; like learning_rate_schedule when only that is given."""
+
+    @property
+    def minibatches_per_step(self) -> float:
+        """Gradient steps for each agent step."""
+        return self.num_epoch / self.batch_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PPOSettings(OnPolicySettings):
+    """Hyperparameters of `ppo`."""
+
+    made_by = ".ppo:PPO"
+
+    shared_critic: bool = False
+    """Whether policy and value function share the network's body."""
+    clip_value: bool = field(default=False, metadata={"addition": True})
+    """Whether a value may move by epsilon standard deviations of the returns in one update only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class POCASettings(OnPolicySettings):
+    """Hyperparameters of `poca`."""
+
+    made_by = ".poca:POCA"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SACSettings(HyperparameterSettings):
+    """Hyperparameters of `sac`."""
+
+    made_by = ".sac:SAC"
+
+    batch_size: Count = 128
+    """Experiences in a minibatch."""
+    buffer_size: Count = 50000
+    """Experiences that the replay buffer holds."""
+    learning_rate_schedule: Schedule = "constant"
+    """How the learning rate falls until max_steps."""
+    buffer_init_steps: CountOrZero = 0
+    """Experiences to collect before the first update."""
+    init_entcoef: Positive = 1.0
+    """Entropy coefficient at the start."""
+    save_replay_buffer: bool = False
+    """Whether the replay buffer is kept with the checkpoint."""
+    tau: Fraction = 0.005
+    """Share of the critic that moves into the target network at each update."""
+    steps_per_update: Positive = 1.0
+    """Agent steps for each update of the policy."""
+    reward_signal_steps_per_update: Positive = field(
+        default=1.0, metadata={"copies": "steps_per_update"}
+    )
+    """Agent steps for each update of the reward signals; steps_per_update when not given."""
+
+    @property
+    def minibatches_per_step(self) -> float:
+        """Gradient steps for each agent step."""
+        return 1.0 / self.steps_per_update
+
+
+HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(
+    "pipeline.algorithms",
+    {name: f"{__name__}:{name.upper()}Settings" for name in ("ppo", "sac", "poca")},
+    base=HyperparameterSettings,
+    theirs="mlagents.trainer_type",
+)
+"""The hyperparameters that each `trainer_type` takes."""
+
+
+_STEPS_PER_UPDATE = (
+    "hyperparameters.steps_per_update",
+    " (agent steps for each gradient step: train_freq x n_envs / gradient_steps)",
+)
+WORDS = {
+    "n_steps": ("hyperparameters.buffer_size", " (n_steps x n_envs)"),
+    "ent_coef": ("hyperparameters.beta", ""),
+    "entropy_coef": ("hyperparameters.beta", ""),
+    "clip_range": ("hyperparameters.epsilon", ""),
+    "gae_lambda": ("hyperparameters.lambd", ""),
+    "n_epochs": ("hyperparameters.num_epoch", ""),
+    "learning_starts": ("hyperparameters.buffer_init_steps", ""),
+    "gradient_steps": _STEPS_PER_UPDATE,
+    "train_freq": _STEPS_PER_UPDATE,
+    "gamma": ("reward_signals.extrinsic.gamma", ""),
+    "n_layers": ("network_settings.num_layers", ""),
+    "total_timesteps": ("max_steps", ""),
+    "algo": ("trainer_type", ""),
+}
+"""The key of a behavior that a word of Stable-Baselines3 or the like means, and a remark."""
+
+
+def places_in_behavior() -> dict[str, str]:
+    """Return the dotted key, below a behavior's name, of each setting by its last part."""
+    hints = setting_hints(TrainerSettings)
+    places = {name: name for name in hints}
+    # The type of this section depends on trainer_type.
+    sections = [("hyperparameters", HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours]
+    for section, hint in (*sections, *hints.items()):
+        for name in keys_below(hint):
+            places.setdefault(name, f"{section}.{name}")
+    return places
+
+
+def _without_foreign(
+    entries: Mapping[str, Node], path: str, trainer_type: str, mistakes: Mistakes
+) -> dict[str, Node]:
+    """Refuse hyperparameters of other trainers of ours, and words of another library."""
+    remaining = dict(entries)
+    ours = {name: setting_hints(HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours}
+    known = {*setting_hints(TrainerSettings), *setting_hints(HYPERPARAMETERS[trainer_type])}
+    for key, item in entries.items():
+        if key in known or (key, trainer_type) == ("n_steps", "sac"):  # which has no rollouts
+            continue
+        place, remark = WORDS.get(key, (key, ""))
+        if trainer_type == "sac":
+            place = place.replace(".beta", ".init_entcoef")
+        meant = place.rpartition(".")[2]
+        owners = [] if meant in known else [name for name, keys in ours.items() if meant in keys]
+        others = f"a setting of {' and '.join(owners)}, not of {trainer_type}; leave it out"
+        if key in WORDS:
+            library = "" if key in ("entropy_coef", "n_layers") else " of Stable-Baselines3"
+            text = f"{key}{library} is {place} here{f', {others}' if owners else remark}"
+            text = f"unknown key {key!r} (value {display(item)}); {text}"
+            mistakes.found.append(fail(remaining.pop(key), path, text))
+        elif owners:
+            mistakes.found.append(fail(remaining.pop(key), join(path, key), f"is {others}"))
+    return remaining
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelfPlaySettings:
+    """`self_play`: opponents out of the agent's own past."""
+
+    save_steps: Count = 20000
+    """Trainer steps between two snapshots of the policy."""
+    team_change: Count = field(default=100000, metadata={"copies": "save_steps", "times": 5})
+    """Trainer steps until another team learns; 5 x save_steps when not given."""
+    # As in ML-Agents' code; its manual says 10000.
+    swap_steps: Count = 2000
+    """Steps of the opponent until it gets another snapshot."""
+    window: Count = 10
+    """Snapshots that are kept to choose opponents from."""
+    play_against_latest_model_ratio: Fraction = 0.5
+    """Probability that an opponent plays the newest policy."""
+    initial_elo: float = 1200.0
+    """Rating at the start."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BehavioralCloningSettings:
+    """`behavioral_cloning`: supervised steps on demonstrations beside reinforcement learning."""
+
+    demo_path: DemoPath
+    """Demonstration file, a folder of them, or a list of both, with weights if wished."""
+    steps: CountOrZero = 0
+    """Agent steps until cloning has faded out; 0 for the whole run at a constant rate."""
+    strength: NonNegative = 1.0
+    """Learning rate relative to the policy's."""
+    samples_per_update: CountOrZero = 0
+    """Demonstrated steps used per update; 0 for all of them."""
+    # ML-Agents' code takes 3 then; its manual says the trainer's num_epoch.
+    num_epoch: Count | None = None
+    """Passes per update; null for 3."""
+    batch_size: Count | None = None
+    """Demonstrated steps in a minibatch; null for the trainer's batch_size."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerSettings:
+    """How one behavior is trained, in the order of a written `configuration.yaml`."""
+
+    trainer_type: str = "ppo"
+    """`ppo`, `sac`, `poca`, or one that an installed package brings; required with
+    hyperparameters."""
+    hyperparameters: HyperparameterSettings = field(default_factory=PPOSettings)
+    """Numbers of the algorithm; of the class that belongs to trainer_type."""
+    checkpoint_interval: Count = _DEFAULT_INTERVAL
+    """Agent steps between two checkpoints."""
+    network_settings: NetworkSettings = field(default=DEFAULT_NETWORK)
+    """The policy's network, and the critic's."""
+    reward_signals: dict[str, RewardSignalSettings] = field(
+        default_factory=lambda: {"extrinsic": ExtrinsicSettings()}
+    )
+    """Rewards by name; a map without `extrinsic` ignores the environment's reward."""
+    init_path: str | None = None
+    """Checkpoint to take weights from, or null."""
+    keep_checkpoints: int = 5
+    """Checkpoints that are kept, the oldest go first; 0 or less keeps all."""
+    even_checkpoints: bool = False
+    """Whether checkpoint_interval is max_steps / keep_checkpoints, whatever was given."""
+    max_steps: Count = 500000
+    """Agent steps of the whole run, over all environments."""
+    time_horizon: Count = 64
+    """Steps of one agent after which a trajectory is closed and bootstrapped."""
+    summary_freq: Count = 50000
+    """Agent steps between two summaries."""
+    threaded: bool = False
+    """Whether environments step while the networks learn, with the policy of before the update;
+    such runs repeat exactly."""
+    self_play: SelfPlaySettings | None = None
+    """Opponents out of the agent's own past, or null."""
+    behavioral_cloning: BehavioralCloningSettings | None = None
+    """Supervised steps on demonstrations, or null."""
+
+    def __post_init__(self) -> None:
+        expected = HYPERPARAMETERS.get(self.trainer_type)
+        # The exact class: a plug-in's may extend that of another trainer.
+        if expected is None or type(self.hyperparameters) is not expected:
+            class_name = type(self.hyperparameters).__name__
+            text = f"{class_name} does not belong to the trainer type {self.trainer_type!r}"
+            raise ContradictionError("hyperparameters", text)
+        memory, batch_size = self.network_settings.memory, self.hyperparameters.batch_size
+        # A minibatch has whole sequences, and could not hold even one.
+        if memory is not None and memory.sequence_length > batch_size:
+            allowed = "less than or equal to batch_size when using memory"
+            text = f"must be {allowed}, got {memory.sequence_length} with batch_size {batch_size}"
+            raise ContradictionError("network_settings.memory.sequence_length", text)
+        hidden = self.network_settings.hidden_units
+        if self.trainer_type == "poca" and hidden % ATTENTION_HEADS:
+            raise ContradictionError(
+                "network_settings.hidden_units",
+                f"must be a multiple of {ATTENTION_HEADS} with the trainer type 'poca', whose "
+                f"critic attends to a group's members in as many parts, got {hidden}",
+            )
+        if self.even_checkpoints:
+            if not 0 < self.keep_checkpoints <= self.max_steps:
+                allowed = "between 1 and max_steps"
+                text = f"with even_checkpoints it must be {allowed}, got {self.keep_checkpoints}"
+                raise ContradictionError("keep_checkpoints", text)
+            # Applied here, so that a written configuration has the interval that is used.
+            object.__setattr__(self, "checkpoint_interval", self.max_steps // self.keep_checkpoints)
+
+    def contrary_sizes(self) -> Iterator[str]:
+        """Yield a text for each pair of sizes with which a run does otherwise than the file says.
+
+        Such as learning nothing, or writing no summary.
+        """
+        yield from self._contrary_buffers()
+        rare = [("summary_freq", self.summary_freq, "no summary is written, nor learning curve")]
+        if self.checkpoint_interval != _DEFAULT_INTERVAL:  # which whole files have without a wish
+            effect = "only the end of the run leaves a checkpoint"
+            rare.append(("checkpoint_interval", self.checkpoint_interval, effect))
+        if self.self_play is not None:
+            effect = "opponents play the policy of the start or the newest"
+            rare.append(("self_play.save_steps", self.self_play.save_steps, effect))
+            effect = "the learning team does not change"
+            rare.append(("self_play.team_change", self.self_play.team_change, effect))
+        if self.behavioral_cloning is not None:
+            effect = "cloning does not fade out before the end"
+            rare.append(("behavioral_cloning.steps", self.behavioral_cloning.steps, effect))
+        for key, steps, effect in rare:
+            if steps > self.max_steps:
+                yield f"{key} {steps} is above max_steps {self.max_steps}: {effect}"
+        memory = self.network_settings.memory
+        if memory is not None and memory.sequence_length > self.time_horizon:
+            yield (
+                f"network_settings.memory.sequence_length {memory.sequence_length} is above "
+                f"time_horizon {self.time_horizon}: no sequence is longer than that"
+            )
+
+    def _contrary_buffers(self) -> Iterator[str]:
+        h = self.hyperparameters
+        if not isinstance(h, OnPolicySettings | SACSettings):
+            return
+        needed = {"buffer_size": h.buffer_size}
+        if isinstance(h, SACSettings):
+            needed = {"buffer_init_steps": h.buffer_init_steps, "batch_size": h.batch_size}
+        key = max(needed, key=needed.__getitem__)
+        if self.max_steps < needed[key]:
+            yield (
+                f"max_steps {self.max_steps} ends the run before the first update, for which "
+                f"hyperparameters.{key} {needed[key]} has to be reached: nothing is learned"
+            )
+        if h.batch_size > h.buffer_size:
+            what = "nothing is learned" if isinstance(h, SACSettings) else "all in one minibatch"
+            yield (
+                f"hyperparameters.batch_size {h.batch_size} is above hyperparameters.buffer_size "
+                f"{h.buffer_size}: {what}"
+            )
+
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> Self:
+        """Read the settings of a behavior, with `hyperparameters` as its trainer type has them."""
+        entries, mistakes = entries_of(node, path), Mistakes()
+        # Both types depend on a value or a key, which type hints cannot say.
+        hints: dict[str, Any] = {"reward_signals": _RewardSignals}
+        with mistakes:
+            name = _trainer_type(entries, path)
+            at = join(path, "trainer_type")
+            hints["hyperparameters"] = part(
+                HYPERPARAMETERS, name, entries.get("trainer_type", node), at
+            )
+            # Without a section, the trainer's own defaults, not PPO's.
+            section = entries.get("hyperparameters", Node({}, node.source, node.line))
+            inside = join(path, "hyperparameters")
+            entries = _without_foreign(entries, path, name, mistakes)
+            numbers = _without_foreign(entries_of(section, inside), inside, name, mistakes)
+            entries["hyperparameters"] = replace(section, value=numbers)
+        if "hyperparameters" not in hints:  # of which trainer is not known; the other keys are read
+            parts = ("trainer_type", "hyperparameters")
+            entries = {key: item for key, item in entries.items() if key not in parts}
+        settings: Self = read_dataclass(
+            cls, replace(node, value=entries), path, hints=hints, mistakes=mistakes
+        )
+        return settings
+
+
+def _trainer_type(entries: Mapping[str, Node], path: str) -> str:
+    if "trainer_type" in entries:
+        return choice(entries["trainer_type"], join(path, "trainer_type"), HYPERPARAMETERS)
+    # An error in ML-Agents too, although ppo is the default.
+    if "hyperparameters" in entries:
+        text = "Hyperparameters were specified but no trainer_type was given."
+        add = f"Add one of: {', '.join(HYPERPARAMETERS)}"
+        raise fail(entries["hyperparameters"], join(path, "hyperparameters"), f"{text} {add}")
+    return "ppo"
+
+
+class _RewardSignals:
+    """Reads `reward_signals`, where each name decides the class of the settings."""
+
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> dict[str, RewardSignalSettings]:
+        def signal(name: str, item: Node) -> Any:
+            if name not in REWARD_SIGNALS:
+                raise unknown_key(item, path, name, REWARD_SIGNALS)
+            at = join(path, name)
+            return read(part(REWARD_SIGNALS, name, item, at), item, at)
+
+        entries = entries_of(node, path)
+        if not entries:
+            raise fail(node, path, "needs at least one reward signal, or leave the key out")
+        return each(entries, signal)
+
+
+SamplerSeed = Annotated[int, Bounds(at_least=-1)]
+"""Seed of a sampler; -1 to have one derived from the run's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerSettings:
+    """How the environment draws a parameter's value; one subclass for each `sampler_type`."""
+
+    sampler_type: ClassVar[str] = ""
+    seed: SamplerSeed = -1
+    """Seed of the environment's generator; -1 to have one derived from the run's."""
+
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> "SamplerSettings":
+        """Read a number (a constant), or a map of `sampler_type` and `sampler_parameters`."""
+        # True is an int to Python.
+        if isinstance(node.value, int | float) and not isinstance(node.value, bool):
+            return ConstantSampler(value=read(float, node, path))
+        if not isinstance(node.value, dict):
+            expected = "a number, a sampler or a curriculum"
+            raise fail(node, path, f"needs {expected}, got {display(node)}")
+        keys = ("sampler_type", "sampler_parameters")
+        for key, item in node.value.items():
+            if key not in keys:
+                raise unknown_key(item, path, key, dict.fromkeys(keys))
+        for key in keys:
+            if key not in node.value:
+                raise fail(node, path, f"does not contain {key}; a sampler needs both of {keys}")
+        kind = _sampler_class(node.value["sampler_type"], join(path, "sampler_type"))
+        sampler: SamplerSettings = read_dataclass(
+            kind, node.value["sampler_parameters"], join(path, "sampler_parameters")
+        )
+        return sampler
+
+    def to_plain(self) -> dict[str, Any]:
+        """The map that `from_node` reads."""
+        parameters = {item.name: to_map(getattr(self, item.name)) for item in fields(self)}
+        return {"sampler_type": self.sampler_type, "sampler_parameters": parameters}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConstantSampler(SamplerSettings):
+    """Always the same value."""
+
+    sampler_type: ClassVar[str] = "constant"
+    value: float = 0.0
+    """The value."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UniformSampler(SamplerSettings):
+    """Any value of an interval, all equally likely."""
+
+    sampler_type: ClassVar[str] = "uniform"
+    min_value: float = 0.0
+    """Lower end."""
+    max_value: float = 1.0
+    """Upper end, at least min_value."""
+
+    def __post_init__(self) -> None:
+        if self.min_value > self.max_value:
+            text = f"must not exceed max_value ({self.max_value}), got {self.min_value}"
+            raise ContradictionError("min_value", text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GaussianSampler(SamplerSettings):
+    """A normal distribution."""
+
+    sampler_type: ClassVar[str] = "gaussian"
+    mean: float = 1.0
+    """Middle of the distribution."""
+    st_dev: float = 1.0
+    """Standard deviation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultiRangeUniformSampler(SamplerSettings):
+    """Any value of several intervals, longer ones proportionally more often."""
+
+    sampler_type: ClassVar[str] = "multirangeuniform"
+    intervals: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
+    """The intervals, each with its lower and its upper end."""
+
+    def __post_init__(self) -> None:
+        if not self.intervals:
+            raise ContradictionError("intervals", "needs at least one interval [min, max]")
+        for low, high in self.intervals:
+            if low > high:
+                text = f"the minimum of [{low}, {high}] exceeds its maximum"
+                raise ContradictionError("intervals", text)
+
+
+SAMPLERS: dict[str, type[SamplerSettings]] = {
+    kind.sampler_type: kind
+    for kind in (UniformSampler, GaussianSampler, MultiRangeUniformSampler, ConstantSampler)
+}
+"""The samplers by `sampler_type`."""
+
+
+def _sampler_class(node: Node, path: str) -> type[SamplerSettings]:
+    # ML-Agents' manual spells it so, and its code refuses that.
+    if node.value == "multirange_uniform":
+        _log.warning(
+            "%s: %s: 'multirange_uniform' is called 'multirangeuniform'; taken as that.",
+            node.where,
+            path,
+        )
+        return MultiRangeUniformSampler
+    return SAMPLERS[choice(node, path, SAMPLERS)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompletionCriteria:
+    """`completion_criteria`: when a lesson is over."""
+
+    measure: Literal["reward", "progress", "elo", "Elo"] = "reward"
+    """Mean return of recent episodes, the share of max_steps that is over, or the rating in
+    self-play, which ML-Agents' manual writes `Elo`."""
+    behavior: str
+    """The behavior that is measured, without `?team=`."""
+    min_lesson_length: CountOrZero = 0
+    """Episodes that must have ended before the lesson can be over."""
+    signal_smoothing: bool = True
+    """Whether a reward is averaged with its last value (0.75 new, 0.25 old)."""
+    threshold: float = 0.0
+    """The lesson is over when the measure exceeds this; in [0, 1] for progress."""
+    require_reset: bool = False
+    """Whether the environment is reset for the next lesson."""
+
+    def __post_init__(self) -> None:
+        if self.measure == "Elo":
+            # The class is frozen; it may be changed here only, before anyone has it.
+            object.__setattr__(self, "measure", "elo")
+        if self.measure == "progress" and not 0.0 <= self.threshold <= 1.0:
+            text = f"must be in [0, 1] for the measure progress, got {self.threshold}"
+            raise ContradictionError("threshold", text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lesson:
+    """One lesson of a curriculum: a value or a sampler, until the criteria are met."""
+
+    name: str
+    """Shown in logs."""
+    completion_criteria: CompletionCriteria | None = None
+    """When the next lesson begins; null for the last one."""
+    value: SamplerSettings
+    """What the environment gets during the lesson."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentParameter:
+    """One entry of `environment_parameters`; a plain value is a curriculum of one lesson."""
+
+    curriculum: tuple[Lesson, ...]
+    """The lessons in order."""
+
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> Self:
+        """Read a number, a sampler, or a map with `curriculum`."""
+        name = path.removeprefix("environment_parameters.")
+        if not (isinstance(node.value, dict) and "curriculum" in node.value):
+            # ML-Agents names such a lesson after its parameter.
+            return cls(curriculum=(Lesson(name=name, value=SamplerSettings.from_node(node, path)),))
+        parameter: Self = read_dataclass(cls, node, path)
+        lessons, at = node.value["curriculum"], join(path, "curriculum")
+        if not parameter.curriculum:
+            raise fail(lessons, at, "needs at least one lesson")
+        for index, lesson in enumerate(parameter.curriculum[:-1]):
+            if lesson.completion_criteria is None:
+                text = f"A non-terminal lesson does not have a completion_criteria for {name}."
+                raise fail(lessons.value[index], join(at, index), f"{text} Say when it is over")
+        # A warning and no error: ML-Agents takes such files.
+        if parameter.curriculum[-1].completion_criteria is not None:
+            _log.warning(
+                "%s: %s: the last lesson never ends, its completion_criteria is ignored.",
+                lessons.value[-1].where,
+                join(at, len(lessons.value) - 1),
+            )
+        return parameter
+
+
+def seeded(
+    parameters: dict[str, EnvironmentParameter], run_seed: int
+) -> dict[str, EnvironmentParameter]:
+    """The parameters with a seed for every sampler.
+
+    The samplers without one (seed -1) get run_seed, run_seed + 1, and so on, in the order of
+    parameters and lessons.
+    """
+    # ML-Agents' rule, so that a file with the same seed draws the same values there.
+    free = itertools.count(run_seed)
+
+    def with_seed(lesson: Lesson) -> Lesson:
+        if lesson.value.seed != -1:
+            return lesson
+        return replace(lesson, value=replace(lesson.value, seed=next(free)))
+
+    return {
+        name: EnvironmentParameter(curriculum=tuple(map(with_seed, parameter.curriculum)))
+        for name, parameter in parameters.items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentSettings:
+    """`env_settings`: which environment, and how many."""
+
+    env_path: str | None = None
+    """The environment executable; null waits for players that are started elsewhere, such as the
+    Unity Editor, from port 5004 on."""
+    env_args: tuple[str, ...] | None = None
+    """Arguments for the executable."""
+    # 5004 is the Unity Editor's.
+    base_port: Annotated[int, Bounds(at_least=1, at_most=65535)] = 5005
+    """Port of the first environment; the others follow."""
+    num_envs: Count = 1
+    """Environments that run side by side."""
+    num_areas: Count = 1
+    """Training areas inside of each environment."""
+    timeout_wait: Count = 60
+    """Seconds to wait for an environment's answer."""
+    seed: CountOrUnlimited = -1
+    """Seed of everything random; -1 to have one drawn."""
+    max_lifetime_restarts: CountOrUnlimited = 10
+    """Restarts of an environment in all; -1 for any number."""
+    restarts_rate_limit_n: CountOrUnlimited = 1
+    """Restarts of an environment in restarts_rate_limit_period_s; -1 for any number."""
+    restarts_rate_limit_period_s: Count = 60
+    """Seconds over which restarts_rate_limit_n counts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSettings:
+    """`engine_settings`: the configuration of the game engine."""
+
+    width: Count = 84
+    """Pixels of the window."""
+    height: Count = 84
+    """Pixels of the window."""
+    quality_level: CountOrZero = 5
+    """Rendering quality."""
+    time_scale: NonNegative = 20.0
+    """How many times faster than real time the simulation may run."""
+    target_frame_rate: CountOrUnlimited = -1
+    """Frames per second; -1 for as many as possible."""
+    capture_frame_rate: CountOrZero = 60
+    """Frames per second of simulated time."""
+    no_graphics: bool = False
+    """Whether environments run without rendering."""
+    no_graphics_monitor: bool = False
+    """Whether only the first environment renders."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSettings:
+    """`checkpoint_settings`: the run's folder, and what it starts from."""
+
+    run_id: str = "ppo"
+    """Name of the run, and of its folder in results_dir."""
+    initialize_from: str | None = None
+    """Run whose weights are taken, or null."""
+    load_model: bool = False
+    """Deprecated: implies resume."""
+    resume: bool = False
+    """Whether the run of this id is continued."""
+    force: bool = False
+    """Whether an earlier run of this id may be overwritten."""
+    train_model: bool = False
+    """Deprecated: without effect."""
+    inference: bool = False
+    """Whether the policy only acts, and does not learn."""
+    results_dir: str = "results"
+    """Folder of all runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchSettings:
+    """`torch_settings`: where networks are computed."""
+
+    device: str | None = None
+    """`cpu`, `cuda`, `cuda:0`, ...; null for the device on which an act and a minibatch of the
+    run's own shapes take least time, measured at the start of a behavior and kept when the run is
+    resumed; with several learners cuda where there is one."""
+    compile: bool = False
+    """Whether gradient steps are compiled, where a compiler is installed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """All settings of a configuration file, in the order in which it is written."""
+
+    default_settings: TrainerSettings | None = None
+    """What every behavior starts from, also one that is not listed; or null."""
+    behaviors: dict[str, TrainerSettings] = field(default_factory=dict)
+    """Settings by behavior name, without `?team=`."""
+    env_settings: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    """Which environment, and how many."""
+    engine_settings: EngineSettings = field(default_factory=EngineSettings)
+    """Configuration of the game engine."""
+    environment_parameters: dict[str, EnvironmentParameter] | None = None
+    """What the environment is sent, by name; or null."""
+    checkpoint_settings: CheckpointSettings = field(default_factory=CheckpointSettings)
+    """The run's folder, and what it starts from."""
+    torch_settings: TorchSettings = field(default_factory=TorchSettings)
+    """Where networks are computed."""
+    debug: bool = False
+    """Whether logs are detailed."""
+    from_file: bool = field(default=False, compare=False, repr=False, metadata={"internal": True})
+    """Whether a file was given, so that a behavior which it does not list is a mistake."""
+    refused: dict[str, str] = field(
+        default_factory=dict, compare=False, repr=False, metadata={"internal": True}
+    )
+    """Behaviors that an old file lists, but which cannot be trained any more, and why."""
+    places: dict[str, str] = field(
+        default_factory=dict, compare=False, repr=False, metadata={"internal": True}
+    )
+    """Where each path to a file, and each behavior, is written: `file:line` by dotted key."""
+
+    def place_of(self, key: str) -> str | None:
+        """Return where the path under a dotted key is written; a behavior may inherit it."""
+        section, _, rest = key.partition(".")
+        inherited = rest.partition(".")[2] if section == "behaviors" else ""
+        return self.places.get(key, self.places.get(f"default_settings.{inherited}"))
+
+    def for_behavior(self, name: str) -> TrainerSettings:
+        """Return the settings of a behavior, whose name may have `?team=`.
+
+        Raises:
+            SettingsError: The file neither lists the behavior nor has default_settings, or it names
+                a trainer for it that is no more.
+        """
+        # Teams of a behavior share its settings.
+        plain = name.split("?", maxsplit=1)[0]
+        if plain in self.behaviors:
+            return self.behaviors[plain]
+        # Before the defaults: the file names the behavior, with a trainer that is gone.
+        if plain in self.refused:
+            raise SettingsError(self.refused[plain])
+        if self.default_settings is not None:
+            return self.default_settings
+        if self.from_file:
+            near = nearest(plain, self.behaviors)
+            place = self.places.get(join("behaviors", near)) if near is not None else None
+            file = "" if place is None else f" ({place.rpartition(':')[0]})"
+            remedy = (
+                f"Add an entry for {plain} there, or set default_settings."
+                if near is None
+                else f"The environment gives this name: rename {near!r} there to {plain!r}."
+            )
+            raise SettingsError(
+                f"The behavior name {plain} has not been specified in the trainer configuration"
+                f"{file}. {remedy}"
+            )
+        _log.warning(
+            "Behavior name %s does not match any behaviors specified in the trainer configuration "
+            "file. A default configuration will be used.",
+            plain,
+        )
+        return TrainerSettings()
+
+    def plugins(self) -> dict[str, str]:
+        """Return the version of each package that brings an algorithm, signal or encoder to it."""
+        chosen = [*self.behaviors.values()]
+        if self.default_settings is not None:
+            chosen.append(self.default_settings)
+        versions: dict[str, str] = {}
+        for trainer in chosen:
+            networks = [trainer.network_settings]
+            networks += [signal.network_settings for signal in trainer.reward_signals.values()]
+            versions |= HYPERPARAMETERS.versions(trainer.trainer_type)
+            versions |= REWARD_SIGNALS.versions(*trainer.reward_signals)
+            versions |= ENCODERS.versions(*(network.vis_encode_type for network in networks))
+        # Sorted, since the result goes into fingerprints.
+        return dict(sorted(versions.items()))
+
+    def with_seed(self, seed: int) -> "RunSettings":
+        """Return the same run with a decided seed, from 0, and with a seed for every sampler."""
+        parameters = self.environment_parameters
+        return replace(
+            self,
+            env_settings=replace(self.env_settings, seed=seed),
+            environment_parameters=None if parameters is None else seeded(parameters, seed),
+        )
