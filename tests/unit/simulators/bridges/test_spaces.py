@@ -66,24 +66,11 @@ def test_an_action_that_is_written_for_the_wire_arrives_as_it_was(name):
         assert space.contains(arrived)
         expected, actual = spaces.flatten(space, sample), spaces.flatten(space, arrived)
         assert actual == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("name", ACTION_SPACES)
-def test_actions_beyond_the_ends_stay_in_the_space(name):
-    space = ACTION_SPACES[name]
-    codec = Actions(space, where="toy")
-    for value in (-7.0, -1.0, 1.0, 7.0):
+    for value in (-7.0, -1.0, 1.0, 7.0):  # the ends, and beyond
         continuous = np.full((1, codec.spec.continuous_size), value, dtype=np.float32)
         last = np.array([codec.spec.discrete_branches], dtype=np.int32) - 1
         (action,) = codec.native(ActionTuple(continuous, last))
         assert space.contains(action)
-
-
-def test_branches_and_continuous_actions_stand_in_the_order_of_the_tree():
-    spec = Actions(ACTION_SPACES["map"], where="toy").spec
-    assert (spec.continuous_size, spec.discrete_branches) == (2, (2, 3))  # fire, gear, steer
-    spec = Actions(ACTION_SPACES["nested"], where="toy").spec
-    assert (spec.continuous_size, spec.discrete_branches) == (1, (2, 3))
 
 
 def test_an_unbounded_action_is_refused_unless_its_scale_is_given():
@@ -113,13 +100,16 @@ def test_an_observation_arrives_as_it_was(name):
     assert [array.dtype for array in arrays] == [np.float32] * len(arrays)
 
 
-def test_leaves_are_named_by_their_path():
+def test_leaves_stand_in_the_order_of_the_tree_and_are_named_by_their_path():
     codec = Observations(OBSERVATION_SPACES["nested"], where="toy")
     assert [(spec.name, spec.shape) for spec in codec.specs] == [
         ("a/deep", (2,)),
         ("b/0", (3,)),
         ("b/1", (2,)),
     ]
+    # fire, gear and steer; a number and a choice within a tree
+    for name, sizes in (("map", (2, (2, 3))), ("nested", (1, (2, 3)))):
+        assert Actions(ACTION_SPACES[name], where="toy").spec == sizes
 
 
 @pytest.mark.parametrize(
