@@ -56,12 +56,6 @@ def test_copies_play_as_the_environments_do_by_themselves(name):
     simulator.close()
 
 
-def test_the_behavior_is_called_like_the_environment():
-    simulator = GymnasiumSimulator(id="test/Recorder-v0", n_agents=2)
-    assert list(simulator.behavior_specs) == ["test-Recorder-v0?team=0"]
-    assert naming.behavior_name("ale_py:ALE/Pong-v5") == "ALE-Pong-v5"
-
-
 def test_an_action_for_each_copy_is_needed():
     simulator = GymnasiumSimulator(id="CartPole-v1", n_agents=2)
     simulator.reset()
@@ -91,17 +85,17 @@ def test_what_cannot_be_made_is_refused_in_one_line(options, said):
     assert refused.value.exit_code == 2
 
 
-def test_what_is_not_installed_is_named(monkeypatch):
-    def broken():
-        raise ImportError("No module named 'box3d'")
-
-    monkeypatch.setitem(
-        gymnasium.registry,
-        "test/Broken-v0",
-        gymnasium.envs.registration.EnvSpec("test/Broken-v0", entry_point=broken),
-    )
-    with pytest.raises(SettingsError, match=r"needs is not installed .*'box3d'.*constraints.txt"):
-        GymnasiumSimulator(id="test/Broken-v0")
+def test_the_behavior_is_called_like_the_environment_and_what_is_not_installed_is_named():
+    simulator = GymnasiumSimulator(id="test/Recorder-v0", n_agents=2)
+    assert list(simulator.behavior_specs) == ["test-Recorder-v0?team=0"]
+    assert naming.behavior_name("ale_py:ALE/Pong-v5") == "ALE-Pong-v5"
+    gymnasium.register("test/Broken-v0", entry_point="box3d:Env")
+    try:
+        said = r"needs is not installed .*'box3d'.*constraints.txt"
+        with pytest.raises(SettingsError, match=said):
+            GymnasiumSimulator(id="test/Broken-v0")
+    finally:
+        del gymnasium.registry["test/Broken-v0"]
 
 
 def test_each_mask_is_of_its_own_agent_also_where_earlier_agents_gave_none_or_ended():

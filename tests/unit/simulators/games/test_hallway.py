@@ -106,8 +106,8 @@ def test_the_cue_can_hang_at_the_end_as_well_for_policies_without_memory():
 def test_beginnings_cover_cues_sides_and_headings_alike():
     state = now(begun(Hallway, 2000, seed=3))
     o_left = state.things[:, 2, 0] < 0
-    for cue in (0, 1):
-        assert 0.2 < (o_left & (state.cue == cue)).mean() < 0.3
+    shares = [(o_left & (state.cue == cue)).mean() for cue in (0, 1)]
+    assert 0.2 < min(shares) < max(shares) < 0.3
     assert set(state.heading) == set(range(18))
     assert (np.abs(state.position[:, 0]) <= 2.0).all()
     assert (state.things[np.arange(2000), state.cue, 1] == -1.5).all()
