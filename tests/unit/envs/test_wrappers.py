@@ -137,13 +137,16 @@ def test_agents_that_are_gone_are_forgotten(monkeypatch):
     toy = Crowd(seed=2)
     env = UnityParallelEnv(InProcessEnvironment(toy), seed=1)
     env.reset()
-    vanished, ended = set(), set()
-    for _ in range(600):
+    vanished, ended, seen = set(), set(), set(env.agents)
+    for number in range(600):
         before = set(env.agents)
         actions = {agent: env.action_space(agent).sample() for agent in env.agents}
-        obs, _, terminations, truncations, infos = env.step(actions)
+        obs, rewards, terminations, truncations, infos = env.step(actions)
         over = {agent for agent in obs if terminations[agent] or truncations[agent]}
-        assert before <= set(obs) == set(infos) == set(terminations) == set(truncations)
+        assert before <= set(obs) == set(rewards) == set(infos)
+        assert set(obs) == set(terminations) == set(truncations)
+        seen |= set(obs)
+        assert number >= 20 or seen <= set(env.possible_agents), "nobody is gone yet"
         assert set(env.agents) == set(obs) - over
         assert set(env.agents) | over <= set(env.possible_agents)
         assert not over & ended
