@@ -35,13 +35,10 @@ def test_configurations_name_the_behaviors_and_update_within_their_steps(listed,
             assert behavior.hyperparameters.buffer_size == 512
 
 
-def test_teams_play_themselves_also_without_a_configuration_of_their_own():
+def test_teams_play_themselves_and_demonstrations_are_those_that_are_given():
     content = small("pettingzoo:classic.tictactoe_v3")
     assert content["behaviors"]["player"]["self_play"]["team_change"] == 500
     assert "self_play" not in small("gymnasium:Taxi-v4")["behaviors"]["Taxi-v4"]
-
-
-def test_demonstrations_are_those_that_are_given():
     behavior = small("pyramids", "imitation/Pyramids.yaml")["behaviors"]["Pyramids"]
     assert behavior["behavioral_cloning"]["demo_path"] == "expert.demo"
     assert behavior["reward_signals"]["gail"]["demo_path"] == "expert.demo"
@@ -60,11 +57,7 @@ def test_a_run_without_a_model_an_update_or_enough_steps_is_not_well():
     assert not run.is_well(2000)
     run.updates, run.code = 1, 1
     assert not run.is_well(2000)
-
-
-def test_updates_are_counted_at_any_depth_of_the_timers():
+    # updates are counted at any depth of the timers
     leaf = {"TorchPPOOptimizer.update": {"count": 3}}
-    tree = {
-        "children": {"a": {"count": 1, "children": leaf}, "TorchSACOptimizer.update": {"count": 2}}
-    }
-    assert interoperability._updates(tree) == 5
+    nested = {"a": {"count": 1, "children": leaf}, "TorchSACOptimizer.update": {"count": 2}}
+    assert interoperability._updates({"children": nested}) == 5

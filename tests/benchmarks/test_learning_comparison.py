@@ -95,36 +95,19 @@ def test_a_match_is_played_from_both_sides_and_won_by_the_better(monkeypatch, tm
     assert evaluate_policies.match(case, other, able, seed=1) < -0.9
 
 
-def test_a_measurement_may_have_more_agents_than_training_had(monkeypatch, tmp_path):
+def test_a_measurement_has_agents_and_luck_of_its_own(monkeypatch, tmp_path):
     case = replace(cases.CASES["sac"], n_episodes=7, at_once=5)
     (behavior,) = specs = action_specs("balance_ball")
-    player, sizes = Random(specs[behavior]), []
+    player, seen = Random(specs[behavior]), []
     act = player.act
-    player.act = lambda steps, **options: sizes.append(len(steps)) or act(steps, **options)
+    player.act = lambda steps, **options: seen.append(steps) or act(steps, **options)
     monkeypatch.setattr(evaluate_policies, "policy", lambda *_: player)
-    assert 1 < evaluate_policies.returns(case, tmp_path, seed=1, deterministic=True) < 3
-    assert set(sizes) == {5}
-
-
-def test_every_run_is_measured_by_luck_of_its_own(monkeypatch, tmp_path):
-    case = replace(cases.CASES["ppo"], n_episodes=20)
-    (behavior,) = specs = action_specs("balance_ball")
-    begins = []
-
-    def player(models, name):
-        random_player = Random(specs[behavior])
-        act = random_player.act
-        random_player.act = lambda steps, **options: (
-            begins.append(steps.obs[0][0, 2]) or act(steps, **options)
-        )
-        return random_player
-
-    monkeypatch.setattr(evaluate_policies, "policy", player)
     firsts = []
     for seed in (1, 2, 1):
-        begins.clear()
-        evaluate_policies.returns(case, tmp_path, seed=seed, deterministic=False)
-        firsts.append(begins[0])
+        seen.clear()
+        assert 1 < evaluate_policies.returns(case, tmp_path, seed=seed, deterministic=True) < 3
+        assert {len(steps) for steps in seen} == {5}
+        firsts.append(seen[0].obs[0][0, 2])
     assert firsts[0] == firsts[2] != firsts[1]
 
 
@@ -139,6 +122,8 @@ def outcome(value):
 def test_the_mean_of_ours_is_held_against_the_interval_of_the_peer(ours, expected):
     peer = summarize([0.9, 1.0, 1.1])
     assert learning.verdict(summarize([ours - 0.1, ours, ours + 0.1]), peer) == expected
+    assert learning.verdict(peer, summarize([1.0])) == "", "nothing follows from one seed"
+    assert learning.verdict(None, peer) == learning.verdict(peer, None) == ""
 
 
 def test_the_difference_is_welchs():
@@ -147,23 +132,14 @@ def test_the_difference_is_welchs():
     assert learning.difference([1.0, 1.0], [1.0, 1.0]) == learning.difference([1.0], [2.0, 3]) == ""
 
 
-def test_nothing_is_concluded_from_one_seed_or_one_program():
-    three = summarize([1.0, 2.0, 3.0])
-    assert learning.verdict(three, summarize([1.0])) == ""
-    assert learning.verdict(None, three) == learning.verdict(three, None) == ""
-
-
 def test_a_row_shows_both_programs_and_those_that_were_not_run():
     case = cases.CASES["sac"]
     cells = learning.row(case, 1000, {"peer": [outcome(1.0), outcome(2.0), outcome(3.0)]})
     assert "2.000 [-0.484, 4.484]" in cells
     assert "not run" in cells
     assert len(cells) == len(learning._HEADER)
-
-
-def test_curves_leave_out_summaries_without_an_ended_episode():
     lines = learning.curves({"ours": [outcome(1.0), outcome(2.0)]})
-    assert len(lines) == 2
+    assert len(lines) == 2, "a summary without an ended episode is left out"
     assert lines[1].split()[:2] == ["2", "1.500"]
 
 

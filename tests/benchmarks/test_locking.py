@@ -36,11 +36,8 @@ def test_who_knows_the_combination_opens_it_as_often_as_the_page_says():
     spread = (0.969 * 0.031 / n) ** 0.5
     assert abs(opened / n - 0.969) < 4 * spread
     lock.close()
-
-
-def test_a_wrong_choice_leads_back():
     lock = locking.Lock()
     lock.reset(seed=1)
     lock._dial = 5
     lock.step(np.int64((locking.CODE[5] + 1) % locking.N_CHOICES))
-    assert lock._dial == 4
+    assert lock._dial == 4, "a wrong choice leads back"

@@ -28,16 +28,14 @@ def steps(n, **options):
     return [slowed.step({name: spec.action_spec.empty_action(2)})[name] for _ in range(n)]
 
 
-def test_every_exchange_takes_so_much_longer_and_is_the_same_otherwise(slept):
+def test_every_exchange_takes_as_much_longer_as_asked_and_is_the_same_otherwise(slept):
     slow = steps(5, ms=6.0, sigma=0.0)
     assert slept == [0.006] * 5
     quick = steps(5, ms=0.0, sigma=0.0)
     assert len(slept) == 5
     for (slow_step, _), (quick_step, _) in zip(slow, quick, strict=True):
         assert np.array_equal(slow_step.obs[0], quick_step.obs[0])
-
-
-def test_times_that_vary_have_the_median_that_was_asked_for(slept):
+    slept.clear()
     steps(400, ms=6.0, sigma=0.3)
     assert np.median(slept) == pytest.approx(0.006, rel=0.05)
     assert np.std(np.log(slept)) == pytest.approx(0.3, rel=0.15)
@@ -104,7 +102,7 @@ def test_players_come_in_teams_of_two_whose_games_end_together():
     assert n_ended > 0
 
 
-def test_shares_are_taken_within_each_round():
+def test_shares_are_taken_within_each_round_and_predictions_stand_beside_what_came():
     rates = {
         "environment": [100.0, 200.0, 400.0],
         "compute": [300.0, 300.0, 300.0],
@@ -112,17 +110,9 @@ def test_shares_are_taken_within_each_round():
         "ours": [90.0, 100.0, 380.0],
     }
     assert profiles.line("ppo", 6.0, 1, rates) == "| ppo | 6 | 1 | 200 | 300 | 100 (90%) |"
-
-
-def test_predictions_stand_beside_what_came():
-    cells = {
-        ("ppo", 6.0, 1): {
-            "predicted for threaded": [110.0],
-            "predicted for 4 environments": [300.0],
-            "ours, threaded": [100.0],
-        },
-        ("ppo", 6.0, 4): {"ours": [400.0]},
-    }
+    threaded, four = "predicted for threaded", "predicted for 4 environments"
+    first = {threaded: [110.0], four: [300.0], "ours, threaded": [100.0]}
+    cells = {("ppo", 6.0, 1): first, ("ppo", 6.0, 4): {"ours": [400.0]}}
     assert profiles.predictions(cells) == [
         "ppo, 6 ms: predicted for threaded 110, measured 100: +10%",
         "ppo, 6 ms: predicted for 4 environments 300, measured 400: -25%",

@@ -10,7 +10,7 @@ from pipeline.settings import load_run_settings
 TAG = self_play.ROOT / self_play.CONFIGURATIONS["tag"]
 
 
-def test_a_whole_run_keeps_the_files_lengths_and_turns():
+def test_a_whole_run_keeps_the_files_lengths_and_turns_and_a_shorter_one_has_four_turns():
     original = load_run_settings(TAG).behaviors
     adapted = self_play.adapted(TAG, None).behaviors
     for name, behavior in adapted.items():
@@ -18,9 +18,6 @@ def test_a_whole_run_keeps_the_files_lengths_and_turns():
         assert behavior.self_play == original[name].self_play
         assert behavior.checkpoint_interval == behavior.max_steps // 5
     assert adapted["Hunter"].max_steps == 2 * adapted["Runner"].max_steps
-
-
-def test_a_shorter_run_has_at_least_four_turns():
     for behavior in self_play.adapted(TAG, 1000).behaviors.values():
         assert (behavior.max_steps, behavior.self_play.team_change) == (1000, 250)
 

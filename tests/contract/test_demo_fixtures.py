@@ -23,7 +23,9 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize(("name", "n", "shapes", "actions", "n_done"), EXPECTED)
-def test_recorded_demonstration_is_read_whole(fixtures: Path, name, n, shapes, actions, n_done):
+def test_recorded_demonstration_is_read_whole_also_without_a_count_and_written_again(
+    fixtures: Path, tmp_path: Path, name, n, shapes, actions, n_done
+):
     demo = read_demo(fixtures / "demos" / name)
     assert len(demo) == n == demo.metadata.number_steps
     assert [obs.shape for obs in demo.obs] == [(n, *shape) for shape in shapes]
@@ -41,34 +43,14 @@ def test_recorded_demonstration_is_read_whole(fixtures: Path, name, n, shapes, a
         if len(spec.shape) == 3:
             assert obs.min() >= 0
             assert 0.5 < obs.max() <= 1
-
-
-@pytest.mark.parametrize("name", [case[0] for case in EXPECTED])
-def test_recording_whose_header_was_never_completed_is_read_whole(
-    fixtures: Path, tmp_path: Path, name
-):
-    meta = read_demo(fixtures / "demos" / name).metadata
-    empty = DemonstrationMetaProto(api_version=1, demonstration_name=meta.demonstration_name)
-    begun = delimited_message(empty).ljust(33, b"\0")
+    # a header that was never completed
+    empty = DemonstrationMetaProto(
+        api_version=1, demonstration_name=demo.metadata.demonstration_name
+    )
     path = tmp_path / "begun.demo"
+    begun = delimited_message(empty).ljust(33, b"\0")
     path.write_bytes(begun + (fixtures / "demos" / name).read_bytes()[33:])
-    assert len(read_demo(path)) == meta.number_steps
-
-
-def test_actions_recorded_in_v1_explain_the_next_observation(fixtures: Path):
-    """In 3DBall the platform turns by the action: the one beside observation t moves it to t+1."""
-    demo = read_demo(fixtures / "demos/v1.0/Expert3DBall.demo")
-    change = np.diff(demo.obs[0][:, 0])
-    beside = np.abs(np.corrcoef(change, demo.continuous[:-1, 0])[0, 1])
-    other = np.abs(np.corrcoef(change, demo.continuous[:-1, 1])[0, 1])
-    assert max(beside, other) > 0.9
-
-
-@pytest.mark.parametrize(("name", "n", "shapes", "actions", "n_done"), EXPECTED)
-def test_recorded_demonstration_survives_being_written_again(
-    fixtures: Path, tmp_path: Path, name, n, shapes, actions, n_done
-):
-    demo = read_demo(fixtures / "demos" / name)
+    assert len(read_demo(path)) == n
     with writing_demo(tmp_path / "again.demo", demo.behavior_name, demo.spec) as writer:
         writer.append(
             obs=demo.obs,
@@ -78,9 +60,18 @@ def test_recorded_demonstration_survives_being_written_again(
             interrupted=demo.interrupted,
             action_mask=demo.action_mask,
         )
-    reread = read_demo(tmp_path / "again.demo")
-    assert reread.spec.action_spec == demo.spec.action_spec
+    again = read_demo(tmp_path / "again.demo")
+    assert again.spec.action_spec == actions
     for field in ("continuous", "discrete", "reward", "done", "interrupted"):
-        np.testing.assert_array_equal(getattr(reread, field), getattr(demo, field))
-    for got, expected in zip(reread.obs, demo.obs, strict=True):
+        np.testing.assert_array_equal(getattr(again, field), getattr(demo, field))
+    for got, expected in zip(again.obs, demo.obs, strict=True):
         np.testing.assert_array_equal(got, expected)
+
+
+def test_actions_recorded_in_v1_explain_the_next_observation(fixtures: Path):
+    """In 3DBall the platform turns by the action: the one beside observation t moves it to t+1."""
+    demo = read_demo(fixtures / "demos/v1.0/Expert3DBall.demo")
+    change = np.diff(demo.obs[0][:, 0])
+    beside = np.abs(np.corrcoef(change, demo.continuous[:-1, 0])[0, 1])
+    other = np.abs(np.corrcoef(change, demo.continuous[:-1, 1])[0, 1])
+    assert max(beside, other) > 0.9

@@ -97,12 +97,9 @@ assert not hasattr(mlagents_envs.base_env, "Nothing")
 """
 
 
-def test_a_script_of_ml_agents_runs_unchanged_with_the_package():
+def test_a_script_of_ml_agents_runs_unchanged_with_the_package_as_its_distribution():
     completed = run(SCRIPT, PACKAGE)
     assert completed.returncode == 0, completed.stderr
-
-
-def test_the_package_counts_as_the_distribution_of_ml_agents():
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
     assert project["name"] == "mlagents-envs"
     assert Version(project["version"]) in SpecifierSet("==1.1.0")
@@ -133,9 +130,6 @@ def test_the_commands_of_ml_agents_are_installed_by_a_package_of_their_own():
         assert completed.returncode == 2
         assert completed.stderr.startswith(refused[name])
         assert completed.stderr.count("\n") == 1
-
-
-def test_the_commands_of_ml_agents_say_their_own_name_in_their_help():
     code = "import sys; sys.argv[0] = '/bin/mlagents-learn'; from pipeline.__main__ import *; "
     completed = run(code + "mlagents_learn()", arguments=["--help"])
     assert completed.stdout.startswith("usage: mlagents-learn [CONFIG] [options]")

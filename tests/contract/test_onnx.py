@@ -25,9 +25,7 @@ SPECS = {
     "3DBall": BehaviorSpec([VECTOR(8)], ActionSpec(2, ())),
     "Basic": BehaviorSpec([VECTOR(20)], ActionSpec(0, (3,))),
     "Hallway": BehaviorSpec([VECTOR(105), VECTOR(3)], ActionSpec(0, (5,))),
-    "SmallWallJump": BehaviorSpec(
-        [VECTOR(210), VECTOR(210), VECTOR(24)], ActionSpec(0, (3, 3, 3, 2))
-    ),
+    "SmallWallJump": BehaviorSpec([*map(VECTOR, (210, 210, 24))], ActionSpec(0, (3, 3, 3, 2))),
     "SoccerTwos": BehaviorSpec([VECTOR(264), VECTOR(72)], ActionSpec(0, (3, 3, 3))),
     "Sorter": BehaviorSpec(
         [ObservationSpec.entities(20, 23), VECTOR(10), VECTOR(8)], ActionSpec(0, (3, 3, 3))
@@ -38,57 +36,32 @@ SPECS = {
     ),
     "hybrid0vis8vec_2c_2_3d_v2_0": BehaviorSpec([VECTOR(8)], ActionSpec(2, (2, 3))),
 }
+CONTINUOUS = "continuous_actions continuous_action_output_shape"
+DISCRETE = "discrete_actions discrete_action_output_shape"
 # inputs with shapes, outputs in order, (version, memory, continuous, branches)
 SHAPES = {
-    "3DBall": (
-        {"obs_0": (8,)},
-        "continuous_actions continuous_action_output_shape deterministic_continuous_actions",
-        (3, 0, 2, ()),
-    ),
-    "Basic": (
-        {"obs_0": (20,), "action_masks": (3,)},
-        "discrete_actions discrete_action_output_shape deterministic_discrete_actions",
-        (3, 0, 0, (3,)),
-    ),
-    "Hallway": (
-        {"obs_0": (105,), "obs_1": (3,), "action_masks": (5,), "recurrent_in": (1, 128)},
-        "discrete_actions discrete_action_output_shape recurrent_out",
-        (3, 128, 0, (5,)),
-    ),
-    "SmallWallJump": (
-        {"obs_0": (210,), "obs_1": (210,), "obs_2": (24,), "action_masks": (11,)},
-        "discrete_actions discrete_action_output_shape deterministic_discrete_actions",
-        (3, 0, 0, (3, 3, 3, 2)),
-    ),
-    "SoccerTwos": (
-        {"vector_observation": (336,), "action_masks": (9,)},
-        "discrete_actions discrete_action_output_shape action is_continuous_control "
-        "action_output_shape",
-        (2, 0, 0, (9,)),
-    ),
-    "Sorter": (
-        {"obs_0": (20, 23), "obs_1": (10,), "obs_2": (8,), "action_masks": (9,)},
-        "discrete_actions discrete_action_output_shape deterministic_discrete_actions",
-        (3, 0, 0, (3, 3, 3)),
-    ),
+    "3DBall": ({"obs_0": (8,)}, f"{CONTINUOUS} deterministic_continuous_actions", (3, 0, 2, ())),
+    "Basic": ({"obs_0": (20,), "action_masks": (3,)},
+              f"{DISCRETE} deterministic_discrete_actions", (3, 0, 0, (3,))),
+    "Hallway": ({"obs_0": (105,), "obs_1": (3,), "action_masks": (5,), "recurrent_in": (1, 128)},
+                f"{DISCRETE} recurrent_out", (3, 128, 0, (5,))),
+    "SmallWallJump": ({"obs_0": (210,), "obs_1": (210,), "obs_2": (24,), "action_masks": (11,)},
+                      f"{DISCRETE} deterministic_discrete_actions", (3, 0, 0, (3, 3, 3, 2))),
+    "SoccerTwos": ({"vector_observation": (336,), "action_masks": (9,)},
+                   f"{DISCRETE} action is_continuous_control action_output_shape",
+                   (2, 0, 0, (9,))),
+    "Sorter": ({"obs_0": (20, 23), "obs_1": (10,), "obs_2": (8,), "action_masks": (9,)},
+               f"{DISCRETE} deterministic_discrete_actions", (3, 0, 0, (3, 3, 3))),
     "deterContinuous2vis8vec2action_v2_0": (
-        {"obs_0": (8,)},
-        "continuous_actions continuous_action_output_shape deterministic_continuous_actions",
-        (3, 0, 2, ()),
-    ),
+        {"obs_0": (8,)}, f"{CONTINUOUS} deterministic_continuous_actions", (3, 0, 2, ())),
     "discrete1vis0vec_2_3action_v1_0": (
         {"visual_observation_0": (3, 20, 21), "action_masks": (5,)},
         "action discrete_actions is_continuous_control action_output_shape "
-        "continuous_action_output_shape discrete_action_output_shape",
-        (2, 0, 0, (5,)),
-    ),
+        "continuous_action_output_shape discrete_action_output_shape", (2, 0, 0, (5,))),
     "hybrid0vis8vec_2c_2_3d_v2_0": (
         {"obs_0": (8,), "action_masks": (5,), "recurrent_in": (1, 128)},
-        "continuous_actions continuous_action_output_shape discrete_actions "
-        "discrete_action_output_shape recurrent_out",
-        (3, 128, 2, (2, 3)),
-    ),
-}
+        f"{CONTINUOUS} {DISCRETE} recurrent_out", (3, 128, 2, (2, 3))),
+}  # fmt: skip
 V3 = [name for name, (_, _, facts) in SHAPES.items() if facts[0] == 3]
 DETERMINISTIC = [name for name in V3 if "deterministic" in SHAPES[name][1]]
 
@@ -133,12 +106,7 @@ def test_shipped_model_gives_no_finding_on_its_own_behavior(models, name):
     assert check_model(models / f"{name}.onnx") == []
     assert check_model(models / f"{name}.onnx", SPECS[name]) == []
     assert model_findings(models / f"{name}.onnx", SPECS[name]) == []
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_shipped_model_on_another_behavior_gives_findings(models, name):
-    other = BehaviorSpec([VECTOR(2)], ActionSpec(1, (7,)))
-    assert check_model(models / f"{name}.onnx", other)
+    assert check_model(models / f"{name}.onnx", BehaviorSpec([VECTOR(2)], ActionSpec(1, (7,))))
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -153,40 +121,6 @@ def test_shipped_model_runs_with_any_batch(models, name, n_agents):
         assert action.discrete.shape == (n_agents, spec.action_spec.discrete_size)
         assert np.abs(action.continuous).max(initial=0) <= 1
         assert (action.discrete < np.array(spec.action_spec.discrete_branches or 1)).all()
-
-
-def test_memory_is_kept_per_agent_and_dropped_at_the_end(models):
-    spec = SPECS["hybrid0vis8vec_2c_2_3d_v2_0"]
-    steps = random_steps(spec, 3)
-
-    def act(policy, rows):
-        policy.act(decision_steps([o[rows] for o in steps.obs], steps.agent_id[rows]))
-        return [policy._memories[int(agent)].copy() for agent in steps.agent_id[rows]]
-
-    path = models / "hybrid0vis8vec_2c_2_3d_v2_0.onnx"
-    policy = OnnxPolicy(path)
-    first = act(policy, [0, 1, 2])
-    policy.end([1])
-    second = act(policy, [2, 1, 0])
-    np.testing.assert_allclose(second[1], first[1], atol=1e-6)
-    assert np.abs(second[2] - first[0]).max() > 1e-3
-    policy.reset(seed=0)
-    np.testing.assert_allclose(act(policy, [0])[0], first[0], atol=1e-6)
-    fresh = OnnxPolicy(path)
-    act(fresh, [0])
-    np.testing.assert_allclose(act(fresh, [0])[0], second[2], atol=1e-6)
-
-
-def test_recurrent_model_is_reproducible_with_a_seed(models):
-    path, steps = models / "hybrid0vis8vec_2c_2_3d_v2_0.onnx", None
-    steps = random_steps(SPECS[path.stem], 5)
-
-    def trace(seed):
-        policy = OnnxPolicy(path, seed=seed)
-        actions = [policy.act(steps) for _ in range(3)]
-        return [(a.continuous.tolist(), a.discrete.tolist()) for a in actions]
-
-    assert trace(1) == trace(1) != trace(2)
 
 
 def test_hallway_rebuilt_from_its_weights_remembers_and_prefers_the_same(models):

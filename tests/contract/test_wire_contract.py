@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 
+from google.protobuf import descriptor_pool
+
 from pipeline.protocol import side_channels as wire
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.generated.messages import POOL
@@ -57,24 +59,19 @@ FIELDS = {
 }  # fmt: skip
 
 
-def test_every_field_has_its_number():
+def test_messages_service_and_commands_are_those_of_the_specification():
     for name, numbers in FIELDS.items():
         descriptor = POOL.FindMessageTypeByName(f"communicator_objects.{name}")
         assert {field.name: field.number for field in descriptor.fields} == numbers
-
-
-def test_call_is_the_exchange_of_unity_to_external():
     service = POOL.FindServiceByName("communicator_objects.UnityToExternalProto")
     assert [method.name for method in service.methods] == ["Exchange"]
-
-
-def test_messages_share_a_process_with_another_copy_of_the_same_definitions():
-    from google.protobuf import descriptor_pool
-
+    assert m.UnityRLInputProto().command == m.STEP == 0
+    assert (m.RESET, m.QUIT) == (1, 2)
+    # another copy of the same definitions may be in the process
     assert POOL is not descriptor_pool.Default()
 
 
-def test_engine_configuration_message_has_the_bytes_of_the_specification():
+def test_side_channels_have_the_ids_and_bytes_of_the_specification():
     message = wire.OutgoingMessage()
     message.write_int32(2)
     message.write_float32(20.0)
@@ -82,15 +79,6 @@ def test_engine_configuration_message_has_the_bytes_of_the_specification():
     assert data.hex(" ", 4) == (
         "2c3451e9 7e4fea11 b238784f 4387d1f7 08000000 02000000 0000a041"
     )  # fmt: skip
-
-
-def test_channel_ids_made_from_names_are_those_of_the_specification():
-    stats = uuid.uuid5(uuid.NAMESPACE_URL, "com.unity.ml-agents/StatsSideChannel")
-    analytics = uuid.uuid5(uuid.NAMESPACE_URL, "com.unity.ml-agents/TrainingAnalyticsSideChannel")
-    assert stats == wire.STATS
-    assert analytics == wire.TRAINING_ANALYTICS
-
-
-def test_step_is_the_default_command():
-    assert m.UnityRLInputProto().command == m.STEP == 0
-    assert (m.RESET, m.QUIT) == (1, 2)
+    for name, channel in (("Stats", wire.STATS), ("TrainingAnalytics", wire.TRAINING_ANALYTICS)):
+        url = f"com.unity.ml-agents/{name}SideChannel"
+        assert uuid.uuid5(uuid.NAMESPACE_URL, url) == channel

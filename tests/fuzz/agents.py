@@ -13,7 +13,7 @@ from pipeline.protocol.png import encode_png
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
-from .mutations import NAMES, messages, mutated
+from .mutations import mutated, spoil
 
 _OBSERVATIONS = st.sampled_from(
     (
@@ -81,90 +81,37 @@ def message_of(draw: Any, spec: BehaviorSpec, n: int, n_ended: int, seed: int) -
     return m.UnityRLOutputProto.ListAgentInfoProto.FromString(written or steps_bytes(*steps, spec))
 
 
-def _spoil_agent(draw: Any, info: Any) -> None:
-    """Change something about one agent."""
+_SIZES = st.sampled_from((-1, 0, 1, 2, 3, 5, 10**6, 2**31 - 1))
+_VALUES = {
+    **dict.fromkeys(("reward", "group_reward", "data"), _NUMBERS),
+    "name": st.sampled_from(("", "eye", "another", "é" * 40)),
+    "shape": _SIZES,
+    "dimension_properties": st.integers(-1, 9),
+    "observation_type": st.integers(0, 3),
+    "compression_type": st.sampled_from((m.NONE, m.PNG)),
+    "compressed_data": mutated(
+        st.sampled_from(((3, 2, 2), (1, 3, 2), (4, 2, 2))).map(
+            lambda shape: encode_png(np.ones(shape, np.float32))
+        )
+    ),
+    "compressed_channel_mapping": st.integers(-2, 4),
+    **dict.fromkeys(("num_continuous_actions", "num_discrete_actions"), _SIZES),
+    **dict.fromkeys(("discrete_branch_sizes", "vector_action_size_deprecated"), _SIZES),
+    "vector_action_space_type_deprecated": st.sampled_from((0, 1)),
+}
+
+
+def spoil_agent(draw: Any, info: Any) -> None:
+    """Change something about one agent, mostly about what it observes."""
     kind = draw(st.integers(0, 7))
     if kind == 0:
-        info.reward = draw(_NUMBERS)
-    elif kind == 1:
-        info.group_reward = draw(_NUMBERS)
-    elif kind == 2:
-        info.done = not info.done
-    elif kind == 3:
-        info.max_step_reached = not info.max_step_reached
-    elif kind == 4:
-        info.id = draw(st.integers(-(2**31), 2**31 - 1))
-    elif kind == 5:
-        del info.action_mask[:]
-        info.action_mask.extend(draw(st.lists(st.booleans(), max_size=140)))
-    elif kind == 6:
         info.MergeFromString(draw(st.sampled_from((b"\xc0\x3e\x01", b"\x0a\x00", b"\x5a\x01\x02"))))
+    elif kind <= 4 and info.observations:
+        spoil(draw, draw(st.sampled_from(list(info.observations))), _VALUES)
     else:
-        info.MergeFrom(draw(messages(m.AgentInfoProto, likely=0.3)))
-
-
-def _spoil_description(draw: Any, info: Any) -> None:
-    """Change how one observation is described, or the number of observations."""
-    obs = _any_observation(draw, info)
-    kind = draw(st.integers(0, 5))
-    if kind == 0:
-        obs.name = draw(st.sampled_from(("", "eye", "another", "é" * 40)))
-    elif kind == 1:
-        del obs.shape[draw(st.integers(0, len(obs.shape))) :]
-        obs.shape.extend(draw(st.lists(st.sampled_from((0, 1, 2, 5, -1, 2**31 - 1)), max_size=3)))
-    elif kind == 2:
-        del obs.dimension_properties[:]
-        obs.dimension_properties.extend(draw(st.lists(st.integers(-1, 9), max_size=4)))
-    elif kind == 3:
-        obs.observation_type = draw(st.integers(0, 3))
-    elif kind == 4:
-        del info.observations[-1]
-    else:
-        info.observations.add().CopyFrom(obs)
-
-
-def _spoil_content(draw: Any, info: Any) -> None:
-    """Change the numbers or the image of one observation."""
-    obs = _any_observation(draw, info)
-    kind = draw(st.integers(0, 3))
-    if kind == 0 and obs.float_data.data:
-        at = draw(st.integers(0, len(obs.float_data.data) - 1))
-        obs.float_data.data[at] = draw(_NUMBERS)
-    elif kind == 1:
-        obs.float_data.data.append(1.0)
-    elif kind == 2:
-        obs.compression_type = m.PNG
-        shape = tuple(draw(st.sampled_from(((3, 2, 2), (1, 3, 2), (4, 2, 2)))))
-        obs.compressed_data = draw(mutated(st.just(encode_png(np.ones(shape, np.float32)))))
-    else:
-        obs.compressed_channel_mapping.extend(draw(st.lists(st.integers(-2, 4), max_size=4)))
-
-
-def _any_observation(draw: Any, info: Any) -> Any:
-    if not info.observations:
-        info.observations.add(shape=[1])
-    return info.observations[draw(st.integers(0, len(info.observations) - 1))]
-
-
-SPOILS = (_spoil_agent, _spoil_agent, _spoil_description, _spoil_content)
+        spoil(draw, info, _VALUES)
 
 
 def spoil_announcement(draw: Any, brain: Any) -> None:
     """Change something about what a behavior is said to do."""
-    sizes = st.sampled_from((-1, 0, 1, 3, 10**6, 2**31 - 1))
-    kind = draw(st.integers(0, 5))
-    if kind == 0:
-        brain.action_spec.num_continuous_actions = draw(sizes)
-    elif kind == 1:
-        brain.action_spec.num_discrete_actions = draw(sizes)
-    elif kind == 2:
-        brain.action_spec.discrete_branch_sizes.extend(draw(st.lists(sizes, max_size=3)))
-        brain.action_spec.num_discrete_actions = len(brain.action_spec.discrete_branch_sizes)
-    elif kind == 3:
-        brain.ClearField("action_spec")
-        brain.vector_action_size_deprecated.extend(draw(st.lists(sizes, max_size=3)))
-        brain.vector_action_space_type_deprecated = draw(st.sampled_from((0, 1)))
-    elif kind == 4:
-        brain.brain_name = draw(NAMES)
-    else:
-        brain.MergeFrom(draw(messages(m.BrainParametersProto, likely=0.4)))
+    spoil(draw, draw(st.sampled_from((brain, brain.action_spec))), _VALUES)

@@ -73,7 +73,10 @@ NAMES = st.one_of(
 )
 _VALUES = {
     FieldDescriptor.TYPE_INT32: _INTEGERS,
+    FieldDescriptor.TYPE_INT64: _INTEGERS,
+    FieldDescriptor.TYPE_UINT64: st.integers(0, 2**64 - 1),
     FieldDescriptor.TYPE_FLOAT: _FLOATS,
+    FieldDescriptor.TYPE_DOUBLE: _FLOATS,
     FieldDescriptor.TYPE_BOOL: st.booleans(),
     FieldDescriptor.TYPE_STRING: NAMES,
     FieldDescriptor.TYPE_BYTES: st.binary(max_size=24),
@@ -107,3 +110,34 @@ def _fill(draw: Any, message: Any, likely: int) -> None:
             value.extend(draw(st.lists(_VALUES[field.type], max_size=4)))
         else:
             setattr(message, field.name, draw(_VALUES[field.type]))
+
+
+def spoil(draw: Any, message: Any, values: dict[str, Any], deep: int = 2) -> None:
+    """Change one field of a message or of one in it: another value, one more, one less, or none.
+
+    Args:
+        draw: Hypothesis's.
+        message: what is changed.
+        values: strategies by the name of a field, in place of any value of its type.
+        deep: how deep the message may lie of which a field is changed.
+    """
+    field = draw(st.sampled_from(tuple(message.DESCRIPTOR.fields)))
+    value = getattr(message, field.name)
+    is_list = field.is_repeated
+    if draw(st.integers(0, 5)) == 0:
+        message.ClearField(field.name)
+    elif is_list and len(value) and draw(st.booleans()):
+        at = draw(st.integers(0, len(value) - 1))
+        if field.message_type is not None and deep and draw(st.booleans()):
+            spoil(draw, value[at], values, deep - 1)
+        elif field.message_type is not None and draw(st.booleans()):
+            value.add().CopyFrom(value[at])
+        elif field.message_type is None and draw(st.booleans()):
+            value[at] = draw(values.get(field.name) or _VALUES[field.type])
+        else:
+            del value[at]
+    elif field.message_type is not None:
+        spoil(draw, value.add() if is_list else value, values, deep - 1)
+    else:
+        new = draw(values.get(field.name) or _VALUES[field.type])
+        value.append(new) if is_list else setattr(message, field.name, new)

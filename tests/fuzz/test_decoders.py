@@ -22,7 +22,7 @@ from pipeline.protocol.generated import messages as m
 from pipeline.protocol.layout_cache import Decoder, read_fields
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 
-from .agents import ACTIONS, SPECS, SPOILS, message_of
+from .agents import ACTIONS, SPECS, message_of, spoil_agent
 from .mutations import messages, mutated
 
 
@@ -38,7 +38,7 @@ def _conversations(draw: Any) -> tuple[BehaviorSpec, list[bytes]]:
         for _ in range(draw(st.sampled_from((0, 0, 1, 1, 2, 4)))):
             if message.value:
                 info = message.value[draw(st.integers(0, len(message.value) - 1))]
-                draw(st.sampled_from(SPOILS))(draw, info)
+                spoil_agent(draw, info)
         data = message.SerializeToString()
         out.append(draw(mutated(st.just(data), most=2)) if draw(st.booleans()) else data)
     return spec, out

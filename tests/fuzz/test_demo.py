@@ -15,7 +15,7 @@ from pipeline.protocol.demo import BRAIN_OFFSET, delimited_message, read_demo
 from pipeline.protocol.encoding import brain_parameters
 from pipeline.protocol.generated import messages as m
 
-from .agents import SPECS, SPOILS, message_of, spoil_announcement
+from .agents import SPECS, message_of, spoil_agent, spoil_announcement
 from .mutations import messages, mutated, usually
 
 _COUNTS = st.sampled_from((0, 1, 2, 7, -1, 2**31 - 1))
@@ -49,7 +49,7 @@ def _demos(draw: Any) -> bytes:
     rng = np.random.default_rng(draw(st.integers(0, 9)))
     actions = encode_actions(spec.action_spec.random_action(len(infos), rng), spec).value
     if _seldom(draw) and infos:
-        draw(st.sampled_from(SPOILS))(draw, draw(st.sampled_from(list(infos))))
+        spoil_agent(draw, draw(st.sampled_from(list(infos))))
     if _seldom(draw) and infos:
         action = draw(st.sampled_from(list(actions)))
         action.Clear() if draw(st.booleans()) else None

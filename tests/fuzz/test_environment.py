@@ -29,7 +29,7 @@ from pipeline.protocol.calls import parse_call
 from pipeline.protocol.encoding import brain_parameters
 from pipeline.protocol.generated import messages as m
 
-from .agents import SPECS, SPOILS, TRAINABLE_SPECS, message_of, spoil_announcement
+from .agents import SPECS, TRAINABLE_SPECS, message_of, spoil_agent, spoil_announcement
 from .mutations import NAMES, messages, mutated
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _conversations(draw: Any, specs: Any = SPECS, *, least: int = 1, harm: int =
         for name in names:
             infos = message_of(draw, spec, n, n_ended, seed + turn % 4)
             if _seldom(draw, 15 * harm) and infos.value:
-                draw(st.sampled_from(SPOILS))(draw, draw(st.sampled_from(list(infos.value))))
+                spoil_agent(draw, draw(st.sampled_from(list(infos.value))))
             message.unity_output.rl_output.agentInfos[name].CopyFrom(infos)
         if _seldom(draw, 4 * harm):
             message.unity_output.rl_output.side_channel = draw(_side_channels())

@@ -197,18 +197,14 @@ def test_paths_in_settings_are_used_or_refused(name: str, folder: Path) -> objec
     text = (_ROOT / "params.yaml").read_text()
     (folder / "config").symlink_to(_ROOT / "config")
     (folder / "params.yaml").write_text(text.replace("config/ppo/3DBall.yaml", _quoted(name)))
-    (folder / "init.yaml").write_text(
-        "behaviors:\n  Toy:\n    trainer_type: ppo\n    max_steps: 4\n"
-        f"    init_path: {_quoted(name)}\n"
-    )
-    (folder / "clone.yaml").write_text(
-        "behaviors:\n  Toy:\n    trainer_type: ppo\n    max_steps: 4\n"
-        f"    behavioral_cloning: {{demo_path: {_quoted(name)}, steps: 4, strength: 1}}\n"
-    )
-    for file in ("init.yaml", "clone.yaml"):
+    cloning = f"behavioral_cloning: {{demo_path: {_quoted(name)}, steps: 4, strength: 1}}"
+    for setting in (f"init_path: {_quoted(name)}", cloning):
+        (folder / "trainer.yaml").write_text(
+            f"behaviors: {{Toy: {{trainer_type: ppo, max_steps: 4, {setting}}}}}\n"
+        )
         try:
             env = InProcessEnvironment(Corridor(n_agents=2))
-            pipeline.train(env, folder / file, seed=1, run_dir=folder / "run")
+            pipeline.train(env, folder / "trainer.yaml", seed=1, run_dir=folder / "run")
         except PipelineError:
             assert not list((folder / "run").rglob("*.pt"))
     load_params(Path("params.yaml"))

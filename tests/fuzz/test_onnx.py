@@ -16,7 +16,7 @@ from steps import decision_steps
 from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import build_model
 
-from .mutations import mutated
+from .mutations import mutated, spoil
 
 _KINDS: tuple[dict[str, Any], ...] = (
     {"continuous": 2},
@@ -46,85 +46,38 @@ def _graph(kind: int) -> tuple[Any, Any, onnx.ModelProto]:
     return graph, reference.observations(graph, 3), build_model(graph)
 
 
-def _spoil_node(draw: Any, model: onnx.ModelProto) -> None:
-    nodes = model.graph.node
-    node = nodes[draw(st.integers(0, len(nodes) - 1))]
+_VALUES = {
+    "op_type": _OPERATORS,
+    **dict.fromkeys(("input", "output", "name"), _NAMES),
+    "domain": st.sampled_from(("", "x", "ai.onnx", "ai.onnx.ml", "com.microsoft")),
+    **dict.fromkeys(("dims", "dim_value"), _SIZES),
+    **dict.fromkeys(("data_type", "elem_type"), st.integers(-1, 25)),
+    "raw_data": st.one_of(
+        st.binary(max_size=12),
+        st.sampled_from((np.nan, np.inf, -1.0, 3e38, 2.0, 4.0)).map(
+            lambda number: np.float32(number).tobytes()
+        ),
+    ),
+    "data_location": st.sampled_from((0, 1)),
+    "type": st.integers(0, 14),
+    "key": st.just("location"),
+    "value": st.sampled_from(("a.onnx", "/etc/passwd", "../../etc/passwd", "", "a\0b")),
+    "version": st.sampled_from((-1, 0, 7, 9, 13, 99, 1 << 40)),
+    "ir_version": st.sampled_from((0, 3, 99, -1)),
+}
+
+
+def _spoil(draw: Any, model: onnx.ModelProto) -> None:
+    """Change something about an operator, a tensor, what is declared, or the model itself."""
+    graph = model.graph
+    parts = draw(st.sampled_from((graph.node, graph.initializer, graph.input, graph.output)))
     kind = draw(st.integers(0, 7))
-    names = node.input if draw(st.booleans()) else node.output
-    if kind == 0:
-        node.op_type = draw(_OPERATORS)
-    elif kind == 1 and names:
-        names[draw(st.integers(0, len(names) - 1))] = draw(_NAMES)
+    if kind <= 1 or not parts:
+        spoil(draw, draw(st.sampled_from((model, graph))), _VALUES)
     elif kind == 2:
-        del names[:]
-    elif kind == 3:
-        names.append(draw(_NAMES))
-    elif kind == 4:
-        node.domain = draw(st.sampled_from(("x", "ai.onnx.ml", "com.microsoft")))
-    elif kind == 5:
-        del node.attribute[:]
-    elif kind == 6:
-        nodes.add().CopyFrom(node)
+        parts.remove(draw(st.sampled_from(list(parts))))
     else:
-        nodes.remove(node)
-
-
-def _spoil_tensor(draw: Any, model: onnx.ModelProto) -> None:
-    tensors = [
-        *model.graph.initializer,
-        *(a.t for node in model.graph.node for a in node.attribute if a.HasField("t")),
-    ]
-    tensor = tensors[draw(st.integers(0, len(tensors) - 1))]
-    kind = draw(st.integers(0, 6))
-    if kind == 0:
-        tensor.dims.append(draw(_SIZES))
-    elif kind == 1 and tensor.dims:
-        tensor.dims[0] = draw(_SIZES)
-    elif kind == 2:
-        tensor.data_type = draw(st.integers(-1, 25))
-    elif kind == 3:
-        tensor.raw_data = draw(st.binary(max_size=12))
-    elif kind == 4:
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        place = draw(st.sampled_from(("a.onnx", "/etc/passwd", "../../etc/passwd", "", "a\0b")))
-        tensor.external_data.add(key="location", value=place)
-    elif kind == 5:
-        value = draw(st.sampled_from((np.nan, np.inf, -1.0, 3e38, 2.0, 4.0)))
-        name = tensor.name
-        tensor.CopyFrom(onnx.numpy_helper.from_array(np.array([value], np.float32), name))
-    else:
-        tensor.name = draw(_NAMES)
-
-
-def _spoil_declaration(draw: Any, model: onnx.ModelProto) -> None:
-    declared = draw(st.sampled_from((model.graph.input, model.graph.output)))
-    value = declared[draw(st.integers(0, len(declared) - 1))] if declared else declared.add()
-    kind = draw(st.integers(0, 5))
-    if kind == 0:
-        value.name = draw(_NAMES)
-    elif kind == 1:
-        value.type.tensor_type.elem_type = draw(st.integers(-1, 25))
-    elif kind == 2:
-        value.type.tensor_type.shape.dim.add(dim_value=draw(_SIZES))
-    elif kind == 3:
-        del value.type.tensor_type.shape.dim[:]
-    elif kind == 4:
-        value.ClearField("type")
-    else:
-        declared.remove(value)
-
-
-def _spoil_model(draw: Any, model: onnx.ModelProto) -> None:
-    kind = draw(st.integers(0, 3))
-    if kind == 0:
-        version = draw(st.sampled_from((-1, 0, 7, 9, 13, 99, 1 << 40)))
-        model.opset_import.add(domain=draw(st.sampled_from(("", "ai.onnx", "x"))), version=version)
-    elif kind == 1:
-        del model.opset_import[:]
-    elif kind == 2:
-        model.ir_version = draw(st.sampled_from((0, 3, 99, -1)))
-    else:
-        model.graph.ClearField(draw(st.sampled_from(("node", "initializer", "input", "output"))))
+        spoil(draw, draw(st.sampled_from(list(parts))), _VALUES)
 
 
 @st.composite
@@ -134,11 +87,7 @@ def _models(draw: Any) -> tuple[int, bytes]:
     model = onnx.ModelProto()
     model.CopyFrom(_graph(kind)[2])
     for _ in range(draw(st.integers(0, 3))):
-        spoil = draw(
-            st.sampled_from((_spoil_node, _spoil_tensor, _spoil_declaration, _spoil_model))
-        )
-        if model.graph.node and model.graph.initializer:
-            spoil(draw, model)
+        _spoil(draw, model)
     data = model.SerializeToString()
     return kind, draw(mutated(st.just(data), most=3)) if draw(st.booleans()) else data
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -121,6 +122,17 @@ def test_the_sink_of_a_resumed_run_drops_what_it_repeats(tmp_path: Path):
         assert [line["step"] for line in lines if line["behavior"] == behavior] == [1, 2, 3, 4]
 
 
+def test_the_sink_in_the_guide_keeps_the_best_return(tmp_path: Path):
+    page = (EXAMPLE.parents[1] / "docs/how-to/plugins.md").read_text()
+    section = page.partition("\n## Sink\n")[2].partition("```python\n")[2]
+    names: dict = {}
+    exec(section.partition("```")[0], names)  # noqa: S102  # ours
+    sink = names["for_run"](TrackedRun(folder=tmp_path, max_steps={}))
+    for step, reward in enumerate((1.0, 3.0, 2.0)):
+        sink.metrics("B", {"Environment/Cumulative Reward": reward}, step)
+    assert (tmp_path / "best.txt").read_text() == "{'B': 3.0}\n"
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -174,6 +186,23 @@ def test_what_the_example_cannot_do_is_refused(tmp_path: Path, changes, said):
         train(tmp_path / "run", settings(**changes))
 
 
+@pytest.mark.slow
+def test_the_simulator_becomes_an_executable_that_runs_by_itself(tmp_path: Path, monkeypatch):
+    programs = [pack.pack("corridor", tmp_path / name, n_agents=4) for name in ("one", "again")]
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    completed = subprocess.run(  # noqa: S603  # built just now
+        [programs[0], "--describe"],
+        env=os.environ | {"PIPELINE_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert "Corridor" in completed.stdout
+    assert programs[0].read_bytes() == programs[1].read_bytes()
+
+
 def test_the_simulator_is_listed_and_its_expert_plays_well():
     assert registry.entry("corridor").summary.startswith("Find the lit end")
     env, act = registry.make("corridor", seed=1, n_agents=8), registry.expert("corridor")
@@ -186,49 +215,18 @@ def test_the_simulator_is_listed_and_its_expert_plays_well():
     assert set(rewards) == {1.0}
 
 
-@pytest.mark.slow
-def test_the_simulator_becomes_an_executable_that_runs_by_itself(tmp_path: Path, monkeypatch):
-    program = pack.pack("corridor", tmp_path / "corridor", n_agents=4)
-    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    completed = subprocess.run(  # noqa: S603  # built just now
-        [program, "--describe"],
-        env=os.environ | {"PIPELINE_PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert completed.returncode == 0, completed.stderr
-    assert "Corridor" in completed.stdout
-    first = program.read_bytes()
-    pack.pack("corridor", tmp_path / "again", n_agents=4)
-    assert (tmp_path / "again").read_bytes() == first
-
-
-def test_a_sink_that_cannot_be_made_takes_no_part_and_is_named(tmp_path, site, caplog):
+def test_a_sink_that_cannot_be_made_takes_no_part_and_is_named_unless_it_was_asked_for(
+    tmp_path, site, caplog
+):
+    run = TrackedRun(folder=tmp_path, max_steps={})
     (site / "example_plugin/sink.py").write_text("def for_run(run):\n    raise OSError('full')\n")
-    sinks = standard_sinks(TrackedRun(folder=tmp_path, max_steps={}))
-    assert len(sinks) == 3
+    assert len(standard_sinks(run)) == 3
     assert "json_lines" in caplog.text
     assert "full" in caplog.text
-    assert len(standard_sinks(TrackedRun(folder=tmp_path, max_steps={}), ["tensorboard"])) == 3
-
-
-def test_a_sink_that_is_named_and_cannot_be_imported_is_refused(tmp_path, site):
+    assert len(standard_sinks(run, ["tensorboard"])) == 3
+    sys.modules.pop("example_plugin.sink")
     (site / "example_plugin/sink.py").write_text("import missing\n")
-    run = TrackedRun(folder=tmp_path, max_steps={})
+    importlib.invalidate_caches()
     with pytest.raises(pipeline.errors.SettingsError, match=r"'json_lines' of .* cannot be used"):
         standard_sinks(run, ["json_lines"])
     assert len(standard_sinks(run)) == 3
-
-
-def test_the_sink_in_the_guide_keeps_the_best_return(tmp_path: Path):
-    section = (
-        (EXAMPLE.parents[1] / "docs/how-to/plugins.md").read_text().partition("\n## Sink\n")[2]
-    )
-    names: dict = {}
-    exec(section.partition("```python\n")[2].partition("```")[0], names)  # noqa: S102  # ours
-    sink = names["for_run"](TrackedRun(folder=tmp_path, max_steps={}))
-    for step, reward in enumerate((1.0, 3.0, 2.0)):
-        sink.metrics("B", {"Environment/Cumulative Reward": reward}, step)
-    assert (tmp_path / "best.txt").read_text() == "{'B': 3.0}\n"

@@ -88,11 +88,6 @@ def test_a_trainer_of_ml_agents_is_refused_by_name_with_the_page_that_ports_it(t
     )
 
 
-def test_an_unknown_simulator_is_refused_with_how_to_get_more():
-    with pytest.raises(SettingsError, match=r"'corridor'; .*pipeline\.simulators"):
-        registry.make("corridor")
-
-
 @pytest.mark.parametrize(
     ("more", "line", "said"),
     [
@@ -112,10 +107,9 @@ def test_settings_of_a_plug_in_are_checked_as_ours_are(tmp_path, site, more, lin
 
 def test_reading_settings_of_a_plug_in_imports_no_torch(tmp_path, site):
     install(site)
-    path = written(tmp_path, DQN)
     code = (
         "import sys; from pipeline.settings import load_run_settings as load\n"
-        f"run = load({str(path)!r})\n"
+        f"run = load({str(written(tmp_path, DQN))!r})\n"
         "assert run.behaviors['B'].hyperparameters.batch_size == 32\n"
         "sys.exit('torch' in sys.modules)"
     )
@@ -158,10 +152,9 @@ def test_every_part_of_ours_is_where_its_table_says():
         assert callable(registry.SIMULATORS[name])
     for name in SINKS.ours:
         assert callable(SINKS.load(name, room="pipeline.tracking.sinks."))
-
-
-def test_the_plan_knows_the_simulators_of_ours():
     assert set(registry.NAMES) == OUR_SIMULATORS
+    with pytest.raises(SettingsError, match=r"'corridor'; .*pipeline\.simulators"):
+        registry.make("corridor")
 
 
 @pytest.mark.parametrize(
@@ -203,13 +196,6 @@ def test_a_class_that_is_no_algorithm_is_refused_before_anything_starts(tmp_path
             algorithm_of(run.behaviors["B"])
 
 
-def test_two_packages_with_the_same_part_are_both_named(site):
-    for name in ("one", "other"):
-        distribution(site, name, "1", groups={"pipeline.algorithms": {"dqn": "a:B"}})
-    with pytest.raises(SettingsError, match="one and other both bring 'dqn'"):
-        HYPERPARAMETERS["dqn"]
-
-
 def test_a_plug_in_does_not_take_the_place_of_ours(site):
     distribution(site, "rival", "1", groups={"a.group": {"ours": "os:sep", "theirs": "os:sep"}})
     group: Group[str] = Group("a.group", {"ours": "os:linesep"})
@@ -221,6 +207,10 @@ def test_a_plug_in_does_not_take_the_place_of_ours(site):
     assert "neither" not in group
     with pytest.raises(KeyError):
         group["neither"]
+    for name in ("one", "other"):
+        distribution(site, name, "1", groups={"pipeline.algorithms": {"dqn": "a:B"}})
+    with pytest.raises(SettingsError, match="one and other both bring 'dqn'"):
+        HYPERPARAMETERS["dqn"]
 
 
 def test_a_signal_that_counts_for_itself_is_refused_with_several_learners(tmp_path, site):

@@ -118,15 +118,11 @@ def test_a_writer_gets_the_calls_that_ml_agents_makes(tmp_path: Path, sink: Stat
                 assert entry[5] == pytest.approx(dict(curves[key])[call["step"]], rel=1e-6), key
 
 
-def test_self_play_is_told(tmp_path: Path, sink: StatsWriterSink):
+def test_self_play_is_told_and_sums_are_charted_as_sums(tmp_path: Path, sink: StatsWriterSink):
     sink.began("Pong", {"self_play": {"window": 3}})
     last = calls(tmp_path / "run")[-1]
     assert (last["type"], last["known"], last["value"]) == ("SELF_PLAY", True, True)
-
-
-def test_sums_are_charted_as_sums(tmp_path: Path, sink: StatsWriterSink):
-    method = pipeline.StatsAggregationMethod.SUM
-    sink.samples("B", {"Goals": (method, [1.0, 2.0])})
+    sink.samples("B", {"Goals": (pipeline.StatsAggregationMethod.SUM, [1.0, 2.0])})
     sink.metrics("B", {"Goals": 3.0, "Time/update": 4.0}, 10)
     values = calls(tmp_path / "run")[-1]["values"]
     assert values["Goals"] == ["SUM", 2, 1.5, 0.5, 3.0, 3.0, 2]
@@ -176,11 +172,8 @@ def test_a_writer_that_fails_is_named_and_the_others_go_on(tmp_path, site, caplo
     assert "default" not in caplog.text
 
 
-def test_without_writers_there_is_no_sink(tmp_path: Path, site: Path):
-    assert for_run(TrackedRun(folder=tmp_path, max_steps={})) is None
-
-
 def test_a_writer_without_ml_agents_names_the_package(tmp_path, site, caplog, monkeypatch):
+    assert for_run(TrackedRun(folder=tmp_path, max_steps={})) is None, "there is no writer"
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(MODULES)])
     distribution(site, "recorder", "1.0", groups={GROUP: {"r": "recording_writer:get_writers"}})
     assert for_run(tracked(tmp_path / "run")) is None

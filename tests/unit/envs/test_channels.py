@@ -33,13 +33,16 @@ def statistic(name, value, method) -> bytes:
 
 
 @pytest.mark.parametrize("method", [-1, 4, 2**31 - 1])
-def test_statistic_of_an_unknown_method_is_refused_by_name(method):
+def test_statistics_are_kept_until_they_are_taken_and_refused_if_their_method_is_unknown(method):
     channel = StatsSideChannel()
     text = (
         rf"statistic (Score){{40}}\.\.\. is to be .* by method {method}; .* 0 AVERAGE, 1 MOST_REC"
     )
     with pytest.raises(UnitySideChannelException, match=text):
         SideChannelManager([channel]).deliver(statistic("Score" * 100, 1.0, method))
+    SideChannelManager([channel]).deliver(2 * statistic("speed", 1.5, 2))
+    value = (1.5, StatsAggregationMethod.SUM)
+    assert channel.get_and_reset_stats() == {"speed": [value, value]}
     assert channel.get_and_reset_stats() == {}
 
 
@@ -55,12 +58,9 @@ def test_engine_settings_go_one_by_one_and_only_those_given():
     ]
     channel.set_configuration_parameters(time_scale=1)
     assert sent(channel) == [struct.pack("<if", 2, 1)]
-    assert sent(channel) == []
-
-
-def test_width_without_height_is_refused():
     with pytest.raises(UnitySideChannelException, match="width=80, height=None"):
-        EngineConfigurationChannel().set_configuration_parameters(width=80)
+        channel.set_configuration_parameters(width=80)
+    assert sent(channel) == []
 
 
 def test_parameters_and_samplers_have_the_payload_of_the_specification():
@@ -76,14 +76,6 @@ def test_parameters_and_samplers_have_the_payload_of_the_specification():
         key + struct.pack("<iiiff", 1, 8, 1, 1, 0.5),
         key + struct.pack("<iiiiffff", 1, 9, 2, 4, 0, 1, 4, 5),
     ]
-
-
-def test_statistics_are_kept_until_they_are_taken():
-    channel = StatsSideChannel()
-    SideChannelManager([channel]).deliver(2 * statistic("speed", 1.5, 2))
-    value = (1.5, StatsAggregationMethod.SUM)
-    assert channel.get_and_reset_stats() == {"speed": [value, value]}
-    assert channel.get_and_reset_stats() == {}
 
 
 def test_float_properties_are_set_from_both_ends():
@@ -116,10 +108,7 @@ def test_unknown_channel_is_one_warning_and_the_others_get_theirs(caplog):
         for n in (5, 6)
     ]
     assert raw.get_and_clear_received_messages() == [b"\0y"] * 3
-
-
-def test_training_analytics_that_come_are_ignored_like_any_unknown_channel(caplog):
-    SideChannelManager().deliver(wire.pack([(wire.TRAINING_ANALYTICS, b"any")]))
+    manager.deliver(wire.pack([(wire.TRAINING_ANALYTICS, b"any")]))
     assert str(wire.TRAINING_ANALYTICS) in caplog.text
 
 

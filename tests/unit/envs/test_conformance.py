@@ -42,16 +42,10 @@ def _any_warning():  # of spaces without bounds, and of names of agents
 
 @pytest.mark.usefixtures("_any_warning")
 @pytest.mark.parametrize("name", NAMES)
-def test_game_passes_pettingzoos_parallel_test(name):
-    parallel_api_test(UnityParallelEnv(game(name), seed=1), num_cycles=200)
-    parallel_api_test(UnityParallelEnv(game(name)(seed=1)), num_cycles=200)
-
-
-@pytest.mark.usefixtures("_any_warning")
-@pytest.mark.parametrize("name", NAMES)
-def test_game_passes_pettingzoos_test_turn_by_turn(name):
-    api_test(UnityAECEnv(game(name), seed=1), num_cycles=200)
-    api_test(UnityAECEnv(game(name)(seed=1)), num_cycles=200)
+def test_game_passes_pettingzoos_tests(name):
+    for wrapper, check in ((UnityParallelEnv, parallel_api_test), (UnityAECEnv, api_test)):
+        check(wrapper(game(name), seed=1), num_cycles=200)
+        check(wrapper(game(name)(seed=1)), num_cycles=200)
 
 
 @pytest.mark.usefixtures("_any_warning")

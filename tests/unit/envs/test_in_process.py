@@ -63,21 +63,16 @@ def test_behaves_like_an_environment_in_a_process():
     assert list(env.behavior_specs) == ["A", "B"]
     env.step()
     assert len(env.get_steps("B")[0]) == 0
+    env.set_actions("A", ActionTuple(np.ones((1, 1))))
+    env.reset()
+    env.step()
+    assert env.get_steps("A")[0].obs[0].item() == 0, "a reset forgets actions"
     env.set_parameter("gravity", 3.0)
     assert counter.parameters == {"gravity": 3.0}
     env.close()
     assert counter.closed
     with pytest.raises(UnityEnvironmentException, match="No Unity environment is loaded"):
         env.reset()
-
-
-def test_reset_forgets_actions():
-    env = InProcessEnvironment(Counter())
-    env.reset()
-    env.set_actions("A", ActionTuple(np.ones((1, 1))))
-    env.reset()
-    env.step()
-    assert env.get_steps("A")[0].obs[0].item() == 0
 
 
 def test_worker_without_a_behavior_has_empty_steps_for_it():

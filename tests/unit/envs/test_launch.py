@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,8 @@ def test_executable_without_extension_is_found_last(tmp_path):
     assert launch.find_executable(plain) == plain
     better = build(tmp_path / "sim.x86_64")
     assert launch.find_executable(plain) == better
-
-
-def test_folder_with_an_extension_in_its_name_does_not_hide_the_build(tmp_path):
-    path = build(tmp_path / "my.app.builds" / "sim")
-    assert launch.find_executable(path) == path
+    inner = build(tmp_path / "my.app.builds" / "sim")  # its folder's name hides nothing
+    assert launch.find_executable(inner) == inner
 
 
 def test_no_build_is_an_error_that_says_where_it_looked(tmp_path, monkeypatch):
@@ -53,24 +51,15 @@ def test_no_build_is_an_error_that_says_where_it_looked(tmp_path, monkeypatch):
         launch.find_executable("Game")
 
 
-def test_arguments_come_in_the_order_of_the_specification():
+def test_arguments_come_in_the_order_of_the_specification_and_a_users_log_replaces_ours():
+    log = Path("/logs/Player-0.log")
     line = launch.command_line(
-        Path("env"),
-        port=7105,
-        no_graphics=True,
-        log=Path("/abs/run_logs/Player-0.log"),
-        additional_args=["--foo", "7"],
+        Path("env"), port=7105, no_graphics=True, log=log, additional_args=["--foo", "7"]
     )
     assert " ".join(line) == (
-        "env -nographics -batchmode --mlagents-port 7105 "
-        f"-logFile {Path('/abs/run_logs/Player-0.log')} --foo 7"
+        f"env -nographics -batchmode --mlagents-port 7105 -logFile {log} --foo 7"
     )
-
-
-def test_user_log_file_replaces_ours():
-    line = launch.command_line(
-        Path("env"), port=1, log=Path("/logs/Player-0.log"), additional_args=["-LOGFILE", "mine"]
-    )
+    line = launch.command_line(Path("env"), port=1, log=log, additional_args=["-LOGFILE", "mine"])
     assert line == ["env", "--mlagents-port", "1", "-LOGFILE", "mine"]
 
 
@@ -111,17 +100,11 @@ def test_last_lines_come_from_the_players_log_if_there_is_one(tmp_path):
     assert "line 79\n" not in text
 
 
-def test_environment_learns_which_python_runs_us(tmp_path):
-    path = build(tmp_path / "sim", '#!/bin/sh\necho "$PIPELINE_PYTHON"\n')
+def test_environment_learns_which_python_runs_us_and_is_killed_if_it_does_not_end(tmp_path):
+    path = build(tmp_path / "sim", '#!/bin/sh\necho "$PIPELINE_PYTHON"\nexec sleep 100\n')
     process = launch.EnvironmentProcess([str(path)])
-    process._process.wait(60)
-    assert sys.executable in process.tail()
-    process.close(0)
-
-
-def test_close_kills_what_does_not_end_by_itself(tmp_path):
-    path = build(tmp_path / "sim", "#!/bin/sh\nexec sleep 100\n")
-    process = launch.EnvironmentProcess([str(path)])
+    while sys.executable not in process.tail():
+        time.sleep(0.01)
     process.close(0.0)
     assert process._process.returncode == -9
 

@@ -82,8 +82,15 @@ def test_a_manifest_may_lie_on_a_server(web):
     registry = UnityEnvRegistry()
     text = manifest(f"{web.url}/game.zip")
     registry.register_from_yaml(web.add("envs.yaml", text.encode()))
-    assert list(registry) == ["Game", "Other"]
     assert registry["Game"].executable().name == "Game.x86_64"
+
+
+def test_what_cannot_be_started_says_so_as_ml_agents_does(registry, web):
+    with pytest.raises(FileNotFoundError, match="does not contain a valid url for this platform"):
+        registry["Other"].make()
+    web.add("game.zip", zipped({"readme": b"x"}))
+    with pytest.raises(FileNotFoundError, match=r"Binary not found, make sure .*game\.zip is a"):
+        registry["Game"].executable()
 
 
 def test_make_fetches_and_launches_with_the_users_arguments_first(registry, web):
@@ -134,17 +141,6 @@ def test_a_damaged_lock_file_is_not_overwritten(registry, tmp_path):
         with pytest.raises(FetchError, match=message):
             registry["Game"].executable()
         assert lock.read_text() == text
-
-
-def test_an_entry_without_this_platform_says_so_as_ml_agents_does(registry):
-    with pytest.raises(FileNotFoundError, match="does not contain a valid url for this platform"):
-        registry["Other"].make()
-
-
-def test_an_archive_without_a_program_says_so_as_ml_agents_does(registry, web):
-    web.add("game.zip", zipped({"readme": b"x"}))
-    with pytest.raises(FileNotFoundError, match=r"Binary not found, make sure .*game\.zip is a"):
-        registry["Game"].executable()
 
 
 @pytest.mark.parametrize(

@@ -58,21 +58,13 @@ def test_budget_counts_in_all_and_within_the_period_for_each_worker():
     budget.spend(0)
     clock.now = 100.0
     assert "3 of 3 in all" in str(budget.refusal(0))
-
-
-@pytest.mark.parametrize(
-    ("limits", "refused"),
-    [
-        (EnvironmentSettings(max_lifetime_restarts=-1, restarts_rate_limit_n=-1), False),
-        (EnvironmentSettings(max_lifetime_restarts=0), True),
-        (EnvironmentSettings(restarts_rate_limit_n=0), True),
-    ],
-)
-def test_minus_one_is_any_number_and_none_is_none(limits, refused):
-    budget = RestartBudget(limits)
-    for _ in range(50 if not refused else 0):
+    unlimited = EnvironmentSettings(max_lifetime_restarts=-1, restarts_rate_limit_n=-1)
+    budget = RestartBudget(unlimited)
+    for _ in range(50):
         budget.spend(0)
-    assert (budget.refusal(0) is not None) is refused
+    assert budget.refusal(0) is None
+    for none in ("max_lifetime_restarts", "restarts_rate_limit_n"):
+        assert RestartBudget(EnvironmentSettings(**{none: 0})).refusal(0) is not None
 
 
 class Fails(InProcessEnvironment):
@@ -122,36 +114,38 @@ def test_only_the_failed_worker_begins_anew_and_has_the_parameters(caplog):
     )
 
 
-def test_beyond_the_budget_the_failure_passes_with_its_reason():
-    make_env = lambda: Fails(1, UnityCommunicatorStoppedException("gone again"))  # noqa: E731
-    workers, relaunches = in_process(UnityCommunicatorStoppedException("gone"), make_env=make_env)
+def fails_to_start():
+    raise UnityTimeOutException("did not start")
+
+
+GONE = UnityCommunicatorStoppedException
+FOUR = EnvironmentSettings(max_lifetime_restarts=4, restarts_rate_limit_n=-1)
+
+
+@pytest.mark.parametrize(
+    ("error", "options", "text", "n_restarts"),
+    [
+        (
+            GONE("gone"),
+            {"make_env": lambda: Fails(1, GONE("gone again"))},
+            r"Worker 1 exceeded the allowed number of restarts, 1 of 1 in 60 s.*: gone again",
+            1,
+        ),
+        (  # a restart that fails counts, too
+            UnityTimeOutException("hung"),
+            {"limits": FOUR, "make_env": fails_to_start},
+            r"4 of 4 in all .*: did not start",
+            4,
+        ),
+        (UnityActionException("wrong shape"), {}, "wrong shape", 0),  # a caller's mistake
+    ],
+)
+def test_beyond_the_budget_the_failure_passes_with_its_reason(error, options, text, n_restarts):
+    workers, relaunches = in_process(error, **options)
     workers.reset()
-    with pytest.raises(
-        UnityCommunicatorStoppedException,
-        match=r"Worker 1 exceeded the allowed number of restarts, 1 of 1 in 60 s.*: gone again",
-    ):
+    with pytest.raises(type(error), match=text):
         play(workers, 6)
-    assert relaunches == [(1, 1)]
-
-
-def test_a_restart_that_fails_counts_too():
-    def again():
-        raise UnityTimeOutException("did not start")
-
-    limits = EnvironmentSettings(max_lifetime_restarts=4, restarts_rate_limit_n=-1)
-    workers, relaunches = in_process(UnityTimeOutException("hung"), limits=limits, make_env=again)
-    workers.reset()
-    with pytest.raises(UnityTimeOutException, match=r"4 of 4 in all .*: did not start"):
-        play(workers, 4)
-    assert [number for _, number in relaunches] == [1, 2, 3, 4]
-
-
-def test_a_callers_mistake_is_no_reason_to_restart():
-    workers, relaunches = in_process(UnityActionException("wrong shape"))
-    workers.reset()
-    with pytest.raises(UnityActionException, match="wrong shape"):
-        play(workers, 4)
-    assert relaunches == []
+    assert relaunches == [(1, number) for number in range(1, n_restarts + 1)]
 
 
 def launched(build, n_workers=2):
@@ -323,25 +317,23 @@ class Waits(InProcessEnvironment):
 
 
 @pytest.mark.parametrize(
-    ("error", "passed"),
-    [(None, None), (ValueError(), ValueError), (Interrupted("asked"), None)],
+    ("error", "passed", "wait_s"),
+    [(None, None, 7.0), (ValueError(), ValueError, 0.0), (Interrupted("asked"), None, 7.0)],
 )
-def test_every_worker_hears_of_what_went_wrong(error, passed):
+def test_every_worker_hears_of_what_went_wrong_and_no_executable_is_waited_for_after_a_failure(
+    packed, tmp_path, monkeypatch, error, passed, wait_s
+):
+    def raised():
+        return contextlib.nullcontext() if error is None else pytest.raises(type(error))
+
     envs = [Waits(), Waits()]
-    expected = contextlib.nullcontext() if error is None else pytest.raises(type(error))
-    with expected as seen, WorkerSet(envs):
+    with raised() as seen, WorkerSet(envs):
         if error is not None:
             raise error
     assert [env.left_with for env in envs] == [[passed], [passed]]
     if error is not None:
         assert seen.value is error
         assert seen.value.__context__ is None
-
-
-@pytest.mark.parametrize(
-    ("error", "wait_s"), [(None, 7.0), (ValueError(), 0.0), (Interrupted("asked"), 7.0)]
-)
-def test_after_a_failure_no_executable_is_waited_for(packed, tmp_path, monkeypatch, error, wait_s):
     build = packed("balance_ball", tmp_path / "balance_ball", n_agents=1)
     seconds_waited, close = [], EnvironmentProcess.close
 
@@ -350,8 +342,7 @@ def test_after_a_failure_no_executable_is_waited_for(packed, tmp_path, monkeypat
         close(process, 20.0)
 
     monkeypatch.setattr(EnvironmentProcess, "close", closed)
-    expected = contextlib.nullcontext() if error is None else pytest.raises(type(error))
-    with expected, launch_workers(build, 2, seed=1, timeout_wait=7):
+    with raised(), launch_workers(build, 2, seed=1, timeout_wait=7):
         if error is not None:
             raise error
     assert seconds_waited == [wait_s, wait_s]

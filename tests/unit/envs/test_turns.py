@@ -35,6 +35,8 @@ class Split(InTurn):
 )
 def test_workers_are_split_in_two_groups_in_their_order(n, groups):
     assert [list(group) for group in worker_groups(n)] == groups
+    workers = WorkerSet([InProcessEnvironment(Chase(n_agents=1)) for _ in range(n)])
+    assert [list(group) for group in workers.groups] == [list(range(n))], "all in this process"
 
 
 def test_one_group_is_waited_for_while_another_works():
@@ -62,8 +64,3 @@ def test_a_group_sees_and_acts_for_its_own_workers_alone():
     actions = [spec.random_action(n, np.random.default_rng(0)) for n in (2, 0, 0)]
     workers.set_actions(name, actions, first)
     workers.step()
-
-
-def test_workers_in_this_process_are_one_group():
-    workers = WorkerSet([InProcessEnvironment(Chase(n_agents=1)) for _ in range(3)])
-    assert [list(group) for group in workers.groups] == [[0, 1, 2]]

@@ -87,10 +87,17 @@ def test_an_episode_goes_through_the_whole_conversation(fake: Path):
         assert env.codec_seconds > 0
 
 
-def test_messages_that_recur_hold_the_numbers_of_each_step(fake: Path):
-    with UnityEnvironment(fake, seed=5, timeout_wait=20) as env:
-        env.reset()
-        for number in range(12):
+def test_action_for_one_agent_leaves_zeros_to_the_others_and_a_first_step_is_a_reset(fake: Path):
+    with UnityEnvironment(fake, timeout_wait=20) as env:
+        env.step()
+        assert env.get_steps(NAME)[0].obs[0][0, 0] == 0
+        env.set_action_for_agent(NAME, 2, ActionTuple(np.ones((1, 2))))
+        with pytest.raises(IndexError, match="agent_id 9 is did not request a decision"):
+            env.set_action_for_agent(NAME, 9, ActionTuple(np.ones((1, 2))))
+        env.step()
+        obs = env.get_steps(NAME)[0].obs[0]
+        np.testing.assert_array_equal(obs[:, 1:3], [[0, 0], [0, 0], [1, 1]])
+        for number in range(12):  # messages that recur hold the numbers of each step
             actions = np.full((3, 2), 0.25 * number, dtype=np.float32)
             env.set_actions(NAME, ActionTuple(actions))
             env.step()
@@ -100,24 +107,7 @@ def test_messages_that_recur_hold_the_numbers_of_each_step(fake: Path):
         assert env._decoders[NAME].n_cached >= 4
 
 
-def test_step_before_reset_is_a_reset(fake: Path):
-    with UnityEnvironment(fake, timeout_wait=20) as env:
-        env.step()
-        assert env.get_steps(NAME)[0].obs[0][0, 0] == 0
-
-
-def test_action_for_one_agent_leaves_zeros_to_the_others(fake: Path):
-    with UnityEnvironment(fake, timeout_wait=20) as env:
-        env.reset()
-        env.set_action_for_agent(NAME, 2, ActionTuple(np.ones((1, 2))))
-        with pytest.raises(IndexError, match="agent_id 9 is did not request a decision"):
-            env.set_action_for_agent(NAME, 9, ActionTuple(np.ones((1, 2))))
-        env.step()
-        obs = env.get_steps(NAME)[0].obs[0]
-        np.testing.assert_array_equal(obs[:, 1:3], [[0, 0], [0, 0], [1, 1]])
-
-
-def test_wrong_actions_are_refused_by_name_and_shape(fake: Path):
+def test_wrong_calls_are_refused(fake: Path):
     with UnityEnvironment(fake, timeout_wait=20) as env:
         env.reset()
         with pytest.raises(
@@ -127,6 +117,18 @@ def test_wrong_actions_are_refused_by_name_and_shape(fake: Path):
             env.set_actions(NAME, ActionTuple(np.zeros((2, 2))))
         with pytest.raises(UnityActionException, match="The group Other does not correspond"):
             env.set_actions("Other", ActionTuple(np.zeros((3, 2))))
+        env.step_send()
+        with pytest.raises(UnityCommunicationException, match="still at work"):
+            env.step_send()
+        env.close()
+        for call in (env.step, env.reset, env.close):
+            with pytest.raises(UnityEnvironmentException, match="No Unity environment is loaded"):
+                call()
+    with pytest.raises(UnityEnvironmentException, match="worker-id must be 0"):
+        UnityEnvironment(None, worker_id=1)
+    channels = [EngineConfigurationChannel(), EngineConfigurationChannel()]
+    with pytest.raises(UnityEnvironmentException, match="two side channels with the same"):
+        UnityEnvironment(fake, side_channels=channels)
 
 
 def test_side_channel_messages_travel_with_the_next_step_and_come_back(fake: Path):
@@ -138,20 +140,6 @@ def test_side_channel_messages_travel_with_the_next_step_and_come_back(fake: Pat
         assert raw.get_and_clear_received_messages() == [b"hello", b""]
         env.step()
         assert raw.get_and_clear_received_messages() == []
-
-
-def test_two_channels_with_one_id_are_refused(fake: Path):
-    channels = [EngineConfigurationChannel(), EngineConfigurationChannel()]
-    with pytest.raises(UnityEnvironmentException, match="two side channels with the same"):
-        UnityEnvironment(fake, side_channels=channels)
-
-
-def test_calls_after_close_are_refused(fake: Path):
-    env = UnityEnvironment(fake, timeout_wait=20)
-    env.close()
-    for call in (env.step, env.reset, env.close):
-        with pytest.raises(UnityEnvironmentException, match="No Unity environment is loaded"):
-            call()
 
 
 @pytest.mark.parametrize(
@@ -232,11 +220,6 @@ def test_argument_chooses_the_transport_over_the_variable(fake: Path, monkeypatc
         UnityEnvironment(fake)
 
 
-def test_editor_has_one_worker_only():
-    with pytest.raises(UnityEnvironmentException, match="worker-id must be 0"):
-        UnityEnvironment(None, worker_id=1)
-
-
 def test_workers_step_together_and_keep_their_order(fake: Path):
     with launch_workers(fake, 2, seed=10, timeout_wait=20) as workers:
         workers.reset()
@@ -252,14 +235,6 @@ def test_workers_step_together_and_keep_their_order(fake: Path):
 def test_workers_that_cannot_start_leave_none_behind(fake: Path):
     with pytest.raises(UnityEnvironmentException, match="return code 3"):
         launch_workers(fake, 2, seed=0, additional_args=["--mode", "exit"], timeout_wait=20)
-
-
-def test_sending_twice_without_waiting_is_refused(fake: Path):
-    with UnityEnvironment(fake, timeout_wait=20) as env:
-        env.reset()
-        env.step_send()
-        with pytest.raises(UnityCommunicationException, match="still at work"):
-            env.step_send()
 
 
 def test_environment_closed_between_the_halves_of_a_step_is_told_to_stop(fake: Path):

@@ -28,41 +28,27 @@ def alone(toy, **options):
     return InProcessEnvironment(toy(n_agents=1, **options))
 
 
-def test_interrupted_is_truncated_and_the_end_is_terminated():
+def test_rewards_observations_and_ends_are_the_environments(caplog):
+    direct = Chase(seed=4, n_agents=1)
     env = UnityToGymWrapper(lambda seed: alone(Chase, seed=seed))
-    env.reset(seed=1)
-    ends = [env.step(np.zeros(2, np.float32))[2:4] for _ in range(Chase.length)]
-    assert ends[:-1] == [(False, False)] * (Chase.length - 1)
-    assert ends[-1] == (False, True)
-    with pytest.raises(UnityGymException, match="reset"):
-        env.step(np.zeros(2, np.float32))
-
-
-def test_rewards_and_observations_are_the_environments():
-    toy = Chase(seed=4, n_agents=1)
-    env, direct = UnityToGymWrapper(lambda seed: alone(Chase, seed=seed)), toy
-    obs, _ = env.reset(seed=4)
+    first_obs, other, obs = (env.reset(seed=seed)[0] for seed in (4, 3, 4))
+    assert not np.array_equal(first_obs, other)
+    np.testing.assert_array_equal(first_obs, obs)
     ((first, _),) = direct.reset().values()
     np.testing.assert_array_equal(obs, first.obs[0][0])
     rng = np.random.default_rng(0)
-    for _ in range(5):
+    for number in range(1, Chase.length + 1):
         action = rng.uniform(-1, 1, 2).astype(np.float32)
-        obs, reward, *_ = env.step(action)
+        obs, reward, terminated, truncated, _ = env.step(action)
+        assert (terminated, truncated) == (False, number == Chase.length)
         spec_action = direct.spec.action_spec.empty_action(1)
         spec_action.continuous[0] = action
-        ((decision, _),) = direct.step({"Toy?team=0": spec_action}).values()
-        np.testing.assert_array_equal(obs, decision.obs[0][0])
-        assert reward == pytest.approx(float(decision.reward[0]))
-
-
-def test_reset_with_a_seed_begins_the_same_again():
-    env = UnityToGymWrapper(lambda seed: alone(Chase, seed=seed))
-    first, other, repeated = (env.reset(seed=seed)[0] for seed in (3, 4, 3))
-    np.testing.assert_array_equal(first, repeated)
-    assert not np.array_equal(first, other)
-
-
-def test_an_environment_that_runs_says_that_its_seed_stays(caplog):
+        ((decision, terminal),) = direct.step({"Toy?team=0": spec_action}).values()
+        batch = terminal if truncated else decision
+        np.testing.assert_array_equal(obs, batch.obs[0][0])
+        assert reward == pytest.approx(float(batch.reward[0]))
+    with pytest.raises(UnityGymException, match="reset"):
+        env.step(action)
     UnityToGymWrapper(alone(Chase)).reset(seed=3)
     assert "cannot change" in caplog.text
 
@@ -100,19 +86,15 @@ def test_images_as_bytes_and_as_a_picture():
     assert np.array_equal(env.render(), np.moveaxis(obs, 0, -1))
 
 
-def test_old_interface():
+def test_old_interface_and_several_side_by_side():
     env = UnityToOldGymWrapper(alone(Chase))
     assert env.reset().shape == (4,)
     obs, _, done, info = env.step(np.zeros(2, np.float32))
     assert (obs.shape, done) == ((4,), False)
     assert len(info["step"]) == 1
-
-
-def test_gymnasium_runs_several_side_by_side():
     factories = [lambda seed=seed: UnityToGymWrapper(alone(Chase, seed=seed)) for seed in (1, 2)]
     envs = SyncVectorEnv(factories)
-    obs, _ = envs.reset()
-    assert obs.shape == (2, 4)
+    assert envs.reset()[0].shape == (2, 4)
     envs.close()
 
 
@@ -125,44 +107,12 @@ def test_an_environment_hears_of_what_went_wrong_inside_of_its_wrapper():
     with UnityToGymWrapper(env):
         pass
     assert env.left_with == [None]
-    several = Waits(n_agents=2)
-    with pytest.raises(UnityGymException):
+    several = Waits(n_agents=3)
+    with pytest.raises(UnityGymException, match=r"one Agent .* 3 were detected"):
         UnityToGymWrapper(several)
     assert several.left_with == [UnityGymException]
-
-
-def test_several_agents_or_behaviors_are_refused_by_gymnasiums_wrapper():
-    with pytest.raises(UnityGymException, match=r"one Agent .* 3 were detected"):
-        UnityToGymWrapper(InProcessEnvironment(Chase(n_agents=3)))
     with pytest.raises(UnityGymException, match="one behavior"):
         UnityToGymWrapper(InProcessEnvironment(Crowd()))
-
-
-def test_agents_that_end_stay_away_until_reset():
-    env = UnityParallelEnv(InProcessEnvironment(Chase(n_agents=2)))
-    env.reset()
-    agents = list(env.agents)
-    for _ in range(Chase.length):
-        obs, _, terminations, truncations, infos = env.step({})
-        assert set(obs) == set(truncations) == set(terminations) == set(infos)
-    assert env.agents == []
-    assert truncations == dict.fromkeys(agents, True)
-    obs, _ = env.reset()
-    assert list(obs) == agents
-
-
-def test_agents_that_come_and_go_are_carried():
-    env = UnityParallelEnv(InProcessEnvironment(Crowd(seed=2)))
-    env.reset()
-    seen = set(env.agents)
-    for _ in range(30):
-        before = set(env.agents)
-        obs, rewards, terminations, truncations, infos = env.step({})
-        assert before <= set(obs) == set(rewards) == set(infos)
-        assert set(terminations) == set(truncations) == set(obs)
-        seen |= set(env.agents)
-    assert len(seen) > 20
-    assert set(env.possible_agents) >= seen
 
 
 @pytest.mark.parametrize("wrapper", [UnityParallelEnv, UnityAECEnv])
@@ -187,12 +137,16 @@ def test_agents_that_are_gone_are_forgotten(monkeypatch):
     toy = Crowd(seed=2)
     env = UnityParallelEnv(InProcessEnvironment(toy), seed=1)
     env.reset()
-    vanished, ended = set(), set()
-    for _ in range(600):
+    vanished, ended, seen = set(), set(), set(env.agents)
+    for number in range(600):
         before = set(env.agents)
         actions = {agent: env.action_space(agent).sample() for agent in env.agents}
-        obs, _, terminations, truncations, infos = env.step(actions)
+        obs, rewards, terminations, truncations, infos = env.step(actions)
         over = {agent for agent in obs if terminations[agent] or truncations[agent]}
+        assert before <= set(obs) == set(rewards) == set(infos)
+        assert set(obs) == set(terminations) == set(truncations)
+        seen |= set(obs)
+        assert number >= 20 or seen <= set(env.possible_agents), "nobody is gone yet"
         assert set(env.agents) == set(obs) - over
         assert set(env.agents) | over <= set(env.possible_agents)
         assert not over & ended
@@ -205,16 +159,23 @@ def test_agents_that_are_gone_are_forgotten(monkeypatch):
     assert not vanished & set(env.agents)
 
 
-def test_agents_that_go_on_asking_after_their_end_stay_away(monkeypatch):
+def test_agents_that_go_on_asking_after_their_end_stay_away_until_the_reset(monkeypatch):
     monkeypatch.setattr(pettingzoo_wrapper, "_GONE_AFTER", 2)
     monkeypatch.setattr(pettingzoo_wrapper, "_FEW", 0)
     env = UnityParallelEnv(InProcessEnvironment(Chase(n_agents=3)))
     env.reset()
-    agents = set(env.agents)
-    for _ in range(4 * Chase.length):
-        env.step({})
+    agents = list(env.agents)
+    with pytest.raises(UnityPettingZooException, match="Invalid action"):
+        env.step({agents[0]: np.full(2, 3.0, np.float32)})
+    env.reset()
+    for number in range(1, 4 * Chase.length):
+        obs, _, terminations, truncations, infos = env.step({})
+        assert set(obs) == set(truncations) == set(terminations) == set(infos)
+        if number == Chase.length:
+            assert truncations == dict.fromkeys(agents, True)
     assert env.agents == []
-    assert set(env.possible_agents) == agents
+    assert set(env.possible_agents) == set(agents)
+    assert list(env.reset()[0]) == agents
 
 
 def test_spaces_stay_the_same_over_resets():
@@ -251,6 +212,12 @@ def test_environment_whose_agents_never_ask_is_refused(monkeypatch):
         UnityParallelEnv(env := InProcessEnvironment(Silent()))
     with pytest.raises(UnityEnvironmentException):  # nobody else could close it
         env.reset()
+    for close in (False, True):
+        wrapped = UnityParallelEnv(InProcessEnvironment(Chase(n_agents=2)))
+        if close:
+            wrapped.close()
+        with pytest.raises(UnityPettingZooException, match="You must reset"):
+            wrapped.step({})
 
 
 def test_mask_of_hybrid_actions_is_that_of_the_discrete_ones():
@@ -263,19 +230,3 @@ def test_mask_of_hybrid_actions_is_that_of_the_discrete_ones():
     single = action_space_of(ActionSpec(1, (3,)))
     assert single.sample(np.array([0, 1, 0], np.int8))[1] == 1
     assert single.contains(single.sample())
-
-
-def test_actions_outside_of_their_space_are_refused():
-    env = UnityParallelEnv(InProcessEnvironment(Chase(n_agents=2)))
-    env.reset()
-    with pytest.raises(UnityPettingZooException, match="Invalid action"):
-        env.step({env.agents[0]: np.full(2, 3.0, np.float32)})
-
-
-@pytest.mark.parametrize("close", [False, True])
-def test_step_before_reset_is_refused(close):
-    env = UnityParallelEnv(InProcessEnvironment(Chase(n_agents=2)))
-    if close:
-        env.close()
-    with pytest.raises(UnityPettingZooException, match="You must reset"):
-        env.step({})

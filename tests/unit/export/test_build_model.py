@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import reference
@@ -77,7 +79,8 @@ def test_names_types_and_shapes_are_those_of_the_contract():
     graph = reference.policy(
         continuous=2, branches=(2, 3), visual="match3", memory=8, entities=((4, 3),)
     )
-    description = describe(build_model(graph))
+    model = build_model(graph)
+    description = describe(model)
     tensors = {
         name: (info.dtype, info.shape)
         for name, info in (description.inputs | description.outputs).items()
@@ -103,14 +106,11 @@ def test_names_types_and_shapes_are_those_of_the_contract():
     assert names == list(tensors)
     assert (description.version, description.memory_size) == (3, 8)
     assert (description.continuous_size, description.discrete_branches) == (2, (2, 3))
-
-
-def test_constants_can_be_fetched_from_a_session():
-    graph = reference.policy(branches=(3, 4))
-    names = ["version_number", "memory_size", "discrete_action_output_shape"]
-    masks = np.ones((1, 7), dtype=np.float32)
-    result = reference.run(build_model(graph), names, reference.observations(graph, 1), masks)
-    assert [result[name].tolist() for name in names] == [[3.0], [0.0], [[3.0, 4.0]]]
+    constants = {"version_number": [3.0], "memory_size": [8.0]}
+    constants["discrete_action_output_shape"] = [[2.0, 3.0]]
+    inputs = reference.observations(graph, 1), np.ones((1, 5), np.float32)
+    result = reference.run(model, list(constants), *inputs, memory=reference.memories(graph, 1))
+    assert {name: result[name].tolist() for name in constants} == constants
 
 
 @pytest.mark.parametrize("kind", ["continuous", "continuous squashed"])
@@ -181,25 +181,31 @@ def test_sampled_choices_follow_the_masked_probabilities():
     assert (frequency[mask[0] == 0] == 0).all()
 
 
-def test_weights_that_are_not_finite_are_refused_by_name():
-    graph = reference.policy(branches=(3,))
+def spoil_a_weight(graph):
     graph.actor.heads.branches[0].weight.data[1, 1] = np.nan
-    with pytest.raises(ExportError, match=r"branch\.0\.weight holds 1 values that are not finite"):
-        build_model(graph)
 
 
-@pytest.mark.parametrize("squared", [0.0, -1.0])
-def test_deviations_that_cannot_be_divided_by_are_refused(squared):
-    graph = reference.policy(continuous=1)
+def set_a_deviation(squared, graph):
     normalizer = graph.normalizers.by_observation["1"]
     normalizer.squared[2] = squared
     normalizer.forget_scale()
-    with pytest.raises(ExportError, match=r"obs_1\.std holds values that are not above 0"):
-        build_model(graph)
 
 
-def test_a_behavior_without_actions_is_refused():
-    graph = reference.policy(continuous=1)
+def take_the_actions(graph):
     graph.spec = graph.spec._replace(action_spec=ActionSpec(0, ()))
-    with pytest.raises(ExportError, match="the behavior has no actions"):
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (spoil_a_weight, r"branch\.0\.weight holds 1 values that are not finite"),
+        (partial(set_a_deviation, 0.0), r"obs_1\.std holds values that are not above 0"),
+        (partial(set_a_deviation, -1.0), r"obs_1\.std holds values that are not above 0"),
+        (take_the_actions, "the behavior has no actions"),
+    ],
+)
+def test_a_policy_that_cannot_be_exported_is_refused_by_name(damage, said):
+    graph = reference.policy(continuous=1, branches=(3,))
+    damage(graph)
+    with pytest.raises(ExportError, match=said):
         build_model(graph)

@@ -83,30 +83,37 @@ def rules(findings):
     return [(finding.rule, finding.severity) for finding in findings]
 
 
-def test_model_that_fits_gives_no_finding():
-    assert check_model(model(), SPEC) == []
-    assert check_model(model(), SPEC, deterministic=True) == []
-    assert check_model(model()) == []
+V2_IMAGES = V2_SPEC._replace(
+    observation_specs=[
+        ObservationSpec.visual(3, 20, 30),
+        ObservationSpec.vector(9),
+        ObservationSpec.visual(1, 8, 8),
+    ]
+)
+LEGACY = {"prev_action": ("batch", 2), "epsilon": ("batch", 2), "sequence_length": (1,)}
+IMAGES = {"visual_observation_0": ("n", 3, 20, 30), "visual_observation_1": ("n", 1, 8, 8)}
 
 
-def test_v2_model_that_fits_gives_no_finding():
-    assert check_model(model(**V2), V2_SPEC) == []
+@pytest.mark.parametrize(
+    ("parts", "spec", "options"),
+    [
+        ({}, SPEC, {}),
+        ({}, SPEC, {"deterministic": True}),
+        ({}, None, {}),
+        ({"inputs": INPUTS | LEGACY}, SPEC, {}),
+        (V2, V2_SPEC, {}),
+        # images of visual sensors in their order
+        (V2 | {"inputs": without(V2["inputs"], "obs_3") | IMAGES}, V2_IMAGES, {}),
+    ],
+)
+def test_model_that_fits_gives_no_finding(parts, spec, options):
+    assert check_model(model(**parts), spec, **options) == []
 
 
 def test_choices_of_a_v2_model_may_be_declared_as_floats_of_any_batch():
     outputs = V2["outputs"] | {"discrete_actions": ("n", 5)}
-    messages = {
-        finding.message for finding in model_findings(model(**V2 | {"outputs": outputs}), V2_SPEC)
-    }
-    assert not any("discrete_actions" in message for message in messages)
-
-
-def test_images_of_a_v2_model_are_those_of_visual_sensors_in_their_order():
-    sensors = [ObservationSpec.visual(3, 20, 30), ObservationSpec.vector(9)]
-    spec = V2_SPEC._replace(observation_specs=[*sensors, ObservationSpec.visual(1, 8, 8)])
-    images = {"visual_observation_0": ("n", 3, 20, 30), "visual_observation_1": ("n", 1, 8, 8)}
-    inputs = without(V2["inputs"], "obs_3") | images
-    assert check_model(model(**V2 | {"inputs": inputs}), spec) == []
+    findings = model_findings(model(**V2 | {"outputs": outputs}), V2_SPEC)
+    assert not any("discrete_actions" in finding.message for finding in findings)
 
 
 def test_branches_of_a_v2_model_are_told_by_their_sums():
@@ -134,24 +141,6 @@ def test_a_zero_in_a_shape_constant_means_that_there_is_no_such_action(absent, a
 
 
 @pytest.mark.parametrize(
-    ("rule", "changes"),
-    [
-        ("2", {"constants": without(CONSTANTS, "version_number", "memory_size")}),
-        ("3", {"constants": without(CONSTANTS, "memory_size")}),
-        ("4", {"outputs": {"recurrent_out": ("batch", 1, 8)}}),
-        ("5", {"outputs": {"action": ("batch", 2)}, "inputs": {"obs_0": ("batch", 4)}}),
-        ("6", {"constants": without(CONSTANTS, "continuous_action_output_shape")}),
-        ("7", {"constants": CONSTANTS | {"continuous_action_output_shape": [0.0]}}),
-        ("8", {"constants": without(CONSTANTS, "discrete_action_output_shape")}),
-        ("8", {"constants": CONSTANTS | {"discrete_action_output_shape": [[0.0]]}}),
-        ("11", {"constants": CONSTANTS | {"memory_size": [-1.0]}, "inputs": {"x": ("batch", 1)}}),
-    ],
-)
-def test_stopping_rule_is_the_only_finding(rule, changes):
-    assert rules(check_model(model(**changes), SPEC)) == [(rule, "warning")]
-
-
-@pytest.mark.parametrize(
     ("rule", "absent"),
     [("7", "deterministic_continuous_actions"), ("8", "deterministic_discrete_actions")],
 )
@@ -164,6 +153,15 @@ def test_deterministic_outputs_are_wanted_only_when_asked_for(rule, absent):
 @pytest.mark.parametrize(
     ("rule", "changes"),
     [
+        ("2", {"constants": without(CONSTANTS, "version_number", "memory_size")}),
+        ("3", {"constants": without(CONSTANTS, "memory_size")}),
+        ("4", {"outputs": {"recurrent_out": ("batch", 1, 8)}}),
+        ("5", {"outputs": {"action": ("batch", 2)}, "inputs": {"obs_0": ("batch", 4)}}),
+        ("6", {"constants": without(CONSTANTS, "continuous_action_output_shape")}),
+        ("7", {"constants": CONSTANTS | {"continuous_action_output_shape": [0.0]}}),
+        ("8", {"constants": without(CONSTANTS, "discrete_action_output_shape")}),
+        ("8", {"constants": CONSTANTS | {"discrete_action_output_shape": [[0.0]]}}),
+        ("11", {"constants": CONSTANTS | {"memory_size": [-1.0]}, "inputs": {"x": ("batch", 1)}}),
         ("12", {"inputs": without(INPUTS, "obs_2")}),
         ("13", {"inputs": without(INPUTS, "recurrent_in")}),
         ("14", {"inputs": without(INPUTS, "action_masks")}),
@@ -176,11 +174,23 @@ def test_deterministic_outputs_are_wanted_only_when_asked_for(rule, absent):
         ("18", {"constants": CONSTANTS | {"continuous_action_output_shape": [3.0]}}),
         ("19", {"constants": CONSTANTS | {"discrete_action_output_shape": [[2.0, 3.0]]}}),
         ("19", {"constants": CONSTANTS | {"discrete_action_output_shape": [[5.0]]}}),
+        ("19", {"constants": without(CONSTANTS, "discrete_action_output_shape")
+                | {"memory_size": [0.0]}, "outputs": {"continuous_actions": ("batch", 2)},
+                "inputs": without(INPUTS, "action_masks", "recurrent_in")}),
         ("20", {"outputs": without(OUTPUTS, "recurrent_out")}),
+        ("v2-a", {"inputs": without(V2["inputs"], "vector_observation")}),
+        ("v2-a", {"inputs": V2["inputs"] | {"vector_observation": ("batch", 4)}}),
+        ("v2-b", {"inputs": without(V2["inputs"], "visual_observation_0")}),
+        ("v2-b", {"inputs": V2["inputs"] | {"visual_observation_0": ("batch", 3, 30, 20)}}),
+        ("v2-b", {"inputs": V2["inputs"] | {"visual_observation_1": ("batch", 3, 30, 20)}}),
+        ("v2-c", {"inputs": without(V2["inputs"], "obs_3")}),
+        ("v2-d", {"constants": V2["constants"] | {"discrete_action_output_shape": [6.0]}}),
+        ("v2-18", {"constants": V2["constants"] | {"continuous_action_output_shape": [1.0]}}),
     ],
-)
-def test_rule_warns_about_what_does_not_fit(rule, changes):
-    assert rules(check_model(model(**changes), SPEC)) == [(rule, "warning")]
+)  # fmt: skip
+def test_rule_is_the_only_finding(rule, changes):
+    parts, spec = (V2 | changes, V2_SPEC) if rule.startswith("v2") else (changes, SPEC)
+    assert rules(check_model(model(**parts), spec)) == [(rule.replace("v2-18", "18"), "warning")]
 
 
 def test_a_model_says_which_opset_and_memory_it_has():
@@ -194,15 +204,6 @@ def test_a_model_says_which_opset_and_memory_it_has():
     assert describe(candidate).opset == 0
 
 
-def test_every_legacy_input_is_known():
-    inputs = INPUTS | {
-        "prev_action": ("batch", 2),
-        "epsilon": ("batch", 2),
-        "sequence_length": (1,),
-    }
-    assert check_model(model(inputs=inputs), SPEC) == []
-
-
 @pytest.mark.parametrize(("version", "is_refused"), [(1.0, True), (3.0, False), (4.0, True)])
 def test_version_decides_whether_a_model_can_be_loaded(version, is_refused):
     findings = check_model(model(constants=CONSTANTS | {"version_number": [version]}))
@@ -212,24 +213,6 @@ def test_version_decides_whether_a_model_can_be_loaded(version, is_refused):
 def test_v2_model_with_memory_is_an_error():
     parts = V2 | {"constants": V2["constants"] | {"memory_size": [8.0]}}
     assert ("10", "error") in rules(check_model(model(**parts), V2_SPEC))
-
-
-@pytest.mark.parametrize(
-    ("rule", "inputs", "constants"),
-    [
-        ("v2-a", without(V2["inputs"], "vector_observation"), {}),
-        ("v2-a", V2["inputs"] | {"vector_observation": ("batch", 4)}, {}),
-        ("v2-b", without(V2["inputs"], "visual_observation_0"), {}),
-        ("v2-b", V2["inputs"] | {"visual_observation_0": ("batch", 3, 30, 20)}, {}),
-        ("v2-b", V2["inputs"] | {"visual_observation_1": ("batch", 3, 30, 20)}, {}),
-        ("v2-c", without(V2["inputs"], "obs_3"), {}),
-        ("v2-d", V2["inputs"], {"discrete_action_output_shape": [6.0]}),
-        ("18", V2["inputs"], {"continuous_action_output_shape": [1.0]}),
-    ],
-)
-def test_v2_rule_warns_about_what_does_not_fit(rule, inputs, constants):
-    parts = V2 | {"inputs": inputs, "constants": V2["constants"] | constants}
-    assert rules(check_model(model(**parts), V2_SPEC)) == [(rule, "warning")]
 
 
 def test_deprecated_layout_is_compared_by_its_own_constants():
@@ -251,13 +234,6 @@ def test_deprecated_layout_with_discrete_actions_gives_the_sum_of_the_branches(t
     inputs = {"vector_observation": ("batch", 4), "action_masks": ("batch", 5)}
     described = describe(model(inputs, {"action": ("batch", 5)}, constants | told))
     assert (described.continuous_size, described.discrete_branches) == (0, (5,))
-
-
-def test_continuous_model_on_a_hybrid_behavior_warns_about_the_branches():
-    constants = without(CONSTANTS, "discrete_action_output_shape") | {"memory_size": [0.0]}
-    outputs = {"continuous_actions": ("batch", 2)}
-    inputs = without(INPUTS, "action_masks", "recurrent_in")
-    assert rules(check_model(model(inputs, outputs, constants), SPEC)) == [("19", "warning")]
 
 
 def test_constants_are_read_in_every_form():
@@ -287,14 +263,6 @@ def test_constants_are_read_in_every_form():
     }
 
 
-def test_a_constant_of_which_one_number_is_not_finite_is_refused():
-    tensor = numpy_helper.from_array(np.array([1.0, np.inf], np.float32), "memory_size")
-    output = helper.make_tensor_value_info("memory_size", TensorProto.FLOAT, [2])
-    model = helper.make_model(helper.make_graph([], "g", [], [output], [tensor]))
-    with pytest.raises(ExportError, match="memory_size of the model holds no finite numbers"):
-        read_constants(model)
-
-
 def published():
     graph = reference.policy(continuous=2, branches=(3,))
     return build_model(graph), graph.spec
@@ -313,13 +281,6 @@ def one(parts, **fields):
 def declared(candidate, name):
     """The type of an input or output."""
     return one([*candidate.graph.input, *candidate.graph.output], name=name).type.tensor_type
-
-
-def set_opset(version):
-    def damage(candidate):
-        candidate.opset_import[0].version = version
-
-    return damage
 
 
 def declare(name, element_type):
@@ -373,40 +334,13 @@ def constant(name, *values):
     return damage
 
 
-def add_domain(candidate):
-    candidate.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+def with_tensor(change):
+    """Change the first of a model's tensors."""
+    return lambda candidate: change(candidate.graph.initializer[0])
 
 
-def set_ir(candidate):
-    candidate.ir_version = 8
-
-
-def use_doubles(candidate):
-    weight = one(candidate.graph.initializer, name="memory_size")
-    weight.CopyFrom(numpy_helper.from_array(np.zeros(1), "memory_size"))
-    declare("memory_size", TensorProto.DOUBLE)(candidate)
-
-
-def use_external_data(candidate):
-    weight = candidate.graph.initializer[0]
-    weight.ClearField("raw_data")
-    weight.data_location = TensorProto.EXTERNAL
-    weight.external_data.add(key="location", value="weights.bin")
-
-
-def add_unused_input(candidate):
-    candidate.graph.input.append(helper.make_tensor_value_info("epsilon", 1, ["batch", 2]))
-
-
-def name_two_results_alike(candidate):
-    candidate.graph.node.append(candidate.graph.node[-1])
-
-
-def add_numbers_of_two_types(candidate):
-    number = numpy_helper.from_array(np.ones(1, np.float32), "number")
-    integer = numpy_helper.from_array(np.ones(1, np.int64), "whole")
-    candidate.graph.initializer.extend((number, integer))
-    candidate.graph.node.append(helper.make_node("Add", ["number", "whole"], ["sum"]))
+def memory_size(candidate):
+    return one(candidate.graph.initializer, name="memory_size")
 
 
 def compute_too_much(candidate):
@@ -417,37 +351,7 @@ def compute_too_much(candidate):
     candidate.graph.node.append(helper.make_node("MatMul", ["column", "row"], ["square"]))
 
 
-def shorten_its_data(candidate):
-    weight = candidate.graph.initializer[0]
-    weight.raw_data = weight.raw_data[:-4]
-
-
-def lengthen_a_single_value(candidate):
-    one(candidate.graph.initializer, name="memory_size").raw_data += b"\0"
-
-
-def store_nothing(candidate):
-    candidate.graph.initializer[0].ClearField("raw_data")
-
-
-def forget_its_sizes(candidate):
-    del candidate.graph.initializer[0].dims[:]
-
-
-def use_an_unknown_type(candidate):
-    one(candidate.graph.initializer, name="memory_size").data_type = 99
-
-
-def claim_a_huge_size(candidate):
-    candidate.graph.initializer[0].dims.insert(0, 1 << 40)
-
-
-def claim_an_endless_size_without_data(candidate):
-    candidate.graph.initializer.append(TensorProto(name="odd", data_type=1, dims=[0, 1 << 62]))
-
-
-def name_it_in_two_lines(candidate):
-    candidate.graph.initializer[0].name = "a\nb"
+ENDLESS = TensorProto(name="odd", data_type=1, dims=[0, 1 << 62])
 
 
 @pytest.mark.parametrize(
@@ -455,7 +359,7 @@ def name_it_in_two_lines(candidate):
     [
         ("2", deny("version_number")),
         ("3", deny("memory_size")),
-        ("publish-opset", set_opset(99)),
+        ("publish-opset", lambda c: setattr(c.opset_import[0], "version", 99)),
         ("publish-operators", operator("Sigmoid", domain="com.other")),
         ("publish-masks", resize("action_masks", 1, 4)),
         ("publish-actions", resize("continuous_actions", 1, 3)),
@@ -468,14 +372,14 @@ def name_it_in_two_lines(candidate):
         ("publish-operators", operator("RandomNormalLike", scale=0.0)),
         ("publish-operators", operator("Multinomial", sample_size=2)),
         ("publish-size", compute_too_much),
-        ("publish-data", shorten_its_data),
-        ("publish-data", lengthen_a_single_value),
-        ("publish-data", store_nothing),
-        ("publish-data", claim_an_endless_size_without_data),
-        ("publish-data", forget_its_sizes),
-        ("publish-data", use_an_unknown_type),
-        ("publish-data", claim_a_huge_size),
-        ("publish-data", name_it_in_two_lines),
+        ("publish-data", with_tensor(lambda t: setattr(t, "raw_data", t.raw_data[:-4]))),
+        ("publish-data", lambda c: setattr(memory_size(c), "raw_data", bytes(5))),
+        ("publish-data", with_tensor(lambda t: t.ClearField("raw_data"))),
+        ("publish-data", lambda c: c.graph.initializer.append(ENDLESS)),
+        ("publish-data", with_tensor(lambda t: t.dims.__delitem__(slice(None)))),
+        ("publish-data", lambda c: setattr(memory_size(c), "data_type", 99)),
+        ("publish-data", with_tensor(lambda t: t.dims.insert(0, 1 << 40))),
+        ("publish-data", with_tensor(lambda t: setattr(t, "name", "a\nb"))),
     ],
 )
 def test_what_an_export_must_keep_is_checked_in_any_file(rule, damage, tmp_path):
@@ -490,12 +394,15 @@ def test_what_an_export_must_keep_is_checked_in_any_file(rule, damage, tmp_path)
         assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("values", [[np.nan], [np.inf], [-np.inf], [1.0, np.inf]], ids=str)
 @pytest.mark.parametrize("name", ["version_number", "memory_size"])
-def test_constants_are_finite_numbers(name, value):
+def test_constants_are_finite_numbers(name, values):
     candidate, _ = published()
-    constant(name, value)(candidate)
-    assert {finding.rule for finding in model_findings(candidate)} == {"publish-data"}
+    tensor = one(candidate.graph.initializer, name=name)
+    tensor.CopyFrom(numpy_helper.from_array(np.array(values, np.float32), name))
+    declared(candidate, name).shape.dim[0].dim_value = len(values)
+    found = {finding.rule for finding in model_findings(candidate)}
+    assert found == {"publish-data"} or (len(values) > 1 and "publish-data" in found)
     with pytest.raises(ExportError, match=f"{name} of the model holds no finite numbers"):
         check_model(candidate)
 
@@ -525,19 +432,41 @@ def test_a_model_without_deterministic_actions_is_still_compared_with_the_behavi
     assert ("18", "warning") in rules(publishing_findings(candidate, other))
 
 
+def use_doubles(candidate):
+    memory_size(candidate).CopyFrom(numpy_helper.from_array(np.zeros(1), "memory_size"))
+    declare("memory_size", TensorProto.DOUBLE)(candidate)
+
+
+def use_external_data(weight):
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="weights.bin")
+
+
+def add_numbers_of_two_types(candidate):
+    number = numpy_helper.from_array(np.ones(1, np.float32), "number")
+    integer = numpy_helper.from_array(np.ones(1, np.int64), "whole")
+    candidate.graph.initializer.extend((number, integer))
+    candidate.graph.node.append(helper.make_node("Add", ["number", "whole"], ["sum"]))
+
+
+EPSILON = helper.make_tensor_value_info("epsilon", 1, ["batch", 2])
+OTHER_DOMAIN = helper.make_opsetid("ai.onnx.ml", 1)
+
+
 @pytest.mark.parametrize(
     ("rule", "damage"),
     [
-        ("publish-opset", set_opset(10)),
-        ("publish-opset", add_domain),
-        ("publish-ir", set_ir),
+        ("publish-opset", lambda c: setattr(c.opset_import[0], "version", 10)),
+        ("publish-opset", lambda c: c.opset_import.append(OTHER_DOMAIN)),
+        ("publish-ir", lambda c: setattr(c, "ir_version", 8)),
         ("publish-batch", resize("obs_0", 0, "n")),
         ("publish-constant", use_doubles),
-        ("publish-data", use_external_data),
+        ("publish-data", with_tensor(use_external_data)),
         ("publish-operators", operator("Sigmoid", op_type="Erf")),
-        ("publish-unused-input", add_unused_input),
+        ("publish-unused-input", lambda c: c.graph.input.append(EPSILON)),
         ("publish-checker", operator("Gemm", input="nowhere")),
-        ("publish-checker", name_two_results_alike),
+        ("publish-checker", lambda c: c.graph.node.append(c.graph.node[-1])),
         ("publish-checker", add_numbers_of_two_types),
         ("publish-type", declare("discrete_actions", TensorProto.FLOAT)),
     ],

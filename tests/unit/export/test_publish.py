@@ -65,52 +65,53 @@ def test_published_policy_runs_and_its_report_repeats(tmp_path, parts):
     assert report.inputs["obs_0"] == TensorInfo(dtype="float32", shape=("batch", 5))
 
 
-def test_wrong_continuous_action_is_named_and_nothing_remains(tmp_path):
-    graph = reference.policy(continuous=3)
-    recording = recorded(graph)
-    recording.expected[CONTINUOUS][11, 2] += 1e-3
-    with pytest.raises(
-        ExportError, match=r"deterministic_continuous_actions, row 11, column 2 is -?0\.\d+, but"
-    ):
-        publish(graph, tmp_path / "policy.onnx", recording=recording)
-    assert list(tmp_path.iterdir()) == []
+RECURRENT = {"continuous": 2, "memory": 6}
 
 
-def test_wrong_choice_is_named_and_an_earlier_file_stays(tmp_path):
-    graph = reference.policy(branches=(3, 4))
-    recording = recorded(graph)
-    recording.expected[DISCRETE][4, 1] = (recording.expected[DISCRETE][4, 1] + 1) % 4
-    path = tmp_path / "policy.onnx"
+@pytest.mark.parametrize(
+    ("parts", "output", "place", "change", "said"),
+    [
+        ({"continuous": 3}, CONTINUOUS, (11, 2), lambda x: x + 1e-3, r"is -?0\.\d+, but"),
+        ({"continuous": 3}, CONTINUOUS, (0, 0), lambda _: np.nan, ""),
+        ({"branches": (3, 4)}, DISCRETE, (4, 1), lambda x: (x + 1) % 4, ""),
+        (RECURRENT, "recurrent_out", (11, 0, 4), lambda x: x + 1e-3, "is"),
+    ],
+)
+def test_what_differs_is_named_and_an_earlier_file_stays(
+    tmp_path, parts, output, place, change, said
+):
+    graph = reference.policy(**parts)
+    recording, path = recorded(graph), tmp_path / "policy.onnx"
+    assert publish(graph, path, recording=recording).max_memory_error < 1e-5
     path.write_text("earlier")
-    with pytest.raises(ExportError, match="deterministic_discrete_actions, row 4, column 1"):
+    recording.expected[output][place] = change(recording.expected[output][place])
+    with pytest.raises(ExportError, match=f"{output}, row {place[0]}, column {place[-1]} {said}"):
         publish(graph, path, recording=recording)
     assert path.read_text() == "earlier"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_choices_of_equal_logits_count_as_ties(tmp_path):
-    graph = with_equal_logits(3, bias=[1.0, 1.0, 0.0])
-    path = tmp_path / "policy.onnx"
-    report = publish(graph, path, recording=choosing(graph, [[0], [1], [1], [0]]))
-    assert report.discrete_ties == 2
-    with pytest.raises(ExportError, match=r"row 2, column 0 is 0, but .* choice is 2"):
-        publish(graph, path, recording=choosing(graph, [[0], [1], [2], [0]]))
-
-
-def test_small_logits_are_equal_up_to_the_tolerance_itself(tmp_path):
-    graph = with_equal_logits(2, bias=[0.002, 0.002 - 5e-6])
-    report = publish(graph, tmp_path / "policy.onnx", recording=choosing(graph, [[0], [1]]))
-    assert report.discrete_ties == 1
-    graph = with_equal_logits(2, bias=[0.002, 0.002 - 2e-5])
-    with pytest.raises(ExportError, match=r"row 1, column 0 is 0, but .* choice is 1"):
-        publish(graph, tmp_path / "policy.onnx", recording=choosing(graph, [[0], [1]]))
-
-
-def test_logits_far_below_zero_are_equal_within_as_much_as_those_above(tmp_path):
-    for sign in (1.0, -1.0):
-        graph = with_equal_logits(2, bias=[100.0 * sign, 100.0 * sign - 5e-4])
-        report = publish(graph, tmp_path / "policy.onnx", recording=choosing(graph, [[0], [1]]))
-        assert report.discrete_ties == 1
+@pytest.mark.parametrize(
+    ("logits", "choices", "n_ties"),
+    [
+        ([1.0, 1.0, 0.0], [[0], [1], [1], [0]], 2),
+        ([1.0, 1.0, 0.0], [[0], [1], [2], [0]], None),
+        ([0.002, 0.002 - 5e-6], [[0], [1]], 1),  # small logits, up to the tolerance itself
+        ([0.002, 0.002 - 2e-5], [[0], [1]], None),
+        ([100.0, 100.0 - 5e-4], [[0], [1]], 1),  # large ones by a share, of either sign
+        ([-100.0, -100.0 - 5e-4], [[0], [1]], 1),
+    ],
+)
+def test_choices_of_equal_logits_count_as_ties(tmp_path, logits, choices, n_ties):
+    graph = with_equal_logits(len(logits), bias=logits)
+    recording, path = choosing(graph, choices), tmp_path / "policy.onnx"
+    if n_ties is None:
+        row = len(choices) - 1 if len(logits) == 2 else 2
+        said = rf"row {row}, column 0 is 0, but .* choice is {choices[row][0]}"
+        with pytest.raises(ExportError, match=said):
+            publish(graph, path, recording=recording)
+    else:
+        assert publish(graph, path, recording=recording).discrete_ties == n_ties
 
 
 def test_recorded_masks_are_applied(tmp_path):
@@ -147,27 +148,8 @@ def test_model_that_ignores_masks_is_caught(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_infinite_recorded_action_is_a_mismatch(tmp_path):
-    graph = reference.policy(continuous=2)
-    recording = recorded(graph)
-    recording.expected[CONTINUOUS][0, 0] = np.nan
-    with pytest.raises(ExportError, match="row 0, column 0"):
-        publish(graph, tmp_path / "policy.onnx", recording=recording)
-
-
-def test_memory_that_goes_another_way_is_named_and_nothing_remains(tmp_path):
-    graph = reference.policy(continuous=2, memory=6)
-    recording = recorded(graph)
-    assert publish(graph, tmp_path / "p.onnx", recording=recording).max_memory_error < 1e-5
-    (tmp_path / "p.onnx").unlink()
-    recording.expected["recurrent_out"][11, 0, 4] += 1e-3
-    with pytest.raises(ExportError, match=r"output recurrent_out, row 11, column 4 is"):
-        publish(graph, tmp_path / "p.onnx", recording=recording)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_large_memories_may_differ_by_a_share_of_themselves(tmp_path):
-    graph = reference.policy(continuous=2, memory=6)
+    graph = reference.policy(**RECURRENT)
     for name, values in graph.actor.memory.lstm.named_parameters():
         # every gate is open, so that cells count their steps
         torch.nn.init.constant_(values, 10.0 if name.startswith("bias") else 0.0)
@@ -189,7 +171,7 @@ def test_memory_of_swapped_gates_is_caught(tmp_path, monkeypatch):
 
 def test_recording_that_begins_in_the_middle_of_an_episode_is_refused(tmp_path):
     """Row by row it fits; an agent that begins anew would go another way."""
-    graph = reference.policy(continuous=2, memory=6)
+    graph = reference.policy(**RECURRENT)
     recording = recorded(graph)
     later = Recording(
         feeds={name: values[5:] for name, values in recording.feeds.items()},
@@ -244,23 +226,19 @@ def test_the_rounding_is_the_distance_from_the_policy_in_float64():
     assert 0 < max(recording.rounding.values()) < 1e-5
 
 
-def test_a_policy_that_rounds_coarsely_may_differ_by_as_much(tmp_path):
+@pytest.mark.parametrize("is_discrete", [False, True])
+def test_a_policy_that_rounds_coarsely_may_differ_by_as_much(tmp_path, is_discrete):
     """In float32 two orders of addition then give other numbers, and both are right."""
-    graph = reference.policy(continuous=3)
-    recording = recorded(graph)
-    recording.expected[CONTINUOUS][19, 1] += 6e-5
+    if is_discrete:
+        graph, output = with_equal_logits(3, bias=[1.0, 1.0 - 6e-5, 0.0]), "branch.0.out"
+        recording, place = choosing(graph, [[0], [1]]), "row 1, column 0"
+    else:
+        graph, output = reference.policy(continuous=3), CONTINUOUS
+        recording, place = recorded(graph), "row 19, column 1"
+        recording.expected[CONTINUOUS][19, 1] += 6e-5
     for rounding, is_right in ((1e-5, False), (2e-5, True)):
-        recording.rounding[CONTINUOUS] = rounding
-        with nullcontext() if is_right else pytest.raises(ExportError, match="row 19, column 1"):
-            publish(graph, tmp_path / "p.onnx", recording=recording)
-
-
-def test_choices_of_a_policy_that_rounds_coarsely_are_ties_at_as_much(tmp_path):
-    graph = with_equal_logits(3, bias=[1.0, 1.0 - 6e-5, 0.0])
-    recording = choosing(graph, [[0], [1]])
-    for rounding, is_right in ((1e-5, False), (2e-5, True)):
-        recording.rounding["branch.0.out"] = rounding
-        with nullcontext() if is_right else pytest.raises(ExportError, match="row 1, column 0"):
+        recording.rounding[output] = rounding
+        with nullcontext() if is_right else pytest.raises(ExportError, match=place):
             publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
@@ -290,7 +268,7 @@ def test_every_row_of_a_long_recording_is_compared_also_doubles(tmp_path):
 
 def test_step_by_step_a_file_goes_on_with_its_own_memory(tmp_path, monkeypatch):
     """Each row alone is right within the tolerance; the error doubles from step to step."""
-    graph = reference.policy(continuous=2, memory=6)
+    graph = reference.policy(**RECURRENT)
     recording = recorded(graph, n_rows=5)
     known = dict(zip((row.tobytes() for row in recording.feeds["obs_0"]), range(5), strict=True))
 

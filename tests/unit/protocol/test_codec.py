@@ -461,6 +461,7 @@ def test_observation_shorter_than_the_announced_name_is_taken_with_one_warning(t
 @given(ACTIONS, st.integers(0, 5), st.integers(0, 99))
 def test_actions_are_written_as_field_by_field_and_read_back(spec, n, seed):
     actions = spec.random_action(n, np.random.default_rng(seed))
+    actions = ActionTuple(actions.continuous, actions.discrete - 1)  # also below 0
     message = encode_actions(actions, BehaviorSpec([], spec))
     expected = m.UnityRLInputProto.ListAgentActionProto()
     for continuous, discrete in zip(actions.continuous, actions.discrete, strict=True):
@@ -475,35 +476,38 @@ def test_actions_are_written_as_field_by_field_and_read_back(spec, n, seed):
     np.testing.assert_array_equal(decoded.discrete, actions.discrete)
 
 
-def test_negative_discrete_actions_survive():
-    spec = ActionSpec(0, (3,))
-    message = encode_actions(ActionTuple(discrete=np.array([[-1], [2]])), BehaviorSpec([], spec))
-    assert decode_actions(message, spec).discrete.tolist() == [[-1], [2]]
+LARGEST = 2**31 - 128  # of the whole numbers below 2^31 that a float32 holds
 
 
-def test_actions_of_old_environments_are_read_from_the_deprecated_field():
-    message = m.UnityRLInputProto.ListAgentActionProto()
-    message.value.add(vector_actions_deprecated=[1.0, 2.0])
-    assert decode_actions(message, ActionSpec(2, ())).continuous.tolist() == [[1, 2]]
-    assert decode_actions(message, ActionSpec(0, (2, 3))).discrete.tolist() == [[1, 2]]
-    with pytest.raises(UnityActionException, match="got 2 continuous and 0 discrete"):
-        decode_actions(message, ActionSpec(3, ()))
+def read_actions(spec: ActionSpec, field: str, *rows: list[float]) -> ActionTuple:
+    entries = [{field: row} for row in rows]
+    return decode_actions(m.UnityRLInputProto.ListAgentActionProto(value=entries), spec)
 
 
-def test_actions_that_are_no_message_are_the_trainers():
-    with pytest.raises(UnityCommunicationException, match="the trainer sent 1 bytes that are"):
-        actions.decode_actions(b"\xff", ActionSpec(2, ()))
+@pytest.mark.parametrize(
+    ("spec", "field", "rows"),
+    [
+        # entries of different forms, which together have the length of entries of one form
+        (ActionSpec(0, (300, 300)), "discrete_actions", [[128, 1], [1, 299], [127, 0]]),
+        (ActionSpec(2, ()), "vector_actions_deprecated", [[1.0, 2.0]]),  # of old environments
+        (ActionSpec(0, (2, 3)), "vector_actions_deprecated", [[1.0, 2.0]]),
+        (ActionSpec(0, (2,)), "vector_actions_deprecated", [[LARGEST]]),
+    ],
+)
+def test_actions_of_every_form_are_read(spec, field, rows):
+    read = read_actions(spec, field, *rows)
+    assert (read.discrete if spec.discrete_size else read.continuous).tolist() == rows
 
 
 @pytest.mark.parametrize("choice", [float("nan"), float("inf"), -3e9, 2.0**31])
-def test_discrete_actions_of_old_messages_that_are_no_choices_are_refused(choice):
-    message = m.UnityRLInputProto.ListAgentActionProto()
-    largest = 2**31 - 128  # of the whole numbers below 2^31 that a float32 holds
-    message.value.add(vector_actions_deprecated=[largest])
-    assert decode_actions(message, ActionSpec(0, (2,))).discrete.tolist() == [[largest]]
-    message.value.add(vector_actions_deprecated=[choice])
+def test_actions_that_cannot_be_read_are_refused(choice):
+    old = "vector_actions_deprecated"
     with pytest.raises(UnityActionException, match=r"agent number 1 got the discrete actions \["):
-        decode_actions(message, ActionSpec(0, (2,)))
+        read_actions(ActionSpec(0, (2,)), old, [LARGEST], [choice])
+    with pytest.raises(UnityActionException, match="got 2 continuous and 0 discrete"):
+        read_actions(ActionSpec(3, ()), old, [1.0, 2.0])
+    with pytest.raises(UnityCommunicationException, match="the trainer sent 1 bytes that are"):
+        actions.decode_actions(b"\xff", ActionSpec(2, ()))
 
 
 @pytest.mark.parametrize(
@@ -517,15 +521,6 @@ def test_actions_of_many_are_read_together(spec, monkeypatch):
     np.testing.assert_array_equal(decoded.discrete, sent.discrete)
 
 
-def test_choices_of_more_than_a_byte_are_not_taken_for_smaller_ones():
-    """Entries of different forms may together have the length of entries of one form."""
-    spec = ActionSpec(0, (300, 300))
-    message = m.UnityRLInputProto.ListAgentActionProto()
-    for choices in ([128, 1], [1, 299], [127, 0]):
-        message.value.add(discrete_actions=choices)
-    assert decode_actions(message, spec).discrete.tolist() == [[128, 1], [1, 299], [127, 0]]
-
-
 def test_behavior_announcement_round_trips_in_both_ages():
     info = m.AgentInfoProto()
     for action in (ActionSpec(2, ()), ActionSpec(0, (3, 2))):
@@ -533,14 +528,10 @@ def test_behavior_announcement_round_trips_in_both_ages():
         assert behavior_spec_from(brain, info).action_spec == action
         brain.ClearField("action_spec")
         assert behavior_spec_from(brain, info).action_spec == action
-
-
-def test_branch_sizes_that_contradict_the_count_are_refused():
-    brain = m.BrainParametersProto(brain_name="b")
     brain.action_spec.num_discrete_actions = 2
     brain.action_spec.discrete_branch_sizes.append(3)
     with pytest.raises(UnityEnvironmentException, match=r"2 discrete actions but .* of 1 branches"):
-        behavior_spec_from(brain, m.AgentInfoProto())
+        behavior_spec_from(brain, info)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (300,), (3, 4, 5)])

@@ -70,28 +70,28 @@ def test_mean_reward_is_of_ended_episodes_only(tmp_path, done, told):
     assert f"mean reward   {told} (the header says" in describe(read_demo(tmp_path / "a.demo"))
 
 
-def test_appending_in_parts_gives_the_same_file(tmp_path):
+def test_appending_in_parts_gives_the_same_file_and_after_the_block_nothing(tmp_path):
     values = written(tmp_path / "a.demo")
+    actions = values["actions"]
     with writing_demo(tmp_path / "b.demo", "Walker", SPEC) as writer:
         for part in (slice(0, 2), slice(2, N)):
             writer.append(
                 obs=[o[part] for o in values["obs"]],
-                actions=ActionTuple(
-                    values["actions"].continuous[part], values["actions"].discrete[part]
-                ),
+                actions=ActionTuple(actions.continuous[part], actions.discrete[part]),
                 reward=values["reward"][part],
                 done=values["done"][part],
                 interrupted=values["interrupted"][part],
                 action_mask=[values["action_mask"][0][part]],
             )
+    with pytest.raises(ValueError, match="closed file"):
+        writer.append(**values)
     assert (tmp_path / "a.demo").read_bytes() == (tmp_path / "b.demo").read_bytes()
 
 
 def test_header_fits_in_its_32_bytes_whatever_the_name(tmp_path):
     with writing_demo(tmp_path / "a.demo", "b", SPEC, name="Ünï/cø_de " + "long " * 20) as writer:
         writer.append(**content())
-    data = (tmp_path / "a.demo").read_bytes()
-    assert data[0] <= 32
+    assert (tmp_path / "a.demo").read_bytes()[0] <= 32
     assert read_demo(tmp_path / "a.demo").metadata.demonstration_name == "ncde long long l"
 
 
@@ -112,29 +112,6 @@ def test_recording_that_fails_at_any_time_leaves_nothing(tmp_path, monkeypatch, 
     with pytest.raises(OSError, match="no space left"):
         record()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_nothing_is_recorded_after_the_block(tmp_path):
-    with writing_demo(tmp_path / "a.demo", "b", SPEC) as writer:
-        writer.append(**content())
-    with pytest.raises(ValueError, match="closed file"):
-        writer.append(**content())
-    assert len(read_demo(tmp_path / "a.demo")) == N
-
-
-def test_reward_that_is_not_a_number_is_refused_with_file_and_behavior(tmp_path):
-    written(tmp_path / "a.demo", reward=np.full(N, np.nan, np.float32))
-    message = r"a\.demo: The rewards provided had NaN values\. \(behavior Walker\)"
-    with pytest.raises(DemonstrationError, match=message):
-        read_demo(tmp_path / "a.demo")
-
-
-def test_cut_off_file_says_at_which_pair(tmp_path):
-    path = tmp_path / "a.demo"
-    written(path)
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(DemonstrationError, match=r"a\.demo: .*cut off or damaged at pair 6 of 6"):
-        read_demo(path)
 
 
 def unfinished(path, n_steps=0, **changes) -> bytes:
@@ -159,24 +136,25 @@ def test_file_whose_header_counts_no_steps_is_read_to_its_end(tmp_path, n_steps,
     assert not caplog.records
 
 
-def test_last_step_of_an_unfinished_file_is_left_out_if_it_is_not_whole(tmp_path, caplog):
-    path = tmp_path / "a.demo"
-    path.write_bytes(unfinished(path)[:-10])
-    assert len(read_demo(path)) == N - 1
-    assert "bytes are no whole step, and are left out" in caplog.text
-
-
-def test_damaged_step_of_an_unfinished_file_is_refused(tmp_path):
-    path = tmp_path / "a.demo"
-    path.write_bytes(unfinished(path) + b"\x04\x0a\x7fab")
-    with pytest.raises(DemonstrationError, match="cut off or damaged at pair 7;"):
-        read_demo(path)
-
-
-def test_steps_behind_the_counted_ones_are_not_read(tmp_path):
+def test_what_an_unfinished_or_damaged_file_has_is_read_or_refused_by_its_place(tmp_path, caplog):
     path = tmp_path / "a.demo"
     unfinished(path, n_steps=4)
-    assert len(read_demo(path)) == 4
+    assert len(read_demo(path)) == 4, "steps behind the counted ones are not read"
+    begun = unfinished(path)
+    path.write_bytes(begun[:-10])
+    assert len(read_demo(path)) == N - 1
+    assert "bytes are no whole step, and are left out" in caplog.text
+    path.write_bytes(begun + b"\x04\x0a\x7fab")
+    with pytest.raises(DemonstrationError, match="cut off or damaged at pair 7;"):
+        read_demo(path)
+    written(path)
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(DemonstrationError, match=r"a\.demo: .*cut off or damaged at pair 6 of 6"):
+        read_demo(path)
+    written(path, reward=np.full(N, np.nan, np.float32))
+    said = r"a\.demo: The rewards provided had NaN values\. \(behavior Walker\)"
+    with pytest.raises(DemonstrationError, match=said):
+        read_demo(path)
 
 
 def header(**fields) -> bytes:
@@ -217,7 +195,7 @@ def test_file_that_is_not_a_demonstration_is_refused(tmp_path, data, text):
 
 
 def test_wrong_paths_are_refused(tmp_path):
-    (tmp_path / "a.txt").write_text("")
+    (tmp_path / "a.txt").touch()
     with pytest.raises(DemonstrationError, match=r"not a '\.demo' file"):
         read_demo(tmp_path / "a.txt")
     with pytest.raises(DemonstrationError, match="does not exist"):
@@ -269,22 +247,6 @@ def test_cameras_of_the_first_packages_are_read_in_colour_and_in_grey(tmp_path):
     assert (demo.done.tolist(), demo.interrupted.tolist()) == ([False, False, True],) * 2
 
 
-def test_recorded_pairs_are_of_an_agent_without_number_and_group(tmp_path):
-    spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
-    path = tmp_path / "a.demo"
-    with writing_demo(path, "B", spec) as writer:
-        writer.append(
-            obs=[np.ones((2, 2), np.float32)],
-            actions=spec.action_spec.random_action(2, np.random.default_rng(0)),
-            reward=np.array([1.0, 2.0], np.float32),
-            done=np.array([False, True]),
-        )
-    infos = parse_demo(path).infos
-    assert [(info.id, info.group_id, info.group_reward) for info in infos] == [(0, 0, 0.0)] * 2
-    ends = [(info.reward, info.done, info.max_step_reached) for info in infos]
-    assert ends == [(1.0, False, False), (2.0, True, False)]
-
-
 def test_a_recording_counts_what_has_ended_in_each_part_of_it(tmp_path):
     """A recorder may leave the mark of a cut at a step that goes on."""
     spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, (3, 2)))
@@ -302,6 +264,9 @@ def test_a_recording_counts_what_has_ended_in_each_part_of_it(tmp_path):
         append(writer, 1, [False, True, True])
         append(writer, 10, [True, False])
     content = parse_demo(tmp_path / "a.demo")
+    agents = {(info.id, info.group_id, info.group_reward) for info in content.infos}
+    assert agents == {(0, 0, 0.0)}, "a recording is of an agent without number and group"
+    assert not any(info.max_step_reached for info in content.infos)
     for row in (2, 4):
         content.infos[row].max_step_reached = True
     with writing_demo(tmp_path / "b.demo", "B", spec) as writer:

@@ -28,16 +28,7 @@ def remembered(monkeypatch):
     return calls
 
 
-def test_where_nothing_recurs_little_is_remembered(remembered):
-    decoder = Decoder(SPEC, "b")
-    for seed in range(600):
-        decoder.decode(written(2, seed))
-    assert decoder.n_cached == 0
-    assert len(remembered) <= 10
-    assert len(decoder._layouts) <= layout_cache._MAX_LAYOUTS
-
-
-def test_once_something_recurs_more_is_remembered_again(remembered):
+def test_where_nothing_recurs_little_is_remembered_until_something_does(remembered):
     decoder = Decoder(SPEC, "b")
 
     def nothing_recurs(seeds):
@@ -50,13 +41,12 @@ def test_once_something_recurs_more_is_remembered_again(remembered):
     before = len(remembered)
     nothing_recurs(range(100, 200))
     assert len(remembered) - before >= 4
-
-
-def test_message_with_an_end_is_not_tried_to_remember(remembered):
+    remembered.clear()
     decoder = Decoder(SPEC, "b")
-    for seed in range(8):
-        decoder.decode(written(2, seed, n_ended=1))
-    assert not remembered
+    nothing_recurs(range(600))
+    assert decoder.n_cached == 0
+    assert len(remembered) <= 10
+    assert len(decoder._layouts) <= layout_cache._MAX_LAYOUTS
 
 
 def test_two_kinds_of_messages_in_turn_are_both_remembered(remembered):
@@ -69,9 +59,13 @@ def test_two_kinds_of_messages_in_turn_are_both_remembered(remembered):
     assert decoder.n_cached >= 35
 
 
-def test_very_long_messages_are_not_remembered(remembered, monkeypatch):
-    monkeypatch.setattr(layout_cache, "_MAX_CACHED_BYTES", 100)
+def test_very_long_messages_and_those_with_an_end_are_not_tried_to_remember(
+    remembered, monkeypatch
+):
     decoder = Decoder(SPEC, "b")
+    for seed in range(8):
+        decoder.decode(written(2, seed, n_ended=1))
+    monkeypatch.setattr(layout_cache, "_MAX_CACHED_BYTES", 100)
     for _ in range(2):
         assert_same_steps(decoder.decode(written(4, seed=1)), sample(SPEC, 4, 0, seed=1))
     assert not remembered

@@ -215,15 +215,8 @@ def test_memory_of_a_message_is_bounded_by_its_bytes():
     text = r"^a message would take 134 MB of memory, although only 1,000 bytes were sent; divide it"
     with pytest.raises(UnitySpecificationException, match=text):
         specs.refuse_excess((1 << 27) + 256 * 1000 + 1, 1000, "a message")
-
-
-def test_memory_of_an_agent_is_that_of_its_numbers_masks_and_actions():
     observations = [ObservationSpec.visual(3, 4, 5), ObservationSpec.vector(2)]
     spec = BehaviorSpec(observations, ActionSpec(5, (7, 11)))
     assert specs.row_bytes(spec) == 4096 + 4 * (60 + 2) + (7 + 11) + 8 * (5 + 2)
-
-
-def test_long_names_are_cut_in_errors():
-    assert brief("x" * 200) == "x" * 200
-    assert brief("x" * 201) == "x" * 200 + "..."
-    assert brief((1, 2)) == "(1, 2)"
+    cut = [brief(text) for text in ("x" * 200, "x" * 201, (1, 2))]
+    assert cut == ["x" * 200, "x" * 200 + "...", "(1, 2)"]

@@ -80,17 +80,15 @@ def test_agent_with_other_names_is_taken_with_one_warning(caplog):
 
 
 @pytest.mark.parametrize("names", [["right"], ["left", "right"]])
-def test_pngs_under_another_name_are_taken_with_a_warning(caplog, names):
-    spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2, "left")], ActionSpec(1, ()))
-    decode_steps(list(map(agent_with_png, names)), spec, f"{len(names)} cameras")
-    assert "cameras: an agent calls its observations ['right']" in caplog.text
-
-
-def test_a_specification_without_names_takes_any_without_a_warning(caplog):
+def test_pngs_under_another_name_are_taken_with_a_warning_where_there_are_names(caplog, names):
+    for named in ("", "left"):
+        spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2, named)], ActionSpec(1, ()))
+        decode_steps(list(map(agent_with_png, names)), spec, f"{len(names)} {named} cameras")
+        assert bool(caplog.records) == bool(named)
+    assert "left cameras: an agent calls its observations ['right']" in caplog.text
+    caplog.clear()
     spec = BehaviorSpec([ObservationSpec.vector(2), ObservationSpec.vector(2)], ActionSpec(1, ()))
     decode_steps([agent_with(1, "eyes", "nose")], spec, "nameless")
-    spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2)], ActionSpec(1, ()))
-    decode_steps([agent_with_png("left")], spec, "nameless camera")
     assert not caplog.records
 
 

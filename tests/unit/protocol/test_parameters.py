@@ -38,13 +38,6 @@ def test_a_sampler_that_nothing_can_be_drawn_from_is_refused(kind, values):
         sampler(kind, values)
 
 
-def test_a_uniform_sampler_draws_evenly_between_its_ends():
-    drawn = draws(UNIFORM, (2.0, 6.0))
-    assert drawn.min() >= 2.0
-    assert drawn.max() < 6.0
-    assert np.histogram(drawn, 4, (2.0, 6.0))[0].min() > 900
-
-
 def test_a_gaussian_sampler_draws_around_its_mean_whichever_sign_its_deviation_has():
     for deviation in (0.5, -0.5):
         drawn = draws(GAUSSIAN, (3.0, deviation))
@@ -54,7 +47,10 @@ def test_a_gaussian_sampler_draws_around_its_mean_whichever_sign_its_deviation_h
         assert np.mean(np.abs(drawn - 3.0) < 0.5) == pytest.approx(0.683, abs=0.04)
 
 
-def test_a_sampler_of_several_ranges_draws_each_by_its_width():
+def test_samplers_draw_evenly_within_ranges_and_ranges_by_their_width():
+    drawn = draws(UNIFORM, (2.0, 6.0))
+    assert (drawn.min() >= 2.0, drawn.max() < 6.0) == (True, True)
+    assert np.histogram(drawn, 4, (2.0, 6.0))[0].min() > 900
     drawn = draws(MULTI_RANGE, UNEVEN)
     low, high = drawn[drawn < 5.0], drawn[drawn > 5.0]
     assert (low.min() >= 0.0, low.max() < 1.0) == (True, True)
@@ -62,10 +58,7 @@ def test_a_sampler_of_several_ranges_draws_each_by_its_width():
     assert len(low) / len(drawn) == pytest.approx(0.25, abs=0.03)
     for part, places, ends in ((low, 4, (0.0, 1.0)), (high, 3, (10.0, 13.0))):
         assert np.histogram(part, places, ends)[0].min() > 0.8 * len(part) / places
-
-
-def test_ranges_without_a_width_are_drawn_alike_often():
-    drawn = draws(MULTI_RANGE, (1.0, 1.0, 7.0, 7.0))
+    drawn = draws(MULTI_RANGE, (1.0, 1.0, 7.0, 7.0))  # without a width
     assert set(drawn) == {1.0, 7.0}
     assert np.mean(drawn == 1.0) == pytest.approx(0.5, abs=0.05)
 
@@ -161,32 +154,17 @@ def test_a_simulator_that_draws_for_itself_is_given_the_sampler():
     assert controls.state_dict() == {"drawn": {}, "samplers": ["speed"]}
 
 
-def test_controls_that_are_taken_up_draw_on():
-    simulators = Plain(), Plain()
-    original, resumed = (Controls(simulator) for simulator in simulators)
-    original.set_sampler("speed", sampler(GAUSSIAN, (0.0, 1.0)))
+def test_controls_that_are_taken_up_draw_on_by_name_and_forget_what_they_drew_before():
+    simulators, names = (Plain(), Plain()), [f"p{n}" for n in range(9)]
+    original, resumed = map(Controls, simulators)
+    for name in reversed(names):
+        original.set_sampler(name, sampler(GAUSSIAN, (0.0, 1.0)))
     original.draw()
+    assert [name for name, _ in simulators[0].given] == names
+    resumed.set_sampler("size", sampler(GAUSSIAN, (0.0, 1.0)))
     resumed.load_state_dict(json.loads(json.dumps(original.state_dict())))
     simulators[0].given.clear()
     for controls in (original, resumed):
         controls.draw()
-    assert simulators[0].given == simulators[1].given != []
-
-
-def test_parameters_are_drawn_in_the_order_of_their_names():
-    simulator, names = Plain(), [f"p{n}" for n in range(9)]
-    controls = Controls(simulator)
-    for name in reversed(names):
-        controls.set_sampler(name, sampler(UNIFORM, (0.0, 1.0)))
-    controls.draw()
-    assert [name for name, _ in simulator.given] == names
-
-
-def test_controls_that_are_taken_up_forget_what_they_drew_before():
-    simulator = Plain()
-    original, resumed = Controls(Plain()), Controls(simulator)
-    original.set_sampler("speed", sampler(GAUSSIAN, (0.0, 1.0)))
-    resumed.set_sampler("size", sampler(GAUSSIAN, (0.0, 1.0)))
-    resumed.load_state_dict(original.state_dict())
-    resumed.draw()
-    assert [name for name, _ in simulator.given] == ["speed"]
+    assert simulators[0].given == simulators[1].given
+    assert [name for name, _ in simulators[1].given] == names

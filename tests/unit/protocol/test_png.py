@@ -135,66 +135,57 @@ def agent_with(
     return info
 
 
-@pytest.mark.parametrize("properties", [[1, 2, 2], [2, 2, 1]])
-def test_compressed_observations_are_decoded_in_both_orders(properties):
-    shape = (3, 4, 5) if properties[0] == 1 else (4, 5, 3)
-    info = agent_with(ONE, shape, properties=properties)
-    spec = behavior_spec_from(BRAIN, info)
-    decision, _ = decode_steps([info], spec)
-    np.testing.assert_array_equal(decision.obs[0][0], CHANNELS[:3])
-
-
 @pytest.mark.parametrize(
-    ("shape", "pixels", "expected"),
+    ("properties", "shape", "pixels", "expected"),
     [
-        ((4, 5, 3), (4, 5), (3, 4, 5)),  # packages before API 1.5
-        ((3, 4, 5), (4, 5), (3, 4, 5)),
-        ((3, 3, 3), (3, 3), (3, 3, 3)),
-        ((4, 5, 1), (4, 5), (1, 4, 5)),
+        ([1, 2, 2], (3, 4, 5), (4, 5), (3, 4, 5)),
+        ([2, 2, 1], (4, 5, 3), (4, 5), (3, 4, 5)),
+        # without properties the size of the image tells where its channels are
+        ((), (4, 5, 3), (4, 5), (3, 4, 5)),  # packages before API 1.5
+        ((), (3, 4, 5), (4, 5), (3, 4, 5)),
+        ((), (3, 3, 3), (3, 3), (3, 3, 3)),
+        ((), (4, 5, 1), (4, 5), (1, 4, 5)),
     ],
 )
-def test_size_of_an_image_without_properties_tells_where_its_channels_are(shape, pixels, expected):
+def test_compressed_observations_are_decoded_in_either_order(properties, shape, pixels, expected):
     image = np.random.default_rng(0).integers(0, 256, (*pixels, 3)).astype(np.uint8)
-    info = agent_with(png(image), shape, properties=())
+    info = agent_with(png(image), shape, properties=properties)
     spec = behavior_spec_from(BRAIN, info)
     assert spec.observation_specs[0].shape == expected
     decision, _ = decode_steps([info, info], spec)
-    np.testing.assert_array_equal(decision.obs[0][1], decode_png(png(image), expected))
+    for obs in decision.obs[0]:
+        np.testing.assert_array_equal(obs, decode_png(png(image), expected))
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x89PNG\r\n\x1a\n", b"\x89PNG\r\n\x1a\nxxxxIDAT" + b"x" * 20]
+    ("info", "said"),
+    [
+        *(
+            (agent_with(data, (4, 5, 3), properties=()), "(holds no PNG image|not a readable PNG)")
+            for data in (b"", SIGNATURE, SIGNATURE + b"xxxxIDAT" + b"x" * 20)
+        ),
+        (
+            agent_with(ONE, (3, 4, 5), [0, 1]),
+            r"a compressed observation has 3 channels, but its channel mapping \[0, 1\] is for 2$",
+        ),
+    ],
 )
-def test_image_without_properties_and_size_is_refused(data):
-    info = agent_with(data, (4, 5, 3), properties=())
-    spec = behavior_spec_from(BRAIN, info)
-    with pytest.raises(UnityObservationException, match=r"no PNG image|not a readable PNG"):
-        decode_steps([info], spec)
+def test_image_that_cannot_be_read_is_one_line_with_agent_and_observation(info, said):
+    text = "^Observation at index=0 for agent with id=9 didn't match the ObservationSpec: .*"
+    with pytest.raises(UnityObservationException, match=text + said):
+        decode_steps([info], behavior_spec_from(BRAIN, info))
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
-def test_what_is_written_is_read_without_a_mapping(channels):
+def test_what_is_written_is_read_without_a_mapping_rounded_and_clipped(channels):
     rng = np.random.default_rng(channels)
     values = (rng.integers(0, 256, (channels, 4, 5)) / np.float32(255)).astype(np.float32)
     data = encode_png(values)
     assert data.count(b"IHDR") == (1 if channels == 1 else -(-channels // 3))
     np.testing.assert_array_equal(decode_png(data, values.shape), values)
-
-
-def test_what_a_png_cannot_hold_is_rounded_and_clipped():
     values = np.array([[[-1.0, 0.3, 2.0]]], np.float32)
     expected = np.array([[[0.0, 76 / 255, 1.0]]], np.float32)
     np.testing.assert_allclose(decode_png(encode_png(values), (1, 1, 3)), expected, rtol=1e-6)
-
-
-def test_wrong_mapping_is_one_line_with_agent_and_observation():
-    info = agent_with(ONE, (3, 4, 5), [0, 1])
-    with pytest.raises(UnityObservationException) as caught:
-        decode_steps([info], behavior_spec_from(BRAIN, info))
-    assert str(caught.value) == (
-        "Observation at index=0 for agent with id=9 didn't match the ObservationSpec: a compressed "
-        "observation has 3 channels, but its channel mapping [0, 1] is for 2"
-    )
 
 
 def test_images_of_up_to_the_stated_channels_are_sent_as_pngs():

@@ -117,9 +117,6 @@ def test_a_state_is_given_and_taken_by_our_names_and_by_the_usual_ones(kind, giv
     assert state_of(source) == given
     restore(target, state_of(source))
     assert target.count == 3
-
-
-def test_who_gives_no_state_takes_none():
     assert state_of(Counter()) is None
     with pytest.raises(ValueError, match="Counter does not give its state") as refused:
         restore(Counter(), {"state": 3})

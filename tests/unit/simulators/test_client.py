@@ -67,23 +67,36 @@ class Recorder(grid_world.GridWorld):
         return [("Grid/Told", float(len(self.told)), 1)]
 
 
+def test_statistics_travel_on_their_channel_and_messages_on_others_change_nothing():
+    simulator = Recorder(n_agents=1)
+    data = side_channels.pack(
+        [(side_channels.ENGINE_CONFIGURATION, bytes(12)), (side_channels.FLOAT_PROPERTIES, b"x")]
+    )
+    sent = play(simulator, command(RESET, data), command(0, parameter("a", 1.0)))
+    assert simulator.told == [("a", 1.0)]
+    ((channel, payload),) = side_channels.unpack(sent[2].unity_output.rl_output.side_channel)
+    message = side_channels.IncomingMessage(payload)
+    read = message.read_string(), message.read_float32(), message.read_int32()
+    assert (channel, read) == (side_channels.STATS, ("Grid/Told", 1.0, 1))
+
+
 @pytest.mark.parametrize("first", [RESET, 0])
-def test_the_first_command_resets_whatever_it_is(first):
-    sent = play(grid_world.GridWorld(n_agents=2), command(first))
+def test_the_first_command_resets_whatever_it_is_and_a_behavior_is_announced_once(first):
+    sent = play(
+        grid_world.GridWorld(n_agents=2), command(first), command(), command(RESET), command(QUIT)
+    )
+    assert [message.header.status for message in sent] == [200, 200, 200, 200, 400]
     assert not sent[0].HasField("unity_output")
-    infos = sent[1].unity_output.rl_output.agentInfos["GridWorld?team=0"].value
-    assert [(info.id, info.done, info.reward) for info in infos] == [(0, False, 0), (1, False, 0)]
-    assert [len(info.action_mask) for info in infos] == [5, 5]
-
-
-def test_a_behavior_is_announced_once():
-    sent = play(grid_world.GridWorld(n_agents=1), command(RESET), command(), command(RESET))
-    announced = [m.unity_output.rl_initialization_output.brain_parameters for m in sent[1:]]
+    outputs = [message.unity_output for message in sent[1:4]]
+    announced = [output.rl_initialization_output.brain_parameters for output in outputs]
     assert [[brain.brain_name for brain in brains] for brains in announced] == [
         ["GridWorld?team=0"],
         [],
         [],
     ]
+    infos = outputs[0].rl_output.agentInfos["GridWorld?team=0"].value
+    assert [(info.id, info.done, info.reward) for info in infos] == [(0, False, 0), (1, False, 0)]
+    assert [len(info.action_mask) for info in infos] == [5, 5]
 
 
 def test_agents_without_actions_get_zeros():
@@ -121,13 +134,6 @@ def test_a_wrong_number_of_actions_names_the_behavior_and_both_numbers():
         play(simulator, command(RESET), command(actions=actions))
 
 
-def test_a_parameter_is_set_before_the_command_it_came_with():
-    simulator = registry.make("balance_ball", n_agents=1)
-    play(simulator, command(RESET, parameter("scale", 2.0)))
-    assert simulator._shape == [(1.0, 2.0)]
-    simulator.close()
-
-
 def test_a_sampler_is_drawn_for_every_beginning_and_ends_with_a_number():
     def scales(*commands):
         simulator = registry.make("balance_ball", n_agents=3)
@@ -140,6 +146,7 @@ def test_a_sampler_is_drawn_for_every_beginning_and_ends_with_a_number():
     drawn = scales(command(RESET, sampler))
     assert len(set(drawn)) == 3
     assert all(1.0 <= scale <= 1.5 or 3.0 <= scale <= 3.25 for scale in drawn)
+    assert scales(command(RESET, parameter("scale", 2.0))) == [2.0] * 3  # before the command
     assert scales(command(RESET, sampler)) == drawn
     assert scales(command(RESET, sampler), command(RESET)) != drawn
     assert scales(command(RESET, sampler), command(RESET, parameter("scale", 1.25))) == [1.25] * 3
@@ -158,33 +165,6 @@ def test_a_simulator_that_takes_only_numbers_gets_draws():
     assert [name for name, _ in received] == ["wind", "wind"]
     assert all(2.0 <= value <= 4.0 for _, value in received)
     assert received[0] != received[1]
-
-
-def test_messages_on_other_channels_change_nothing():
-    simulator = Recorder(n_agents=1)
-    data = side_channels.pack(
-        [(side_channels.ENGINE_CONFIGURATION, bytes(12)), (side_channels.FLOAT_PROPERTIES, b"x")]
-    )
-    play(simulator, command(RESET, data))
-    assert simulator.told == []
-
-
-def test_statistics_travel_on_their_channel():
-    simulator = Recorder(n_agents=1)
-    sent = play(simulator, command(RESET, parameter("a", 1.0)))
-    ((channel, payload),) = side_channels.unpack(sent[1].unity_output.rl_output.side_channel)
-    message = side_channels.IncomingMessage(payload)
-    assert channel == side_channels.STATS
-    assert (message.read_string(), message.read_float32(), message.read_int32()) == (
-        "Grid/Told",
-        1.0,
-        1,
-    )
-
-
-def test_quit_is_answered_with_a_goodbye():
-    sent = play(grid_world.GridWorld(n_agents=1), command(RESET), command(QUIT))
-    assert [m.header.status for m in sent] == [200, 200, 400]
 
 
 @pytest.fixture
@@ -288,17 +268,14 @@ def test_a_simulator_that_fails_says_goodbye_first(trainer, converse):
     assert isinstance(conversation.exception(30), ZeroDivisionError)
 
 
-def test_a_listener_that_does_not_answer_is_reported(monkeypatch):
+def test_a_listener_that_does_not_answer_or_speaks_something_else_is_reported(monkeypatch):
     monkeypatch.setattr(client, "_HELLO_S", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         port = listener.getsockname()[1]
         with pytest.raises(UnityTimeOutException, match=f"localhost:{port} did not answer"):
             client.converse(lambda *_: None, port=port)
-
-
-def test_a_listener_that_speaks_something_else_is_reported():
-    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
-        port = listener.getsockname()[1]
+        listener.accept()[0].close()
+        monkeypatch.setattr(client, "_HELLO_S", 20.0)
         conversation = pool.submit(client.converse, lambda *_: None, port=port)
         caller, _ = listener.accept()
         caller.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")

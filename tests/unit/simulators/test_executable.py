@@ -11,9 +11,6 @@ def test_a_player_s_arguments_are_understood_with_either_dash(dash):
     assert (parsed.port, parsed.log_file, parsed.ignored) == (7105, "/a/b.log", ())
     assert not parsed.compress
     assert executable.parse([f"{dash}compress"]).compress
-
-
-def test_options_of_unity_s_players_are_kept_as_ignored():
     unity = ["-screen-width", "640", "-force-vulkan", "-popupwindow", "-Screen-Height=480"]
     parsed = executable.parse([*unity, "-mlagents-port=5005", "--num-agents", "3"])
     assert (parsed.port, parsed.n_agents, parsed.ignored) == (5005, 3, tuple(unity))
@@ -49,12 +46,9 @@ def test_a_bad_value_is_named(words, said):
         executable.parse(words)
 
 
-def test_without_a_port_the_usage_is_printed_and_the_exit_code_is_2(capsys):
+def test_without_a_port_the_usage_is_printed_with_exit_code_2_and_help_is_no_error(capsys):
     assert executable.main("grid_world", []) == 2
     assert "--mlagents-port is missing" in capsys.readouterr().err
-
-
-def test_help_is_no_error(capsys):
     assert executable.main("grid_world", ["--help"]) == 0
     assert "--num-agents N" in capsys.readouterr().out
 

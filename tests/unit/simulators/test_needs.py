@@ -6,28 +6,20 @@ import gymnasium
 import numpy as np
 import pytest
 
-import pipeline
 from pipeline.errors import SettingsError, StageError
 from pipeline.simulators import pack
 
 
-def test_modules_of_a_distribution_stand_for_it():
+def test_modules_of_a_distribution_stand_for_it_and_the_standard_library_and_ours_are_left_out():
     core = sys.modules["gymnasium.core"].__file__
     needed = pack.needs_from({"gymnasium.core": core, "numpy": np.__file__})
     assert needed.distributions == ("gymnasium", "numpy")
     assert needed.files["gymnasium/core.py"] == Path(core)
     assert gymnasium.__file__ not in map(str, needed.files.values())
-
-
-def test_the_standard_library_and_this_package_are_left_out():
-    package_modules = {
-        "pipeline": pipeline.__file__,
-        "pipeline.errors": sys.modules["pipeline.errors"].__file__,
-    }
+    ours = {name: sys.modules[name].__file__ for name in ("pipeline", "pipeline.errors")}
     standard = {"json": json.__file__, "json.decoder": json.decoder.__file__, "sys": ""}
-    assert pack.needs_from(
-        package_modules | standard | {"os.path": "/usr/lib/python3/posixpath.py"}
-    ) == (pack.Needs(distributions=(), files={}))
+    standard["os.path"] = "/usr/lib/python3/posixpath.py"
+    assert pack.needs_from(ours | standard) == pack.Needs(distributions=(), files={})
 
 
 def test_a_package_of_no_distribution_is_taken_whole_wherever_it_lies(tmp_path):

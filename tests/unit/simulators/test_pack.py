@@ -148,12 +148,6 @@ def test_the_python_that_built_it_is_found_though_it_is_not_on_path(
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_cache_that_cannot_be_written_does_not_stop_a_build(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "file"))
-    assert pack("grid_world", tmp_path / "built").exists()
-
-
 def test_an_environment_ends_when_its_trainer_is_gone(launch, trainer):
     process = launch("--mlagents-port", trainer.port)
     trainer.greet()
@@ -218,14 +212,6 @@ def test_what_a_killed_start_has_unpacked_goes_and_what_a_living_one_unpacks_sta
     assert {path.name for path in folder.iterdir()} == {digest, living.name}
 
 
-def test_nobody_listening_is_one_clear_line_and_code_1(launch):
-    process = launch("--mlagents-port", 1, "--connect-timeout", 0.5)
-    _, err = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 1
-    assert len(err.splitlines()) == 1
-    assert "no trainer listens on localhost:1 (waited 0.5 s)" in err
-
-
 def test_without_a_fitting_python_it_says_which_one_it_needs(executable, environment, tmp_path):
     tag = sys.implementation.cache_tag.encode()
     stranger = tmp_path / "stranger"
@@ -237,7 +223,9 @@ def test_without_a_fitting_python_it_says_which_one_it_needs(executable, environ
     assert "PIPELINE_PYTHON" in ended.stderr
 
 
-def test_a_cache_that_cannot_be_written_is_named_with_its_remedy(launch, tmp_path):
+def test_a_cache_that_cannot_be_written_is_named_with_its_remedy_and_stops_no_build(
+    launch, tmp_path, monkeypatch
+):
     blocked = tmp_path / "file"
     blocked.write_text("")
     process = launch("--help", PIPELINE_CACHE=str(blocked))
@@ -245,3 +233,12 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_remedy(launch, tmp_pat
     assert process.returncode == 3
     assert f"cannot unpack into {blocked}" in err
     assert "PIPELINE_CACHE" in err
+    monkeypatch.setenv("PIPELINE_CACHE", str(blocked))
+    assert pack("grid_world", tmp_path / "built").exists()
+
+
+def test_nobody_listening_is_one_clear_line_and_code_1(launch):
+    process = launch("--mlagents-port", 1, "--connect-timeout", 0.5)
+    (line,) = process.communicate(timeout=WAIT_S)[1].splitlines()
+    assert process.returncode == 1
+    assert "no trainer listens on localhost:1 (waited 0.5 s)" in line

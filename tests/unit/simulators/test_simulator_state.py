@@ -98,41 +98,30 @@ def test_a_restored_simulator_of_numbers_gets_the_draws_that_the_first_one_gets(
     assert wind(command(RESET, frame(Kind.RESTORE, saved)), *commands)[1] == drawn[1:]
 
 
-def test_a_state_of_another_simulator_is_not_taken_up():
-    grid = Player("grid_world")
-    grid.say(command(RESET))
-    ((_, saved),) = answers(grid.step(np.random.default_rng(0), frame(Kind.STATE)))
-    ball = Player("balance_ball")
-    ((kind, why),) = answers(ball.say(command(RESET, frame(Kind.RESTORE, saved))))
-    assert kind == Kind.CANNOT
-    assert b"Error" in why
-
-
-def test_a_simulator_without_state_says_so():
+def test_what_gives_a_state_by_either_name_says_so_and_what_does_not_or_cannot_take_it(capsys):
     simulator = registry.make("grid_world", seed=3)
 
     class Stateless:
         behavior_specs, reset, step = simulator.behavior_specs, simulator.reset, simulator.step
 
-    _, answer = play(Stateless(), command(RESET, frame(Kind.CAN)))
-    remedy = b"give the environment get_state() and set_state(state)"
-    assert answers(answer) == [(Kind.CANNOT, b"Stateless does not give its state; " + remedy)]
-
-
-def test_get_state_and_set_state_are_as_good():
-    simulator = registry.make("grid_world", seed=3)
-
-    class Named:
-        behavior_specs, reset, step = simulator.behavior_specs, simulator.reset, simulator.step
+    class Named(Stateless):
         get_state, set_state = simulator.state_dict, simulator.load_state_dict
 
-    _, answer = play(Named(), command(RESET, frame(Kind.CAN)))
-    assert answers(answer) == [(Kind.CAN, b"")]
-
-
-def test_description_says_whether_there_is_a_state(capsys):
+    remedy = b"give the environment get_state() and set_state(state)"
+    for kind, expected in (
+        (Stateless, (Kind.CANNOT, b"Stateless does not give its state; " + remedy)),
+        (Named, (Kind.CAN, b"")),
+    ):
+        _, answer = play(kind(), command(RESET, frame(Kind.CAN)))
+        assert answers(answer) == [expected]
     assert executable.main("pong", ["--describe"]) == 0
     assert "gives its state: " in capsys.readouterr().out
+    grid, ball = Player("grid_world"), Player("balance_ball")
+    grid.say(command(RESET))
+    ((_, saved),) = answers(grid.step(np.random.default_rng(0), frame(Kind.STATE)))
+    ((kind, why),) = answers(ball.say(command(RESET, frame(Kind.RESTORE, saved))))
+    assert kind == Kind.CANNOT, "it is of another simulator"
+    assert b"Error" in why
 
 
 def test_only_the_message_that_restores_begins_no_episodes_and_each_answer_comes_once():

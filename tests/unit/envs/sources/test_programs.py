@@ -40,16 +40,15 @@ ALL = (
 
 
 def test_each_platform_has_its_own_program(tmp_path):
-    build(tmp_path, *ALL)
-    assert found(tmp_path) == "g/G.x86_64"
-    assert found(tmp_path, platform="windows") == "g/G.exe"
-    assert found(tmp_path, platform="darwin") == "m/G.app/Contents/MacOS/G"
-
-
-def test_a_program_without_suffix_is_the_one_that_may_be_executed(tmp_path):
-    build(tmp_path, "bin/player", "bin/UnityPlayer.so", mode=0o755)
-    build(tmp_path, "readme")
-    assert found(tmp_path) == "bin/player"
+    folder = build(tmp_path / "all", *ALL)
+    assert found(folder) == "g/G.x86_64"
+    assert found(folder, platform="windows") == "g/G.exe"
+    assert found(folder, platform="darwin") == "m/G.app/Contents/MacOS/G"
+    # without a suffix it is the one that may be executed
+    folder = build(tmp_path / "plain", "bin/player", "bin/UnityPlayer.so", mode=0o755)
+    assert found(build(folder, "readme")) == "bin/player"
+    with pytest.raises(FetchError, match="expected one program, found none"):
+        found(build(tmp_path / "none", "readme"))
 
 
 def test_a_program_can_be_named(tmp_path):
@@ -66,12 +65,6 @@ def test_a_program_can_be_named(tmp_path):
 def test_a_build_for_another_platform_is_named(tmp_path, other):
     build(tmp_path, other[0], mode=0o755)
     with pytest.raises(FetchError, match=f"has a build for {other[1]} .* needs one for linux"):
-        found(tmp_path)
-
-
-def test_no_program_is_an_error(tmp_path):
-    build(tmp_path, "readme")
-    with pytest.raises(FetchError, match="expected one program, found none"):
         found(tmp_path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -151,7 +150,11 @@ def test_a_build_that_hangs_is_ended_with_what_it_started(project):
     assert ends(helper, within_s=30.0)
 
 
-def test_what_is_no_project_is_refused(project):
+def test_what_is_no_project_or_editor_is_refused(project, monkeypatch):
+    broken = project.parent / "broken"
+    broken.write_bytes(b"\0")
+    monkeypatch.setenv(unity_build.EDITOR_VARIABLE, str(broken))
+    assert "broken: the Unity Editor cannot be started: Permission denied" in failure(project, "x")
     (project / "ProjectSettings/ProjectVersion.txt").unlink()
     assert "My Game: is no Unity project, it has no ProjectSettings/Pro" in failure(project, "good")
 
@@ -193,11 +196,3 @@ def test_an_editor_on_the_path_is_found(project, monkeypatch, tmp_path):
     editor.chmod(0o755)
     monkeypatch.setenv("PATH", str(editor.parent))
     assert find_editor(None, project) == editor
-
-
-def test_an_editor_that_cannot_be_started_is_told(project, monkeypatch):
-    broken = project.parent / "broken"
-    broken.write_bytes(b"\0")
-    monkeypatch.setenv(unity_build.EDITOR_VARIABLE, str(broken))
-    assert "broken: the Unity Editor cannot be started: Permission denied" in failure(project, "x")
-    assert os.environ[unity_build.EDITOR_VARIABLE] == str(broken)

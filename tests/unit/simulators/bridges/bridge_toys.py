@@ -46,32 +46,7 @@ class Recorder(gymnasium.Env):
         )
 
 
-class Counter(gymnasium.Env):
-    """Observes its step number in an array that it uses again and again; masks by that number."""
-
-    observation_space = spaces.Box(0, 100, (1,))
-    action_space = spaces.MultiDiscrete([2, 3])
-
-    def __init__(self, length=4):
-        self.length = length
-        self._obs = np.zeros(1, dtype=np.float32)
-
-    def reset(self, *, seed=None, options=None):  # noqa: ARG002  # the interface has it
-        super().reset(seed=seed)
-        self._obs[0] = 0
-        return self._obs, {"action_mask": self._mask()}
-
-    def step(self, action):  # noqa: ARG002  # the interface has it
-        self._obs[0] += 1
-        cut = bool(self._obs[0] == self.length)
-        return self._obs, 0.5, False, cut, {"action_mask": self._mask()}
-
-    def _mask(self):
-        return (np.array([1, 1]), np.array([1, self._obs[0] % 2 == 0, 1], dtype=np.int8))
-
-
 gymnasium.register("test/Recorder-v0", entry_point=Recorder)
-gymnasium.register("test/Counter-v0", entry_point=Counter)
 
 
 class Dying(ParallelEnv):

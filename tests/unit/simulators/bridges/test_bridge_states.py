@@ -57,6 +57,11 @@ def test_environments_of_gymnasium_go_on_from_their_state(env_id):
     check_goes_on(lambda: GymnasiumSimulator(id=env_id, seed=5, n_agents=3))
 
 
+def test_time_limit_counts_on():
+    kwargs = {"max_episode_steps": 47}
+    check_goes_on(lambda: GymnasiumSimulator(id="Pendulum-v1", kwargs=kwargs, seed=5, n_agents=2))
+
+
 FALLEN = """
 import hashlib, numpy as np
 from pipeline.protocol import state
@@ -88,11 +93,6 @@ def test_the_bytes_of_a_state_do_not_depend_on_what_the_memory_held_before():
     assert len(digests) == 1
 
 
-def test_time_limit_counts_on():
-    kwargs = {"max_episode_steps": 47}
-    check_goes_on(lambda: GymnasiumSimulator(id="Pendulum-v1", kwargs=kwargs, seed=5, n_agents=2))
-
-
 class Walk(gymnasium.Env):
     """A random walk that ends at random."""
 
@@ -118,23 +118,13 @@ class Restorable(Walk):
         self.at = list(saved["at"])
 
 
-def test_own_environment_gives_its_state_by_get_state():
+def test_own_environment_gives_its_state_by_get_state_and_gives_none_without():
     check_goes_on(lambda: GymnasiumSimulator(id=[Restorable(), Restorable()], seed=5))
-
-
-def test_own_environment_without_get_state_gives_none():
-    simulator = GymnasiumSimulator(id=[Walk()], seed=5)
-    simulator.reset()
-    assert simulator.state_dict() is None
-
-
-def test_an_unknown_wrapper_gives_none():
-    class Hidden(gymnasium.Wrapper):
-        pass
-
-    simulator = GymnasiumSimulator(id=[Hidden(gymnasium.make("CartPole-v1"))], seed=5)
-    simulator.reset()
-    assert simulator.state_dict() is None
+    hidden = type("Hidden", (gymnasium.Wrapper,), {})(gymnasium.make("CartPole-v1"))
+    for env in (Walk(), hidden):  # the second is within a wrapper that is not known
+        simulator = GymnasiumSimulator(id=[env], seed=5)
+        simulator.reset()
+        assert simulator.state_dict() is None
 
 
 class Together(ParallelEnv):

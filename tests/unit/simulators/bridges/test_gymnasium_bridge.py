@@ -22,12 +22,6 @@ def stepped(simulator, continuous=None, discrete=None):
     return only(simulator.step({name: ActionTuple(continuous, discrete)}))
 
 
-def zeros(simulator, n_agents):
-    (spec,) = simulator.behavior_specs.values()
-    action = spec.action_spec.empty_action(n_agents)
-    return stepped(simulator, action.continuous, action.discrete)
-
-
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
 def test_copies_play_as_the_environments_do_by_themselves(name):
     simulator = GymnasiumSimulator(id=name, n_agents=3, seed=7)
@@ -62,83 +56,11 @@ def test_copies_play_as_the_environments_do_by_themselves(name):
     simulator.close()
 
 
-def test_the_behavior_is_called_like_the_environment():
-    simulator = GymnasiumSimulator(id="test/Recorder-v0", n_agents=2)
-    assert list(simulator.behavior_specs) == ["test-Recorder-v0?team=0"]
-    assert naming.behavior_name("ale_py:ALE/Pong-v5") == "ALE-Pong-v5"
-
-
-@pytest.mark.parametrize(
-    ("ends", "interrupted"), [("terminated", False), ("truncated", True), ("both", False)]
-)
-def test_a_truncated_episode_is_interrupted_and_a_terminated_one_is_not(ends, interrupted):
-    simulator = GymnasiumSimulator(id="test/Recorder-v0", kwargs={"ends": ends, "length": 2})
-    simulator.reset()
-    _, terminals = zeros(simulator, 1)
-    assert len(terminals) == 0
-    decisions, terminals = zeros(simulator, 1)
-    assert terminals.interrupted.tolist() == [interrupted]
-    assert terminals.reward.tolist() == [2.0]
-    assert decisions.agent_id.tolist() == [0]
-    assert decisions.reward.tolist() == [0.0]
-
-
-def test_the_last_observation_is_the_episode_s_own_although_the_array_is_used_again():
-    simulator = GymnasiumSimulator(id="test/Counter-v0", n_agents=2, kwargs={"length": 3})
-    simulator.reset()
-    zeros(simulator, 2)
-    zeros(simulator, 2)
-    decisions, terminals = zeros(simulator, 2)
-    assert terminals.obs[0].tolist() == [[3.0], [3.0]]
-    assert terminals.interrupted.tolist() == [True, True]
-    assert decisions.obs[0].tolist() == [[0.0], [0.0]]
-
-
-def test_sampled_actions_reach_the_environment_and_its_observations_come_back():
-    tree = spaces.Dict({"go": spaces.Box(-2, 2, (2,)), "gear": spaces.Discrete(3, start=1)})
-    seen = spaces.Dict({"pose": spaces.Box(-1, 1, (3,)), "level": spaces.Discrete(4)})
-    simulator = GymnasiumSimulator(
-        id="test/Recorder-v0",
-        kwargs={"observation_space": seen, "action_space": tree, "length": 10},
-    )
-    env = simulator._envs[0].unwrapped
-    decisions, _ = only(simulator.reset())
-    for _ in range(5):
-        level, pose = decisions.obs
-        assert np.array_equal(pose[0], env.observations[-1]["pose"])
-        assert level[0].argmax() == env.observations[-1]["level"]
-        action = tree.sample()
-        continuous, discrete = wire_of(tree, action)
-        decisions, _ = stepped(simulator, [continuous], [discrete])
-        assert env.actions[-1]["gear"] == action["gear"]
-        assert env.actions[-1]["go"] == pytest.approx(action["go"], abs=1e-6)
-
-
-def test_a_mask_in_info_becomes_the_action_mask():
-    simulator = GymnasiumSimulator(id="test/Counter-v0", n_agents=2)
-    decisions, _ = only(simulator.reset())
-    for n in range(6):
-        first, second = decisions.action_mask
-        odd = n % 4 % 2 == 1
-        assert first.tolist() == [[False, False]] * 2
-        assert second.tolist() == [[False, odd, False]] * 2
-        decisions, _ = zeros(simulator, 2)
-
-
-def test_environment_parameters_are_the_options_of_the_next_resets():
-    simulator = GymnasiumSimulator(id="test/Recorder-v0", kwargs={"length": 1})
-    env = simulator._envs[0].unwrapped
-    simulator.reset()
-    simulator.set_parameter("wind", 0.5)
-    zeros(simulator, 1)
-    assert env.options == [None, {"wind": 0.5}]
-
-
 def test_an_action_for_each_copy_is_needed():
     simulator = GymnasiumSimulator(id="CartPole-v1", n_agents=2)
     simulator.reset()
     with pytest.raises(ValueError, match="zip"):
-        zeros(simulator, 3)
+        stepped(simulator, discrete=np.zeros((3, 1)))
 
 
 @pytest.mark.parametrize(
@@ -163,17 +85,17 @@ def test_what_cannot_be_made_is_refused_in_one_line(options, said):
     assert refused.value.exit_code == 2
 
 
-def test_what_is_not_installed_is_named(monkeypatch):
-    def broken():
-        raise ImportError("No module named 'box3d'")
-
-    monkeypatch.setitem(
-        gymnasium.registry,
-        "test/Broken-v0",
-        gymnasium.envs.registration.EnvSpec("test/Broken-v0", entry_point=broken),
-    )
-    with pytest.raises(SettingsError, match=r"needs is not installed .*'box3d'.*constraints.txt"):
-        GymnasiumSimulator(id="test/Broken-v0")
+def test_the_behavior_is_called_like_the_environment_and_what_is_not_installed_is_named():
+    simulator = GymnasiumSimulator(id="test/Recorder-v0", n_agents=2)
+    assert list(simulator.behavior_specs) == ["test-Recorder-v0?team=0"]
+    assert naming.behavior_name("ale_py:ALE/Pong-v5") == "ALE-Pong-v5"
+    gymnasium.register("test/Broken-v0", entry_point="box3d:Env")
+    try:
+        said = r"needs is not installed .*'box3d'.*constraints.txt"
+        with pytest.raises(SettingsError, match=said):
+            GymnasiumSimulator(id="test/Broken-v0")
+    finally:
+        del gymnasium.registry["test/Broken-v0"]
 
 
 def test_each_mask_is_of_its_own_agent_also_where_earlier_agents_gave_none_or_ended():

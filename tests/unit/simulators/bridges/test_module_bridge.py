@@ -172,23 +172,14 @@ def test_every_option_reaches_each_copy_of_a_users_environment_of_pettingzoo():
             "of_module_bridge:broken",
             r"fails: ZeroDivisionError: division by zero \(of_module_bridge.py:34\)$",
         ),
+        ("lost:pole", r"the module cannot be imported: .*No module named 'no_such' \(lost.py:1\)$"),
+        ("torn:pole", r"the module cannot be imported: .*SyntaxError: .* \(torn.py, line 1\)$"),
     ],
 )
-def test_a_mistake_is_one_line_that_says_where(id, said):
+def test_a_mistake_is_one_line_that_says_where(module, id, said):
+    module.with_name("lost.py").write_text("import no_such\n")
+    module.with_name("torn.py").write_text("def pole(:\n")
     with pytest.raises(SettingsError, match=said) as refused:
         registry.make("module", id=id)
     assert str(refused.value).startswith(f"{id}: ")
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("import of_no_package\n", r"No module named 'of_no_package' \(of_module_bridge.py:1\)$"),
-        ("def pole(:\n", r"SyntaxError: .* \(of_module_bridge.py, line 1\)$"),
-    ],
-)
-def test_a_module_that_cannot_be_imported_is_named_with_its_line(module, text, said):
-    module.write_text(text)
-    with pytest.raises(SettingsError, match=f"the module cannot be imported: .*{said}"):
-        made("pole")

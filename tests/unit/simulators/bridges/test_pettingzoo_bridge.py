@@ -51,19 +51,6 @@ def ended(steps):
     }
 
 
-def test_agents_of_one_kind_share_a_behavior_and_ids_count_through_copies(module):
-    simulator = PettingZooSimulator(id=module(parallel_env=bridge_toys.Dying), n_agents=2)
-    assert {n: s.observation_specs[0].shape for n, s in simulator.behavior_specs.items()} == {
-        "bug?team=0": (2,),
-        "bird?team=0": (3,),
-    }
-    steps = simulator.reset()
-    assert asking(steps) == [
-        *(("bug?team=0", k) for k in (0, 1, 3, 4)),
-        *(("bird?team=0", k) for k in (2, 5)),
-    ]
-
-
 def test_agents_that_die_early_end_while_the_others_go_on(module):
     simulator = PettingZooSimulator(id=module(parallel_env=bridge_toys.Dying))
     env = simulator._copies[0].env
@@ -108,17 +95,6 @@ def test_only_the_agent_whose_turn_it_is_asks_and_gets_what_it_gained_since(modu
     # c's turn gives a 1; a's gives c 10; then time is up for both, and a begins anew.
     assert turns[6] == ("a", 0, 11.0, {})
     assert turns[7] == ("a", 0, 0.0, {0: ("a?team=0", True, 0.0), 2: ("c?team=0", True, 10.0)})
-
-
-def test_the_mask_beside_the_observation_becomes_the_action_mask(module):
-    simulator = PettingZooSimulator(id=module(env=bridge_toys.Turns))
-    steps = simulator.reset()
-    for k in range(3):
-        ((behavior, _),) = asking(steps)
-        decisions = steps[behavior][0]
-        assert decisions.action_mask[0].tolist() == [[i == k for i in range(4)]]
-        assert decisions.obs[0].tolist() == [[float(k)]]
-        steps = choose(simulator, steps, 3)
 
 
 def test_a_game_of_tic_tac_toe_is_won_and_lost_and_the_next_begins_at_once():
@@ -183,12 +159,6 @@ def test_a_parallel_environment_plays_as_it_does_by_itself():
                 seen[copy], _ = env.reset(seed=int(rngs[copy].integers(2**31)))
 
 
-def test_teams_can_be_given_by_name_and_by_kind(module):
-    name = module(parallel_env=bridge_toys.Dying)
-    simulator = PettingZooSimulator(id=name, teams={"bug_1": 2, "bird": 1})
-    assert list(simulator.behavior_specs) == ["bug?team=0", "bug?team=2", "bird?team=1"]
-
-
 def test_agents_of_one_name_but_different_spaces_have_behaviors_of_their_own(module):
     class Unlike(bridge_toys.Dying):
         def action_space(self, agent):
@@ -198,44 +168,15 @@ def test_agents_of_one_name_but_different_spaces_have_behaviors_of_their_own(mod
     assert list(simulator.behavior_specs) == ["bug?team=0", "bug_1?team=0", "bird?team=0"]
 
 
-def test_a_group_shares_the_mean_and_each_keeps_the_rest(module):
+def test_a_group_of_a_behavior_shares_its_mean_and_each_keeps_the_rest(module):
     name = module(parallel_env=bridge_toys.Dying)
-    simulator = PettingZooSimulator(id=name, n_agents=2, groups="all")
-    steps = choose(simulator, simulator.reset(), 0)
-    bugs, birds = steps["bug?team=0"][0], steps["bird?team=0"][0]
-    assert bugs.group_id.tolist() == [1, 1, 2, 2]
-    assert birds.group_id.tolist() == [1, 2]
-    assert bugs.group_reward.tolist() == [2.0] * 4  # of 1, 2 and 3
-    assert bugs.reward.tolist() == [-1.0, 0.0] * 2
-    assert birds.reward.tolist() == [1.0] * 2
     simulator = PettingZooSimulator(id=name, n_agents=2, groups="behavior")
     steps = choose(simulator, simulator.reset(), 0)
-    assert steps["bug?team=0"][0].group_id.tolist() == [1, 1, 3, 3]
-    assert steps["bird?team=0"][0].group_id.tolist() == [2, 4]
-    assert steps["bug?team=0"][0].group_reward.tolist() == [1.5] * 4
-    assert steps["bird?team=0"][0].reward.tolist() == [0.0] * 2
-
-
-def test_the_reward_of_an_agent_that_observes_nothing_comes_with_its_next_observation(module):
-    class Blinking(bridge_toys.Dying):
-        def step(self, actions):
-            observed, rewards, *rest = super().step(actions)
-            if self.n == 1:
-                del observed["bird_0"]
-            return observed, {a: rewards[a] for a in rewards}, *rest
-
-    simulator = PettingZooSimulator(id=module(parallel_env=Blinking))
-    steps = choose(simulator, simulator.reset(), 0)
-    assert [agent for _, agent in asking(steps)] == [0, 1]
-    steps = choose(simulator, steps, 0)
-    assert steps["bird?team=0"][0][2].reward == 3.0 + 4.0
-
-
-def test_environment_parameters_are_the_options_of_the_next_resets(module):
-    simulator = PettingZooSimulator(id=module(parallel_env=bridge_toys.Dying))
-    simulator.set_parameter("wind", 2.0)
-    simulator.reset()
-    assert simulator._copies[0].env.options == {"wind": 2.0}
+    bugs, birds = steps["bug?team=0"][0], steps["bird?team=0"][0]
+    assert (bugs.group_id.tolist(), birds.group_id.tolist()) == ([1, 1, 3, 3], [2, 4])
+    assert bugs.group_reward.tolist() == [1.5] * 4  # of 1 and 2
+    assert bugs.reward.tolist() == [-0.5, 0.5] * 2
+    assert (birds.group_reward.tolist(), birds.reward.tolist()) == ([3.0] * 2, [0.0] * 2)
 
 
 def test_an_agent_that_vanishes_is_an_error(module):
@@ -283,15 +224,16 @@ def test_what_cannot_be_made_is_refused_in_one_line(module, creators, options, s
 
 
 @pytest.mark.parametrize(
-    "written",
-    ["pettingzoo.classic.tictactoe_v3", "classic.tictactoe_v3", "classic/tictactoe-v3"],
+    ("written", "name"),
+    [
+        ("pettingzoo.classic.tictactoe_v3", "pettingzoo.classic.tictactoe_v3"),
+        ("classic.tictactoe_v3", "pettingzoo.classic.tictactoe_v3"),
+        ("classic/tictactoe-v3", "pettingzoo.classic.tictactoe_v3"),
+        ("pettingzoo.mpe.simple_tag_v3", "mpe2.simple_tag_v3"),  # which has moved
+    ],
 )
-def test_an_id_may_be_written_short_and_as_pettingzoo_registers_it(written):
-    assert naming.full_name(written) == "pettingzoo.classic.tictactoe_v3"
-
-
-def test_environments_that_moved_are_found_where_they_are():
-    assert naming.full_name("pettingzoo.mpe.simple_tag_v3") == "mpe2.simple_tag_v3"
+def test_an_id_may_be_written_short_and_as_pettingzoo_registers_it(written, name):
+    assert naming.full_name(written) == name
 
 
 @pytest.mark.parametrize(
@@ -308,21 +250,16 @@ def test_an_unknown_id_is_answered_with_the_nearest(written, said):
         naming.full_name(written)
 
 
-def test_what_is_not_installed_is_named():
+def test_what_a_module_registers_is_found_and_what_is_not_installed_is_named():
     pettingzoo.register("aec", "test/broken-v0", entry_point="no_such_module:env")
-    try:
-        with pytest.raises(SettingsError, match=r"not installed .*no_such_module.*constraints.txt"):
-            PettingZooSimulator(id="bridge_toys:test/broken-v0")
-    finally:
-        del pettingzoo.aec_registry["test/broken-v0"]
-
-
-def test_an_environment_that_a_module_registers_is_found():
     pettingzoo.register("parallel", "test/dying-v0", entry_point=bridge_toys.Dying)
     try:
         simulator = PettingZooSimulator(id="bridge_toys:test/dying-v0")
         assert len(asking(simulator.reset())) == 3
+        with pytest.raises(SettingsError, match=r"not installed .*no_such_module.*constraints.txt"):
+            PettingZooSimulator(id="bridge_toys:test/broken-v0")
     finally:
+        del pettingzoo.aec_registry["test/broken-v0"]
         del pettingzoo.parallel_registry["test/dying-v0"]
 
 

@@ -36,13 +36,6 @@ def tilts(obs):
     return half_sum - half_difference, half_sum + half_difference
 
 
-def test_the_behavior_is_that_of_3dball(make):
-    spec = make(n_agents=1).behavior_specs["3DBall?team=0"]
-    assert [obs.shape for obs in spec.observation_specs] == [(8,)]
-    assert spec.action_spec.continuous_size == 2
-    assert spec.action_spec.discrete_branches == ()
-
-
 def test_an_episode_begins_with_a_tilt_of_ten_degrees_at_most_and_the_ball_four_above(make):
     decisions, terminals = make(n_agents=300).reset()[BEHAVIOR]
     obs = decisions.obs[0]
@@ -76,7 +69,7 @@ def test_an_action_turns_two_degrees_per_physics_step(make, axis):
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_actions_are_clamped_and_turns_stop_beyond_a_quarter(make, sign):
+def test_actions_are_clamped_and_turns_stop_beyond_a_quarter_but_for_the_way_back(make, sign):
     simulator = make(n_agents=8)
     simulator.reset()
     highest = 0.0
@@ -84,15 +77,13 @@ def test_actions_are_clamped_and_turns_stop_beyond_a_quarter(make, sign):
         decisions, _ = simulator.step(turn(8, about_z=9.0 * sign))[BEHAVIOR]
         highest = max(highest, float((sign * decisions.obs[0][:, 0]).max()))
     assert 0.25 <= highest <= 0.25 + np.sin(np.radians(1.0))
-
-
-def test_a_platform_at_its_limit_still_turns_back(make):
     simulator = make(n_agents=1, seed=1)
     simulator.reset()
-    at_limit = max(simulator.step(turn(1, about_z=1.0))[BEHAVIOR][0].obs[0][0, 0] for _ in range(4))
+    steps = [simulator.step(turn(1, about_z=sign)) for _ in range(4)]
+    at_limit = max(sign * step[BEHAVIOR][0].obs[0][0, 0] for step in steps)
     assert at_limit >= 0.25
-    after = simulator.step(turn(1, about_z=-1.0))[BEHAVIOR][0].obs[0][0, 0]
-    assert after == pytest.approx(at_limit - 0.0844, abs=0.004)
+    after = simulator.step(turn(1, about_z=-sign))[BEHAVIOR][0].obs[0][0, 0]
+    assert sign * after == pytest.approx(at_limit - 0.0844, abs=0.004)
 
 
 @pytest.mark.parametrize("gravity", [None, 2 * 9.81])
@@ -114,20 +105,15 @@ def rest_heights(simulator, n_steps=40):
     return decisions.obs[0][:, 3]
 
 
-def test_scale_applies_from_the_next_episode(make):
+def test_scale_and_mass_apply_from_the_next_episode(make):
     simulator = make(n_agents=3)
     assert rest_heights(simulator) == pytest.approx(3.0, abs=0.05)
     simulator.set_parameter("scale", 2.0)
+    simulator.set_parameter("mass", 7.0)
     decisions, _ = simulator.step(turn(3))[BEHAVIOR]
     assert decisions.obs[0][:, 3] == pytest.approx(3.0, abs=0.05)
     assert rest_heights(simulator) == pytest.approx(3.5, abs=0.05)
-
-
-def test_mass_reaches_the_physics(make):
-    simulator = make(n_agents=2)
-    simulator.set_parameter("mass", 7.0)
-    simulator.reset()
-    assert [model.body_mass[2] for model in simulator._models] == [7.0, 7.0]
+    assert [model.body_mass[2] for model in simulator._models] == [7.0] * 3
 
 
 def test_an_impossible_scale_is_refused_with_its_value(make):

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from playing import acted, begun, now, policies, put, returns, step
+from playing import acted, begun, now, policies, put, step
 
 from pipeline.errors import SettingsError
 from pipeline.simulators.games import couriers
@@ -57,20 +57,15 @@ def test_exactly_the_places_without_a_road_are_forbidden_and_going_there_is_to_w
     assert [np.flatnonzero(~row).tolist() for row in mask] == [[1, 2, 4, 5], [0, 2, 4, 5]]
 
 
-def test_a_shift_ends_on_the_way_with_a_terminal_step_and_nobody_is_asked():
-    simulator = placed((0, 3), left=4)
-    decisions, terminals = step(simulator, 2)
+@pytest.mark.parametrize(("address", "left", "action", "reward"), [(3, 4, 2, 0.0), (5, 2, 5, 1.0)])
+def test_a_shift_ends_on_the_way_and_a_delivery_at_its_last_moment_counts(
+    address, left, action, reward
+):
+    decisions, terminals = step(placed((0, address), left=left), action)
     assert (len(decisions), terminals.agent_id.tolist()) == (0, [0])
     assert terminals.interrupted.tolist() == [False]
-    assert terminals.reward.tolist() == [0.0]
+    assert terminals.reward.tolist() == [reward]
     assert terminals.obs[0][0, 12] == 0.0
-
-
-def test_a_delivery_at_the_last_moment_counts():
-    simulator = placed((0, 5), left=2)
-    decisions, terminals = step(simulator, 5)
-    assert terminals.reward.tolist() == [1.0]
-    assert len(decisions) == 0
 
 
 def test_after_a_break_another_courier_comes_with_an_id_of_its_own():
@@ -84,16 +79,12 @@ def test_after_a_break_another_courier_comes_with_an_id_of_its_own():
     assert decisions.agent_id[0] == first + 2
     assert decisions.reward[0] == 0.0
     assert decisions.obs[0][0, 12] == 1.0
-
-
-def test_breaks_have_every_length():
-    simulator = Couriers(n_agents=300, seed=2)
-    simulator.reset()
+    simulator = begun(Couriers, 300, seed=2)
     simulator._leave(np.arange(300))
     assert set(vars(now(simulator))["break"].tolist()) == set(range(1, couriers.MAX_BREAK + 1))
 
 
-def test_a_reset_sends_home_who_is_at_work_and_gives_no_id_twice():
+def test_an_agent_that_has_ended_or_was_sent_home_by_a_reset_is_never_seen_again():
     simulator = Couriers(n_agents=3)
     first, _ = simulator.reset()[BEHAVIOR]
     second, terminals = simulator.reset()[BEHAVIOR]
@@ -101,11 +92,7 @@ def test_a_reset_sends_home_who_is_at_work_and_gives_no_id_twice():
     assert len(terminals) == 0
     put(simulator, left=1)
     step(simulator, 0, 0, 0)
-    third, _ = simulator.reset()[BEHAVIOR]
-    assert third.agent_id.tolist() == [6, 7, 8]
-
-
-def test_an_agent_that_has_ended_is_never_seen_again():
+    assert simulator.reset()[BEHAVIOR][0].agent_id.tolist() == [6, 7, 8]
     simulator = Couriers(n_agents=4, seed=1)
     steps, by = simulator.reset(), policies("couriers", simulator)
     ended_ids, ended_alone = set(), 0
@@ -145,11 +132,3 @@ def test_the_shift_is_a_parameter_of_those_who_come_next():
     simulator.set_parameter("shift", 0.0)
     with pytest.raises(SettingsError, match="shift must lie between 1 and 200, got 0"):
         simulator.reset()
-
-
-def test_the_expert_delivers_much_and_chance_little():
-    expert = returns("couriers", BEHAVIOR, episodes=300)[BEHAVIOR]
-    chance = returns("couriers", episodes=300)[BEHAVIOR]
-    assert 11.5 < expert[:, 0].mean() < 13.0
-    assert chance[:, 0].mean() < 2.5
-    assert not expert[:, 3].any()

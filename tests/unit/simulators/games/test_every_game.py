@@ -46,12 +46,64 @@ def name(request):
 shared = pytest.mark.parametrize("name", SHARED)
 
 
-def test_every_game_is_tried():
-    assert {*SHARED, *SOLO} == set(registry.NAMES)
-
-
 def made(name, *, seed=1, n_agents=12):
     return registry.make(name, seed=seed, n_agents=n_agents)
+
+
+BEHAVIORS = {  # shapes of observations, continuous actions, branches
+    "balance_ball": {"3DBall?team=0": ([(8,)], 2, ())},
+    "collector": {"FoodCollector?team=0": ([(45,), (3,)], 3, (2,))},
+    "grid_world": {"GridWorld?team=0": ([(3, 20, 20), (2,)], 0, (5,))},
+    "hallway": {"Hallway?team=0": ([(49,), (3,)], 0, (5,))},
+    "pyramids": {"Pyramids?team=0": ([(77,), (5,)], 0, (5,))},
+    "sorter": {"Sorter?team=0": ([(20, 23), (4,)], 0, (3, 3, 3))},
+}
+GROUPS = {
+    "push_together": [[1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]],
+    "tag": [[1, 1, 2, 2, 3, 3, 4, 4], [0] * 4],
+}
+
+
+def test_behaviors_and_groups_are_as_documented_and_observations_ordered_as_unity_orders_them(name):
+    simulator = made(name)
+    for spec in simulator.behavior_specs.values():
+        names = [obs.name for obs in spec.observation_specs]
+        assert names == sorted(names)
+    found = {
+        behavior: ([obs.shape for obs in observations], *actions)
+        for behavior, (observations, actions) in simulator.behavior_specs.items()
+    }
+    assert BEHAVIORS.get(name) in (None, found)
+    groups = [decisions.group_id.tolist() for decisions, _ in simulator.reset().values()]
+    assert GROUPS.get(name) in (None, groups)
+
+
+def test_messages_keep_what_every_reader_relies_on(name):
+    """Ids are unique, types those of the wire, first rewards 0, and nothing is empty or changes."""
+    simulator = made(name)
+    steps, by = simulator.reset(), policies(name, simulator)
+    for _ in range(300):
+        before = rows_of(steps)
+        ids = np.concatenate([decisions.agent_id for decisions, _ in steps.values()])
+        assert len(set(ids.tolist())) == len(ids)
+        assert any(len(decisions) or len(terminals) for decisions, terminals in steps.values())
+        for behavior, (decisions, terminals) in steps.items():
+            restarted = np.isin(decisions.agent_id, terminals.agent_id)
+            assert not decisions.reward[restarted].any()
+            assert not decisions.group_reward[restarted].any()
+            specs = simulator.behavior_specs[behavior].observation_specs
+            for batch in (decisions, terminals):
+                shapes = [(len(batch), *obs.shape) for obs in specs]
+                assert [obs.shape for obs in batch.obs] == shapes
+                floats = [*batch.obs, batch.reward, batch.group_reward]
+                assert {values.dtype for values in floats} == {np.dtype(np.float32)}
+                assert {batch.agent_id.dtype, batch.group_id.dtype} == {np.dtype(np.int32)}
+                # what a network without normalisation can learn from; a ball may be fast
+                limit = np.inf if name == "balance_ball" else 2.0
+                assert all(np.abs(obs).max(initial=0.0) <= limit for obs in batch.obs)
+        next_steps = simulator.step(acted(steps, by))
+        assert rows_of(steps) == before, "steps that were given away have changed"
+        steps = next_steps
 
 
 def test_one_seed_gives_one_trajectory_and_another_another(name):
@@ -109,12 +161,6 @@ def test_an_area_does_the_same_whatever_the_number_of_areas(name):
         assert in_six[:n] == in_twelve[:n]
 
 
-def test_observations_are_ordered_by_name_as_unity_orders_them(name):
-    for spec in made(name).behavior_specs.values():
-        names = [obs.name for obs in spec.observation_specs]
-        assert names == sorted(names)
-
-
 @pytest.mark.parametrize("name", MAX_STEP)
 def test_doing_nothing_is_interrupted_after_the_stated_number_of_decisions(name):
     simulator = made(name, n_agents=3)
@@ -133,49 +179,6 @@ def test_doing_nothing_is_interrupted_after_the_stated_number_of_decisions(name)
     assert len(simulator.step(nothing)[behavior][1]) == 0
 
 
-def test_ids_are_unique_and_arrays_have_the_types_of_the_wire(name):
-    simulator = made(name)
-    steps, by = simulator.reset(), policies(name, simulator)
-    for _ in range(200):
-        ids = np.concatenate([decisions.agent_id for decisions, _ in steps.values()])
-        assert len(set(ids.tolist())) == len(ids)
-        for behavior, (decisions, terminals) in steps.items():
-            specs = simulator.behavior_specs[behavior].observation_specs
-            for batch in (decisions, terminals):
-                assert [obs.shape for obs in batch.obs] == [
-                    (len(batch), *obs.shape) for obs in specs
-                ]
-                floats = [*batch.obs, batch.reward, batch.group_reward]
-                assert {values.dtype for values in floats} == {np.dtype(np.float32)}
-                assert {batch.agent_id.dtype, batch.group_id.dtype} == {np.dtype(np.int32)}
-                # what a network without normalisation can learn from; a ball may be fast
-                limit = np.inf if name == "balance_ball" else 2.0
-                assert all(np.abs(obs).max(initial=0.0) <= limit for obs in batch.obs)
-        steps = simulator.step(acted(steps, by))
-
-
-def test_steps_that_were_given_away_do_not_change_afterwards(name):
-    simulator = made(name)
-    steps, by = simulator.reset(), policies(name, simulator)
-    for _ in range(60):
-        before = rows_of(steps)
-        next_steps = simulator.step(acted(steps, by))
-        assert rows_of(steps) == before
-        steps = next_steps
-
-
-def test_an_agent_is_asked_or_ends_in_every_message_and_its_first_reward_is_zero(name):
-    simulator = made(name)
-    steps, by = simulator.reset(), policies(name, simulator)
-    for _ in range(300):
-        assert any(len(decisions) or len(terminals) for decisions, terminals in steps.values())
-        for decisions, terminals in steps.values():
-            restarted = np.isin(decisions.agent_id, terminals.agent_id)
-            assert not decisions.reward[restarted].any()
-            assert not decisions.group_reward[restarted].any()
-        steps = simulator.step(acted(steps, by))
-
-
 def test_a_wrong_number_of_actions_is_refused(name):
     simulator = made(name)
     simulator.reset()
@@ -187,13 +190,11 @@ def test_a_wrong_number_of_actions_is_refused(name):
         simulator.step(actions)
 
 
-@pytest.mark.parametrize(("name", "per_area"), [("pong", 2), ("push_together", 3), ("tag", 3)])
-def test_agents_that_do_not_fill_areas_are_refused_with_the_number_that_does(name, per_area):
-    with pytest.raises(SettingsError, match=rf"{name}: .* multiple of {per_area}, .* got 7;"):
-        registry.make(name, n_agents=7)
-
-
-def test_an_expert_of_a_behavior_that_has_none_is_refused_with_those_that_have():
+def test_what_a_game_lacks_is_refused_by_name():
+    assert {*SHARED, *SOLO} == set(registry.NAMES)
+    for name, per_area in (("pong", 2), ("push_together", 3), ("tag", 3)):
+        with pytest.raises(SettingsError, match=rf"{name}: .* multiple of {per_area}, .* got 7;"):
+            registry.make(name, n_agents=7)
     with pytest.raises(SettingsError, match=r"tag: .* behavior ''; .* Hunter, Runner"):
         registry.expert("tag")
 

@@ -4,7 +4,6 @@ from playing import begun, now, put, sights, walk
 
 from pipeline.simulators.games import hallway
 from pipeline.simulators.games.hallway import (
-    BEHAVIOR,
     GOAL_O,
     MAX_STEP,
     SYMBOL_O,
@@ -29,29 +28,6 @@ def placed(n_agents=1, position=(0.0, -4.0), heading=0, cue=0, o_side=-1, **opti
 
 def seen(simulator):
     return sights(walk(simulator, NOTHING)[0].obs[0], 5, hallway.RAY_LENGTH)
-
-
-def test_an_agent_sees_by_seven_rays_and_a_compass():
-    specs, action = Hallway(n_agents=1).behavior_specs[BEHAVIOR]
-    assert [spec.shape for spec in specs] == [(49,), (3,)]
-    assert (action.continuous_size, action.discrete_branches) == (0, (5,))
-
-
-def test_a_turn_to_the_right_shows_in_the_compass_and_changes_the_way():
-    simulator = placed()
-    decisions, _ = walk(simulator, RIGHT, FORWARD)
-    sine, cosine = np.sin(np.radians(20)), np.cos(np.radians(20))
-    assert decisions.obs[1][0] == pytest.approx([sine, cosine, 0.0], abs=1e-5)
-    assert now(simulator).position[0] == pytest.approx((sine, -4.0 + cosine), abs=1e-5)
-
-
-def test_walls_stop_the_agent():
-    simulator = placed(heading=9)
-    walk(simulator, *[FORWARD] * 5)
-    assert now(simulator).position[0] == pytest.approx((0.0, -5.5), abs=1e-4)
-    put(simulator, heading=4)
-    walk(simulator, *[FORWARD] * 9)
-    assert now(simulator).position[0, 0] == pytest.approx(3.5)
 
 
 @pytest.mark.parametrize(("cue", "symbol"), [(0, SYMBOL_O), (1, SYMBOL_X)])
@@ -130,8 +106,8 @@ def test_the_cue_can_hang_at_the_end_as_well_for_policies_without_memory():
 def test_beginnings_cover_cues_sides_and_headings_alike():
     state = now(begun(Hallway, 2000, seed=3))
     o_left = state.things[:, 2, 0] < 0
-    for cue in (0, 1):
-        assert 0.2 < (o_left & (state.cue == cue)).mean() < 0.3
+    shares = [(o_left & (state.cue == cue)).mean() for cue in (0, 1)]
+    assert 0.2 < min(shares) < max(shares) < 0.3
     assert set(state.heading) == set(range(18))
     assert (np.abs(state.position[:, 0]) <= 2.0).all()
     assert (state.things[np.arange(2000), state.cue, 1] == -1.5).all()

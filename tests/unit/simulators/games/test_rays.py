@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
-from playing import begun, now, put, walk
 
-from pipeline.simulators.games import hallway, pyramids, rays
+from pipeline.simulators.games import rays
 
 
 def one(*values):
@@ -46,24 +45,3 @@ def test_a_ray_shows_what_it_hits_first_and_nothing_beyond_its_length():
     seen = rays.encode([distance], tag=np.array([0, 1, 2]), n_tags=3, length=20.0)
     assert seen.tolist() == [[0, 0, 1, 0, pytest.approx(0.1), 0, 0, 0, 1, 1]]
     assert seen.dtype == np.float32
-
-
-@pytest.mark.parametrize(
-    ("module", "kind", "place", "heading", "forward"),
-    [
-        (hallway, hallway.Hallway, (0.0, -4.0), 0, (0.0, 1.0)),
-        (pyramids, pyramids.Pyramids, (4.0, 4.0), 3, (1.0, 0.0)),
-    ],
-)
-@pytest.mark.parametrize(
-    ("action", "ahead", "turn"), [(0, 0, 0), (1, 1, 0), (2, -1, 0), (3, 0, 1), (4, 0, -1)]
-)
-def test_every_action_of_a_walker_moves_or_turns_as_its_name_says(
-    module, kind, place, heading, forward, action, ahead, turn
-):
-    simulator = put(begun(kind), position=place, heading=heading)
-    decisions, _ = walk(simulator, action)
-    moved = np.array(place) + ahead * np.array(forward)
-    assert now(simulator).position[0] == pytest.approx(moved, abs=1e-5)
-    assert now(simulator).heading[0] == (heading + turn) % module.N_HEADINGS
-    assert decisions.reward == pytest.approx([-1.0 / module.MAX_STEP])

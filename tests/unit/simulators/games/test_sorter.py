@@ -10,9 +10,9 @@ from pipeline.simulators.games.sorter import BEHAVIOR, MAX_STEP, MAX_TILES, Sort
 PENALTY = -1.0 / MAX_STEP
 
 
-def placed(tiles, position=(0.0, 0.0), heading=0):
+def placed(tiles):
     """Return a game of one area with `tiles` of (number, place), in rows from the first on."""
-    simulator = put(begun(Sorter), position=position, heading=heading, entities=0.0, waits=False)
+    simulator = put(begun(Sorter), position=0.0, heading=0, entities=0.0, waits=False)
     state = now(simulator)
     for row, (number, place) in enumerate(tiles):
         angle = np.radians(place * 18.0)
@@ -29,43 +29,35 @@ def visit(simulator, place):
 
 
 def test_tiles_are_a_list_of_variable_length():
-    (tiles, vector), action = Sorter(n_agents=1).behavior_specs[BEHAVIOR]
-    assert tiles.shape == (20, 23)
+    tiles, _ = Sorter(n_agents=1).behavior_specs[BEHAVIOR].observation_specs
     assert tiles.dimension_property == (DimensionProperty.VARIABLE_SIZE, DimensionProperty.NONE)
-    assert vector.shape == (4,)
-    assert (action.continuous_size, action.discrete_branches) == (0, (3, 3, 3))
+
+
+SINE, COSINE = np.sin(np.radians(20)), np.cos(np.radians(20))
 
 
 @pytest.mark.parametrize(
-    ("choices", "position"),
+    ("choices", "position", "compass"),
     [
-        ((0, 0, 0), (0.0, 0.0)),
-        ((1, 0, 0), (0.0, 1.0)),
-        ((2, 0, 0), (0.0, -1.0)),
-        ((0, 1, 0), (1.0, 0.0)),
-        ((0, 2, 0), (-1.0, 0.0)),
-        ((1, 2, 0), (-(0.5**0.5), 0.5**0.5)),
-        ((1, 0, 2), (np.sin(np.radians(20)), np.cos(np.radians(20)))),
-        ((1, 0, 1), (-np.sin(np.radians(20)), np.cos(np.radians(20)))),
+        ((0, 0, 0), (0.0, 0.0), (0, 1)),
+        ((1, 0, 0), (0.0, 1.0), (0, 1)),
+        ((2, 0, 0), (0.0, -1.0), (0, 1)),
+        ((0, 1, 0), (1.0, 0.0), (0, 1)),
+        ((0, 2, 0), (-1.0, 0.0), (0, 1)),
+        ((1, 2, 0), (-(0.5**0.5), 0.5**0.5), (0, 1)),
+        ((1, 0, 2), (SINE, COSINE), (SINE, COSINE)),
+        ((1, 0, 1), (-SINE, COSINE), (-SINE, COSINE)),
     ],
 )
-def test_branches_move_ahead_sideways_and_turn(choices, position):
+def test_branches_move_ahead_sideways_and_turn(choices, position, compass):
     simulator = placed([(3, 0)])
     decisions, _ = step(simulator, *choices)
     assert now(simulator).position[0] == pytest.approx(position, abs=1e-5)
     assert decisions.obs[1][0, :2] * 10 == pytest.approx(position, abs=1e-5)
+    assert decisions.obs[1][0, 2:] == pytest.approx(compass, abs=1e-5)
     assert decisions.reward == pytest.approx([PENALTY])
-
-
-def test_the_compass_turns_with_the_agent():
-    decisions, _ = step(placed([(3, 0)]), 0, 0, 2)
-    sine, cosine = np.sin(np.radians(20)), np.cos(np.radians(20))
-    assert decisions.obs[1][0, 2:] == pytest.approx([sine, cosine], abs=1e-5)
-
-
-def test_nobody_leaves_the_circle():
-    simulator = placed([(3, 10)], position=(0.0, 9.2))
-    step(simulator, 1, 1, 0)
+    put(simulator, position=(0.0, -9.2), heading=0)  # nobody leaves the circle
+    step(simulator, 2, 1, 0)
     assert np.linalg.norm(now(simulator).position[0]) == pytest.approx(9.5, abs=1e-4)
 
 
@@ -86,26 +78,21 @@ def test_the_least_unvisited_tile_pays_and_is_then_marked_as_visited():
     assert decisions.obs[0][0, :, 22].tolist() == [0.0] * 20
 
 
-def test_a_wrong_tile_costs_one_and_ends_the_episode():
-    decisions, terminals = visit(placed([(17, 0), (4, 5)]), 0)
+def test_a_tile_is_touched_from_its_own_place_only_and_a_wrong_one_ends_the_episode():
+    simulator = placed([(17, 0), (4, 5)])
+    for place in (3, 4, 6, 7):
+        decisions, terminals = visit(simulator, place)
+        assert decisions.reward == pytest.approx([PENALTY])
+        assert len(terminals) == 0
+    decisions, terminals = visit(simulator, 0)
     assert terminals.reward == pytest.approx([-1.0 + PENALTY])
     assert terminals.interrupted.tolist() == [False]
     assert terminals.obs[0][0, :, 22].tolist() == [0.0] * 20
     assert decisions.reward.tolist() == [0.0]
 
 
-def test_a_tile_is_touched_from_its_own_place_only():
-    simulator = placed([(4, 5)])
-    for place in (3, 4, 6, 7):
-        decisions, terminals = visit(simulator, place)
-        assert decisions.reward == pytest.approx([PENALTY])
-        assert len(terminals) == 0
-
-
-def test_every_row_is_a_different_tile_or_zeros():
-    simulator = Sorter(n_agents=400, seed=2)
-    decisions, _ = simulator.reset()[BEHAVIOR]
-    tiles = decisions.obs[0]
+def test_every_row_is_a_different_tile_or_zeros_in_random_order():
+    tiles = Sorter(n_agents=1000, seed=2).reset()[BEHAVIOR][0].obs[0]
     is_tile = tiles.any(axis=2)
     counts = is_tile.sum(axis=1)
     assert set(counts.tolist()) == set(range(1, 21))
@@ -113,15 +100,9 @@ def test_every_row_is_a_different_tile_or_zeros():
     assert (tiles[:, :, :20].sum(axis=1) <= 1.0).all()
     assert (tiles[:, :, :20].sum(axis=2) == is_tile).all()
     places = np.round(np.degrees(np.arctan2(tiles[..., 20], tiles[..., 21])) / 18.0) % 20
-    for row in range(400):
-        assert len(set(places[row, : counts[row]].tolist())) == counts[row]
-
-
-def test_rows_are_in_random_order():
-    decisions, _ = Sorter(n_agents=1000).reset()[BEHAVIOR]
-    tiles = decisions.obs[0]
-    pairs = tiles[:, 1].any(axis=1)
-    first, second = tiles[pairs, 0, :20].argmax(axis=1), tiles[pairs, 1, :20].argmax(axis=1)
+    for row, count in enumerate(counts):
+        assert len(set(places[row, :count].tolist())) == count
+    first, second = tiles[counts > 1, :2, :20].argmax(axis=2).T
     assert 0.45 < (first < second).mean() < 0.55
 
 
