@@ -1,7 +1,5 @@
 """The rules by which lessons follow each other."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -53,8 +51,13 @@ def played(curriculum, *steps):
 
 
 PLAIN = {"threshold": 1.0, "signal_smoothing": False}
+
+
 SMOOTH = {"threshold": 1.0, "signal_smoothing": True}
+
+
 ELO = {"measure": "elo"}
+
 
 RULES = {
     "a reward above the threshold": (PLAIN, [[0.5], [1.5]], [2]),
@@ -154,25 +157,21 @@ def test_one_lesson_at_a_time_and_the_last_never_ends():
     assert curriculum.is_over
 
 
-def test_a_change_empties_every_buffer_and_every_smoothed_measure():
+def test_a_change_empties_every_buffer_and_every_smoothed_measure_of_all_behaviors():
     quick = PLAIN | {"min_lesson_length": 2}
     slow = SMOOTH | {"threshold": 1.5, "min_lesson_length": 3}
     curriculum = Curriculum(parameters(p=[1.0, quick, 2.0], q=[1.0, slow, 2.0]))
     steps = [[1.2, 1.2, 1.2], [9.0], [9.0], [9.0]]
     # p moves at step 1; q needs three episodes since then, and 1.2 counts no more
     assert played(curriculum, *steps) == [(1, "p", False), (4, "q", False)]
-
-
-def test_buffers_of_other_behaviors_are_emptied_too():
     other = {"behavior": "Other", "threshold": 0.0, "min_lesson_length": 2}
     curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0], q=[1.0, other, 2.0]))
-    curriculum.observe("Other", returns=[1.0], step=0, max_steps=1)
-    curriculum.observe("B", returns=[5.0], step=0, max_steps=1)
-    assert curriculum.advance() == Change(parameters=("p",))
-    curriculum.observe("Other", returns=[1.0], step=0, max_steps=1)
-    assert curriculum.advance() == Change()
-    curriculum.observe("Other", returns=[1.0], step=0, max_steps=1)
-    assert curriculum.advance() == Change(parameters=("q",))
+    begun = []
+    for steps in (("Other", "B"), ("Other",), ("Other",)):
+        for name in steps:
+            curriculum.observe(name, returns=[5.0], step=0, max_steps=1)
+        begun.append(curriculum.advance())
+    assert begun == [Change(parameters=("p",)), Change(), Change(parameters=("q",))]
 
 
 def test_lessons_that_share_a_measure_smooth_it_each_for_itself():
@@ -215,14 +214,11 @@ def test_parameters_move_independently_and_together():
     assert curriculum.numbers == {"p": 2, "q": 1, "r": 0}
 
 
-def test_require_reset_is_that_of_the_lesson_that_is_over():
-    curriculum = Curriculum(parameters(p=[1.0, PLAIN | {"require_reset": True}, 2.0, PLAIN, 3.0]))
-    assert played(curriculum, [5.0], [5.0]) == [(1, "p", True), (2, "p", False)]
-
-
 @pytest.mark.parametrize("asks_first", [True, False])
-def test_one_of_two_that_asks_for_a_reset_is_enough(asks_first):
+def test_require_reset_is_that_of_any_lesson_that_is_over(asks_first):
     with_reset = PLAIN | {"require_reset": True}
+    curriculum = Curriculum(parameters(p=[1.0, with_reset, 2.0, PLAIN, 3.0]))
+    assert played(curriculum, [5.0], [5.0]) == [(1, "p", True), (2, "p", False)]
     first, second = (with_reset, PLAIN) if asks_first else (PLAIN, with_reset)
     curriculum = Curriculum(parameters(p=[1.0, first, 2.0], q=[1.0, second, 2.0]))
     assert played(curriculum, [5.0]) == [(1, "p", "q", True)]
@@ -239,17 +235,13 @@ def test_starting_lesson_is_clamped_for_each_parameter(asked, numbers):
     assert list(curriculum.numbers.values()) == numbers
 
 
-def test_behaviors_that_lessons_still_wait_for():
+def test_behaviors_that_lessons_still_wait_for_and_others():
     other = PLAIN | {"behavior": "Other"}
     curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0, other, 3.0], q=[1.0, other, 2.0], r=1.0))
     assert curriculum.measured() == {"B": ["p"], "Other": ["p", "q"]}
-    assert Curriculum(parameters(p=[1.0, PLAIN, 2.0]), starting_lesson=1).measured() == {}
-
-
-def test_a_behavior_that_nothing_measures_is_passed_over():
-    curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0]))
     curriculum.observe("Else", returns=[9.0], step=1, max_steps=1)
     assert curriculum.advance() == Change()
+    assert Curriculum(parameters(p=[1.0, PLAIN, 2.0]), starting_lesson=1).measured() == {}
 
 
 MIDDLE = {
@@ -257,6 +249,8 @@ MIDDLE = {
     "smoothed": [1.0, SMOOTH | {"min_lesson_length": 2}, 2.0, SMOOTH, 3.0],
     "progress": [1.0, {"measure": "progress", "threshold": 0.3, "min_lesson_length": 2}, 2.0],
 }
+
+
 STEPS = [
     ([0.4], 0.1),
     ([], 0.2),
@@ -284,57 +278,56 @@ def test_resumed_in_the_middle_of_a_lesson_equals_uninterrupted(name, cut):
     assert second.state_dict() == uninterrupted.state_dict()
 
 
-def test_state_is_not_changed_by_what_comes_later():
-    curriculum = Curriculum(parameters(p=MIDDLE["smoothed"]))
-    played(curriculum, [0.1, 0.2])
-    state = curriculum.state_dict()
-    before = json.dumps(state)
-    played(curriculum, [5.0], [5.0], [5.0])
-    assert json.dumps(state) == before
-
-
-def test_lesson_numbers_alone_can_be_taken_up():
-    curriculum = Curriculum(parameters(p=MIDDLE["plain"], q=1.0))
-    curriculum.load_state_dict({"lessons": {"p": 1}})
-    assert curriculum.numbers == {"p": 1, "q": 0}
-    assert played(curriculum, [5.0], [5.0]) == [(2, "p", False)]
-
-
-def test_state_of_another_configuration_is_clamped_and_measures_begin_anew():
-    longer, shorter = (
-        parameters(p=MIDDLE["plain"], gone=1.0),
-        parameters(p=[1.0, PLAIN | {"min_lesson_length": 3}, 2.0], new=[1.0, PLAIN, 2.0]),
-    )
-    before = Curriculum(longer, starting_lesson=2)
-    after = Curriculum(shorter)
-    after.load_state_dict(before.state_dict())
+def test_states_stay_as_they_are_and_those_of_other_configurations_are_clamped():
+    longer = parameters(p=MIDDLE["plain"], gone=1.0)
+    shorter = parameters(p=[1.0, PLAIN | {"min_lesson_length": 3}, 2.0], new=[1.0, PLAIN, 2.0])
+    before, after = Curriculum(longer, starting_lesson=2), Curriculum(shorter)
+    state = before.state_dict()
+    kept = json.dumps(state)
+    played(before, [5.0], [5.0], [5.0])
+    assert json.dumps(state) == kept
+    after.load_state_dict(state)
     assert after.numbers == {"p": 1, "new": 0}
-    assert after.state_dict()["returns"] == {"B": []}
+    assert after.state_dict()["returns"] == {"B": []}, "measures begin anew"
+    alone = Curriculum(parameters(p=MIDDLE["plain"], q=1.0))
+    alone.load_state_dict({"lessons": {"p": 1}})
+    assert alone.numbers == {"p": 1, "q": 0}
+    assert played(alone, [5.0], [5.0]) == [(2, "p", False)]
+
+
+def sampler(kind, **numbers):
+    return {"sampler_type": kind, "sampler_parameters": numbers}
 
 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
         (1.5, "Float: value=1.5"),
+        (sampler("uniform", min_value=0.5, max_value=10), "Uniform sampler: min=0.5, max=10.0"),
+        (sampler("gaussian", mean=2, st_dev=0.3), "Gaussian sampler: mean=2.0, stddev=0.3"),
         (
-            {
-                "sampler_type": "uniform",
-                "sampler_parameters": {"min_value": 0.5, "max_value": 10},
-            },
-            "Uniform sampler: min=0.5, max=10.0",
-        ),
-        (
-            {"sampler_type": "gaussian", "sampler_parameters": {"mean": 2, "st_dev": 0.3}},
-            "Gaussian sampler: mean=2.0, stddev=0.3",
-        ),
-        (
-            {
-                "sampler_type": "multirangeuniform",
-                "sampler_parameters": {"intervals": [[7, 10], [15, 20]]},
-            },
+            sampler("multirangeuniform", intervals=[[7, 10], [15, 20]]),
             "MultiRangeUniform sampler: intervals=[(7.0, 10.0), (15.0, 20.0)]",
         ),
     ],
 )
 def test_values_read_as_in_the_console_of_mlagents(value, words):
     assert in_words(Curriculum(parameters(p=value)).values()["p"]) == words
+
+
+def test_a_behavior_is_measured_over_as_many_episodes_as_its_own_lessons_ask_for(quick):
+    def lessons(behavior, length):
+        criteria = {"measure": "reward", "behavior": behavior, "threshold": 2.0}
+        criteria |= {"min_lesson_length": length, "signal_smoothing": False}
+        first = {"name": "first", "value": 1.0, "completion_criteria": criteria}
+        return {"curriculum": [first, {"name": "second", "value": 2.0}]}
+
+    settings = quick("One", "Two", parameters={"p": lessons("One", 1), "q": lessons("Two", 3)})
+    curriculum, begun = Curriculum(settings.environment_parameters), []
+    for one, two in ((0.0, 9.0), (0.0, 9.0), (3.0, None), (None, 9.0)):
+        for name, value in (("One", one), ("Two", two)):
+            returns = [] if value is None else [value]
+            curriculum.observe(name, returns=returns, step=0, max_steps=1)
+        begun.append(curriculum.advance().parameters)
+    # One's last return is above 2; then all begin anew, and Two has one episode of three.
+    assert begun == [(), (), ("p",), ()]

@@ -1,7 +1,5 @@
 """Behavioral cloning as a training of its own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
