@@ -533,6 +533,8 @@ def test_a_minibatch_of_sequences_is_weighed_by_its_rows():
     rows = Rows(obs=[torch.arange(8.0)], sequences=state)
     batches = list(rows.minibatches(np.random.default_rng(0), 2, group))
     assert weighed == [[len(batch) for batch in batches]]
+    drawn = torch.cat([batch.sequences.memory[:, 0] for batch in batches]).tolist()
+    assert sorted(drawn) == [0.0, 1.0, 2.0, 3.0] != drawn
     first = {0: [0.0, 1.0, 2.0], 1: [3.0], 2: [4.0, 5.0], 3: [6.0, 7.0]}
     for batch in batches:
         numbers = batch.sequences.memory[:, 0].int().tolist()

@@ -285,34 +285,28 @@ def test_a_further_process_does_what_the_first_was_asked(run, launched):
     assert seen.threads == [2, 2]
 
 
-def test_another_number_of_learners_than_processes_is_refused(launched, tmp_path):
+def test_learners_that_cannot_be_joined_or_started_are_refused(run, launched, tmp_path):
+    options = {"seed": 1, "run_dir": tmp_path}
+    with pytest.raises(SettingsError, match="2 learners need an executable that each can start"):
+        api.train([object()], TOY, learners=2, **options)
     launched(0, 2)
     with pytest.raises(SettingsError, match="3 learners are asked for, but 2 processes"):
-        api.train("game", TOY, seed=1, run_dir=tmp_path, learners=3)
+        api.train("game", TOY, learners=3, **options)
 
 
-def test_one_learner_asks_nobody_and_keeps_its_thread(run, caplog):
+def test_one_learner_asks_nobody_keeps_its_thread_and_gives_back_those_of_torch(
+    run, tmp_path, caplog
+):
     caplog.set_level(logging.WARNING)
-    seen = run()
-    assert (seen.started, seen.joined, seen.ranks.notes) == ([], [], [])
-    assert seen.opened[0][0].settings.behaviors["A"].threaded
-    assert not caplog.records
-
-
-def test_settings_may_be_the_path_of_a_file(run, tmp_path):
     file = tmp_path / "trainer.yaml"
-    file.write_text("behaviors:\n  A:\n    trainer_type: ppo\n    max_steps: 123\n")
-    assert run(file).opened[0][0].settings.behaviors["A"].max_steps == 123
-
-
-def test_training_has_its_threads_and_gives_back_those_before_it(run):
-    assert run(torch_threads=2).threads == [2]
+    file.write_text("behaviors: {A: {trainer_type: ppo, threaded: true, max_steps: 123}}\n")
+    seen = run(file, torch_threads=2)
+    assert (seen.started, seen.joined, seen.ranks.notes) == ([], [], [])
+    settings = seen.opened[0][0].settings.behaviors["A"]
+    assert (settings.threaded, settings.max_steps) == (True, 123)
+    assert not caplog.records
+    assert seen.threads == [2]
     assert torch.get_num_threads() == 1
-
-
-def test_environments_of_this_process_are_refused_for_learners_yet_to_start(run, tmp_path):
-    with pytest.raises(SettingsError, match="2 learners need an executable that each can start"):
-        api.train([object()], TOY, seed=1, run_dir=tmp_path, learners=2)
 
 
 @pytest.fixture
@@ -394,42 +388,18 @@ def test_a_further_process_ends_also_where_the_first_is_gone_before_they_met(tmp
             assert process.wait(60.0) == PipelineError.exit_code
 
 
-LOST = """
+BEFORE_ITS_PLACE = """
 from datetime import timedelta
-import os
+import os, signal, threading, time
 import torch
 from torch.distributed import TCPStore
 from pipeline.errors import LearnerLostError
+from pipeline.trainer.distributed import workers
 from pipeline.trainer.distributed.group import DistributedGroup
 
 class Others:
     def ended(self):
         return {1: "was ended by SIGKILL"}
-
-patience = timedelta(seconds=600)
-store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
-try:
-    DistributedGroup(store, rank=0, size=2, device=torch.device("cpu"), others=Others())
-except LearnerLostError as error:
-    print(error, flush=True)
-    os._exit(7)
-"""
-
-
-def test_a_process_that_ends_before_it_has_its_place_is_missed_at_once():
-    done = python("-c", LOST, check=False)
-    assert (done.returncode, done.stdout) == (
-        7,
-        "the learner of rank 1 (of 2) was ended by SIGKILL\n",
-    ), done.stderr
-
-
-STOPPED = """
-from datetime import timedelta
-import os, signal, threading, time
-import torch
-from torch.distributed import TCPStore
-from pipeline.trainer.distributed import workers
 
 def interrupt(words):
     words.get("device")  # which it says before it waits for the other
@@ -439,10 +409,20 @@ def interrupt(words):
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us ignore it
 patience = timedelta(seconds=600)
 store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
+place = {"rank": 0, "size": 2, "device": torch.device("cpu")}
+"""
+LOST = """
+try:
+    DistributedGroup(store, others=Others(), **place)
+except LearnerLostError as error:
+    print(error, flush=True)
+    os._exit(7)
+"""
+STOPPED = """
 other = store.clone()
 threading.Thread(target=interrupt, args=(store.clone(),)).start()
 try:
-    with workers._member(store, rank=0, size=2, device=torch.device("cpu")):
+    with workers._member(store, **place):
         pass
 except KeyboardInterrupt:
     print(other.get("pipeline/failed/0").decode(), flush=True)
@@ -450,9 +430,17 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_process_that_is_stopped_before_it_has_its_place_says_so_and_ends():
-    done = python("-c", STOPPED, check=False)
-    assert (done.returncode, done.stdout) == (7, "KeyboardInterrupt\n"), done.stderr
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (LOST, "the learner of rank 1 (of 2) was ended by SIGKILL\n"),
+        (STOPPED, "KeyboardInterrupt\n"),
+    ],
+    ids=["lost", "stopped"],
+)
+def test_a_process_that_ends_before_it_has_its_place_says_so_and_is_missed_at_once(program, told):
+    done = python("-c", BEFORE_ITS_PLACE + program, check=False)
+    assert (done.returncode, done.stdout) == (7, told), done.stderr
 
 
 def settings(**changes):
