@@ -1,8 +1,11 @@
 """The rules by which lessons follow each other."""
 
 import json
+import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.settings import load_run_settings
 from pipeline.trainer.curriculum import Change, Curriculum, in_words
@@ -56,98 +59,81 @@ PLAIN = {"threshold": 1.0, "signal_smoothing": False}
 SMOOTH = {"threshold": 1.0, "signal_smoothing": True}
 
 
-ELO = {"measure": "elo"}
-
-
-RULES = {
-    "a reward above the threshold": (PLAIN, [[0.5], [1.5]], [2]),
-    "a reward equal to the threshold is not above it": (PLAIN, [[1.0], [1.0]], []),
+HAND_WORKED = {
+    "a reward equal to the threshold is not above it": (PLAIN, [[1.0], [1.0], [1.5]], 3),
     "no episode, no reward, even with a negative threshold": (
         PLAIN | {"threshold": -5.0},
-        [[], [], [-1.0]],
-        [3],
+        [[], [float("nan")], [-1.0]],
+        3,
     ),
-    "without min_lesson_length only the last episode counts": (PLAIN, [[9.0, 0.0], [0.0]], []),
-    "fewer episodes than min_lesson_length": (
-        PLAIN | {"min_lesson_length": 3},
-        [[5.0], [5.0], [], [5.0]],
-        [4],
-    ),
-    "the mean is taken over the last min_lesson_length episodes": (
-        PLAIN | {"min_lesson_length": 2},
-        # means 0, 1, 1, 1.5
-        [[0.0, 0.0], [2.0], [0.0], [3.0]],
-        [4],
-    ),
-    "episodes that end at one step are one measure": (
-        PLAIN | {"min_lesson_length": 3},
-        [[0.0, 9.0, 0.0]],
-        [1],
-    ),
-    "a smoothed reward lags": (
-        SMOOTH,
-        # 0, then .25 * 0 + .75 * 1.2 = .9, then .25 * .9 + .75 * 1.2 = 1.125
-        [[0.0], [1.2], [1.2]],
-        [3],
-    ),
-    "a smoothed reward is smoothed once for each step with an episode, not while nothing ends": (
-        SMOOTH,
-        [[0.0], [1.2], [], [], [], [1.2]],
-        [6],
-    ),
-    "smoothing begins at the first mean, so that a negative reward is not flattered": (
-        SMOOTH | {"threshold": -1.0},
-        # beginning at 0 gives -0.9 at once
-        [[-1.2], [-1.2]],
-        [],
-    ),
-    "smoothing begins when there are min_lesson_length episodes": (
-        SMOOTH | {"min_lesson_length": 2},
-        # the first measure is the mean 1.1 of both
-        [[0.0], [2.2]],
-        [2],
-    ),
-    "progress above the threshold": (
-        {"measure": "progress", "threshold": 0.5},
-        [([], 0.4), ([], 0.5), ([], 0.51)],
-        [3],
-    ),
-    "progress waits for min_lesson_length as well": (
-        {"measure": "progress", "threshold": 0.5, "min_lesson_length": 2},
-        [([], 0.6), ([1.0], 0.7), ([1.0], 0.8)],
-        [3],
-    ),
-    "progress is not smoothed": (
-        {"measure": "progress", "threshold": 0.5, "signal_smoothing": True},
-        [([1.0], 0.1), ([1.0], 0.52)],
-        [2],
-    ),
-    "a rating above the threshold, which is not smoothed": (
-        ELO | {"threshold": 1250.0},
-        [([], 0.0, 1200.0), ([], 0.0, 1250.0), ([], 0.0, 1250.5)],
-        [3],
-    ),
-    "a rating waits for min_lesson_length as well": (
-        ELO | {"threshold": 1250.0, "min_lesson_length": 2},
-        [([1.0], 0.0, 1300.0), ([1.0], 0.0, 1300.0)],
-        [2],
-    ),
-    "without a rating a lesson waits, whatever the threshold": (
-        ELO | {"threshold": -1e9},
-        [[], []],
-        [],
-    ),
-    "a return that is not a number is no episode": (PLAIN, [[float("nan")], [2.0]], [2]),
+    # 0, then .25 * 0 + .75 * 1.2 = .9, then .25 * .9 + .75 * 1.2 = 1.125; not where nothing ends
+    "a smoothed reward lags": (SMOOTH, [[0.0], [1.2], [], [1.2]], 4),
+    # beginning at 0 it would be -0.9 at once
+    "smoothing begins at the first mean": (SMOOTH | {"threshold": -1.0}, [[-1.2], [-1.2]], None),
+    # the first measure is the mean 1.1 of both
+    "or with min_lesson_length episodes": (SMOOTH | {"min_lesson_length": 2}, [[0.0], [2.2]], 2),
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_rule(rule):
-    criteria, steps, expected = RULES[rule]
+@pytest.mark.parametrize("name", HAND_WORKED)
+def test_rules_by_hand(name):
+    criteria, steps, expected = HAND_WORKED[name]
+    assert_lesson_is_over_at(expected, criteria, [(returns, 0.0, None) for returns in steps])
+    assert over_at(criteria, [(returns, 0.0, None) for returns in steps]) == expected
+
+
+def assert_lesson_is_over_at(number, criteria, steps):
     curriculum = Curriculum(parameters(p=[0.0, criteria, 1.0]))
-    assert [step for step, *_ in played(curriculum, *steps)] == expected
-    assert curriculum.numbers == {"p": len(expected)}
-    assert curriculum.is_over == bool(expected)
+    assert [step for step, *_ in played(curriculum, *steps)] == ([number] if number else [])
+    assert curriculum.numbers == {"p": int(number is not None)}
+    assert curriculum.is_over == (number is not None)
+
+
+def over_at(criteria, steps):
+    """The number of the step after which a lesson is over, by the rules; None if it goes on."""
+    n_wanted = criteria.get("min_lesson_length", 0)
+    measure, all_returns, smoothed = criteria.get("measure", "reward"), [], None
+    latest = None
+    for number, (ended, progress, rating) in enumerate(steps, start=1):
+        returns = [value for value in ended if not math.isnan(value)]
+        latest = latest if rating is None else rating
+        all_returns += returns
+        if len(all_returns) < n_wanted:
+            continue
+        value = progress if measure == "progress" else latest
+        if measure == "reward":
+            if not returns:  # no news
+                continue
+            last = all_returns[-max(n_wanted, 1) :]
+            value = sum(last) / len(last)
+            if criteria["signal_smoothing"]:
+                smoothed = value = value if smoothed is None else 0.25 * smoothed + 0.75 * value
+        if value is not None and value > criteria["threshold"]:
+            return number
+    return None
+
+
+QUARTERS = st.integers(-4, 8).map(lambda n: n / 4)
+
+
+@given(
+    measure=st.sampled_from([{}, {"measure": "progress"}, {"measure": "elo"}]),
+    threshold=QUARTERS,
+    is_smoothed=st.booleans(),
+    length=st.sampled_from([{}, *({"min_lesson_length": n} for n in (1, 2, 4))]),
+    returns=st.lists(st.lists(QUARTERS | st.just(math.nan), max_size=3), min_size=1, max_size=8),
+    rest=st.lists(st.tuples(st.integers(0, 4), st.none() | QUARTERS), min_size=8, max_size=8),
+)
+def test_a_lesson_is_over_by_the_rules(measure, threshold, is_smoothed, length, returns, rest):
+    """Of reward, smoothed or not, of progress and of ratings, which are not smoothed."""
+    criteria = {"threshold": threshold, "signal_smoothing": is_smoothed, **measure, **length}
+    if measure == {"measure": "progress"}:
+        criteria["threshold"] = abs(threshold) / 2  # a share
+    steps = [
+        (ended, progress / 4, rating)
+        for ended, (progress, rating) in zip(returns, rest, strict=False)
+    ]
+    assert_lesson_is_over_at(over_at(criteria, steps), criteria, steps)
 
 
 def test_one_lesson_at_a_time_and_the_last_never_ends():
