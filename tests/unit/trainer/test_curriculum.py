@@ -89,15 +89,14 @@ def assert_lesson_is_over_at(number, criteria, steps):
     assert curriculum.is_over == (number is not None)
 
 
-def over_at(criteria, steps):
-    """The number of the step after which a lesson is over, by the rules; None if it goes on."""
-    n_wanted = criteria.get("min_lesson_length", 0)
-    measure, all_returns, smoothed = criteria.get("measure", "reward"), [], None
-    latest = None
+def measures(criteria, steps):
+    """By the rules, the number and the measure of each step at which a lesson may end."""
+    n_wanted, measure = criteria.get("min_lesson_length", 0), criteria.get("measure", "reward")
+    all_returns, smoothed, latest = [], None, None
     for number, (ended, progress, rating) in enumerate(steps, start=1):
         returns = [value for value in ended if not math.isnan(value)]
-        latest = latest if rating is None else rating
         all_returns += returns
+        latest = latest if rating is None else rating
         if len(all_returns) < n_wanted:
             continue
         value = progress if measure == "progress" else latest
@@ -108,9 +107,14 @@ def over_at(criteria, steps):
             value = sum(last) / len(last)
             if criteria["signal_smoothing"]:
                 smoothed = value = value if smoothed is None else 0.25 * smoothed + 0.75 * value
-        if value is not None and value > criteria["threshold"]:
-            return number
-    return None
+        if value is not None:
+            yield number, value
+
+
+def over_at(criteria, steps):
+    """The number of the step after which a lesson is over; None if it goes on."""
+    above = (n for n, value in measures(criteria, steps) if value > criteria["threshold"])
+    return next(above, None)
 
 
 QUARTERS = st.integers(-4, 8).map(lambda n: n / 4)
@@ -118,21 +122,23 @@ QUARTERS = st.integers(-4, 8).map(lambda n: n / 4)
 
 @given(
     measure=st.sampled_from([{}, {"measure": "progress"}, {"measure": "elo"}]),
-    threshold=QUARTERS,
     is_smoothed=st.booleans(),
     length=st.sampled_from([{}, *({"min_lesson_length": n} for n in (1, 2, 4))]),
     returns=st.lists(st.lists(QUARTERS | st.just(math.nan), max_size=3), min_size=1, max_size=8),
     rest=st.lists(st.tuples(st.integers(0, 4), st.none() | QUARTERS), min_size=8, max_size=8),
+    which=st.integers(0, 7),
+    below=st.sampled_from([0.0, 1e-6]),
 )
-def test_a_lesson_is_over_by_the_rules(measure, threshold, is_smoothed, length, returns, rest):
-    """Of reward, smoothed or not, of progress and of ratings, which are not smoothed."""
-    criteria = {"threshold": threshold, "signal_smoothing": is_smoothed, **measure, **length}
-    if measure == {"measure": "progress"}:
-        criteria["threshold"] = abs(threshold) / 2  # a share
+def test_a_lesson_is_over_by_the_rules(measure, is_smoothed, length, returns, rest, which, below):
+    """Of reward, smoothed or not, of progress and of ratings; at a threshold or just above it."""
+    criteria = {"threshold": 0.5, "signal_smoothing": is_smoothed, **measure, **length}
     steps = [
         (ended, progress / 4, rating)
         for ended, (progress, rating) in zip(returns, rest, strict=False)
     ]
+    if values := [value for _, value in measures(criteria, steps)]:
+        threshold = values[which % len(values)] - below
+        criteria["threshold"] = max(threshold, 0.0) if "progress" in measure.values() else threshold
     assert_lesson_is_over_at(over_at(criteria, steps), criteria, steps)
 
 
