@@ -68,6 +68,7 @@ HAND_WORKED = {
     ),
     # 0, then .25 * 0 + .75 * 1.2 = .9, then .25 * .9 + .75 * 1.2 = 1.125; not where nothing ends
     "a smoothed reward lags": (SMOOTH, [[0.0], [1.2], [], [1.2]], 4),
+    "a quarter of it is the last one": (SMOOTH | {"threshold": 0.89}, [[0.0], [1.2]], 2),
     # beginning at 0 it would be -0.9 at once
     "smoothing begins at the first mean": (SMOOTH | {"threshold": -1.0}, [[-1.2], [-1.2]], None),
     # the first measure is the mean 1.1 of both
