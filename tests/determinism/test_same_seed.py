@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from pipeline.stages.export import publish
 from pipeline.tracking.base import Sink
 from pipeline.tracking.curve_csv import CsvSink
 from pipeline.trainer import pretrain
+from pipeline.trainer.checkpoints.file import digest, load_checkpoint
 
 WAIT_S = 300
 
@@ -60,16 +62,14 @@ def artifacts(folder: Path) -> dict[str, bytes]:
     }
 
 
-def trained(folder: Path, make_environments, configuration, *, seed=1):
+def trained(folder: Path, environments, configuration, *, seed=1, **options):
     """What training and exporting leave in `folder`, and the metrics."""
+    if callable(environments):
+        environments = [InProcessEnvironment(simulator) for simulator in environments()]
     recorder = Recorder()
-    csv = CsvSink(folder / "progress.csv")
+    sinks = [recorder, CsvSink(folder / "progress.csv")]
     result = pipeline.train(
-        [InProcessEnvironment(simulator) for simulator in make_environments()],
-        configuration,
-        seed=seed,
-        run_dir=folder,
-        sinks=[recorder, csv],
+        environments, configuration, seed=seed, run_dir=folder, sinks=sinks, **options
     )
     for outcome in result.behaviors.values():
         publish(outcome.checkpoint, folder / "export")
@@ -149,47 +149,54 @@ def test_same_seed_gives_the_same_pretrained_policy(tmp_path):
     assert contents[0] != contents[2]
 
 
-RUN = """
-import json, sys
-from pathlib import Path
-import pipeline, torch
-from pipeline.stages.export import publish
-from pipeline.tracking.curve_csv import CsvSink
-
-torch.set_num_threads(1)
-executable, folder, configuration, seed = sys.argv[1:]
-folder = Path(folder)
-result = pipeline.train(
-    Path(executable), json.loads(configuration), seed=int(seed), run_dir=folder, num_envs=2,
-    sinks=[CsvSink(folder / "progress.csv")],
-)
-publish(result.behaviors["GridWorld"].checkpoint, folder / "export")
-numbers = {name: one.numbers() for name, one in result.behaviors.items()}
-(folder / "outcome.json").write_text(json.dumps(numbers, sort_keys=True))
-"""
-
-
 def test_separate_processes_with_two_environments_give_the_same_bytes(tmp_path):
     built = pack("grid_world", tmp_path / "grid_world", n_agents=4)
-    configuration = settings(
-        "GridWorld", network_settings={"hidden_units": 16, "num_layers": 2}, time_horizon=5
-    )
-    all_artifacts = []
+    network = {"hidden_units": 16, "num_layers": 2}
+    configuration = json.dumps(settings("GridWorld", network_settings=network, time_horizon=5))
+    runs = []
     for label, seed in (("one", 5), ("two", 5), ("other", 6)):
+        own = {"PYTHONHASHSEED": str(len(runs)), "PIPELINE_CACHE": str(tmp_path / "cache")}
         folder = tmp_path / label
-        variables = {
-            "PYTHONHASHSEED": str(len(all_artifacts)),
-            "PIPELINE_CACHE": str(tmp_path / "cache"),
-        }
-        python(
-            "-c", RUN, built, folder, json.dumps(configuration), seed, timeout=WAIT_S, **variables
-        )
-        all_artifacts.append(artifacts(folder))
-    first, second, other = all_artifacts
-    assert {"GridWorld/checkpoint.pt", "export/GridWorld.onnx", "progress.csv", "outcome.json"} <= (
-        first.keys()
-    )
+        python(__file__, built, folder, configuration, seed, timeout=WAIT_S, **own)
+        runs.append(artifacts(folder))
+    first, second, other = runs
+    written = {"GridWorld/checkpoint.pt", "export/GridWorld.onnx", "progress.csv"}
+    assert written | {"outcome.json"} <= first.keys()
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == []
-    for name in ("GridWorld/checkpoint.pt", "export/GridWorld.onnx", "progress.csv"):
-        assert first[name] != other[name]
+    assert [name for name in written if first[name] == other[name]] == []
+
+
+@pytest.mark.usefixtures("private_cache")
+def test_images_that_come_compressed_teach_the_same_bit_by_bit(packed, tmp_path):
+    environment = packed("grid_world", tmp_path / "grid_world")
+    numbers = {"batch_size": 32, "buffer_size": 256, "num_epoch": 2}
+    network = {"hidden_units": 16, "num_layers": 1}
+    limits = {"max_steps": 1500, "time_horizon": 5}
+    behavior = {"hyperparameters": numbers, "network_settings": network, **limits}
+    digests = set()
+    for args in ([], ["--compress"]):
+        result = pipeline.train(
+            environment,
+            settings("GridWorld", **behavior),
+            seed=3,
+            run_dir=tmp_path / "-".join(["run", *args]),
+            env_args=args,
+            log_folder=tmp_path / "logs",
+        ).behaviors["GridWorld"]
+        assert result.n_updates >= 5
+        digests.add(digest(load_checkpoint(result.checkpoint)["learner"]["algorithm"]))
+        assert "Ignored" not in (tmp_path / "logs" / "Player-0.log").read_text()
+    assert len(digests) == 1
+
+
+def main(executable: str, folder: str, configuration: str, seed: str) -> None:
+    """Train in two processes of an executable, and write the outcome as well."""
+    torch.set_num_threads(1)
+    path, content = Path(folder), json.loads(configuration)
+    *_, numbers = trained(path, Path(executable), content, seed=int(seed), num_envs=2)
+    (path / "outcome.json").write_text(json.dumps(numbers, sort_keys=True))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

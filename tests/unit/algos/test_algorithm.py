@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -99,3 +102,29 @@ def test_probabilities_in_pieces_are_those_of_all_rows(name, tmp_path, monkeypat
     monkeypatch.setattr(ppo, "CHUNK", 5)
     parts = ppo.log_probs(policy, rows, sequences)
     torch.testing.assert_close(parts, log_probs)
+
+
+@pytest.mark.parametrize("name", ["ppo, continuous", "poca, continuous"])
+def test_policy_loss_is_the_mean_of_those_of_minibatches_without_their_signs(name, tmp_path):
+    training = Training(name, tmp_path, n_blocks=1, num_epoch=1, batch_size=15)
+    algorithm, losses = training.learner.algorithm, itertools.cycle([1.0, -3.0, 0.5])
+    learn, used = algorithm._learn, []
+
+    def learned(*args, **options):
+        result = learn(*args, **options)
+        used.append(torch.tensor([next(losses), 4.0, 5.0]))
+        return used[-1] if name.startswith("poca") else replace(result, losses=(*used[-1][:2],))
+
+    algorithm._learn = learned
+    ((_, _, stats),) = update(training)
+    policy_loss = float(torch.stack(used)[:, 0].abs().mean())
+    for tag, expected in (("Policy", policy_loss), ("Value", 4.0), ("Baseline", 5.0)):
+        assert stats.get(f"Losses/{tag} Loss", expected) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "n_rows"), [("ppo, continuous", 47), ("poca, continuous", 59), ("sac, continuous", 0)]
+)
+def test_rows_that_are_enough_are_more_than_the_buffers_size_or_any(name, n_rows, tmp_path):
+    algorithm = Training(name, tmp_path).learner.algorithm
+    assert [algorithm.ready(n) for n in (0, n_rows, n_rows + 1)] == [False, False, True]

@@ -39,6 +39,18 @@ def settings(**signals):
     return load_run_settings(None, overrides={"behaviors": {"B": behavior}}).behaviors["B"]
 
 
+def signals_of(**signals) -> RewardSignals:
+    return RewardSignals(SPEC, settings(**signals), seed=1, device=CPU)
+
+
+def with_rnd(**options) -> IntrinsicRewards:
+    return IntrinsicRewards(signals_of(extrinsic={}, rnd=options), device=CPU)
+
+
+def ppo(**signals) -> PPO:
+    return PPO(SPEC, settings(**signals), seed=1, device=CPU)
+
+
 class Agents:
     """Three agents whose episodes end, finished or cut short, at random."""
 
@@ -55,15 +67,14 @@ class Agents:
     def draw(self):
         return self.rng.normal(size=(3, 2)).astype(np.float32)
 
+    def rows(self):
+        action = self.rng.normal(size=(3, 1)) * 3
+        return {"log_prob": np.zeros((3, 1)), "continuous": action, "discrete": np.zeros((3, 0))}
+
     def play(self, n):
         for _ in range(n):
             slots = np.arange(3)
-            rows = {
-                "log_prob": np.zeros((3, 1)),
-                "continuous": self.rng.normal(size=(3, 1)) * 3,
-                "discrete": np.zeros((3, 0)),
-            }
-            self.trajectories.begin_transition(slots, [self.obs], rows)
+            self.trajectories.begin_transition(slots, [self.obs], self.rows())
             later, ends = self.draw(), self.rng.random(3) < 0.2
             cut = self.rng.random(3) < 0.5
             for agent in range(3):
@@ -99,16 +110,13 @@ def test_each_step_comes_with_what_it_led_to_and_whether_the_task_ended():
 
 def test_what_follows_is_not_gathered_unless_asked_for():
     assert steps_of(Agents().play(20), device=CPU, with_next_obs=False).next_obs == []
-    assert [RewardSignals(SPEC, settings(**{name: {}}), seed=1, device=CPU).needs_next_obs
-            for name in ("extrinsic", "rnd", "curiosity")] == [False, False, True]  # fmt: skip
+    names = ("extrinsic", "rnd", "curiosity")
+    needs = [signals_of(**{name: {}}).needs_next_obs for name in names]
+    assert needs == [False, False, True]
 
 
 def test_reported_reward_is_the_mean_sum_over_episodes_that_span_rollouts():
-    agents = Agents()
-    learned = IntrinsicRewards(
-        RewardSignals(SPEC, settings(extrinsic={}, rnd={"strength": 0.5}), seed=1, device=CPU),
-        device=CPU,
-    )
+    agents, learned = Agents(), with_rnd(strength=0.5)
     sums: dict[tuple, float] = {}
     for n in (7, 50):
         rollout = agents.play(n)
@@ -131,13 +139,11 @@ def test_reported_reward_is_the_mean_sum_over_episodes_that_span_rollouts():
 
 
 def test_small_rewards_beside_a_large_one_count_in_the_reported_sum(monkeypatch):
-    signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
-    agents = Agents()
+    agents, learned = Agents(), with_rnd()
     rollout = agents.play(50)
     rewards = torch.ones(rollout.n_rows, 2)
     rewards[rollout.starts] = 2.0**24  # to which float32 cannot add 1
-    monkeypatch.setattr(signals, "rewards", lambda _rows: rewards)
-    learned = IntrinsicRewards(signals, device=CPU)
+    monkeypatch.setattr(learned.signals, "rewards", lambda _rows: rewards)
     learned.begin(rollout)
     going_on = sum(rnd for _, rnd in learned.state_dict()["sums"])
     n_ended = sum(agents.episode)
@@ -146,20 +152,10 @@ def test_small_rewards_beside_a_large_one_count_in_the_reported_sum(monkeypatch)
 
 
 def test_rewards_of_an_episode_that_was_dropped_are_not_counted_with_the_next_in_its_slot():
-    learned = IntrinsicRewards(
-        RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU), device=CPU
-    )
-    agents, slots = Agents(), np.arange(3)
-    agents.trajectories = Trajectories(COLUMNS, horizon=4, capacity=8)
-    agents.trajectories.reserve(3)
+    learned, agents, slots = with_rnd(), Agents(), np.arange(3)
 
     def step(*, ended):
-        rows = {
-            "log_prob": np.zeros((3, 1)),
-            "continuous": np.zeros((3, 1)),
-            "discrete": np.zeros((3, 0)),
-        }
-        agents.trajectories.begin_transition(slots, [agents.draw()], rows)
+        agents.trajectories.begin_transition(slots, [agents.draw()], agents.rows())
         interrupted = np.zeros(3, np.bool_) if ended else None
         agents.trajectories.complete_transition(
             slots, np.ones(3, np.float32), [agents.draw()], ended=ended, interrupted=interrupted
@@ -184,17 +180,13 @@ def test_rewards_of_an_episode_that_was_dropped_are_not_counted_with_the_next_in
 
 
 def test_optimizers_are_the_algorithms_own_and_those_of_signals_that_learn():
-    algorithm = PPO(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
-    assert algorithm.optimizers == [
-        algorithm.optimizer,
-        algorithm.signals.by_name["rnd"].optimizer,
-    ]
+    algorithm = ppo(extrinsic={}, rnd={})
+    signal_optimizer = algorithm.signals.by_name["rnd"].optimizer
+    assert algorithm.optimizers == [algorithm.optimizer, signal_optimizer]
 
 
 def test_signals_that_ignore_the_end_bootstrap_beyond_it_and_others_do_not():
-    algorithm = PPO(
-        SPEC, settings(extrinsic={"gamma": 0.5}, rnd={"gamma": 0.9}), seed=1, device=CPU
-    )
+    algorithm = ppo(extrinsic={"gamma": 0.5}, rnd={"gamma": 0.9})
     rollout = Agents().play(40)
     batch = algorithm._rows(rollout)
     rewards, _ = algorithm.intrinsic.begin(rollout)
@@ -211,7 +203,7 @@ def test_signals_that_ignore_the_end_bootstrap_beyond_it_and_others_do_not():
 
 
 def test_each_minibatch_teaches_the_signals_the_rows_that_it_taught_the_policy():
-    algorithm = PPO(SPEC, settings(extrinsic={}, curiosity={}), seed=1, device=CPU)
+    algorithm = ppo(extrinsic={}, curiosity={})
     rollout = Agents().play(40)
     taught, learned = [], []
     update, learn = algorithm.signals.update, algorithm._learn
@@ -227,26 +219,20 @@ def test_each_minibatch_teaches_the_signals_the_rows_that_it_taught_the_policy()
 
 
 def test_reported_losses_are_the_means_over_minibatches_of_one_rollout():
-    signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
-    learned = IntrinsicRewards(signals, device=CPU)
-    losses = iter([1.0, 4.0, 10.0])
-    signals.update = lambda _: {"Losses/RND Loss": torch.tensor(next(losses))}
-    agents = Agents()
-    _, steps = learned.begin(agents.play(10))
-    for _ in range(2):
-        learned.learn(steps)
-    assert learned.end(step=0)["Losses/RND Loss"] == 2.5
-    _, steps = learned.begin(agents.play(10))
-    learned.learn(steps)
-    assert learned.end(step=0)["Losses/RND Loss"] == 10.0
+    learned, agents, losses = with_rnd(), Agents(), iter([1.0, 4.0, 10.0])
+    learned.signals.update = lambda _: {"Losses/RND Loss": torch.tensor(next(losses))}
+    for n, expected in ((2, 2.5), (1, 10.0)):
+        _, steps = learned.begin(agents.play(10))
+        for _ in range(n):
+            learned.learn(steps)
+        assert learned.end(step=0)["Losses/RND Loss"] == expected
 
 
 def test_a_signals_loss_that_is_not_finite_stops_with_step_and_tag():
-    signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
-    learned = IntrinsicRewards(signals, device=CPU)
+    learned = with_rnd()
     _, steps = learned.begin(Agents().play(10))
-    with torch.no_grad():
-        signals.by_name["rnd"].predictor.dense.layers[0].weight[0, 0] = torch.inf
+    predictor = learned.signals.by_name["rnd"].predictor
+    predictor.dense.layers[0].weight.data[0, 0] = torch.inf
     learned.learn(steps)
     with pytest.raises(TrainingError, match="step 7: Losses/RND Loss is not finite"):
         learned.end(step=7)
@@ -255,14 +241,13 @@ def test_a_signals_loss_that_is_not_finite_stops_with_step_and_tag():
 def test_sums_of_open_episodes_are_kept_in_the_state():
     parts = []
     for restored in (False, True):
-        signals = RewardSignals(SPEC, settings(extrinsic={}, rnd={}), seed=1, device=CPU)
-        agents, learned = Agents(), IntrinsicRewards(signals, device=CPU)
+        agents, learned = Agents(), with_rnd()
         for n in (7, 50):
             learned.begin(agents.play(n))
             parts.append(learned.end(step=0).get("Policy/Rnd Reward"))
             agents.trajectories.clear_closed()
             if restored:
-                state = learned.state_dict()
+                state, signals = learned.state_dict(), learned.signals
                 learned = IntrinsicRewards(signals, device=CPU)
                 learned.load_state_dict(state)
     assert parts[:2] == parts[2:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +28,17 @@ SPECS = {
     "image as goal": BehaviorSpec([*VECTOR, IMAGE_GOAL], ActionSpec(1, (3,))),
 }
 kinds = pytest.mark.parametrize("kind", SPECS)
+MOVED = {
+    "one signal": {"extrinsic": {}},
+    "two signals": {
+        "extrinsic": {"gamma": 0.9, "strength": 0.7},
+        "rnd": {
+            "gamma": 0.5,
+            "strength": 3.0,
+            "network_settings": {"hidden_units": 8, "num_layers": 1, "normalize": True},
+        },
+    },
+}
 
 
 def trainer_settings(network: dict | None = None, **hyperparameters):
@@ -36,6 +48,15 @@ def trainer_settings(network: dict | None = None, **hyperparameters):
         "network_settings": {"hidden_units": 16, **(network or {})},
     }
     return load_run_settings(None, overrides={"behaviors": {"B": base}}).behaviors["B"]
+
+
+def signals(written: dict) -> dict:
+    behavior = {"trainer_type": "sac", "reward_signals": written}
+    return (
+        load_run_settings(None, overrides={"behaviors": {"B": behavior}})
+        .behaviors["B"]
+        .reward_signals
+    )
 
 
 def made(kind: str, seed: int = 1, **hyperparameters) -> SAC:
@@ -83,19 +104,12 @@ def test_squashed_density_is_that_of_torchs_transformed_normal():
     torch.testing.assert_close(bent.log_prob(action)[u.abs() < 3], log_prob[u.abs() < 3])
 
 
-def test_squashed_density_is_finite_where_the_action_is_1():
-    action, log_prob = squashed_action(
-        mu=torch.tensor([[40.0]]), log_sigma=torch.tensor([[0.0]]), noise=torch.tensor([[1.0]])
-    )
-    assert float(action) == 1.0
-    assert float(log_prob) == pytest.approx(
-        -0.5 - 0.5 * math.log(2 * math.pi) - 2 * (math.log(2) - 41)
-    )
-
-
-def test_squashed_density_has_a_derivative_where_the_action_is_1():
+def test_squashed_density_is_finite_and_has_a_derivative_where_the_action_is_1():
     mu = torch.tensor([[40.0]], requires_grad=True)
-    _, log_prob = squashed_action(mu=mu, log_sigma=torch.zeros(1, 1), noise=torch.zeros(1, 1))
+    action, log_prob = squashed_action(mu=mu, log_sigma=torch.zeros(1, 1), noise=torch.ones(1, 1))
+    assert float(action.detach()) == 1.0
+    expected = -0.5 - 0.5 * math.log(2 * math.pi) - 2 * (math.log(2) - 41)
+    assert float(log_prob.detach()) == pytest.approx(expected)
     log_prob.sum().backward()
     assert float(mu.grad) == pytest.approx(2.0)  # -dlog(1 - tanh(u)^2)/du = 2 tanh(u)
 
@@ -124,21 +138,16 @@ def slow_losses(algorithm: SAC, batch) -> dict[str, torch.Tensor]:
             alpha_loss - (algorithm.log_alpha[0] * (density.detach() + target_entropy)).mean()
         )
         offset = 1
-    q1 = algorithm.q_networks.first(
-        algorithm.q_networks.first.body.features(batch.obs), action, None
-    )
-    q2 = algorithm.q_networks.second(
-        algorithm.q_networks.second.body.features(batch.obs), action, None
-    )
-    expected = [
-        q.squeeze(-1) if not actions.discrete_size else torch.zeros(n, n_signals) for q in (q1, q2)
-    ]
+    twins = {"first": algorithm.q_networks.first, "second": algorithm.q_networks.second}
+    fresh = [twin(twin.body.features(batch.obs), action, None) for twin in twins.values()]
+    discrete = bool(actions.discrete_size)
+    expected = [torch.zeros(n, n_signals) if discrete else q.squeeze(-1) for q in fresh]
     logs = actor.heads.branch_log_probs(hidden, batch.allowed)
     start = 0
     for b, log_p in enumerate(logs):
         size, share = log_p.shape[1], 1 / len(logs)
         p = log_p.exp()
-        for t, q in enumerate((q1, q2)):
+        for t, q in enumerate(fresh):
             part = (p[:, None, :] * q[:, :, start : start + size]).sum(-1)
             expected[t] = expected[t] + share * part
         inner = (p * log_p).sum(1)
@@ -157,34 +166,37 @@ def slow_losses(algorithm: SAC, batch) -> dict[str, torch.Tensor]:
         following = algorithm.target(batch.next_obs, batch.next_obs[0])
     y = batch.rewards + algorithm.signals.gamma * following * (~batch.done)[:, None]
     losses = {"policy": policy_loss, "value": 0.5 * (value - v_target).square().mean()}
-    for name, twin in (
-        ("first", algorithm.q_networks.first),
-        ("second", algorithm.q_networks.second),
-    ):
+    for name, twin in twins.items():
         q = twin(twin.body.features(batch.obs), batch.continuous, None)
-        if actions.discrete_size:
-            parts, start = [], 0
-            for b, size in enumerate(actions.discrete_branches):
-                picked = q[:, :, start : start + size].gather(
-                    2, batch.discrete[:, None, b : b + 1].expand(n, n_signals, 1)
-                )
-                parts.append(picked)
-                start += size
-            q = torch.cat(parts, dim=2).mean(2)
-        else:
-            q = q.squeeze(-1)
+        first = np.cumsum([0, *actions.discrete_branches])[:-1]  # of each branch, among all choices
+        taken = [q[range(n), :, batch.discrete[:, b] + int(at)] for b, at in enumerate(first)]
+        q = torch.stack(taken).mean(0) if discrete else q.squeeze(-1)
         losses[name] = 0.5 * (y - q).square().mean()
     losses["alpha"] = alpha_loss
     return losses
 
 
 @pytest.mark.parametrize(
-    ("kind", "masked"),
-    [*((kind, False) for kind in SPECS), ("discrete", True), ("hybrid", True)],
+    ("kind", "masked", "moved"),
+    [
+        *((kind, False, None) for kind in SPECS),
+        *(("discrete", True, None), ("hybrid", True, None)),
+        *((kind, False, moved) for kind in ("continuous", "hybrid") for moved in MOVED),
+    ],
 )
-def test_gradients_are_those_of_the_five_losses_each_for_its_own_network(kind, masked):
-    algorithm = made(kind, init_entcoef=0.3)
-    algorithm.replay.add(experience(kind, masked=masked))
+def test_gradients_are_those_of_the_five_losses_each_for_its_own_network(kind, masked, moved):
+    """Of new networks, and of networks that have moved apart, with one and with two signals."""
+    changes = {} if moved is None else {"tau": 0.01, "learning_rate": 0.01}
+    settings = trainer_settings(init_entcoef=0.3, **changes)
+    if moved is not None:
+        settings = replace(settings, reward_signals=signals(MOVED[moved]))
+    algorithm = SAC(SPECS[kind], settings, seed=1, device=CPU)
+    new = experience(kind, masked=masked)
+    if moved is not None:
+        new.terminated[::2] = moved == "one signal"
+        new.fields["reward"] *= 5
+        algorithm.update(new, step=20)
+    algorithm.replay.add(new)
     (batch,) = algorithm.sampler.minibatches(1)
     losses = slow_losses(algorithm, batch)
     owners = {
@@ -221,27 +233,6 @@ def test_a_row_that_forbids_everything_asks_for_no_entropy():
     allowed = torch.tensor([[False, False, False, True, True], [True, True, False, False, True]])
     expected = [0.2 * math.log(2) / 2, 0.2 * math.log(2) / 2]
     torch.testing.assert_close(algorithm._targets(allowed), torch.tensor(expected))
-
-
-@pytest.mark.parametrize("restored", [False, True])
-def test_fresh_actions_are_valued_by_the_first_twin_as_it_is_now(restored):
-    algorithm = made("continuous")
-    algorithm.replay.add(experience("continuous"))
-    (batch,) = algorithm.sampler.minibatches(1)
-    if restored:
-        other = made("continuous", init_entcoef=0.5)
-        other.replay.add(experience("continuous"))
-        other._learn(next(iter(other.sampler.minibatches(1))))
-        algorithm.load_state_dict(other.state_dict())
-    before = algorithm.q_networks(batch.obs, taken=batch.continuous, fresh=batch.continuous)[1][0]
-    algorithm._learn(batch)
-    values, fresh_values = algorithm.q_networks(
-        batch.obs, taken=batch.continuous, fresh=batch.continuous
-    )
-    # as one product for both twins, and for the first alone: sums in another order
-    torch.testing.assert_close(fresh_values[0], values[0])
-    torch.testing.assert_close(fresh_values[1], values[1])
-    assert not torch.equal(fresh_values[0], before)
 
 
 def test_target_moves_by_tau():
@@ -348,21 +339,10 @@ def parameters_of(algorithm: SAC, module: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["continuous", "hybrid"])
 def test_other_reward_signals_have_values_and_gradient_steps_of_their_own(kind):
-    values = {
-        "trainer_type": "sac",
-        "hyperparameters": {
-            "batch_size": 16,
-            "buffer_size": 500,
-            "steps_per_update": 4,
-            "reward_signal_steps_per_update": 8,
-        },
-        "reward_signals": {
-            "extrinsic": {"gamma": 0.9},
-            "curiosity": {"gamma": 0.8, "strength": 0.1},
-            "rnd": {"gamma": 0.7},
-        },
-    }
-    settings = load_run_settings(None, overrides={"behaviors": {"B": values}}).behaviors["B"]
+    settings = replace(
+        trainer_settings(steps_per_update=4, reward_signal_steps_per_update=8),
+        reward_signals=signals({"extrinsic": {}, "curiosity": {"strength": 0.1}, "rnd": {}}),
+    )
     algorithm = SAC(SPECS[kind], settings, seed=1, device=CPU)
     learning = ("Module:Curiosity", "Module:RND-pred")
     before = {name: parameters_of(algorithm, name) for name in learning}

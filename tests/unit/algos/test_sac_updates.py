@@ -17,10 +17,6 @@ from pipeline.nets.squashed import SquashedHeads
 from pipeline.settings.schema import POCASettings, PPOSettings, SACSettings, TrainerSettings
 
 
-def test_it_takes_in_whatever_has_closed():
-    assert [made("continuous").ready(n) for n in (0, 1, 1000)] == [False, True, True]
-
-
 @pytest.mark.parametrize(("n_rows", "learns"), [(31, False), (32, True)])
 def test_as_many_rows_as_a_minibatch_has_are_enough(n_rows, learns):
     algorithm = made("continuous", batch_size=32, buffer_init_steps=20)
@@ -96,14 +92,9 @@ def made_of(algorithm, **changes):
 
 
 @pytest.mark.parametrize("algorithm", [PPO, POCA, SAC])
-def test_an_algorithm_says_whether_its_policy_squashes_actions(algorithm):
-    heads = made_of(algorithm).policy.actor.heads
-    assert algorithm.squashed == isinstance(heads, SquashedHeads)
-
-
-@pytest.mark.parametrize("algorithm", [PPO, POCA, SAC])
-def test_actions_and_noise_are_drawn_from_streams_of_their_names(algorithm):
+def test_an_algorithm_draws_from_streams_of_their_names_and_says_whether_it_squashes(algorithm):
     made_with = made_of(algorithm)
+    assert algorithm.squashed == isinstance(made_with.policy.actor.heads, SquashedHeads)
     assert made_with.action_stream.initial_seed() == seeding.derive(5, "actions")
     expected = seeding.stream(5, "minibatches").integers(1 << 60, size=3)
     assert made_with.minibatch_stream.integers(1 << 60, size=3).tolist() == expected.tolist()

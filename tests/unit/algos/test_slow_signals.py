@@ -61,10 +61,6 @@ def assert_gradients_are_of(loss, parameters, apply) -> None:
     assert max(float(gradient.abs().max()) for gradient in expected) > 1e-3
 
 
-def only(tag: str, losses) -> float:
-    return float(losses[tag])
-
-
 def curiosity_errors(net, rows):
     features = net.features(rows)
     return net.forward_error(rows, *features), net.inverse_error(rows, *features)
@@ -72,7 +68,7 @@ def curiosity_errors(net, rows):
 
 @specs
 def test_curiosity_applies_a_fifth_of_the_forward_loss_and_the_rest_of_the_inverse_loss(spec):
-    curiosity, rows = signal("curiosity", spec), steps(spec, 12)
+    curiosity, rows = signal("curiosity", spec, strength=0.01), steps(spec, 12)
     net = curiosity.network
     forwards, inverses = [], []
     for i in range(12):
@@ -94,12 +90,12 @@ def test_curiosity_applies_a_fifth_of_the_forward_loss_and_the_rest_of_the_inver
     reported = {}
     assert_gradients_are_of(loss, net.parameters(), lambda: reported.update(curiosity.update(rows)))
     assert [error.shape for error in curiosity_errors(net, rows)] == [(12,)] * 2
-    assert reported["Losses/Curiosity Forward Loss"].item() == pytest.approx(
-        forward.item(), rel=1e-4
-    )
-    assert reported["Losses/Curiosity Inverse Loss"].item() == pytest.approx(
-        inverse.item(), rel=1e-4
-    )
+    for name, expected in (("Forward", forward), ("Inverse", inverse)):
+        reported_loss = float(reported[f"Losses/Curiosity {name} Loss"])
+        assert reported_loss == pytest.approx(expected.item(), rel=1e-4)
+    with torch.no_grad():
+        wanted, (errors, _) = curiosity.rewards(rows), curiosity_errors(net, rows)
+    assert wanted.tolist() == pytest.approx(errors.tolist(), rel=1e-4)
 
 
 def test_curiosity_foresees_normalised_observations():
@@ -123,10 +119,12 @@ def test_rnd_applies_the_mean_over_steps_of_summed_squared_errors():
         errors.append(sum((a - b) ** 2 for a, b in pairs))
     assert rnd.rewards(rows).tolist() == pytest.approx([error.item() for error in errors], rel=1e-4)
     loss, reported = mean(errors), {}
+    fixed = [parameter.clone() for parameter in rnd.target.parameters()]
     assert_gradients_are_of(
         loss, rnd.predictor.parameters(), lambda: reported.update(rnd.update(rows))
     )
     assert reported["Losses/RND Loss"].item() == pytest.approx(loss.item(), rel=1e-4)
+    assert all(torch.equal(a, b) for a, b in zip(fixed, rnd.target.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("sees_actions", [False, True])
@@ -156,17 +154,15 @@ def test_gail_applies_cross_entropy_and_the_penalty_and_the_bottleneck(
         noise = torch.empty(2 * n, 128).normal_(generator=stream)
     shares = [torch.rand(n, part.shape[1], generator=stream) for part in policy_inputs[0]]
 
-    probabilities, divergences = {}, []
-    for source, inputs, noises in (
-        ("own", policy_inputs, noise[:n]),
-        ("expert", expert, noise[n:]),
-    ):
-        probabilities[source] = [
-            probability(gail, *pair) for pair in zip(inputs, noises, strict=True)
-        ]
+    rewards = [-math.log(1 - probability(gail, inputs).item()) for inputs in policy_inputs]
+    assert gail.rewards(rows).tolist() == pytest.approx(rewards, rel=1e-4)
+    own, theirs = (
+        [probability(gail, *pair) for pair in zip(inputs, noises, strict=True)]
+        for inputs, noises in ((policy_inputs, noise[:n]), (expert, noise[n:]))
+    )
     crossed = mean(
         -torch.log(yes + 1e-7) - torch.log(1 - no + 1e-7)
-        for yes, no in zip(probabilities["expert"], probabilities["own"], strict=True)
+        for yes, no in zip(theirs, own, strict=True)
     )
     penalties = []
     for i in range(n):
@@ -180,22 +176,20 @@ def test_gail_applies_cross_entropy_and_the_penalty_and_the_bottleneck(
     loss = crossed + 10 * mean(penalties)
     if bottleneck:
         sigma = gail.network.log_deviation.exp()
-        for a, b in zip(policy_inputs, expert, strict=True):
-            for code in (gail.network.code(gail.network.body(inputs))[0] for inputs in (a, b)):
-                divergence = 0.5 * (code**2 + sigma**2 - 1 - (sigma**2).log())
-                divergences.append(divergence.sum())
-        kl = 2 * mean(divergences)
+        codes = [gail.network.code(gail.network.body(x))[0] for x in (*policy_inputs, *expert)]
+        kl = 2 * mean((0.5 * (code**2 + sigma**2 - 1 - (sigma**2).log())).sum() for code in codes)
         loss = loss + 0.3 * (kl - 0.5)
     reported = {}
     assert_gradients_are_of(
         loss, gail.network.parameters(), lambda: reported.update(gail.update(rows))
     )
-    assert reported["Losses/GAIL Loss"].item() == pytest.approx(crossed.item(), rel=1e-4)
-    assert reported["Policy/GAIL Grad Mag Loss"].item() == pytest.approx(
-        mean(penalties).item(), rel=1e-4
-    )
+    terms = {"Losses/GAIL Loss": crossed, "Policy/GAIL Grad Mag Loss": mean(penalties)}
+    estimates = {"Policy/GAIL Expert Estimate": theirs, "Policy/GAIL Policy Estimate": own}
+    terms |= {tag: mean(values) for tag, values in estimates.items()}
+    terms |= {"Losses/GAIL KL Loss": kl} if bottleneck else {}
+    for tag, expected in terms.items():
+        assert reported[tag].item() == pytest.approx(expected.item(), rel=1e-4), tag
     if bottleneck:
-        assert reported["Losses/GAIL KL Loss"].item() == pytest.approx(kl.item(), rel=1e-4)
         assert float(gail.beta) == pytest.approx(0.3 + 0.0005 * (kl.item() - 0.5), rel=1e-5)
 
 

@@ -64,17 +64,17 @@ def test_columns_of_equal_shapes_go_to_their_own_fields(tmp_path):
     table = {
         "obs0": [[1, 2], [3, 4]],
         "obs1": [[5, 6], [7, 8]],
-        "continuous": [[0.5, -0.5], [1, -1]],
+        "continuous": [[15, -0.5], [-30, 1]],
         "discrete": [[1, 2], [3, 0]],
         "terminated": [0, 1],
     }
     pd.DataFrame(table).to_parquet(tmp_path / "a.parquet")
     read = read_table(tmp_path / "a.parquet")
-    import_table(read, "B", spec, tmp_path / "b.demo", action_scale=[1, 2])
+    import_table(read, "B", spec, tmp_path / "b.demo", action_scale=[30, 1])
     demo = read_demo(tmp_path / "b.demo")
     for i, values in enumerate(demo.obs):
         assert values[:2].tolist() == table[f"obs{i}"]
-    assert demo.continuous[:2].tolist() == [[0.5, -0.25], [1, -0.5]]
+    assert demo.continuous[:2].tolist() == [[0.5, -0.5], [-1, 1]]
     assert demo.discrete[:2].tolist() == table["discrete"]
 
 
@@ -155,13 +155,6 @@ def test_episodes_may_be_known_by_their_names_alone(tmp_path):
     endings = "1 the next episode (as cut short), 1 the end of the table (as cut short)"
     assert f"ended by      {endings}" in steps
     assert any("no column reward: zeros" in step for step in steps)
-
-
-def test_continuous_actions_are_divided_by_their_scale(tmp_path):
-    spec = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(2, ()))
-    text = "obs0,continuous.0,continuous.1,terminated\n1,30,1,0\n2,-15,0.5,1\n"
-    demo, _ = imported(tmp_path, text, spec=spec, columns={}, action_scale=(30, 1))
-    assert demo.continuous[:2].tolist() == [[1, 1], [-0.5, 0.5]]
 
 
 def test_an_observation_without_numbers_needs_no_column(tmp_path):
@@ -246,6 +239,7 @@ def test_episodes_and_actions_that_cannot_be_are_refused(tmp_path, text, told):
         ({"columns": {}}, "there is no column obs0 or obs0.0, which holds observation 0 state"),
         ({"columns": {**OWN, "obs0": ["x"]}}, "obs0 has 2 numbers, but x has 1"),
         ({"columns": {**OWN, "terminated": ["over", "x"]}}, "terminated has 1 numbers, but"),
+        ({"columns": {**OWN, "episode": ["x", "y"]}}, "episode is one number or text in each row"),
         ({"columns": {**OWN, "rewards": ["x"]}}, "has no field 'rewards'; did you mean 'reward'?"),
         (
             {"columns": {key: OWN[key] for key in ("obs0", "discrete")}},
@@ -257,12 +251,7 @@ def test_episodes_and_actions_that_cannot_be_are_refused(tmp_path, text, told):
 def test_columns_that_do_not_fit_the_behavior_are_refused(tmp_path, options, told):
     message = refusal(DemonstrationError, imported, tmp_path, PLAY, **options)
     assert told in message
-    assert "--column" in message or "Its fields" in message
-
-
-def test_an_episode_has_one_name(tmp_path):
-    with pytest.raises(DemonstrationError, match="episode is one number or text in each row; name"):
-        imported(tmp_path, PLAY, columns={**OWN, "episode": ["x", "y"]})
+    assert any(remedy in message for remedy in ("--column", "Its fields", "; name"))
 
 
 @pytest.mark.parametrize(

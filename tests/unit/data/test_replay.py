@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -163,22 +165,7 @@ def test_whole_sequences_are_drawn_with_the_memory_that_they_began_with():
 
 
 @pytest.mark.parametrize("memory", [False, True])
-@pytest.mark.parametrize("n_rounds", [1, 2, 9])
-def test_a_replay_taken_up_again_draws_and_grows_as_the_one_that_went_on(memory, n_rounds):
-    rng = np.random.default_rng(2)
-    original, resumed = twenty(memory=memory), twenty(memory=memory)
-    for _ in range(n_rounds):
-        original.add(rollout([1, 3, 1, 5], rng, memory=memory))
-    resumed.load_state_dict(original.state_dict())
-    for _ in range(5):
-        new = rollout([2, 1, 1, 4], rng, memory=memory)
-        for replay in (original, resumed):
-            replay.add(new)
-        assert_alike(original, resumed)
-
-
-@pytest.mark.parametrize("memory", [False, True])
-def test_files_of_new_rows_together_are_the_replay(memory):
+def test_a_replay_of_its_files_or_of_its_state_draws_and_grows_as_the_one_that_went_on(memory):
     """Rows that are overwritten meanwhile, a part that is larger than the replay, and no rows."""
     rng, original = np.random.default_rng(3), twenty(memory=memory)
     parts = {}
@@ -187,12 +174,19 @@ def test_files_of_new_rows_together_are_the_replay(memory):
         if new := original.new_rows():
             parts[str(number)] = new
             original.note_kept(str(number), "digest", len(new["place"]))
-        rebuilt = twenty(memory=memory)
+        of_files, of_state = twenty(memory=memory), twenty(memory=memory)
         for name, _, n_rows in original.kept:
             assert len(parts[name]["place"]) == n_rows
-            rebuilt.extend(parts[name])
+            of_files.extend(parts[name])
         assert sum(n for _, _, n in original.kept[1:]) < 20, "what is overwritten needs no file"
-        assert_alike(original, rebuilt)
+        of_state.load_state_dict(original.state_dict())
+        went_on = copy.deepcopy(original)
+        for later in ([2], [1, 1, 4]):
+            for replay in (of_files, of_state):
+                assert_alike(went_on, replay)
+            new = rollout(later, rng, memory=memory)
+            for replay in (went_on, of_files, of_state):
+                replay.add(new)
 
 
 @pytest.mark.parametrize("memory", [False, True])

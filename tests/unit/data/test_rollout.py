@@ -1,8 +1,8 @@
-"""Trajectory storage against a slow bookkeeping with one Python list per agent."""
+"""Trajectory storage against a slow bookkeeping with lists, one for each agent."""
 
 from __future__ import annotations
 
-import copy
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -11,241 +11,209 @@ from hypothesis import strategies as st
 
 from pipeline.data.columns import Columns, Field
 from pipeline.data.rollout import Trajectories
-from pipeline.data.slots import Slots
 
-HORIZON = 4
-
-
-def _storage() -> Trajectories:
-    return Trajectories(Columns({}, [Field(shape=(2,))]), horizon=HORIZON, capacity=8)
-
-
-def complete(storage, slots, reward, obs, *, ended, interrupted=None, at_end=None) -> list:
-    """Complete rows [N], first of episodes that have `ended`; return what each call closes."""
-    closed = []
-    for over in (True, False):
-        mask = np.asarray(ended) == over
-        cut = np.zeros(len(slots), np.bool_) if interrupted is None else interrupted
-        closed.append(
-            storage.complete_transition(
-                slots[mask],
-                reward[mask],
-                [obs[mask]],
-                ended=over,
-                interrupted=cut[mask] if over else None,
-                at_end={name: values[mask] for name, values in (at_end or {}).items()},
-            )
-        )
-    return [result for result in closed if result is not None]
+OBS = [Field(shape=(2,)), Field(shape=(1, 2))]
+PLAIN = {
+    "choice": Field(shape=(1,), dtype=np.int64),
+    "moment": Field(shape=(), dtype=np.int64, at_end=True),
+}
+EVERY = 2
+RECURRENT = {**PLAIN, "memory": Field(shape=(3,), every=EVERY)}
+HORIZON, N = 5, 6
+END = ("slot", "moment", "begins", "ended", "terminated")
 
 
-def assert_equal_contents(*storages) -> None:
-    """All hold the same closed trajectories."""
-    for first, *rest in zip(*map(everything, storages), strict=True):
-        for other in rest:
-            np.testing.assert_array_equal(first, other)
+@dataclass
+class Agent:
+    """What an agent did since its trajectory began, and gained since its episode did."""
+
+    rows: list = field(default_factory=list)
+    waiting: dict | None = None
+    rewards: list = field(default_factory=list)
+    begins: bool = True
 
 
-def _obs(agent: int, time: int) -> list[float]:
-    return [float(agent), float(time)]
+class Lists:
+    """Random messages to a storage, each compared with lists of what every agent did."""
 
+    def __init__(self, seed: int, fields: dict) -> None:
+        self.rng, self.columns = np.random.default_rng(seed), Columns(fields, OBS)
+        self.every = EVERY if "memory" in fields else 1
+        self.storage = self.empty()
+        self.agents = [Agent() for _ in range(N)]
+        self.closed: list[tuple[list, dict, list]] = []
 
-class Slow:
-    """What each agent did, in lists."""
+    def empty(self) -> Trajectories:
+        return Trajectories(self.columns, horizon=HORIZON, capacity=1)
 
-    def __init__(self) -> None:
-        self.open: dict[int, list] = {}
-        self.closed: list[tuple[list, bool, list[float]]] = []
+    def drawn(self, n: int) -> list:
+        shapes = [spec.shape for spec in OBS]
+        return [self.rng.random((n, *shape)).astype(np.float32) for shape in shapes]
 
-    def outcome(self, agent, reward, obs, ended, interrupted):
-        rows = self.open.get(agent)
-        if not rows or rows[-1][1] is not None:
-            return
-        rows[-1][1] = reward
-        if ended or len(rows) == HORIZON:
-            self.closed.append((rows, ended and not interrupted, obs))
-            self.open[agent] = []
-
-
-@settings(max_examples=50)
-@given(seed=st.integers(0, 10_000), n_agents=st.integers(1, 5))
-def test_closed_trajectories_equal_those_of_separate_lists(seed, n_agents):
-    rng = np.random.default_rng(seed)
-    fast, slots, slow = _storage(), Slots(), Slow()
-    for time in range(20):
-        agents = np.arange(n_agents, dtype=np.int32)[rng.random(n_agents) < 0.8]
-        ended = agents[rng.random(len(agents)) < 0.2]
-        for group, over in ((ended, True), (agents, False)):
-            if not len(group):
-                continue
-            at = slots.ended("w", group) if over else slots.deciding("w", group)
-            fast.reserve(slots.n_slots)
-            reward = (group + time / 100).astype(np.float32)
-            obs = np.array([_obs(a, time) for a in group], dtype=np.float32)
-            interrupted = rng.random(len(group)) < 0.5 if over else None
-            fast.complete_transition(at, reward, [obs], ended=over, interrupted=interrupted)
-            for i, agent in enumerate(group):
-                cut = over and bool(interrupted[i])
-                slow.outcome(int(agent), float(reward[i]), obs[i].tolist(), over, cut)
-        if len(agents):
-            at = slots.deciding("w", agents)
-            obs = np.array([_obs(a, time) for a in agents], dtype=np.float32)
-            fast.begin_transition(at, [obs], {})
-            for i, agent in enumerate(agents):
-                slow.open.setdefault(int(agent), []).append([obs[i].tolist(), None])
-
-    rollout = fast.rollout()
-    trajectories = []
-    for k, (start, length) in enumerate(zip(rollout.starts, rollout.lengths, strict=True)):
-        rows = slice(start, start + length)
-        pairs = zip(
-            rollout.obs[0][rows].tolist(),
-            rollout.fields["reward"][rows].tolist(),
-            strict=True,
-        )
-        trajectories.append(
-            (
-                [list(pair) for pair in pairs],
-                bool(rollout.terminated[k]),
-                rollout.next_obs[0][k].tolist(),
-            )
-        )
-    key = str
-    assert sorted(trajectories, key=key) == sorted(slow.closed, key=key)
-
-
-def test_rows_after_clearing_are_new_and_open_trajectories_go_on():
-    storage, slots = _storage(), np.array([0])
-    storage.reserve(1)
-    for time in range(HORIZON + 2):
-        obs = np.array([[0.0, time]], dtype=np.float32)
-        storage.complete_transition(slots, np.array([1.0], np.float32), [obs], ended=False)
-        if time == HORIZON:
-            assert storage.n_closed == HORIZON
+    def message(self, n_slots: int = N) -> None:
+        rng, storage = self.rng, self.storage
+        storage.reserve(n_slots)
+        if rng.random() < 0.1:
+            dropped = rng.permutation(n_slots)[:2]
+            storage.drop_open(dropped)
+            for slot in dropped:
+                self.agents[slot] = Agent()
+        if rng.random() < 0.05:
             storage.clear_closed()
-        storage.begin_transition(slots, [obs], {})
-    last = np.zeros((1, 2), np.float32)
-    complete(storage, slots, np.array([5.0], np.float32), last, ended=[True])
-    rollout = storage.rollout()
-    assert rollout.lengths.tolist() == [2]
-    assert rollout.fields["reward"].tolist() == [1.0, 5.0]
-    assert rollout.obs[0][:, 1].tolist() == [4.0, 5.0]
-    assert rollout.terminated.tolist() == [True]
+            self.closed.clear()
+        order, ends = rng.permutation(n_slots), rng.random(n_slots) < 0.3
+        for over in (True, False):
+            self.complete(order[ends[order] == over], over=over)
+        slots = rng.permutation(n_slots)[: rng.integers(1, n_slots + 1)]
+        obs, n = self.drawn(len(slots)), len(slots)
+        fields = {"choice": rng.integers(1000, size=(n, 1)), "memory": rng.random((n, 3))}
+        storage.begin_transition(slots, obs, fields | {"is no field": obs[0]})
+        fields["memory"] = fields["memory"].astype(np.float32)
+        for row, slot in enumerate(slots.tolist()):
+            values = {name: column[row].tolist() for name, column in fields.items()}
+            self.agents[slot].waiting = values | {"obs": [seen[row].tolist() for seen in obs]}
+        self.check_counts()
+
+    def complete(self, slots, *, over: bool) -> None:
+        rng, n = self.rng, len(slots)
+        reward, obs = rng.random(n).astype(np.float32), self.drawn(n)
+        cut, moment = rng.random(n) < 0.5, rng.integers(1000, size=n)
+        n_before = len(self.closed)
+        returns = []
+        for row, slot in enumerate(slots.tolist()):
+            seen = [values[row].tolist() for values in obs]
+            end = {"slot": slot, "moment": int(moment[row]), "ended": over}
+            end["terminated"] = over and not cut[row]
+            returns += self.note(slot, float(reward[row]), seen, end)
+        closed = self.storage.complete_transition(
+            slots,
+            reward,
+            obs,
+            ended=over,
+            interrupted=cut if over else None,
+            at_end={"moment": moment},
+        )
+        rows = [row for rows, *_ in self.closed[n_before:] for row in rows]
+        assert (closed is None) == (not rows)
+        if rows:
+            assert closed.n_rows == len(rows)
+            assert [seen.tolist() for seen in closed.obs] == [
+                [row["obs"][i] for row in rows] for i in range(len(OBS))
+            ]
+            assert closed.episode_returns == pytest.approx([sum(gained) for gained in returns])
+            assert closed.episode_lengths == [len(gained) for gained in returns]
+            assert {type(length) for length in closed.episode_lengths} <= {int}
+
+    def note(self, slot: int, reward: float, seen: list, end: dict) -> list:
+        """Complete an agent's row; return its rewards if its episode ends."""
+        agent = self.agents[slot]
+        if agent.waiting is None:
+            return []
+        agent.rows.append(agent.waiting | {"reward": reward})
+        agent.rewards.append(reward)
+        agent.waiting = None
+        if not end["ended"] and len(agent.rows) < HORIZON:
+            return []
+        self.closed.append((agent.rows, end | {"begins": agent.begins}, seen))
+        self.agents[slot] = Agent() if end["ended"] else Agent(rewards=agent.rewards, begins=False)
+        return [agent.rewards] if end["ended"] else []
+
+    def counted(self, n_rows: int) -> int:
+        """Rows with those that would fill up the last sequence."""
+        return -(-n_rows // self.every) * self.every
+
+    def check_counts(self) -> None:
+        storage, open_rows = self.storage, [len(agent.rows) for agent in self.agents]
+        assert storage.n_closed == sum(self.counted(len(rows)) for rows, *_ in self.closed)
+        assert storage.n_held == storage.n_closed + sum(map(self.counted, open_rows))
+        waiting = [agent.waiting is not None for agent in self.agents]
+        slots = np.arange(min(storage.n_slots, N))
+        assert storage.are_waiting(slots).tolist() == waiting[: len(slots)]
+        held = [row for a in self.agents for row in (*a.rows, *([a.waiting] if a.waiting else []))]
+        assert storage.open_values("choice").tolist() == [row["choice"] for row in held]
+
+    def check_rollout(self) -> None:
+        rollout = self.storage.rollout()
+        assert rollout.n_rows == sum(len(rows) for rows, *_ in self.closed)
+        assert len(rollout.lengths) == len(self.closed)
+        assert set(rollout.fields) == {"choice", "reward"}
+        ends = {**rollout.at_end, "slot": rollout.slots}
+        ends |= {name: getattr(rollout, name) for name in END[2:]}
+        for k, (rows, end, seen) in enumerate(self.closed):
+            place = slice(rollout.starts[k], rollout.starts[k] + rollout.lengths[k])
+            for name, values in rollout.fields.items():
+                assert values[place].tolist() == [row[name] for row in rows]
+            for i in range(len(OBS)):
+                assert rollout.obs[i][place].tolist() == [row["obs"][i] for row in rows]
+                assert rollout.next_obs[i][k].tolist() == seen[i]
+            assert {name: ends[name][k] for name in END} == end
+            if self.every > 1:
+                remembered = rollout.memory[k, : -(-len(rows) // EVERY)].tolist()
+                assert remembered == [row["memory"] for row in rows[::EVERY]]
+
+    def take_up(self, *, dirty: bool) -> None:
+        """Go on with another storage, empty or used before, that has this one's state."""
+        closed, opened = self.storage.closed_state(), self.storage.open_state(N)
+        for n_slots in (N, 2):
+            state = self.storage.open_state(n_slots)
+            for part in ("rows", "slots"):
+                for name, values in state[part].items():
+                    np.testing.assert_array_equal(values, opened[part][name][:n_slots])
+        other = Lists(7, self.columns.fields)
+        for _ in range(9):
+            other.message()
+        other.storage.reserve(2 * N)
+        # The states are copies.
+        self.storage.drop_open()
+        self.storage.clear_closed()
+        self.storage.load_open_state(other.storage.open_state(N))
+        self.storage = other.storage if dirty else self.empty()
+        self.storage.load_closed_state(closed)
+        self.storage.load_open_state(opened)
+        self.check_counts()
+        for name, values in self.storage.open_state(N)["rows"].items():
+            np.testing.assert_array_equal(values, opened["rows"][name])
 
 
-def test_a_field_without_rows_is_refused_and_rows_without_a_field_are_not_kept():
-    storage, slots = _storage(), np.array([0])
+fields = pytest.mark.parametrize("fields", [PLAIN, RECURRENT], ids=["plain", "recurrent"])
+
+
+@fields
+@settings(max_examples=20)
+@given(seed=st.integers(0, 10_000))
+def test_trajectories_are_those_of_separate_lists(fields, seed):
+    lists = Lists(seed, fields)
+    for n_slots in (1, 2, 3, 3, *[N] * 40):  # room is made beside open trajectories
+        lists.message(n_slots)
+    lists.check_rollout()
+    lists.storage.drop_open()
+    assert lists.storage.n_held == lists.storage.n_closed
+    assert len(lists.storage.open_values("choice")) == 0
+
+
+@fields
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10_000), dirty=st.booleans())
+def test_a_storage_that_is_taken_up_again_goes_on_as_it_would_have(fields, seed, dirty):
+    lists = Lists(seed, fields)
+    for _ in range(3):
+        for _ in range(12):
+            lists.message()
+        lists.take_up(dirty=dirty)
+    for _ in range(12):
+        lists.message()
+    lists.check_rollout()
+
+
+def test_a_field_without_rows_is_refused():
+    storage = Trajectories(Columns(PLAIN, OBS[:1]), horizon=HORIZON, capacity=8)
     storage.reserve(1)
-    obs = np.ones((1, 2), np.float32)
-    storage.begin_transition(slots, [obs], {"log_prob": obs})
-    sparse = recurrent()
     with pytest.raises(KeyError, match="choice"):
-        sparse.begin_transition(slots, [obs], {"memory": np.zeros((1, 3))})
-    storage.complete_transition(slots, np.ones(1, np.float32), [obs], ended=True)
-    assert set(storage.rollout().fields) == {"reward"}
-
-
-def test_field_of_every_third_row_is_kept_at_rows_0_3_6_of_each_trajectory():
-    columns = Columns({"memory": Field(shape=(2,), every=3)}, [Field(shape=(1,))])
-    storage = Trajectories(columns, horizon=8, capacity=4)
-    storage.reserve(2)
-    lengths = {0: 8, 1: 5}
-    for time in range(8):
-        slots = np.array([slot for slot, length in lengths.items() if time < length])
-        obs = np.full((len(slots), 1), time, np.float32)
-        memory = np.stack([[slot, time] for slot in slots]).astype(np.float32)
-        storage.begin_transition(slots, [obs], {"memory": memory})
-        ended = [lengths[slot] == time + 1 and slot == 1 for slot in slots]
-        complete(storage, slots, np.zeros(len(slots), np.float32), obs, ended=ended)
-    rollout = storage.rollout()
-    assert rollout.lengths.tolist() == [5, 8]
-    assert "memory" not in rollout.fields
-    short, full = rollout.memory
-    assert full.tolist() == [[0, 0], [0, 3], [0, 6]]
-    assert short[:2].tolist() == [[1, 0], [1, 3]]
-
-
-def test_sequences_that_are_not_full_count_as_full_ones_towards_an_update():
-    columns = Columns({"memory": Field(shape=(1,), every=2)}, [Field(shape=(2,))])
-    storage, slots = Trajectories(columns, horizon=8, capacity=16), np.array([0])
-    storage.reserve(1)
-    obs, memory = np.zeros((1, 2), np.float32), np.zeros((1, 1), np.float32)
-    reward = np.array([1.0], np.float32)
-    for n_decisions, waiting in ((3, 4), (4, 8), (1, 10)):
-        for left in reversed(range(n_decisions)):
-            storage.begin_transition(slots, [obs], {"memory": memory})
-            complete(storage, slots, reward, obs, ended=[left == 0])
-        assert storage.n_closed == waiting
-    storage.clear_closed()
-    assert storage.n_closed == 0
-
-
-RECURRENT = Columns(
-    {
-        "choice": Field(shape=(1,), dtype=np.int64),
-        "memory": Field(shape=(3,), every=2),
-        "next": Field(shape=(), dtype=np.int64, at_end=True),
-    },
-    [Field(shape=(2,))],
-)
-
-
-def play(storage: Trajectories, n_steps: int, *, seed: int, n_slots: int = 3) -> list:
-    """Play random steps of some agents; return what each step closed. All numbers differ."""
-    rng, closed = np.random.default_rng(seed), []
-    for _ in range(n_steps):
-        slots = np.flatnonzero(rng.random(n_slots) < 0.8)
-        n = len(slots)
-        storage.begin_transition(
-            slots,
-            [rng.random((n, 2))],
-            {
-                "choice": rng.integers(1000, size=(n, 1)),
-                "memory": rng.random((n, 3)),
-            },
-        )
-        closed += complete(
-            storage,
-            slots,
-            rng.random(n).astype(np.float32),
-            rng.random((n, 2)).astype(np.float32),
-            ended=rng.random(n) < 0.2,
-            interrupted=rng.random(n) < 0.5,
-            at_end={"next": rng.integers(1000, size=n)},
-        )
-    return closed
-
-
-def everything(storage: Trajectories) -> list:
-    rollout = storage.rollout()
-    arrays = [*rollout.obs, *(rollout.fields[name] for name in ("choice", "reward"))]
-    arrays += [rollout.starts, rollout.lengths, rollout.terminated, *rollout.next_obs]
-    arrays += [rollout.slots, rollout.begins, rollout.ended, rollout.at_end["next"]]
-    sequences = -(-rollout.lengths // 2)
-    arrays += [memory[:n] for memory, n in zip(rollout.memory, sequences, strict=True)]
-    return [array.copy() for array in arrays]
-
-
-def recurrent(capacity: int = 4) -> Trajectories:
-    storage = Trajectories(RECURRENT, horizon=5, capacity=capacity)
-    storage.reserve(3)
-    return storage
-
-
-def test_open_trajectories_are_saved_of_the_slots_asked_for_alone():
-    storage = recurrent()
-    play(storage, 7, seed=1)
-    full_state = storage.open_state(3)
-    storage.reserve(64)
-    for n_slots in (3, 2):
-        state = storage.open_state(n_slots)
-        for part in ("rows", "slots"):
-            for name, values in state[part].items():
-                np.testing.assert_array_equal(values, full_state[part][name][:n_slots])
+        storage.begin_transition(np.array([0]), [np.ones((1, 2))], {"memory": np.zeros((1, 3))})
 
 
 def test_rows_of_a_closed_trajectory_are_not_saved_with_the_open_one_that_follows():
-    storage, slots = _storage(), np.array([0])
+    storage, slots = Trajectories(Columns({}, OBS[:1]), horizon=HORIZON, capacity=8), np.array([0])
     storage.reserve(1)
     for time in range(1, HORIZON + 2):
         obs = np.full((1, 2), time, dtype=np.float32)
@@ -253,126 +221,3 @@ def test_rows_of_a_closed_trajectory_are_not_saved_with_the_open_one_that_follow
         storage.complete_transition(slots, np.ones(1, np.float32), [obs], ended=False)
     (rows,) = storage.open_state(1)["rows"]["obs_0"]
     assert rows[:, 0].tolist() == [HORIZON + 1, *[0] * (len(rows) - 1)]
-
-
-def test_storage_taken_up_again_goes_on_as_it_would_have():
-    original, dirty = recurrent(), recurrent()
-    fresh = Trajectories(RECURRENT, horizon=5, capacity=1)
-    play(original, 23, seed=1)
-    play(dirty, 9, seed=2)
-    closed, opened = original.closed_state(), original.open_state(3)
-    went_on = copy.deepcopy(original)
-    original.drop_open()  # the copies are copies
-    original.clear_closed()
-    play(original, 5, seed=6)
-    for storage in (fresh, dirty):
-        storage.load_closed_state(closed)
-        storage.load_open_state(opened)
-        assert storage.n_closed == went_on.n_closed > 23
-        assert storage.n_held == went_on.n_held
-        for name, values in storage.open_state(3)["rows"].items():
-            np.testing.assert_array_equal(values, opened["rows"][name])
-    returns = [
-        [(c.episode_returns, c.episode_lengths) for c in play(storage, 30, seed=3)]
-        for storage in (went_on, fresh, dirty)
-    ]
-    assert returns[0] == returns[1] == returns[2]
-    assert_equal_contents(went_on, fresh, dirty)
-
-
-def test_who_waits_for_a_reward_waits_for_it_in_a_storage_taken_up_again():
-    original, fresh, dirty = _storage(), _storage(), _storage()
-    obs, reward = np.full((1, 2), 3, np.float32), np.array([0.5, 0.25], np.float32)
-    for storage, slot in ((original, 1), (dirty, 0)):
-        storage.reserve(2)
-        storage.begin_transition(np.array([slot]), [obs], {})
-    for storage in (fresh, dirty):
-        storage.load_open_state(original.open_state(2))
-        assert storage.are_waiting(np.array([1, 0])).tolist() == [True, False]
-        ends = {"ended": True, "interrupted": np.array([False, False])}
-        storage.complete_transition(
-            np.array([0, 1]), reward, [np.zeros((2, 2), np.float32)], **ends
-        )
-        assert storage.rollout().slots.tolist() == [1]
-        assert storage.rollout().fields["reward"].tolist() == [0.25]
-        assert storage.rollout().obs[0].tolist() == [[3, 3]]
-
-
-def test_storage_that_had_room_from_the_start_keeps_the_same_rows():
-    grown, roomy = recurrent(capacity=1), recurrent(capacity=1000)
-    late = Trajectories(RECURRENT, horizon=5, capacity=7)
-    late.reserve(1)
-    for storage in (grown, roomy):
-        play(storage, 8, seed=7, n_slots=1)
-        play(storage, 60, seed=4)
-    play(late, 8, seed=7, n_slots=1)
-    late.reserve(2)  # with an open trajectory
-    late.reserve(3)
-    late.reserve(1)
-    play(late, 60, seed=4)
-    assert_equal_contents(grown, roomy, late)
-
-
-def test_what_closes_says_how_long_episodes_were_and_what_they_gained():
-    storage = _storage()
-    storage.reserve(2)
-    closed = []
-    for time in range(6):
-        slots = np.array([0, 1]) if time < 3 else np.array([0])
-        obs = np.full((len(slots), 2), time, np.float32)
-        storage.begin_transition(slots, [obs], {})
-        ended = slots == 1 if time == 2 else np.full(len(slots), time == 5)
-        closed += complete(storage, slots, (slots + 1.0).astype(np.float32), obs, ended=ended)
-    first, full, last = closed
-    assert (first.n_rows, first.episode_returns, first.episode_lengths) == (3, [6.0], [3])
-    assert (full.n_rows, full.episode_returns, full.episode_lengths) == (HORIZON, [], [])
-    assert (last.n_rows, last.episode_returns, last.episode_lengths) == (2, [6.0], [6])
-    assert type(last.episode_lengths[0]) is int
-    assert [part.obs[0][:, 0].tolist() for part in (first, full, last)] == [
-        [0, 1, 2], [0, 1, 2, 3], [4, 5],
-    ]  # fmt: skip
-    rollout = storage.rollout()
-    assert rollout.slots.tolist() == [1, 0, 0]
-    assert rollout.begins.tolist() == [True, True, False]
-    assert rollout.ended.tolist() == [True, False, True]
-    assert rollout.starts.tolist() == [0, 3, 7]
-    assert rollout.n_rows == storage.n_closed == 9
-
-
-def test_rows_of_open_trajectories_are_counted_and_listed_with_those_that_wait():
-    storage = recurrent()
-    for number in range(3):
-        slots = np.array([0, 2]) if number < 2 else np.array([2])
-        values = np.arange(len(slots))[:, None] + 10 * number
-        fields = {"memory": np.zeros((len(slots), 3)), "choice": values}
-        storage.begin_transition(slots, [np.zeros((len(slots), 2))], fields)
-        if number < 2:
-            zeros = np.zeros(len(slots), np.float32)
-            storage.complete_transition(slots, zeros, [np.zeros((len(slots), 2))], ended=False)
-    assert storage.open_values("choice")[:, 0].tolist() == [0, 10, 1, 11, 20]
-    assert storage.n_closed == 0
-    assert storage.n_held == 2 + 2  # rows that wait for what follows count when they have it
-    storage.drop_open(np.array([0]))
-    assert storage.open_values("choice")[:, 0].tolist() == [1, 11, 20]
-    assert storage.n_held == 2
-    storage.drop_open()
-    assert storage.n_held == len(storage.open_values("choice")) == 0
-
-
-def test_an_episode_after_one_that_was_dropped_begins_anew():
-    storage, slots = _storage(), np.array([0])
-    storage.reserve(1)
-    obs = np.zeros((1, 2), np.float32)
-    for _ in range(2):
-        storage.begin_transition(slots, [obs], {})
-        storage.complete_transition(slots, np.ones(1, np.float32), [obs], ended=False)
-    storage.drop_open(slots)
-    storage.begin_transition(slots, [obs], {})
-    closed = storage.complete_transition(
-        slots, np.full(1, 5.0, np.float32), [obs], ended=True, interrupted=np.array([True])
-    )
-    assert (closed.episode_returns, closed.episode_lengths) == ([5.0], [1])
-    rollout = storage.rollout()
-    assert rollout.begins.tolist() == [True]
-    assert rollout.terminated.tolist() == [False]
-    assert rollout.lengths.tolist() == [1]

@@ -30,7 +30,9 @@ class Toy(nn.Module):
         self.traced.append(IS_TRACED.get())
         both = columns["x"] @ self.optimizer.paired[0].transpose(1, 2)
         error = both[0] + self.one.bias * self.scale - columns["y"].mean() - self.two.bias
-        return error.square().mean() + both[1].square().mean(), (error,)
+        single = columns["x"] @ self.two.weight.t()  # also used by itself
+        loss = error.square().mean() + both[1].square().mean() + single.square().mean()
+        return loss, (error,)
 
 
 @pytest.fixture
@@ -51,6 +53,7 @@ STEPS = [
     (4, 4, 0.05, 0.05, 0.5),
     (4, 4, 0.05, 0.1, None),
     (6, 4, None, 0.3, None),
+    (4, 4, 50.0, 0.1, None),
 ]
 
 
@@ -78,17 +81,36 @@ def test_each_step_is_the_one_of_backward_whatever_has_changed_since_the_last(tr
     assert len(traced) == 1
     spent = []
     for number in range(len(STEPS)):
-        expected, actual = stepped(plain, number), stepped(fast, number)
-        for wanted, got in zip(expected, actual, strict=True):
-            torch.testing.assert_close(got, wanted)
+        assert_steps_agree(plain, fast, number)
         spent.append(fast.optimizer.compile_s)
-    assert len(traced) == 6
+    assert len(traced) == 7
     assert torch.equal(other.optimizer.flat, untouched)
     assert sorted(spent) == spent
-    assert len(set(spent)) == 5, "each program's time is added"
+    assert len(set(spent)) == 6, "each program's time is added"
     assert plain.traced == [False] * len(STEPS)
-    assert sum(fast.traced) == 5, "known while a loss is traced, and not otherwise"
+    assert sum(fast.traced) == 6, "known while a loss is traced, and not otherwise"
     assert not IS_TRACED.get()
+
+
+def assert_steps_agree(plain, fast, number):
+    for wanted, got in zip(stepped(plain, number), stepped(fast, number), strict=True):
+        torch.testing.assert_close(got, wanted)
+        assert not got.requires_grad
+
+
+def test_compiled_steps_alternate_with_others_and_are_for_shapes_that_come_again(traced):
+    """As in a run that is resumed with another setting."""
+    plain, mixed = Toy(), Toy()
+    assert_steps_agree(plain, mixed, 0)
+    mixed.optimizer.load_state_dict(plain.optimizer.state_dict())
+    programs = CompiledSteps(mixed.optimizer)
+    for number, compiled in enumerate((programs, None, programs)):
+        mixed.optimizer.compiled = compiled
+        assert_steps_agree(plain, mixed, number)
+    assert len(traced) == 1
+    columns = {"x": torch.ones(2, 3), "y": torch.ones(2, 1)}
+    mixed.optimizer.descend(mixed.losses, columns, steady=False)
+    assert len(traced) == 1
 
 
 def test_columns_of_equal_length_are_not_taken_for_one_of_that_length(traced):

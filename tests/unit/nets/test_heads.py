@@ -1,4 +1,4 @@
-"""Action heads, value heads and what optimizers do around Adam: hand-worked or slow versions."""
+"""Action heads and value heads: hand-worked or slow versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from pipeline.nets.actor_critic import ActionHeads, Critic
 from pipeline.nets.distributions import gaussian_entropy
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
-from pipeline.nets.fast.adam import FlatAdam, FusedAdam
 from pipeline.nets.group_critic import GroupCritic, GroupLayout
 from pipeline.nets.memory import Memory
 from pipeline.nets.squashed import SquashedHeads
@@ -127,36 +126,3 @@ def test_the_goal_makes_the_weights_of_the_last_of_the_layers_that_are_asked_for
     layers = [name for name in body.state_dict() if name.startswith("dense.") and "bias" in name]
     assert len(layers) == num_layers - 1
     assert body([torch.randn(4, 3), torch.randn(4, 2)]).shape == (4, 6)
-
-
-@pytest.mark.parametrize("max_norm", [None, 0.1, 1e3])
-def test_flat_adam_steps_as_adam_over_separate_parameters_with_gradients_shortened(max_norm):
-    torch.manual_seed(0)
-    plain_net, flat_net = (
-        torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)) for _ in range(2)
-    )
-    flat_net.load_state_dict(plain_net.state_dict())
-    plain = torch.optim.Adam(plain_net.parameters(), lr=0.01)
-    flat = FlatAdam(flat_net.parameters(), learning_rate=0.01)
-    for scale in (1.0, 30.0, 0.02):  # Adam takes no notice of a scale that is always the same
-        x = torch.randn(4, 3)
-        plain.zero_grad()
-        (plain_net(x).square().sum() * scale).backward()
-        if max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(plain_net.parameters(), max_norm)
-        plain.step()
-        flat_net(x).sum().backward()  # what another optimizer left behind must not count
-        flat.zero_gradients()
-        (flat_net(x).square().sum() * scale).backward()
-        flat.step(max_norm=max_norm)
-    for a, b in zip(plain_net.parameters(), flat_net.parameters(), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
-
-
-def test_adam_keeps_no_state_of_what_has_never_moved():
-    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
-    adam = FusedAdam(weights, learning_rate=0.1)
-    assert adam.state_dict()["state"] == {}
-    weights[1].grad = torch.ones(2)
-    adam.step()
-    assert list(adam.state_dict()["state"]) == [1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import subprocess
 import sys
@@ -21,8 +20,6 @@ from pipeline.nets.distributions import (
     masked_log_softmax,
 )
 from pipeline.nets.encoder import HyperLayer
-from pipeline.nets.fast.adam import FlatAdam, FusedAdam
-from pipeline.nets.fast.pairs import paired_linear
 from pipeline.nets.layers import RunningNormalizer, linear
 from pipeline.nets.vision import ConvolutionEncoder, visual_encoder
 from pipeline.settings.schema import ENCODERS
@@ -151,48 +148,6 @@ def test_derivatives_reach_every_goal_also_equal_ones():
         torch.testing.assert_close(gradient[row], expected[0])
 
 
-def test_fused_adam_takes_up_the_state_of_torch_s_and_gives_it_back():
-    torch.manual_seed(0)
-
-    def network():
-        return torch.nn.ParameterList([torch.nn.Parameter(torch.ones(n)) for n in (3, 2, 4)])
-
-    def learn(weights, optimizer, n_steps):
-        for number in range(n_steps):
-            for k in (0, 2):  # the second has no gradient
-                weights[k].grad = (weights[k].detach() + number) * (k + 1)
-            optimizer.step()
-
-    torchs, ours = network(), network()
-    plain = torch.optim.Adam(torchs.parameters(), lr=0.01)
-    learn(torchs, plain, 3)
-    ours.load_state_dict(torchs.state_dict())
-    adam = FusedAdam(ours.parameters(), learning_rate=0.5)
-    adam.load_state_dict(plain.state_dict())
-    assert adam.learning_rate == 0.01
-    learn(torchs, plain, 3)
-    learn(ours, adam, 3)
-    for a, b in zip(torchs, ours, strict=True):
-        torch.testing.assert_close(a, b)
-
-    restored = torch.optim.Adam(ours.parameters(), lr=0.5)
-    defaults = restored.state_dict()["param_groups"][0]
-    state = adam.state_dict()
-    state["param_groups"] = [defaults | state["param_groups"][0]]
-    restored.load_state_dict(state)
-    learn(torchs, plain, 2)
-    learn(ours, restored, 2)
-    for a, b in zip(torchs, ours, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def test_fused_adam_refuses_the_state_of_another_network():
-    adam = FusedAdam([torch.nn.Parameter(torch.ones(3))], learning_rate=0.1)
-    other_adam = FusedAdam([torch.nn.Parameter(torch.ones(3)) for _ in range(2)], learning_rate=0.1)
-    with pytest.raises(ValueError, match="of 2 parameters; there are 1"):
-        adam.load_state_dict(other_adam.state_dict())
-
-
 def test_learning_does_not_import_torch_s_compiler():
     """It takes a second, in every process that trains."""
     program = """
@@ -212,41 +167,3 @@ print("torch._dynamo" in sys.modules)
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300
     )
     assert completed.stdout.split() == ["False"]
-
-
-def _steps(optimizer, layers, n):
-    for _ in range(n):
-        optimizer.zero_gradients()
-        sum(
-            layer(torch.linspace(-1, 1, 12).view(4, 3)).square().sum() for layer in layers
-        ).backward()
-        optimizer.step()
-
-
-def test_pairs_learn_as_their_parameters_do_and_are_saved_in_the_same_order():
-    torch.manual_seed(0)
-    plain = torch.nn.ModuleList(torch.nn.Linear(3, 5) for _ in range(3))
-    paired = copy.deepcopy(plain)
-    pairs = list(zip(paired[0].parameters(), paired[2].parameters(), strict=True))
-    plain_adam = FlatAdam(plain.parameters(), learning_rate=0.01)
-    paired_adam = FlatAdam(paired.parameters(), learning_rate=0.01, pairs=pairs)
-    _steps(plain_adam, plain, 3)
-    before = paired_adam.state_dict()
-    paired_adam.load_state_dict(plain_adam.state_dict())  # as files of runs without pairs
-    paired.load_state_dict(plain.state_dict())
-    assert before["state"] == {}
-    for name, values in plain_adam.state_dict()["state"][0].items():
-        assert torch.equal(paired_adam.state_dict()["state"][0][name], values)
-    _steps(plain_adam, plain, 2)
-    x = torch.linspace(-1, 1, 12).view(4, 3)
-    weight, bias = paired_adam.paired
-    for _ in range(2):
-        paired_adam.zero_gradients()
-        outputs = paired_linear(x.expand(2, 4, 3), weight, bias)
-        (outputs.square().sum() + paired[1](x).square().sum()).backward()
-        paired_adam.step()
-    for a, b in zip(plain.parameters(), paired.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
-    plain_adam.load_state_dict(paired_adam.state_dict())  # and the other way round
-    for name, values in paired_adam.state_dict()["state"][0].items():
-        assert torch.equal(plain_adam.state_dict()["state"][0][name], values)

@@ -9,7 +9,6 @@ import torch
 from onnx.numpy_helper import to_array
 
 from pipeline.nets.actor_critic import Actor, Critic
-from pipeline.nets.attention import EntityEncoder
 from pipeline.nets.encoder import Normalizers
 from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.fast.pairs import ActorAndCritic
@@ -122,18 +121,7 @@ def test_twins_begin_with_weights_of_their_own():
         assert torch.equal(first, second) == ("bias" in name)
 
 
-def test_each_vector_is_normalised_by_its_own_statistics_and_each_choice_valued_in_its_branch():
-    torch.manual_seed(0)
-    normalizers = Normalizers(SEEN["an image"], enabled=True)
-    rows = [values * (i + 1) + 10 * i for i, values in enumerate(drawn(SEEN["an image"], 50))]
-    normalizers.update(rows)
-    for i, (given, made) in enumerate(zip(rows, normalizers(rows), strict=True)):
-        if i == 3:
-            assert made is given
-            continue
-        alone = RunningNormalizer(given.shape[1])
-        alone.update(given)
-        assert torch.equal(made, alone(given))
+def test_each_choice_is_valued_in_its_own_branch():
     values, choices = torch.randn(4, 2, 5), torch.tensor([[0, 1], [2, 0], [1, 1], [2, 1]])
     taken = taken_value(values, choices, (3, 2))
     for row, (first, second) in enumerate(choices.tolist()):
@@ -141,40 +129,7 @@ def test_each_vector_is_normalised_by_its_own_statistics_and_each_choice_valued_
         torch.testing.assert_close(taken[row], expected)
 
 
-def test_a_gradient_is_shortened_after_the_mean_over_processes():
-    """The norms are 6 here and 0 in the other process: the mean of 3 exceeds the limit of 1."""
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = FlatAdam([weight], learning_rate=1e-3)
-    optimizer.average = lambda gradient: gradient.div_(2)
-    for slope, norm in ((6.0, 1.0), (1.0, 0.5)):
-        optimizer.zero_gradients()
-        (slope * weight).sum().backward()
-        optimizer.step(max_norm=1.0)
-        torch.testing.assert_close(optimizer.gradient.norm(), torch.tensor(norm))
-
-
-def test_an_optimizer_forgets_what_it_knew_when_it_loads_and_what_others_gathered():
-    """A first step of Adam is the learning rate, whichever size the gradient has."""
-    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
-    fresh = FlatAdam([torch.nn.Parameter(torch.zeros(2)) for _ in range(2)], learning_rate=0.25)
-    optimizer, other = (FlatAdam(weights, learning_rate=1e-3) for _ in range(2))
-    for user in (optimizer, other, optimizer):
-        user.zero_gradients()
-        (3.0 * weights[0] - 2.0 * weights[1]).sum().backward()
-    assert optimizer.gradient[:2].tolist() == [3.0, 3.0]
-    assert other.gradient[:2].tolist() == [3.0, 3.0], "its own, once"
-    for _ in range(3):
-        optimizer.step()
-    optimizer.load_state_dict(fresh.state_dict())
-    before = optimizer.flat.detach().clone()
-    optimizer.zero_gradients()
-    assert not optimizer.gradient.any()
-    optimizer.flat.grad.fill_(-7.0)
-    optimizer.step()
-    torch.testing.assert_close(optimizer.flat.detach() - before, torch.full_like(before, 0.25))
-
-
-def test_vectors_behind_an_image_are_normalised_by_their_own_statistics_in_the_file_too():
+def test_each_vector_is_normalised_by_its_own_statistics_here_and_in_the_file():
     specs = [ObservationSpec.visual(1, 20, 20), *VECTORS, ObservationSpec.entities(4, 3)]
     normalizers, graph = Normalizers(specs, enabled=True), OnnxGraph()
     rows = [values * (i + 1) + 10 * i for i, values in enumerate(drawn(specs, 50))]
@@ -191,19 +146,3 @@ def test_vectors_behind_an_image_are_normalised_by_their_own_statistics_in_the_f
         assert torch.equal(made, alone(given))
         for part, values in zip(("mean", "std"), alone.statistics(), strict=True):
             assert weights[f"obs_{i}.{part}"].tolist() == values.tolist()
-
-
-def test_each_list_of_entities_has_an_embedding_of_its_own_and_the_rows_that_any_agent_uses():
-    torch.manual_seed(0)
-    encoder = EntityEncoder(2, [3, 3])
-    own, lists = torch.randn(2, 2), [torch.randn(2, 4, 3) for _ in range(2)]
-    lists[0][0, 1:] = lists[1][1, :] = 0.0  # of another length for each agent
-    code = torch.nn.functional.silu(encoder.own(own))
-    embedded = [
-        torch.nn.functional.silu(layer(torch.cat((code[:, None].expand(2, 4, -1), entities), 2)))
-        for layer, entities in zip(encoder.embeddings, lists, strict=True)
-    ]
-    padding = torch.cat(lists, 1).square().sum(2) < 0.01
-    expected = encoder.attention(torch.cat(embedded, 1), padding)
-    torch.testing.assert_close(encoder(own, lists), expected)
-    assert not torch.allclose(encoder(own, lists[::-1]), expected, atol=1e-3)

@@ -1,7 +1,5 @@
 """Objects that can be trained in: ML-Agents' members and classes, Gymnasium's, PettingZoo's."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 from enum import Enum
 from pathlib import Path
@@ -23,9 +21,17 @@ from pipeline.trainer.environment import JobSpec, open_workers
 
 # Classes as ML-Agents has them: named tuples without defaults, and a plain Enum.
 Kind = Enum("Kind", {"DEFAULT": 0, "GOAL_SIGNAL": 1})
+
+
 Observed = namedtuple("Observed", "shape dimension_property observation_type name")
+
+
 Actions = namedtuple("Actions", "continuous_size discrete_branches")
+
+
 Spec = namedtuple("Spec", "observation_specs action_spec")
+
+
 NAME = "Walker?team=0"
 
 
@@ -175,21 +181,15 @@ def test_numbers_that_are_not_finite_end_the_run(field, value, tmp_path):
     assert env.calls == ["reset", "close"]
 
 
-def test_a_specification_that_cannot_be_read_is_refused_by_name():
-    theirs = Theirs()
-    theirs.spec = Spec([], SimpleNamespace(continuous_size=2))
-    workers = begun(theirs)
-    with pytest.raises(
-        UnityObservationException, match=r"Walker.*its specification cannot be read"
-    ):
-        workers.behavior_specs.keys()
-
-
-def test_what_is_no_environment_is_refused_with_what_it_lacks(tmp_path):
+def test_what_is_no_environment_and_what_has_no_specification_is_refused_by_name(tmp_path):
     with pytest.raises(
         SettingsError, match=r"type SimpleNamespace.*lacks behavior_specs, get_steps"
     ):
         trained(SimpleNamespace(reset=None, step=None), tmp_path, "Walker")
+    theirs = Theirs()
+    theirs.spec = Spec([], SimpleNamespace(continuous_size=2))
+    with pytest.raises(UnityObservationException, match=r"Walker.*specification cannot be read"):
+        begun(theirs).behavior_specs.keys()
 
 
 class Careless(Chase):
@@ -240,26 +240,24 @@ class Lever(gymnasium.Env):
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
-def test_an_environment_of_gymnasium_is_trained_in_and_closed(algorithm, tmp_path):
-    env = Lever()
-    assert trained(env, tmp_path, "Lever", algorithm=algorithm)["Lever"].n_updates > 0
-    assert env.is_closed
-    assert env.seeds[0] is not None
-    assert set(env.seeds[1:]) == {None}
+def test_environments_of_gymnasium_are_trained_in_with_seeds_of_their_own_and_closed(
+    algorithm, tmp_path
+):
+    runs = []
+    for label in ("one", "two"):
+        envs = [Lever(), Lever()]
+        result = trained(envs, tmp_path / label, "Lever", algorithm=algorithm)
+        assert result["Lever"].n_updates > 0
+        assert all(env.is_closed and set(env.seeds[1:]) == {None} for env in envs)
+        runs.append([env.seeds for env in envs])
+    assert None not in (runs[0][0][0], runs[0][1][0])
+    assert runs[0][0][0] != runs[0][1][0]
+    assert runs[0] == runs[1]
 
 
 def test_a_registered_environment_of_gymnasium_is_called_by_its_id(tmp_path):
     env = gymnasium.make("CartPole-v1")
     assert trained(env, tmp_path, "CartPole-v1")["CartPole-v1"].n_updates > 0
-
-
-def test_several_environments_of_gymnasium_have_seeds_of_their_own(tmp_path):
-    envs = [Lever(), Lever()]
-    trained(envs, tmp_path / "one", "Lever")
-    repeated = [Lever(), Lever()]
-    trained(repeated, tmp_path / "two", "Lever")
-    assert envs[0].seeds[0] != envs[1].seeds[0]
-    assert [env.seeds for env in envs] == [env.seeds for env in repeated]
 
 
 class Pair(pettingzoo.ParallelEnv):
@@ -307,12 +305,8 @@ def test_a_misspelled_behavior_in_a_map_is_refused_as_in_a_file(tmp_path):
     message = r"name Walker has not been specified.*rename 'Wolker' there to 'Walker'"
     with pytest.raises(SettingsError, match=message):
         trained(Theirs(), tmp_path, "Wolker")
-    result = pipeline.train(
-        Theirs(),
-        {"default_settings": settings("x")["behaviors"]["x"]},
-        seed=1,
-        run_dir=tmp_path / "default",
-    )
+    defaults = {"default_settings": settings("x")["behaviors"]["x"]}
+    result = pipeline.train(Theirs(), defaults, seed=1, run_dir=tmp_path / "default")
     assert result.behaviors["Walker"].n_updates > 0
 
 

@@ -1,10 +1,9 @@
-"""What a step of a run costs however small it is: calls of our functions, and memory."""
-
-from __future__ import annotations
+"""What a step of a run costs however small it is, and memory that stays flat."""
 
 import contextlib
 import dataclasses
 import itertools
+import json
 import platform
 import sys
 import threading
@@ -24,6 +23,7 @@ from pipeline.trainer.learner import Learner
 
 MOST = 160
 """Calls per step of the loop, for the twelve agents of balance_ball in one executable."""
+
 
 PACKAGE = str(Path(pipeline.__file__).parent)
 
@@ -256,3 +256,32 @@ print(faults() - before)
 def test_memory_that_a_step_frees_is_there_for_the_next_one():
     """Without it the system clears 240,000 pages here."""
     assert int(python("-c", WORK).stdout) < 1000
+
+
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "scale.py"
+
+
+MB = 4
+"""What a process may grow by: more is a leak at these sizes."""
+
+
+ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+"""glibc gives large blocks back at once: without it memory jumps by 11 MB when blocks lie badly."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "steps", "sizes"),
+    [
+        ("agents", 500, ["--agents=300"]),
+        ("behaviors", 750, ["--behaviors=6"]),
+        ("vanishing", 5500, ["--agents=12"]),
+    ],
+)
+def test_memory_of_trainer_and_environment_is_flat(case, steps, sizes):
+    words = [f"--case={case}", "--mode=training", f"--steps={steps}", "--json", *sizes]
+    done = python(SCRIPT, *words, **ALLOCATOR)
+    memory = json.loads(done.stdout)
+    for process in ("trainer_mb", "environment_mb"):
+        early, late = memory[process]
+        assert 20 < late < early + MB, (process, memory)

@@ -1,10 +1,11 @@
 """The rules by which lessons follow each other."""
 
-from __future__ import annotations
-
 import json
+import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.settings import load_run_settings
 from pipeline.trainer.curriculum import Change, Curriculum, in_words
@@ -53,98 +54,93 @@ def played(curriculum, *steps):
 
 
 PLAIN = {"threshold": 1.0, "signal_smoothing": False}
-SMOOTH = {"threshold": 1.0, "signal_smoothing": True}
-ELO = {"measure": "elo"}
 
-RULES = {
-    "a reward above the threshold": (PLAIN, [[0.5], [1.5]], [2]),
-    "a reward equal to the threshold is not above it": (PLAIN, [[1.0], [1.0]], []),
+
+SMOOTH = {"threshold": 1.0, "signal_smoothing": True}
+
+
+HAND_WORKED = {
+    "a reward equal to the threshold is not above it": (PLAIN, [[1.0], [1.0], [1.5]], 3),
     "no episode, no reward, even with a negative threshold": (
         PLAIN | {"threshold": -5.0},
-        [[], [], [-1.0]],
-        [3],
+        [[], [float("nan")], [-1.0]],
+        3,
     ),
-    "without min_lesson_length only the last episode counts": (PLAIN, [[9.0, 0.0], [0.0]], []),
-    "fewer episodes than min_lesson_length": (
-        PLAIN | {"min_lesson_length": 3},
-        [[5.0], [5.0], [], [5.0]],
-        [4],
-    ),
-    "the mean is taken over the last min_lesson_length episodes": (
-        PLAIN | {"min_lesson_length": 2},
-        # means 0, 1, 1, 1.5
-        [[0.0, 0.0], [2.0], [0.0], [3.0]],
-        [4],
-    ),
-    "episodes that end at one step are one measure": (
-        PLAIN | {"min_lesson_length": 3},
-        [[0.0, 9.0, 0.0]],
-        [1],
-    ),
-    "a smoothed reward lags": (
-        SMOOTH,
-        # 0, then .25 * 0 + .75 * 1.2 = .9, then .25 * .9 + .75 * 1.2 = 1.125
-        [[0.0], [1.2], [1.2]],
-        [3],
-    ),
-    "a smoothed reward is smoothed once for each step with an episode, not while nothing ends": (
-        SMOOTH,
-        [[0.0], [1.2], [], [], [], [1.2]],
-        [6],
-    ),
-    "smoothing begins at the first mean, so that a negative reward is not flattered": (
-        SMOOTH | {"threshold": -1.0},
-        # beginning at 0 gives -0.9 at once
-        [[-1.2], [-1.2]],
-        [],
-    ),
-    "smoothing begins when there are min_lesson_length episodes": (
-        SMOOTH | {"min_lesson_length": 2},
-        # the first measure is the mean 1.1 of both
-        [[0.0], [2.2]],
-        [2],
-    ),
-    "progress above the threshold": (
-        {"measure": "progress", "threshold": 0.5},
-        [([], 0.4), ([], 0.5), ([], 0.51)],
-        [3],
-    ),
-    "progress waits for min_lesson_length as well": (
-        {"measure": "progress", "threshold": 0.5, "min_lesson_length": 2},
-        [([], 0.6), ([1.0], 0.7), ([1.0], 0.8)],
-        [3],
-    ),
-    "progress is not smoothed": (
-        {"measure": "progress", "threshold": 0.5, "signal_smoothing": True},
-        [([1.0], 0.1), ([1.0], 0.52)],
-        [2],
-    ),
-    "a rating above the threshold, which is not smoothed": (
-        ELO | {"threshold": 1250.0},
-        [([], 0.0, 1200.0), ([], 0.0, 1250.0), ([], 0.0, 1250.5)],
-        [3],
-    ),
-    "a rating waits for min_lesson_length as well": (
-        ELO | {"threshold": 1250.0, "min_lesson_length": 2},
-        [([1.0], 0.0, 1300.0), ([1.0], 0.0, 1300.0)],
-        [2],
-    ),
-    "without a rating a lesson waits, whatever the threshold": (
-        ELO | {"threshold": -1e9},
-        [[], []],
-        [],
-    ),
-    "a return that is not a number is no episode": (PLAIN, [[float("nan")], [2.0]], [2]),
+    # 0, then .25 * 0 + .75 * 1.2 = .9, then .25 * .9 + .75 * 1.2 = 1.125; not where nothing ends
+    "a smoothed reward lags": (SMOOTH, [[0.0], [1.2], [], [1.2]], 4),
+    "a quarter of it is the last one": (SMOOTH | {"threshold": 0.89}, [[0.0], [1.2]], 2),
+    # beginning at 0 it would be -0.9 at once
+    "smoothing begins at the first mean": (SMOOTH | {"threshold": -1.0}, [[-1.2], [-1.2]], None),
+    # the first measure is the mean 1.1 of both
+    "or with min_lesson_length episodes": (SMOOTH | {"min_lesson_length": 2}, [[0.0], [2.2]], 2),
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_rule(rule):
-    criteria, steps, expected = RULES[rule]
+@pytest.mark.parametrize("name", HAND_WORKED)
+def test_rules_by_hand(name):
+    criteria, steps, expected = HAND_WORKED[name]
+    assert_lesson_is_over_at(expected, criteria, [(returns, 0.0, None) for returns in steps])
+    assert over_at(criteria, [(returns, 0.0, None) for returns in steps]) == expected
+
+
+def assert_lesson_is_over_at(number, criteria, steps):
     curriculum = Curriculum(parameters(p=[0.0, criteria, 1.0]))
-    assert [step for step, *_ in played(curriculum, *steps)] == expected
-    assert curriculum.numbers == {"p": len(expected)}
-    assert curriculum.is_over == bool(expected)
+    assert [step for step, *_ in played(curriculum, *steps)] == ([number] if number else [])
+    assert curriculum.numbers == {"p": int(number is not None)}
+    assert curriculum.is_over == (number is not None)
+
+
+def measures(criteria, steps):
+    """By the rules, the number and the measure of each step at which a lesson may end."""
+    n_wanted, measure = criteria.get("min_lesson_length", 0), criteria.get("measure", "reward")
+    all_returns, smoothed, latest = [], None, None
+    for number, (ended, progress, rating) in enumerate(steps, start=1):
+        returns = [value for value in ended if not math.isnan(value)]
+        all_returns += returns
+        latest = latest if rating is None else rating
+        if len(all_returns) < n_wanted:
+            continue
+        value = progress if measure == "progress" else latest
+        if measure == "reward":
+            if not returns:  # no news
+                continue
+            last = all_returns[-max(n_wanted, 1) :]
+            value = sum(last) / len(last)
+            if criteria["signal_smoothing"]:
+                smoothed = value = value if smoothed is None else 0.25 * smoothed + 0.75 * value
+        if value is not None:
+            yield number, value
+
+
+def over_at(criteria, steps):
+    """The number of the step after which a lesson is over; None if it goes on."""
+    above = (n for n, value in measures(criteria, steps) if value > criteria["threshold"])
+    return next(above, None)
+
+
+QUARTERS = st.integers(-4, 8).map(lambda n: n / 4)
+
+
+@given(
+    measure=st.sampled_from([{}, {"measure": "progress"}, {"measure": "elo"}]),
+    is_smoothed=st.booleans(),
+    length=st.sampled_from([{}, *({"min_lesson_length": n} for n in (1, 2, 4))]),
+    returns=st.lists(st.lists(QUARTERS | st.just(math.nan), max_size=3), min_size=1, max_size=8),
+    rest=st.lists(st.tuples(st.integers(0, 4), st.none() | QUARTERS), min_size=8, max_size=8),
+    which=st.integers(0, 7),
+    below=st.sampled_from([0.0, 1e-6]),
+)
+def test_a_lesson_is_over_by_the_rules(measure, is_smoothed, length, returns, rest, which, below):
+    """Of reward, smoothed or not, of progress and of ratings; at a threshold or just above it."""
+    criteria = {"threshold": 0.5, "signal_smoothing": is_smoothed, **measure, **length}
+    steps = [
+        (ended, progress / 4, rating)
+        for ended, (progress, rating) in zip(returns, rest, strict=False)
+    ]
+    if values := [value for _, value in measures(criteria, steps)]:
+        threshold = values[which % len(values)] - below
+        criteria["threshold"] = max(threshold, 0.0) if "progress" in measure.values() else threshold
+    assert_lesson_is_over_at(over_at(criteria, steps), criteria, steps)
 
 
 def test_one_lesson_at_a_time_and_the_last_never_ends():
@@ -154,25 +150,21 @@ def test_one_lesson_at_a_time_and_the_last_never_ends():
     assert curriculum.is_over
 
 
-def test_a_change_empties_every_buffer_and_every_smoothed_measure():
+def test_a_change_empties_every_buffer_and_every_smoothed_measure_of_all_behaviors():
     quick = PLAIN | {"min_lesson_length": 2}
     slow = SMOOTH | {"threshold": 1.5, "min_lesson_length": 3}
     curriculum = Curriculum(parameters(p=[1.0, quick, 2.0], q=[1.0, slow, 2.0]))
     steps = [[1.2, 1.2, 1.2], [9.0], [9.0], [9.0]]
     # p moves at step 1; q needs three episodes since then, and 1.2 counts no more
     assert played(curriculum, *steps) == [(1, "p", False), (4, "q", False)]
-
-
-def test_buffers_of_other_behaviors_are_emptied_too():
     other = {"behavior": "Other", "threshold": 0.0, "min_lesson_length": 2}
     curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0], q=[1.0, other, 2.0]))
-    curriculum.observe("Other", returns=[1.0], step=0, max_steps=1)
-    curriculum.observe("B", returns=[5.0], step=0, max_steps=1)
-    assert curriculum.advance() == Change(parameters=("p",))
-    curriculum.observe("Other", returns=[1.0], step=0, max_steps=1)
-    assert curriculum.advance() == Change()
-    curriculum.observe("Other", returns=[1.0], step=0, max_steps=1)
-    assert curriculum.advance() == Change(parameters=("q",))
+    begun = []
+    for steps in (("Other", "B"), ("Other",), ("Other",)):
+        for name in steps:
+            curriculum.observe(name, returns=[5.0], step=0, max_steps=1)
+        begun.append(curriculum.advance())
+    assert begun == [Change(parameters=("p",)), Change(), Change(parameters=("q",))]
 
 
 def test_lessons_that_share_a_measure_smooth_it_each_for_itself():
@@ -215,14 +207,11 @@ def test_parameters_move_independently_and_together():
     assert curriculum.numbers == {"p": 2, "q": 1, "r": 0}
 
 
-def test_require_reset_is_that_of_the_lesson_that_is_over():
-    curriculum = Curriculum(parameters(p=[1.0, PLAIN | {"require_reset": True}, 2.0, PLAIN, 3.0]))
-    assert played(curriculum, [5.0], [5.0]) == [(1, "p", True), (2, "p", False)]
-
-
 @pytest.mark.parametrize("asks_first", [True, False])
-def test_one_of_two_that_asks_for_a_reset_is_enough(asks_first):
+def test_require_reset_is_that_of_any_lesson_that_is_over(asks_first):
     with_reset = PLAIN | {"require_reset": True}
+    curriculum = Curriculum(parameters(p=[1.0, with_reset, 2.0, PLAIN, 3.0]))
+    assert played(curriculum, [5.0], [5.0]) == [(1, "p", True), (2, "p", False)]
     first, second = (with_reset, PLAIN) if asks_first else (PLAIN, with_reset)
     curriculum = Curriculum(parameters(p=[1.0, first, 2.0], q=[1.0, second, 2.0]))
     assert played(curriculum, [5.0]) == [(1, "p", "q", True)]
@@ -239,17 +228,13 @@ def test_starting_lesson_is_clamped_for_each_parameter(asked, numbers):
     assert list(curriculum.numbers.values()) == numbers
 
 
-def test_behaviors_that_lessons_still_wait_for():
+def test_behaviors_that_lessons_still_wait_for_and_others():
     other = PLAIN | {"behavior": "Other"}
     curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0, other, 3.0], q=[1.0, other, 2.0], r=1.0))
     assert curriculum.measured() == {"B": ["p"], "Other": ["p", "q"]}
-    assert Curriculum(parameters(p=[1.0, PLAIN, 2.0]), starting_lesson=1).measured() == {}
-
-
-def test_a_behavior_that_nothing_measures_is_passed_over():
-    curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0]))
     curriculum.observe("Else", returns=[9.0], step=1, max_steps=1)
     assert curriculum.advance() == Change()
+    assert Curriculum(parameters(p=[1.0, PLAIN, 2.0]), starting_lesson=1).measured() == {}
 
 
 MIDDLE = {
@@ -257,6 +242,8 @@ MIDDLE = {
     "smoothed": [1.0, SMOOTH | {"min_lesson_length": 2}, 2.0, SMOOTH, 3.0],
     "progress": [1.0, {"measure": "progress", "threshold": 0.3, "min_lesson_length": 2}, 2.0],
 }
+
+
 STEPS = [
     ([0.4], 0.1),
     ([], 0.2),
@@ -284,57 +271,56 @@ def test_resumed_in_the_middle_of_a_lesson_equals_uninterrupted(name, cut):
     assert second.state_dict() == uninterrupted.state_dict()
 
 
-def test_state_is_not_changed_by_what_comes_later():
-    curriculum = Curriculum(parameters(p=MIDDLE["smoothed"]))
-    played(curriculum, [0.1, 0.2])
-    state = curriculum.state_dict()
-    before = json.dumps(state)
-    played(curriculum, [5.0], [5.0], [5.0])
-    assert json.dumps(state) == before
-
-
-def test_lesson_numbers_alone_can_be_taken_up():
-    curriculum = Curriculum(parameters(p=MIDDLE["plain"], q=1.0))
-    curriculum.load_state_dict({"lessons": {"p": 1}})
-    assert curriculum.numbers == {"p": 1, "q": 0}
-    assert played(curriculum, [5.0], [5.0]) == [(2, "p", False)]
-
-
-def test_state_of_another_configuration_is_clamped_and_measures_begin_anew():
-    longer, shorter = (
-        parameters(p=MIDDLE["plain"], gone=1.0),
-        parameters(p=[1.0, PLAIN | {"min_lesson_length": 3}, 2.0], new=[1.0, PLAIN, 2.0]),
-    )
-    before = Curriculum(longer, starting_lesson=2)
-    after = Curriculum(shorter)
-    after.load_state_dict(before.state_dict())
+def test_states_stay_as_they_are_and_those_of_other_configurations_are_clamped():
+    longer = parameters(p=MIDDLE["plain"], gone=1.0)
+    shorter = parameters(p=[1.0, PLAIN | {"min_lesson_length": 3}, 2.0], new=[1.0, PLAIN, 2.0])
+    before, after = Curriculum(longer, starting_lesson=2), Curriculum(shorter)
+    state = before.state_dict()
+    kept = json.dumps(state)
+    played(before, [5.0], [5.0], [5.0])
+    assert json.dumps(state) == kept
+    after.load_state_dict(state)
     assert after.numbers == {"p": 1, "new": 0}
-    assert after.state_dict()["returns"] == {"B": []}
+    assert after.state_dict()["returns"] == {"B": []}, "measures begin anew"
+    alone = Curriculum(parameters(p=MIDDLE["plain"], q=1.0))
+    alone.load_state_dict({"lessons": {"p": 1}})
+    assert alone.numbers == {"p": 1, "q": 0}
+    assert played(alone, [5.0], [5.0]) == [(2, "p", False)]
+
+
+def sampler(kind, **numbers):
+    return {"sampler_type": kind, "sampler_parameters": numbers}
 
 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
         (1.5, "Float: value=1.5"),
+        (sampler("uniform", min_value=0.5, max_value=10), "Uniform sampler: min=0.5, max=10.0"),
+        (sampler("gaussian", mean=2, st_dev=0.3), "Gaussian sampler: mean=2.0, stddev=0.3"),
         (
-            {
-                "sampler_type": "uniform",
-                "sampler_parameters": {"min_value": 0.5, "max_value": 10},
-            },
-            "Uniform sampler: min=0.5, max=10.0",
-        ),
-        (
-            {"sampler_type": "gaussian", "sampler_parameters": {"mean": 2, "st_dev": 0.3}},
-            "Gaussian sampler: mean=2.0, stddev=0.3",
-        ),
-        (
-            {
-                "sampler_type": "multirangeuniform",
-                "sampler_parameters": {"intervals": [[7, 10], [15, 20]]},
-            },
+            sampler("multirangeuniform", intervals=[[7, 10], [15, 20]]),
             "MultiRangeUniform sampler: intervals=[(7.0, 10.0), (15.0, 20.0)]",
         ),
     ],
 )
 def test_values_read_as_in_the_console_of_mlagents(value, words):
     assert in_words(Curriculum(parameters(p=value)).values()["p"]) == words
+
+
+def test_a_behavior_is_measured_over_as_many_episodes_as_its_own_lessons_ask_for(quick):
+    def lessons(behavior, length):
+        criteria = {"measure": "reward", "behavior": behavior, "threshold": 2.0}
+        criteria |= {"min_lesson_length": length, "signal_smoothing": False}
+        first = {"name": "first", "value": 1.0, "completion_criteria": criteria}
+        return {"curriculum": [first, {"name": "second", "value": 2.0}]}
+
+    settings = quick("One", "Two", parameters={"p": lessons("One", 1), "q": lessons("Two", 3)})
+    curriculum, begun = Curriculum(settings.environment_parameters), []
+    for one, two in ((0.0, 9.0), (0.0, 9.0), (3.0, None), (None, 9.0)):
+        for name, value in (("One", one), ("Two", two)):
+            returns = [] if value is None else [value]
+            curriculum.observe(name, returns=returns, step=0, max_steps=1)
+        begun.append(curriculum.advance().parameters)
+    # One's last return is above 2; then all begin anew, and Two has one episode of three.
+    assert begun == [(), (), ("p",), ()]

@@ -1,7 +1,5 @@
 """`device: null` chooses by measurement. `cpu:0` stands in for a second device: torch takes it."""
 
-from __future__ import annotations
-
 import logging
 import time
 

@@ -1,7 +1,5 @@
 """Two processes compute what one process with the rows of both would compute."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -18,7 +16,7 @@ from pipeline.data.rollout import Rollout
 from pipeline.errors import SettingsError, TrainingError
 from pipeline.nets.layers import RunningNormalizer
 from pipeline.settings import load_run_settings
-from pipeline.trainer.distributed.group import merged
+from pipeline.trainer.distributed.group import DistributedGroup, merged
 from pipeline.trainer.distributed.sync import (
     LearnerSync,
     digest,
@@ -45,6 +43,11 @@ def found(tmp_path_factory) -> list[dict]:
 
 def both(round_: int = 0) -> np.ndarray:
     return np.concatenate([ranked.rows(rank, round_) for rank in range(2)])
+
+
+def settings_of(**changes):
+    overrides = {"behaviors": {"Toy": {"trainer_type": "ppo", **changes}}}
+    return load_run_settings(None, overrides=overrides).behaviors["Toy"]
 
 
 def test_gradients_are_the_mean_and_the_same_bits_in_both_processes(found):
@@ -145,6 +148,9 @@ def test_other_weights_are_refused_with_step_and_rank():
         refuse_other_weights("Toy", notes)
 
 
+GAIL = {"gail": {"demo_path": "a.demo", "use_vail": True}}
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -154,17 +160,32 @@ def test_other_weights_are_refused_with_step_and_rank():
         ),
         ({"self_play": {}}, r"self_play: games are played in one process"),
         (
-            {"reward_signals": {"gail": {"demo_path": "a.demo", "use_vail": True}}},
+            {"reward_signals": GAIL},
             r"reward_signals\.gail: the bottleneck of use_vail .* to false, or use one learner$",
         ),
     ],
 )
 def test_what_learners_cannot_do_together_is_refused(changes, told):
-    overrides = {"behaviors": {"Toy": {"trainer_type": "ppo", **changes}}}
-    settings = load_run_settings(None, overrides=overrides).behaviors["Toy"]
+    settings = settings_of(**changes)
     refuse_alone_only("Toy", settings, 1)
     with pytest.raises(SettingsError, match=rf"behaviors\.Toy\..*{told}"):
         refuse_alone_only("Toy", settings, 2)
+
+
+def test_learners_with_a_replay_keep_and_draw_their_part_of_it():
+    rows = {"batch_size": 64, "buffer_size": 1000}
+    settings = settings_of(trainer_type="sac", hyperparameters=rows)
+    hyperparameters = share_of(settings, 2).hyperparameters
+    assert (hyperparameters.batch_size, hyperparameters.buffer_size) == (32, 500)
+    assert share_of(settings, 1) == settings
+
+
+def test_a_process_weighs_as_much_as_others_again_after_its_minibatches():
+    group = object.__new__(DistributedGroup)
+    group.rank, group.size, group._weight = 0, 2, 1.0
+    group._numbers = lambda _: np.array([[1, 3], [1, 1]])
+    assert [group._weight for _ in group.weighted([1, 3])] == [1.0, 1.5]
+    assert group._weight == 1.0
 
 
 def test_processes_act_and_draw_minibatches_each_in_its_own_way(make_learner):
@@ -183,12 +204,3 @@ def test_processes_act_and_draw_minibatches_each_in_its_own_way(make_learner):
     assert draws(1) == other_draws[0]
     for numbers in zip(first, *other_draws, strict=True):
         assert len(set(numbers)) == 4
-
-
-def test_learners_with_a_replay_keep_and_draw_their_part_of_it():
-    rows = {"batch_size": 64, "buffer_size": 1000}
-    overrides = {"behaviors": {"Toy": {"trainer_type": "sac", "hyperparameters": rows}}}
-    settings = load_run_settings(None, overrides=overrides).behaviors["Toy"]
-    hyperparameters = share_of(settings, 2).hyperparameters
-    assert (hyperparameters.batch_size, hyperparameters.buffer_size) == (32, 500)
-    assert share_of(settings, 1) == settings

@@ -1,7 +1,5 @@
 """What is not finite is named and stops the run; the checkpoint before it stays."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

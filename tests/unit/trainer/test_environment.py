@@ -1,6 +1,4 @@
-"""From what a user calls an environment to workers."""
-
-from __future__ import annotations
+"""From what a user calls an environment to workers, and what these are sent."""
 
 import contextlib
 import threading
@@ -44,7 +42,11 @@ def test_one_environment_or_several_become_workers_in_their_order():
 
 
 UNIFORM = {"sampler_type": "uniform", "sampler_parameters": {"min_value": 0.1, "max_value": 0.7}}
+
+
 GAUSSIAN = {"sampler_type": "gaussian", "sampler_parameters": {"mean": 2, "st_dev": 1}}
+
+
 RANGES = {
     "sampler_type": "multirangeuniform",
     "sampler_parameters": {"intervals": [[7, 10], [15.1, 20]]},
@@ -54,12 +56,6 @@ RANGES = {
 def send(environment, parameters):
     curriculum = Curriculum(settings_with(parameters).environment_parameters)
     return send_parameters(WorkerSet([environment]), curriculum.values())
-
-
-def test_constants_reach_an_environment_in_this_process():
-    toy = Corridor()
-    assert send(InProcessEnvironment(toy), {"gravity": 3.5}) == set()
-    assert toy.parameters == {"gravity": 3.5}
 
 
 class Foreign(StoredStepsEnv):
@@ -90,27 +86,43 @@ class Wire(Foreign):
         self.session._hear(SideChannelManager([self.channel]).outgoing())
 
 
+def test_constants_reach_an_environment_in_this_process_and_what_cannot_be_sent_is_told():
+    toy = Corridor()
+    assert send(InProcessEnvironment(toy), {"gravity": 3.5}) == set()
+    assert toy.parameters == {"gravity": 3.5}
+    assert send(Foreign(), {"gravity": 3.5}) == {"gravity"}
+    with pytest.raises(SettingsError, match=r"environment_parameters\.höhe: .*ASCII"):
+        send(Wire(registry.make("grid_world")), {"höhe": 3.5})
+
+
 @pytest.mark.parametrize("value", [0.1, UNIFORM, GAUSSIAN, RANGES])
 def test_an_environment_in_this_process_draws_what_an_executable_draws(value):
     local, remote = (registry.make("balance_ball", n_agents=1) for _ in range(2))
     in_process, wire = InProcessEnvironment(local), Wire(remote)
     assert send(in_process, {"wind": value}) == send(wire, {"wind": value}) == set()
     wire.hear()
-    drawn = [local.parameters.read("wind", -1.0) for _ in range(50)]
-    assert drawn == [remote.parameters.read("wind", -1.0) for _ in range(50)]
+    drawn, others = ([s.parameters.read("wind", -1.0) for _ in range(50)] for s in (local, remote))
+    assert drawn == others
     assert len(set(drawn)) == (1 if value == 0.1 else 50)
     for simulator in (local, remote):
         simulator.close()
 
 
-def test_every_worker_draws_the_same():
-    simulators = [registry.make("balance_ball", n_agents=1) for _ in range(2)]
-    parameters = settings_with({"wind": UNIFORM}).environment_parameters
+def test_every_worker_draws_the_same_also_with_a_seed_beyond_the_wire():
+    simulators = [registry.make("grid_world") for _ in range(2)]
     workers = WorkerSet([InProcessEnvironment(simulator) for simulator in simulators])
-    send_parameters(workers, Curriculum(parameters).values())
+    curriculum = Curriculum(settings_with({"wind": UNIFORM}).environment_parameters)
+    send_parameters(workers, curriculum.values())
     first, second = ([s.parameters.read("wind", -1.0) for _ in range(5)] for s in simulators)
     assert first == second
     assert len(set(first)) == 5
+    sampler = Sampler(kind=0, values=(0.0, 1.0), seed=2**31 + 5)
+    local, wire = InProcessEnvironment(simulators[0]), Wire(simulators[1])
+    for env in (local, wire):
+        env.set_parameter("wind", sampler)
+    wire.hear()
+    first, second = (s.parameters.read("wind", -1.0) for s in simulators)
+    assert first == second
 
 
 def test_an_environment_in_this_process_that_takes_only_numbers_gets_a_draw_for_each_step():
@@ -125,25 +137,6 @@ def test_an_environment_in_this_process_that_takes_only_numbers_gets_a_draw_for_
     reported = env.take_stats()["Environment/Parameter/wind"]
     assert reported == [(value, StatsAggregationMethod.HISTOGRAM) for value in drawn]
     assert env.take_stats() == {}
-
-
-def test_parameters_that_cannot_be_sent_are_told():
-    assert send(Foreign(), {"gravity": 3.5}) == {"gravity"}
-
-
-def test_a_name_that_cannot_be_sent_is_a_mistake_in_the_settings():
-    with pytest.raises(SettingsError, match=r"environment_parameters\.höhe: .*ASCII"):
-        send(Wire(registry.make("grid_world")), {"höhe": 3.5})
-
-
-def test_a_seed_beyond_the_wire_gives_the_same_draws_as_in_this_process():
-    local, remote = (registry.make("grid_world") for _ in range(2))
-    sampler = Sampler(kind=0, values=(0.0, 1.0), seed=2**31 + 5)
-    wire = Wire(remote)
-    wire.set_parameter("wind", sampler)
-    wire.hear()
-    InProcessEnvironment(local).set_parameter("wind", sampler)
-    assert local.parameters.read("wind", -1.0) == remote.parameters.read("wind", -2.0)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""Where the weights of a new run come from."""
-
-from __future__ import annotations
+"""Where the weights of a new run come from, and what is refused before it begins."""
 
 import logging
 from dataclasses import replace
@@ -8,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import machine
 from pipeline.errors import SettingsError
 from pipeline.settings import TrainerSettings, load_run_settings
 from pipeline.trainer.checkpoints.file import warn_of_unused, weights_of
 from pipeline.trainer.checkpoints.restore import first_weights
+from pipeline.trainer.supported import refuse_untrainable
 
 
 @pytest.fixture
@@ -31,32 +31,26 @@ def settings(results: Path, behaviors, **checkpoint):
     return load_run_settings(None, overrides=overrides)
 
 
-def test_nothing_is_taken_unless_asked_for(results):
-    assert first_weights(settings(results, {"A": {}})) == {}
-
-
-def test_listed_behaviors_begin_with_the_newest_checkpoint_of_the_other_run(results):
-    run = settings(results, {"A": {}, "B": {}}, initialize_from="old")
-    assert first_weights(run) == {
-        "A": results / "old/A/checkpoint.pt",
-        "B": results / "old/B/checkpoint.pt",
-    }
-
-
-def test_a_bare_name_is_another_checkpoint_of_that_run_and_a_path_is_itself(results):
-    mine = str(results / "mine.pt")
-    behaviors = {"A": {"init_path": "A-500.pt"}, "B": {"init_path": mine}}
-    run = settings(results, behaviors, initialize_from="old")
-    assert first_weights(run) == {"A": results / "old/A/A-500.pt", "B": results / "mine.pt"}
-
-
-def test_init_path_counts_without_another_run_and_may_name_a_folder(results, monkeypatch):
+def test_listed_behaviors_begin_with_the_checkpoints_that_the_settings_name(results, monkeypatch):
+    """The newest of the other run, a bare name in that run, a path, or a folder."""
     monkeypatch.chdir(results)
-    behaviors = {"A": {"init_path": "mine.pt"}, "B": {"init_path": "old/B"}, "C": {}}
-    assert first_weights(settings(results, behaviors)) == {
-        "A": Path("mine.pt"),
-        "B": Path("old/B/checkpoint.pt"),
-    }
+    mine, old = results / "mine.pt", results / "old"
+    newest = {name: old / name / "checkpoint.pt" for name in "AB"}
+    for behaviors, run, expected in (
+        ({"A": {}}, {}, {}),
+        ({"A": {}, "B": {}}, {"initialize_from": "old"}, newest),
+        (
+            {"A": {"init_path": "A-500.pt"}, "B": {"init_path": str(mine)}},
+            {"initialize_from": "old"},
+            {"A": old / "A/A-500.pt", "B": mine},
+        ),
+        (
+            {"A": {"init_path": "mine.pt"}, "B": {"init_path": "old/B"}, "C": {}},
+            {},
+            {"A": Path("mine.pt"), "B": Path("old/B/checkpoint.pt")},
+        ),
+    ):
+        assert first_weights(settings(results, behaviors, **run)) == expected
 
 
 def test_a_resumed_run_has_its_own_weights(results, caplog):
@@ -124,6 +118,10 @@ def test_a_checkpoint_that_is_not_there_is_told_with_its_place_and_the_nearest_f
 
 
 def test_settings_of_a_behavior_that_is_not_shown_are_told_once_with_the_nearest(caplog, results):
+    run = replace(settings(results, {"A": {}}), default_settings=TrainerSettings())
+    warn_of_unused({}, {"A": None, "Other": None}, run)
+    warn_of_unused({}, {"A": None}, replace(settings(results, {"A": {}, "B": {}})))
+    assert not caplog.messages
     run = replace(settings(results, {"Walkr": {}}), default_settings=TrainerSettings())
     warn_of_unused({}, {"Walker": None, "Ball": None}, run)
     (line,) = caplog.messages
@@ -131,8 +129,24 @@ def test_settings_of_a_behavior_that_is_not_shown_are_told_once_with_the_nearest
     assert line.endswith("; did you mean 'Walker'?")
 
 
-def test_settings_that_are_used_are_no_reason_for_a_warning(caplog, results):
-    run = replace(settings(results, {"A": {}}), default_settings=TrainerSettings())
-    warn_of_unused({}, {"A": None, "Other": None}, run)
-    warn_of_unused({}, {"A": None}, replace(settings(results, {"A": {}, "B": {}})))
-    assert not caplog.messages
+UNTRAINABLE = {"trainer_type": "ppo", "reward_signals": {"gail": {"demo_path": "nowhere.demo"}}}
+
+
+def run(**behaviors):
+    return load_run_settings(None, overrides={"behaviors": behaviors})
+
+
+def test_a_run_of_which_nothing_can_be_trained_is_refused_with_the_first_reason():
+    message = r"behaviors\.A\.reward_signals\.gail\.demo_path: .*nowhere\.demo"
+    with pytest.raises(SettingsError, match=message):
+        refuse_untrainable(run(A=UNTRAINABLE, B=UNTRAINABLE))
+    refuse_untrainable(run(A=UNTRAINABLE, B={"trainer_type": "ppo"}))  # one is enough
+
+
+def test_a_portable_run_is_not_compiled(monkeypatch):
+    settings = run(A={"trainer_type": "ppo"})
+    settings = replace(settings, torch_settings=replace(settings.torch_settings, compile=True))
+    refuse_untrainable(settings)
+    monkeypatch.setattr(machine, "is_portable", lambda: True)
+    with pytest.raises(SettingsError, match=r"torch_settings\.compile: compiled programs are for"):
+        refuse_untrainable(settings)

@@ -1,16 +1,18 @@
-"""How several processes of a run join, and what each reports when it ends."""
+"""How several processes of a run start, join and end, and what they are told."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
+import pickle
 import socket
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,11 +20,24 @@ import torch
 from interpreter import python
 from torch.distributed import HashStore, PrefixStore
 
-from pipeline import __version__
+from pipeline import __version__, seeding
 from pipeline.algos.process_group import SINGLE_PROCESS
-from pipeline.errors import Interrupted, LearnerLostError, PipelineError, SettingsError
+from pipeline.envs.side_channels import (
+    EngineConfigurationChannel,
+    EnvironmentParametersChannel,
+    SideChannelManager,
+    StateChannel,
+    StatsSideChannel,
+)
+from pipeline.errors import (
+    Interrupted,
+    LearnerLostError,
+    PipelineError,
+    SettingsError,
+)
 from pipeline.settings import load_run_settings
-from pipeline.trainer import api
+from pipeline.trainer import api, environment, worker
+from pipeline.trainer.api import refuse_alone, unthreaded
 from pipeline.trainer.checkpoints.file import save_checkpoint
 from pipeline.trainer.distributed import group as group_module
 from pipeline.trainer.distributed import workers
@@ -30,6 +45,8 @@ from pipeline.trainer.distributed.group import DistributedGroup
 from pipeline.trainer.environment import JobSpec
 
 CPU = torch.device("cpu")
+
+
 TOY = {"behaviors": {"A": {"trainer_type": "ppo", "threaded": True}}}
 
 
@@ -268,34 +285,28 @@ def test_a_further_process_does_what_the_first_was_asked(run, launched):
     assert seen.threads == [2, 2]
 
 
-def test_another_number_of_learners_than_processes_is_refused(launched, tmp_path):
+def test_learners_that_cannot_be_joined_or_started_are_refused(run, launched, tmp_path):
+    options = {"seed": 1, "run_dir": tmp_path}
+    with pytest.raises(SettingsError, match="2 learners need an executable that each can start"):
+        api.train([object()], TOY, learners=2, **options)
     launched(0, 2)
     with pytest.raises(SettingsError, match="3 learners are asked for, but 2 processes"):
-        api.train("game", TOY, seed=1, run_dir=tmp_path, learners=3)
+        api.train("game", TOY, learners=3, **options)
 
 
-def test_one_learner_asks_nobody_and_keeps_its_thread(run, caplog):
+def test_one_learner_asks_nobody_keeps_its_thread_and_gives_back_those_of_torch(
+    run, tmp_path, caplog
+):
     caplog.set_level(logging.WARNING)
-    seen = run()
-    assert (seen.started, seen.joined, seen.ranks.notes) == ([], [], [])
-    assert seen.opened[0][0].settings.behaviors["A"].threaded
-    assert not caplog.records
-
-
-def test_settings_may_be_the_path_of_a_file(run, tmp_path):
     file = tmp_path / "trainer.yaml"
-    file.write_text("behaviors:\n  A:\n    trainer_type: ppo\n    max_steps: 123\n")
-    assert run(file).opened[0][0].settings.behaviors["A"].max_steps == 123
-
-
-def test_training_has_its_threads_and_gives_back_those_before_it(run):
-    assert run(torch_threads=2).threads == [2]
+    file.write_text("behaviors: {A: {trainer_type: ppo, threaded: true, max_steps: 123}}\n")
+    seen = run(file, torch_threads=2)
+    assert (seen.started, seen.joined, seen.ranks.notes) == ([], [], [])
+    settings = seen.opened[0][0].settings.behaviors["A"]
+    assert (settings.threaded, settings.max_steps) == (True, 123)
+    assert not caplog.records
+    assert seen.threads == [2]
     assert torch.get_num_threads() == 1
-
-
-def test_environments_of_this_process_are_refused_for_learners_yet_to_start(run, tmp_path):
-    with pytest.raises(SettingsError, match="2 learners need an executable that each can start"):
-        api.train([object()], TOY, seed=1, run_dir=tmp_path, learners=2)
 
 
 @pytest.fixture
@@ -377,15 +388,229 @@ def test_a_further_process_ends_also_where_the_first_is_gone_before_they_met(tmp
             assert process.wait(60.0) == PipelineError.exit_code
 
 
-def test_at_the_end_every_process_is_told_and_waited_for(tmp_path, monkeypatch):
-    waits = []
-    processes = [SimpleNamespace(stdin=io.BytesIO(), wait=waits.append) for _ in range(2)]
-    started = iter(processes)
-    monkeypatch.setattr(workers.subprocess, "Popen", lambda *_, **__: next(started))
-    workers.LocalWorkers(2, port=1, threads=1, log_folder=tmp_path).end(5.0)
-    assert all(process.stdin.closed for process in processes)
-    assert all(4.0 < wait <= 5.0 for wait in waits)
-    assert len(waits) == 2
+BEFORE_ITS_PLACE = """
+from datetime import timedelta
+import os, signal, threading, time
+import torch
+from torch.distributed import TCPStore
+from pipeline.errors import LearnerLostError
+from pipeline.trainer.distributed import workers
+from pipeline.trainer.distributed.group import DistributedGroup
+
+class Others:
+    def ended(self):
+        return {1: "was ended by SIGKILL"}
+
+def interrupt(words):
+    words.get("device")  # which it says before it waits for the other
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us ignore it
+patience = timedelta(seconds=600)
+store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
+place = {"rank": 0, "size": 2, "device": torch.device("cpu")}
+"""
+LOST = """
+try:
+    DistributedGroup(store, others=Others(), **place)
+except LearnerLostError as error:
+    print(error, flush=True)
+    os._exit(7)
+"""
+STOPPED = """
+other = store.clone()
+threading.Thread(target=interrupt, args=(store.clone(),)).start()
+try:
+    with workers._member(store, **place):
+        pass
+except KeyboardInterrupt:
+    print(other.get("pipeline/failed/0").decode(), flush=True)
+    os._exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (LOST, "the learner of rank 1 (of 2) was ended by SIGKILL\n"),
+        (STOPPED, "KeyboardInterrupt\n"),
+    ],
+    ids=["lost", "stopped"],
+)
+def test_a_process_that_ends_before_it_has_its_place_says_so_and_is_missed_at_once(program, told):
+    done = python("-c", BEFORE_ITS_PLACE + program, check=False)
+    assert (done.returncode, done.stdout) == (7, told), done.stderr
+
+
+def settings(**changes):
+    behavior = {"trainer_type": "ppo", "threaded": True, **changes}
+    run = load_run_settings(None, overrides={"behaviors": {"A": behavior, "B": behavior}})
+    return replace(run, from_file=True, refused={"C": "no"})
+
+
+def job(**changes):
+    values = {
+        "settings": settings(),
+        "seed": 5,
+        "run_dir": Path("runs").resolve(),
+        "env": str(Path("game").resolve()),
+        "num_envs": 3,
+        "env_args": ["--a", "1"],
+        "base_port": 5005,
+        "log_folder": Path("logs").resolve(),
+        "init_from": {"A": Path("a.pt").resolve()},
+        "whole_weights": True,
+        "resume": True,
+        "torch_threads": 2,
+        "starting_lesson": 1,
+    }
+    return JobSpec(**(values | changes))
+
+
+def arrived(job):
+    """Return the job as `all_gather_object` delivers it."""
+    return pickle.loads(pickle.dumps(job.for_others()))  # noqa: S301  # our own bytes
+
+
+def test_a_job_arrives_as_it_was_told_and_with_paths_for_another_folder():
+    received = arrived(job())
+    assert received == job()
+    assert (received.settings.from_file, received.settings.refused) == (True, {"C": "no"})
+    without = job(log_folder=None, env=None, base_port=None, init_from={})
+    assert arrived(without) == without
+    paths = {"run_dir": Path("runs"), "env": "game", "log_folder": Path("logs")}
+    assert job(**paths, init_from={"A": Path("a.pt")}).for_others() == job()
+    assert job(env=["one", "two"]).for_others().env is None, "objects stay where they are"
+
+
+@pytest.mark.parametrize(
+    ("changes", "inference", "started", "message"),
+    [
+        ({}, True, False, "--inference plays in one process, and 3 learners"),
+        ({"env": None}, False, True, "3 learners need environments of their own"),
+        ({"self_play": {"save_steps": 10}}, False, True, "games are played in one process"),
+        ({}, False, False, None),
+        ({"env": ["object"]}, False, True, None),
+    ],
+)
+def test_what_only_one_process_can_do_is_refused(changes, inference, started, message):
+    if "self_play" in changes:
+        changes = {"settings": settings(**changes)}
+    with pytest.raises(SettingsError, match=message) if message else contextlib.nullcontext():
+        refuse_alone(job(**changes), 3, inference=inference, started=started)
+
+
+def test_several_learners_do_not_learn_in_threads(caplog):
+    caplog.set_level(logging.WARNING)
+    run = load_run_settings(
+        None,
+        overrides={
+            "default_settings": {"trainer_type": "ppo", "threaded": True},
+            "behaviors": {"A": {"threaded": True}, "B": {"threaded": False}},
+        },
+    )
+    changed = unthreaded(run)
+    assert not changed.default_settings.threaded
+    assert not any(behavior.threaded for behavior in changed.behaviors.values())
+    names = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert sorted(names) == ["A", "default_settings"]
+
+
+ENGINE = {
+    "width": 101,
+    "height": 102,
+    "quality_level": 3,
+    "time_scale": 4.0,
+    "target_frame_rate": 55,
+    "capture_frame_rate": 66,
+    "no_graphics": True,
+}
+ENV = {
+    "timeout_wait": 77,
+    "num_areas": 8,
+    "max_lifetime_restarts": 9,
+    "restarts_rate_limit_n": 2,
+    "restarts_rate_limit_period_s": 33,
+}
+
+
+def test_executables_are_told_all_that_the_settings_say(monkeypatch, tmp_path):
+    seen = {}
+
+    def launch(file_name, n_workers, **options):
+        seen.update(options, file_name=file_name, n_workers=n_workers)
+
+    monkeypatch.setattr(environment, "launch_workers", launch)
+    run = load_run_settings(None, overrides={"engine_settings": ENGINE, "env_settings": ENV})
+    options = {"env_args": ["-x"], "base_port": 6000, "log_folder": tmp_path}
+    job = JobSpec(settings=run, seed=4, run_dir=Path(), env="game", num_envs=3, **options)
+    environment.open_workers(job, SimpleNamespace(rank=2, size=4))
+    assert (seen["file_name"], seen["n_workers"], seen["additional_args"]) == ("game", 3, ["-x"])
+    assert seen["seed"] == seeding.derive(4, "environment")
+    assert seen["base_port"] == 6000
+    assert (seen["first"], seen["n_all"]) == (6, 12)
+    assert seen["log_folder"] == str(tmp_path.resolve())
+    assert (seen["no_graphics"], seen["no_graphics_monitor"]) == (True, False)
+    assert (seen["timeout_wait"], seen["num_areas"]) == (77, 8)
+    limits = seen["restarts"]
+    assert limits.max_lifetime_restarts == 9
+    assert (limits.restarts_rate_limit_n, limits.restarts_rate_limit_period_s) == (2, 33)
+    # each worker has channels of its own, and the engine is told its settings through them
+    expected = EngineConfigurationChannel()
+    expected.set_configuration_parameters(101, 102, 3, 4.0, 55, 66)
+    first, second = seen["side_channels"](), seen["side_channels"]()
+    assert not {id(channel) for channel in first} & {id(channel) for channel in second}
+    (engine,) = [channel for channel in first if isinstance(channel, EngineConfigurationChannel)]
+    assert SideChannelManager([engine]).outgoing() == SideChannelManager([expected]).outgoing()
+    other_types = {EnvironmentParametersChannel, StatsSideChannel, StateChannel}
+    assert {type(channel) for channel in first} == {EngineConfigurationChannel, *other_types}
+
+
+class Process:
+    """Stands for a learner's process: its environment, what it was sent, and its exit code."""
+
+    def __init__(self, _command, **options):
+        self.env, self.code, self.sent = options["env"], None, []
+        self.is_closed = False
+        self.stdin = self
+        self.own_session = options["start_new_session"]
+
+    def write(self, content):
+        self.sent.append(content)
+
+    def flush(self):
+        pass
+
+    def close(self):
+        self.is_closed = True
+
+    def poll(self):
+        return self.code
+
+    def wait(self, _timeout):
+        return self.code
+
+
+@pytest.fixture
+def others(monkeypatch, tmp_path):
+    monkeypatch.setattr(workers.subprocess, "Popen", Process)
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return workers.LocalWorkers(2, port=4321, threads=3, log_folder=tmp_path / "logs")
+
+
+def test_further_learners_know_the_store_their_rank_and_how_many_they_are(others):
+    source = str(Path(workers.__file__).parents[3])
+    for rank, process in others._processes.items():
+        assert process.own_session
+        ranks = {name: process.env[name] for name in ("RANK", "LOCAL_RANK")}
+        assert ranks == {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        assert process.env["WORLD_SIZE"] == process.env["LOCAL_WORLD_SIZE"] == "3"
+        assert (process.env["MASTER_ADDR"], process.env["MASTER_PORT"]) == ("127.0.0.1", "4321")
+        assert process.env["OMP_NUM_THREADS"] == "3"
+        assert process.env["PYTHONPATH"].split(":") == [source, "mine"]
+    assert sorted(others._processes) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -397,72 +622,98 @@ def test_at_the_end_every_process_is_told_and_waited_for(tmp_path, monkeypatch):
         (-9, "was ended by SIGKILL (by hand, or for lack of memory)"),
     ],
 )
-def test_a_process_that_has_ended_is_named_with_its_end_and_its_log(
-    tmp_path, monkeypatch, code, how
-):
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    processes = iter([SimpleNamespace(poll=lambda: None), SimpleNamespace(poll=lambda: code)])
-    monkeypatch.setattr(workers.subprocess, "Popen", lambda *_, **__: next(processes))
-    local = workers.LocalWorkers(2, port=1, threads=1, log_folder=tmp_path)
-    assert local.ended() == {2: f"{how}; its log is {tmp_path}/learner-2.log"}
+def test_a_process_that_has_ended_is_named_with_its_end_and_its_log(others, code, how):
+    assert others.ended() == {}
+    others._processes[2].code = code
+    assert others.ended() == {2: f"{how}; its log is {others.log_of(2)}"}
+    assert others.log_of(2).name == "learner-2.log"
 
 
-LOST = """
-from datetime import timedelta
-import os
-import torch
-from torch.distributed import TCPStore
-from pipeline.errors import LearnerLostError
-from pipeline.trainer.distributed.group import DistributedGroup
-
-class Others:
-    def ended(self):
-        return {1: "was ended by SIGKILL"}
-
-patience = timedelta(seconds=600)
-store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
-try:
-    DistributedGroup(store, rank=0, size=2, device=torch.device("cpu"), others=Others())
-except LearnerLostError as error:
-    print(error, flush=True)
-    os._exit(7)
-"""
+def test_learners_are_asked_to_stop_once(others):
+    others.pass_on(15)
+    others.pass_on(2)
+    assert [process.sent for process in others._processes.values()] == [[b"15\n"], [b"15\n"]]
 
 
-def test_a_process_that_ends_before_it_has_its_place_is_missed_at_once():
-    done = python("-c", LOST, check=False)
-    assert (done.returncode, done.stdout) == (
-        7,
-        "the learner of rank 1 (of 2) was ended by SIGKILL\n",
-    ), done.stderr
+def test_learners_have_one_time_to_end_in_and_then_are_killed(others, monkeypatch):
+    now, waits, killed = [100.0], [], []
+
+    def wait(process, seconds=None):
+        if seconds is not None:
+            waits.append(seconds)
+            now[0] += seconds
+            raise workers.subprocess.TimeoutExpired("learner", seconds)
+
+    def kill(process):
+        killed.append(process)
+
+    monkeypatch.setattr(Process, "wait", wait)
+    monkeypatch.setattr(Process, "kill", kill, raising=False)
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    others.end(15.0)
+    assert all(process.is_closed for process in others._processes.values()), "each is told"
+    assert (waits, killed) == ([15.0, 0.0], list(others._processes.values()))
 
 
-STOPPED = """
-from datetime import timedelta
-import os, signal, threading, time
-import torch
-from torch.distributed import TCPStore
-from pipeline.trainer.distributed import workers
+def test_learners_that_are_started_end_with_a_start_that_fails(monkeypatch, tmp_path):
+    ended = []
 
-def interrupt(words):
-    words.get("device")  # which it says before it waits for the other
-    time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGINT)
+    class Second(Process):
+        def __init__(self, *arguments, **options):
+            if options["env"]["RANK"] == "2":
+                raise MemoryError
+            super().__init__(*arguments, **options)
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us ignore it
-patience = timedelta(seconds=600)
-store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
-other = store.clone()
-threading.Thread(target=interrupt, args=(store.clone(),)).start()
-try:
-    with workers._member(store, rank=0, size=2, device=torch.device("cpu")):
-        pass
-except KeyboardInterrupt:
-    print(other.get("pipeline/failed/0").decode(), flush=True)
-    os._exit(7)
-"""
+        def wait(self, seconds):
+            ended.append(seconds)
+
+    monkeypatch.setattr(workers.subprocess, "Popen", Second)
+    with pytest.raises(MemoryError):
+        workers.LocalWorkers(2, port=4321, threads=3, log_folder=tmp_path / "logs")
+    assert ended == [pytest.approx(workers._HURRY_S, abs=1.0)]
 
 
-def test_a_process_that_is_stopped_before_it_has_its_place_says_so_and_ends():
-    done = python("-c", STOPPED, check=False)
-    assert (done.returncode, done.stdout) == (7, "KeyboardInterrupt\n"), done.stderr
+def test_each_learner_takes_the_gpu_of_its_local_rank(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert workers.of_this_process(CPU) == CPU
+    assert workers.of_this_process(torch.device("cuda")) == torch.device("cuda", 1)
+    assert chosen == [torch.device("cuda", 1)]
+    with pytest.raises(SettingsError, match="cuda:0 is one GPU, but each learner needs its own"):
+        workers.of_this_process(torch.device("cuda:0"))
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(SettingsError, match="local rank 2, and there are 2 GPUs here"):
+        workers.of_this_process(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("what", ["version", "torch"])
+def test_a_learner_of_another_version_is_refused(what):
+    def exchanged(note):
+        assert isinstance(note, dict)  # and not the job, which is not sent to another version
+        return [note, {**note, what: "0"}]
+
+    with pytest.raises(PipelineError, match=f"rank 1 has {what} 0, that of rank 0 has"):
+        workers.broadcast_job(SimpleNamespace(all_gather_object=exchanged), job())
+    group = SimpleNamespace(all_gather_object=lambda note: [note, note])
+    assert workers.broadcast_job(group, job()) == job()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (None, 0),
+        (Interrupted("asked", exit_code=143), 143),
+        (SettingsError("wrong"), SettingsError.exit_code),
+        (OSError("gone"), PipelineError.exit_code),
+    ],
+)
+def test_a_further_learner_ends_with_the_code_of_what_ended_it(monkeypatch, error, code):
+    def take_part():
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(worker, "take_part", take_part)
+    monkeypatch.setenv("PIPELINE_LEARNER", "1")
+    assert worker.work() == code

@@ -1,37 +1,242 @@
-"""Which of two policies, statistics and workers each action of a learner is about."""
+"""What a learner makes of its agents: of those that leave, come late and change their ids."""
 
-from __future__ import annotations
-
+import copy
 from types import SimpleNamespace
 
+import histories
 import numpy as np
+import pytest
 import torch
+from failing_workers import FailsAt, Long
 from steps import decision_steps, take_turn, terminal_steps
-from toys import Corridor
+from toys import Chase, Corridor
 
+from pipeline.data.slots import STALE_AFTER_MESSAGES
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.envs.workers import WorkerSet
+from pipeline.errors import UnityObservationException
+from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.protocol.steps import TerminalSteps
 from pipeline.tracking import names
-from pipeline.trainer.statistics import Statistics
+from pipeline.trainer.api import train
+from pipeline.trainer.batching import sample_rows
+from pipeline.trainer.checkpoints.file import (
+    digest,
+)
+from pipeline.trainer.learner import Learner
+from pipeline.trainer.statistics import EXTRINSIC, Statistics
+
+SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, ()))
+LONG = {"max_steps": 100_000}
+NETWORK = {"hidden_units": 8, "num_layers": 1}
+MEMORY = NETWORK | {"memory": {"sequence_length": 4, "memory_size": 8}}
+NAME = "Toy?team=0"
+networks = pytest.mark.parametrize("network", [NETWORK, MEMORY], ids=["plain", "memory"])
 
 
-def message(n, ended=()):
-    obs = [np.zeros((n, 6))]
-    return decision_steps(obs), terminal_steps([np.zeros((len(ended), 6))], ended, reward=2.0)
+def steps_of(agents, ended=(), reward=1.0):
+    """One message of a worker: the agents that ask for an action, and those that have ended."""
+    asking = decision_steps([np.full((len(agents), 2), 0.5)], agents, reward=1.0)
+    return asking, terminal_steps([np.full((len(ended), 2), 0.5)], ended, reward=reward)
 
 
-def test_while_an_update_goes_on_its_copy_is_what_plays_is_kept_and_observes(make_learner):
-    learner = make_learner(Corridor.spec, threaded=True, self_play={"window": 1})
-    acting = SimpleNamespace(policy=torch.nn.Linear(1, 1))
+def play(learner, *workers):
+    take_turn(learner, workers)
+    learner.trajectories.clear_closed()
+
+
+def test_agents_that_vanish_without_an_end_leave_room_for_others(make_learner, caplog):
+    learner = make_learner(SPEC, **LONG, time_horizon=64)
+    vanishing = []
+    for message in range(5000):
+        play(learner, steps_of([0, *range(10 + 4 * message, 14 + 4 * message)]))
+        vanishing.append(learner.slots.n_slots)
+    assert learner.slots.n_slots <= 8 * (STALE_AFTER_MESSAGES + 10)
+    assert vanishing[2500] == vanishing[-1]
+    assert [r.message.partition(" agents")[2] for r in caplog.records] == [
+        " of Toy have vanished without the end of an episode: nothing was heard of them for 1000 "
+        "messages. What they had not finished is not learned from; let the environment end the "
+        "episode of an agent that it removes."
+    ]
+    assert learner.step == 5000 // 64 * 64  # of the agent that stays; it lost nothing
+
+
+@networks
+@pytest.mark.parametrize("trainer", ["ppo", "poca"])
+def test_a_message_counts_once_also_with_groups_and_memory(make_learner, trainer, network):
+    learner = make_learner(SPEC, **LONG, trainer_type=trainer, network_settings=network)
+    for _ in range(6):
+        play(learner, steps_of([1, 2]), steps_of([1]))
+    assert learner.slots.state_dict()["clock"] == 5  # messages after the first
+
+
+@networks
+@pytest.mark.parametrize("trainer", ["ppo", "poca"])
+def test_a_new_agent_gets_the_slot_that_an_end_has_freed_and_no_memory(
+    make_learner, trainer, network
+):
+    options = LONG | {"trainer_type": trainer, "network_settings": network}
+    learner, fresh = (make_learner(SPEC, **options) for _ in range(2))
+    for _ in range(3):
+        play(learner, steps_of([1]))
+    play(learner, steps_of([2], ended=[1], reward=5.0))
+    play(fresh, steps_of([2]))
+    assert learner.slots.n_slots == 1
+    assert list(learner.statistics.returns) == [5.0 + 2.0]  # of agent 1: 2 decisions, then its end
+    if "memory" in network:
+        np.testing.assert_allclose(learner.memories, fresh.memories, rtol=1e-5)
+
+
+def test_an_agent_that_comes_back_after_long_begins_a_new_trajectory(make_learner):
+    learner, fresh = (make_learner(SPEC, **LONG, network_settings=MEMORY) for _ in range(2))
+    play(learner, steps_of([0]))
+    play(learner, steps_of([0]))
+    assert learner.memories[0].any()
+    for message in range(2 * STALE_AFTER_MESSAGES + 200):
+        play(learner, steps_of(range(10 + message, 14 + message)))
+    before = learner.step
+    play(learner, steps_of([0], ended=[0]))
+    assert learner.step == before
+    (slot,) = learner.slots.ended(("", 0), np.array([0], np.int32))
+    play(fresh, steps_of([0]))
+    np.testing.assert_allclose(learner.memories[slot], fresh.memories[0], rtol=1e-5)
+
+
+def test_an_agent_that_ends_and_asks_on_keeps_its_slot_and_one_that_left_gives_it_back(
+    make_learner,
+):
+    learner = make_learner(SPEC, **LONG)
+    play(learner, steps_of([3, 1, 2]))
+    play(learner, steps_of([1, 3], ended=[2, 3, 1]))
+    assert learner.slots.n_taken == 2
+    slots = learner.slots.deciding(("", 0), np.array([3, 1], np.int32))
+    assert slots.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_messages_without_any_agent_change_nothing(make_learner, n_workers):
+    with_pauses, without = make_learner(SPEC, **LONG), make_learner(SPEC, **LONG)
+    nobody = [steps_of([])] * n_workers
+    for _ in range(40):
+        for learner in (with_pauses, without):
+            play(learner, steps_of([1, 2]), *nobody[1:])
+        play(with_pauses, *nobody)
+    assert with_pauses.step == without.step == 2 * 39 // 16 * 16
+    opened = [learner.trajectories.open_state(2)["rows"] for learner in (with_pauses, without)]
+    for left, right in zip(*(rows.values() for rows in opened), strict=True):
+        np.testing.assert_array_equal(left, right)
+    slots = with_pauses.receive(nobody).slots
+    assert np.arange(9)[slots].tolist() == [], "indices also where there are none"
+
+
+def test_the_second_end_of_an_agent_in_one_message_counts_for_nothing(make_learner):
+    learner = make_learner(SPEC, **LONG)
+    play(learner, steps_of([1, 2]))
+    learner.absorb(learner.receive([steps_of([1], ended=[1, 1], reward=3.0)]))
+    assert learner.step == 1
+    assert learner.statistics.n_episodes == 1
+    assert learner.trajectories.rollout().fields["reward"].tolist() == [3.0]
+
+
+def test_teams_of_one_behavior_that_observe_differently_are_refused_by_name(quick, tmp_path):
+    names = [f"Toy?team={team}" for team in (0, 1)]
+    specs = {name: BehaviorSpec([ObservationSpec.vector(size)], ActionSpec(1, ()))
+             for name, size in zip(names, (2, 3), strict=True)}  # fmt: skip
+
+    def steps(*_):
+        return {name: (decision_steps([np.zeros((1, size))], [size]), TerminalSteps.empty(spec))
+                for size, (name, spec) in enumerate(specs.items(), 2)}  # fmt: skip
+
+    teams = SimpleNamespace(behavior_specs=specs, reset=steps, step=steps, close=lambda: None)
+    message = r"^behavior Toy: the team of Toy\?team=1 sends obs.* \(3,\)"
+    with pytest.raises(UnityObservationException, match=message):
+        train(InProcessEnvironment(teams), quick(), seed=1, run_dir=tmp_path)
+
+
+def test_an_episode_in_a_group_counts_what_the_group_gained_and_is_charted_without(make_learner):
+    sizes = {"batch_size": 16, "buffer_size": 64}
+    learner = make_learner(SPEC, trainer_type="poca", hyperparameters=sizes, **LONG)
+    seen, nobody = [np.zeros((2, 2))], [np.zeros((0, 2))]
+    gains = {"reward": [1.0, 2.0], "group_reward": 0.5}
+    last = {"reward": [10.0, 20.0], "group_reward": 4.0}
+    take_turn(learner, [(decision_steps(seen, group_id=7), terminal_steps(nobody))])
+    take_turn(learner, [(decision_steps(seen, group_id=7, **gains), terminal_steps(nobody))])
+    take_turn(learner, [(decision_steps(nobody), terminal_steps(seen, group_id=7, **last))])
+    numbers = learner.statistics
+    assert numbers.n_episodes == 2
+    assert list(numbers.recent) == [11.0 + 4.5, 22.0 + 4.5]
+    means = numbers.period()
+    assert means[names.REWARD] == (11.0 + 22.0) / 2
+    assert means[names.GROUP_REWARD] == 4.5
+    assert means[names.EPISODE_LENGTH] == 1.0
+    assert means[EXTRINSIC] == 1.0 + 2.0 + 0.5 + 10.0 + 20.0 + 4.0, "what each learns from"
+
+
+def test_gains_of_a_group_are_learned_from_as_own_ones_and_that_is_said_once(make_learner, caplog):
+    learner = make_learner(SPEC, **LONG, time_horizon=1)
+    seen, nobody = [np.zeros((2, 2))], [np.zeros((0, 2))]
+    gains = {"reward": [1.0, 2.0], "group_reward": [0.0, 0.5]}
+    take_turn(learner, [(decision_steps(seen, group_id=7), terminal_steps(nobody))])
+    assert not caplog.records
+    for _ in range(2):
+        take_turn(learner, [(decision_steps(seen, group_id=7, **gains), terminal_steps(nobody))])
+    (message,) = caplog.messages
+    assert "you are not using a multi-agent trainer" in message
+    assert "Please use the POCA trainer" in message
+    assert learner.trajectories.rollout().fields["reward"].tolist() == [1.0, 2.5] * 2
+    take_turn(learner, [(decision_steps(nobody), terminal_steps(seen, group_id=7, **gains))])
+    assert list(learner.statistics.recent) == [3.0, 7.5]
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"), [(0, []), (1, [0]), (3, [0, 1, 2]), (94, range(0, 94, 3))]
+)
+def test_rows_to_show_a_policy_are_spread_over_all(n, expected):
+    obs = np.arange(n, dtype=np.float32)[:, None]
+    sample = sample_rows([obs, -obs], obs > 1)
+    assert [values[:, 0].tolist() for values in sample["obs"]] == [
+        list(expected),
+        [-value for value in expected],
+    ]
+    assert sample["allowed"][:, 0].tolist() == [value > 1 for value in expected]
+
+
+@pytest.mark.parametrize("trainer", ["ppo", "poca"])
+def test_an_end_before_the_first_decision_counts_and_is_not_learned_from(make_learner, trainer):
+    learner = make_learner(SPEC, **LONG, trainer_type=trainer)
+    take_turn(learner, [steps_of([0], reward=0.0)])
+    take_turn(learner, [steps_of([0], ended=[0, 1, 2], reward=3.0)])  # 1 and 2 never decided
+    take_turn(learner, [steps_of([0], ended=[1], reward=-1.0)])
+    assert sorted(learner.statistics.returns) == [-1.0, 3.0, 3.0, 3.0]
+    assert learner.step == 1
+    assert learner.trajectories.n_closed == 1
+    assert learner.slots.n_taken == 1
+    period = learner.statistics.period()
+    assert period[names.REWARD] == 2.0
+    assert period[names.EPISODE_LENGTH] == 0.0
+
+
+def test_ends_of_opponents_do_not_count(make_learner):
+    learner = make_learner(SPEC, **LONG, self_play={"save_steps": 100})
+    learner.past.save_due(0)
+    learner.past.swap(["Toy?team=1"])
+    for _ in range(3):
+        for team in ("Toy?team=0", "Toy?team=1"):
+            take_turn(learner, [steps_of([0], ended=[0])], team=team)
+    # at first nobody has decided; the learning team's 3 ends count, the other's do not
+    assert len(learner.statistics.returns) == 3
+
+
+def test_while_an_update_goes_on_its_copy_is_what_is_kept_and_observes(make_learner):
+    learner = make_learner(SPEC, threaded=True)
     observed = []
     learner.updates = SimpleNamespace(
-        acting=acting,
         weights=lambda: "weights that act",
         state_dict=lambda: "both weights",
         observe=observed.append,
     )
     assert learner.weights_dict()["algorithm"] == "weights that act"
     assert learner.state_dict()["algorithm"] == "both weights"
-    learner.past.save_due(0)
-    assert learner.past.snapshots[0].keys() == acting.policy.state_dict().keys()
     closed = SimpleNamespace(obs=["seen"], n_rows=3)
     learner._count(closed)
     learner.sync = SimpleNamespace(steps=5)
@@ -43,12 +248,10 @@ def test_while_an_update_goes_on_its_copy_is_what_plays_is_kept_and_observes(mak
 
 
 def test_what_is_new_here_is_pending_and_a_lost_worker_takes_nothing_of_another(make_learner):
-    network = {"hidden_units": 8, "num_layers": 1}
-    network["memory"] = {"sequence_length": 4, "memory_size": 8}
-    learner = make_learner(Corridor.spec, network_settings=network, self_play={"window": 1})
+    learner = make_learner(SPEC, network_settings=MEMORY, self_play={"window": 1})
     learner.pending_stats = Statistics()
-    take_turn(learner, [message(2), message(3)])
-    take_turn(learner, [message(2, [1]), message(3)])
+    take_turn(learner, [steps_of(range(2)), steps_of(range(3))])
+    take_turn(learner, [steps_of(range(2), [1], reward=2.0), steps_of(range(3))])
     assert learner.statistics.period() == {}
     pending = learner.pending_stats.period()
     assert (pending[names.REWARD], names.ENTROPY in pending) == (2.0, True)
@@ -65,3 +268,158 @@ def test_what_is_new_here_is_pending_and_a_lost_worker_takes_nothing_of_another(
     assert learner.trajectories.n_held < n_held
     learner.drop_unfinished()
     assert (learner.memories[:5].any(), games.state_dict()) == (False, [])
+
+
+@networks
+def test_only_the_restarted_workers_open_trajectories_are_dropped(make_learner, network):
+    envs = [
+        InProcessEnvironment(Long(seed=1, n_agents=2)),
+        FailsAt(Long(seed=2, n_agents=3), at=6),
+        InProcessEnvironment(Long(seed=3, n_agents=2)),
+    ]
+    relaunched = Long(seed=9, n_agents=3)
+    with WorkerSet(envs, relaunch=lambda *_: InProcessEnvironment(relaunched)) as workers:
+        workers.reset()
+        learner = make_learner(
+            Chase.spec, time_horizon=8, max_steps=100_000, network_settings=network
+        )
+        for _ in range(14):
+            steps = workers.get_steps(NAME)
+            decided = take_turn(learner, steps, team=NAME)
+            workers.set_actions(NAME, decided.actions)
+            workers.step()
+            for worker in workers.take_restarted():
+                assert worker == 1
+                learner.drop_unfinished(worker)
+                begun = relaunched.observe()[0].astype(np.float32)
+                if learner.memories is not None:
+                    taken_slots = learner.slots.state_dict()["taken"]
+                    live = {slot for entry in taken_slots for slot in entry["slots"].tolist()}
+                    free = sorted(set(range(learner.slots.n_slots)) - live)
+                    assert len(free) == 3
+                    assert not learner.memories[free].any()
+                    assert learner.memories[sorted(live)].any()
+    assert learner.slots.n_slots == 7
+    # six decisions of worker 1 are lost with its process, the eight after that are a trajectory
+    closed = learner.trajectories.rollout()
+    assert closed.lengths.tolist() == [8] * 4
+    rows = closed.obs[0].reshape(-1, 8, 4)
+    firsts = {tuple(first) for first in rows[:, 0].tolist()}
+    assert {tuple(first) for first in begun.tolist()}.isdisjoint(firsts)  # one step short of 8
+    steps = learner.step
+    learner.absorb(learner.receive(workers.get_steps(NAME), team=NAME))
+    assert learner.step == steps + 3 * 8
+    rows = learner.trajectories.rollout().obs[0].reshape(-1, 8, 4)
+    assert {tuple(f) for f in begun.tolist()} <= {tuple(first) for first in rows[:, 0].tolist()}
+
+
+def test_what_the_other_processes_have_yet_to_hear_is_kept_apart(make_learner):
+    learner = make_learner(SPEC)
+    learner.pending_stats = Statistics()
+    learner.sync = SimpleNamespace(
+        steps=0,
+        should_update=lambda: learner.n_updates == 0,
+        mean=lambda stats: {tag: value + 1.0 for tag, value in stats.items()},
+    )
+    take_turn(learner, [steps_of([0, 1])])
+    take_turn(learner, [steps_of([], [0, 1], reward=[1.0, 3.0])])
+    assert (learner.step, learner.sync.steps) == (0, 2)
+    learner.algorithm.update = lambda *_, **__: {"Losses/Mean": 4.0}
+    assert learner.learn()
+    assert learner.statistics.period() == {"Losses/Mean": 5.0}, "which all processes have"
+    pending = learner.pending_stats.period()
+    assert pending[names.REWARD] == 2.0
+    assert names.ENTROPY in pending
+    assert "Losses/Mean" not in pending
+
+
+def test_a_policy_is_shown_on_what_it_met_first_until_it_has_learned(make_learner):
+    learner = make_learner(Corridor.spec)
+    nobody = terminal_steps([np.zeros((0, 6))], [])
+    for number in (1.0, 2.0, 3.0):
+        take_turn(learner, [(decision_steps([np.full((2, 6), number)]), nobody)])
+    assert learner.recorded["obs"][0].unique().tolist() == [1.0]
+
+
+def test_beside_an_update_one_policy_acts_is_kept_and_normalises_as_at_its_beginning(make_learner):
+    games = {"window": 50, "save_steps": 1, "play_against_latest_model_ratio": 0.0}
+    learner = histories.learner_of(
+        make_learner, "ppo", histories.PLAIN, threaded=True, self_play=games
+    )
+    normalizer = learner.algorithm.policy.normalizers.by_observation["0"]
+    obs = [np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)]
+    n_under_way, begun, kept = 0, {}, []
+    for number, steps in enumerate(histories.messages(40, seed=2, grouped=False)):
+        take_turn(learner, steps)
+        while learner.learn():
+            pass
+        if not learner.updates.is_under_way:
+            continue
+        acting = learner.acting.policy
+        weights = learner.weights_dict()["algorithm"]["policy"]
+        fresh = copy.deepcopy(acting)
+        fresh.load_state_dict(weights)
+        decided = [
+            policy.act(obs, None, torch.Generator().manual_seed(1)).rows["log_prob"].tolist()
+            for policy in (acting, fresh)
+        ]
+        assert decided[0] == decided[1], "with the statistics that it has"
+        learner.past.save_due(10 * (number + 1))
+        flat = [values.tolist() for values in weights.values()]
+        assert flat == [values.tolist() for values in learner.past.snapshots[-1].values()]
+        assert flat == [values.tolist() for values in acting.state_dict().values()]
+        now = flat, float(normalizer.count)
+        assert begun.setdefault(learner.n_updates, now) == now, "until the update is over"
+        n_under_way += 1
+        kept.append((weights, digest(weights)))
+    assert all(digest(weights) == expected for weights, expected in kept), "as they were then"
+    assert n_under_way > len(begun) > 2
+
+
+@pytest.mark.parametrize("of", ["teams", "workers"])
+def test_groups_of_two_with_the_same_number_have_no_members_in_common(make_learner, of):
+    learner = histories.learner_of(make_learner, "poca")
+    nobody = terminal_steps([np.zeros((0, 3))], [])
+    first, second = (
+        (decision_steps([np.zeros((len(ids), 3))], ids, group_id=1), nobody)
+        for ids in ([0, 1], [2, 3, 4])
+    )
+    if of == "teams":
+        take_turn(learner, [first], team="Toy?team=0")
+        take_turn(learner, [second], team="Toy?team=1")
+    else:
+        take_turn(learner, [first, second], team="Toy?team=0")
+    groups = learner.grouping
+    members = groups.moments.members(np.unique(groups.by_slot["moment"][:5]))
+    assert members.present.sum(1).tolist() == [2, 3]
+
+
+def test_who_only_acts_or_has_finished_observes_nothing(make_learner, quick):
+    settings = quick(network_settings=histories.PLAIN).behaviors["Toy"]
+    device = torch.device("cpu")
+    learners = [
+        Learner("Toy", histories.SPEC, settings, seed=1, device=device, learns=x) for x in (1, 0)
+    ]
+    learners.append(Learner("Toy", histories.SPEC, settings, seed=1, device=device))
+    learners[2].step = settings.max_steps
+    counts = []
+    for learner in learners:
+        for steps in histories.messages(12, seed=1, grouped=False):
+            take_turn(learner, steps)
+        counts.append(float(learner.algorithm.policy.normalizers.by_observation["0"].count))
+    assert counts[0] > 1.0
+    assert counts[1:] == [1.0, 1.0]
+    assert learners[1].step > 0
+
+
+def test_a_finished_behavior_keeps_no_rows(make_learner):
+    learner = make_learner(Corridor.spec, max_steps=100)
+    env = InProcessEnvironment(Corridor(n_agents=8))
+    env.reset()
+    for _ in range(40):
+        (name,) = env.behavior_specs
+        env.set_actions(name, take_turn(learner, [env.get_steps(name)]).actions[0])
+        env.step()
+    assert learner.trajectories.n_closed >= 128
+    assert not learner.learn()
+    assert (learner.trajectories.n_closed, learner.n_updates) == (0, 0)

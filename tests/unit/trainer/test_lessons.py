@@ -1,21 +1,28 @@
-"""The loop keeps its environments at the present lessons, and records what they report."""
-
-from __future__ import annotations
+"""Environments are kept at the present lessons, and what they report is recorded."""
 
 import copy
 import logging
+from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from toys import Toy
+from toys import Corridor, Toy
 
 import pipeline
+from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.tracking.sinks import TrackedRun
+from pipeline.tracking.sinks.tensorboard import TensorBoardSink
+from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.learner import Learner
+from pipeline.trainer.statistics import Statistics
 from pipeline.trainer.stopping import StopRequest
 
 SHORT = {"measure": "progress", "behavior": "Toy", "threshold": 0.3}
+
+
 LATER = {"measure": "progress", "behavior": "Toy", "threshold": 0.6, "require_reset": True}
 
 
@@ -122,7 +129,7 @@ def test_no_trajectory_spans_a_reset(configured, monkeypatch, train_in):
     assert {tuple(numbers) for numbers in seen} == {(1.0,), (2.0,), (3.0,)}
 
 
-def test_returns_move_lessons(configured, train_in):
+def test_returns_move_lessons_at_the_same_steps_with_the_same_seed(configured, tmp_path, train_in):
     reward = {"behavior": "Toy", "threshold": 1.5, "min_lesson_length": 8}
     toy = Told(n_agents=4)
     settings = configured(pay=[2.0, reward, 1.0, reward, 4.0])
@@ -130,6 +137,10 @@ def test_returns_move_lessons(configured, train_in):
     # eight episodes of four agents end with step 8; that is noticed while step 9 is under way.
     # A return of 1 moves no lesson
     assert told(toy) == [(0, "pay", 2.0), (0, "reset"), (9, "pay", 1.0)]
+    toys = [Told(n_agents=3, seed=seed) for seed in (1, 2)]
+    train_in(toys, configured(pay=[2.0, reward, 3.0, LATER, 4.0]), run_dir=tmp_path / "two")
+    assert toys[0].calls == toys[1].calls
+    assert ("pay", 4.0) in toys[0].calls
 
 
 def test_lessons_are_logged_and_charted(configured, caplog, recorder, train_in):
@@ -154,19 +165,6 @@ def test_starting_lesson_is_where_a_run_begins(configured, train_in):
     settings = configured(pay=[1.0, LATER, 2.0, LATER, 3.0], wind=5.0)
     train_in(toy, settings, starting_lesson=2)
     assert told(toy) == [(0, "pay", 3.0), (0, "wind", 5.0), (0, "reset")]
-
-
-def test_same_seed_changes_lessons_at_the_same_steps(configured, tmp_path, train_in):
-    reward = {"behavior": "Toy", "threshold": 0.5, "min_lesson_length": 20}
-    settings = configured(pay=[2.0, reward, 3.0, LATER, 4.0])
-    runs = []
-    for label in ("one", "two"):
-        toys = [Told(n_agents=3, seed=seed) for seed in (1, 2)]
-        train_in(toys, settings, run_dir=tmp_path / label)
-        runs.append([toy.calls for toy in toys])
-    assert runs[0] == runs[1]
-    assert runs[0][0] == runs[0][1]
-    assert ("pay", 4.0) in runs[0][0]
 
 
 @pytest.mark.parametrize(("behavior", "n_warnings"), [("Toy", 0), ("Tory", 1)])
@@ -217,6 +215,114 @@ def test_lessons_in_the_middle_go_on_in_another_loop(configured, in_process, mak
     # after the last lesson nobody asks for returns, and they are not kept
     assert loops[1].lessons.curriculum.is_over
     assert loops[1].learners["Toy"].statistics.take_ended() == []
+
+
+class Workers:
+    """Notes the calls of a worker set in their order."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def reset(self):
+        self.calls.append("reset")
+
+    def set_parameter(self, name, value):
+        self.calls.append((name, value))
+        return True
+
+
+def lessons(settings, workers):
+    return Lessons(workers, settings.environment_parameters)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_lesson_that_began_before_a_kill_is_told_after_it(exact, configured, make_learner):
+    settings = configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0], wind=3.0)
+    learner = make_learner(Corridor.spec)
+    before = lessons(settings, Workers())
+    learner.step = 400
+    before.on_step([learner])  # killed before `apply` could tell the environments
+    workers = Workers()
+    after = lessons(settings, workers)
+    after.restore({"lessons": before.state_dict()}, exact=exact)
+    if not exact:
+        after.begin()
+    after.apply([learner])
+    assert workers.calls == [("pay", 2.0), ("wind", 3.0), "reset"]
+    assert not after.apply([learner])
+
+
+def test_a_lesson_is_measured_by_the_behavior_that_it_names(quick):
+    def criteria(**values):
+        return [
+            {"name": "a", "value": 1.0, "completion_criteria": values},
+            {"name": "b", "value": 2.0},
+        ]
+
+    settings = quick(
+        limits={"One": 100, "Two": 1000},
+        self_play={"window": 1},
+        parameters={
+            name: {"curriculum": criteria(behavior=behavior, measure=measure, threshold=threshold)}
+            for name, behavior, measure, threshold in (
+                ("p1", "One", "progress", 0.5),
+                ("p2", "Two", "progress", 0.5),
+                ("r1", "One", "reward", 3.0),
+                ("e2", "Two", "elo", 1300.0),
+            )
+        },
+    )
+    told = lessons(settings, Workers())
+    one, two = (
+        SimpleNamespace(
+            name=name,
+            step=0,
+            settings=settings.behaviors[name],
+            statistics=Statistics(),
+            past=SimpleNamespace(rating=1200.0),
+        )
+        for name in ("One", "Two")
+    )
+
+    def begun():
+        told.on_step([one, two])
+        told.apply([])
+        return sorted(name for name, number in told.curriculum.numbers.items() if number)
+
+    two.statistics.add_episodes([9.0], [1])
+    one.step = two.step = 50
+    assert begun() == []
+    one.step = two.step = 51
+    assert begun() == ["p1"]
+    one.statistics.add_episodes([9.0], [1])
+    assert begun() == ["p1", "r1"]
+    two.past.rating = 1301.0
+    assert begun() == ["e2", "p1", "r1"]
+
+
+def test_a_resumed_run_begins_in_its_lessons_and_a_turn_tells_them_again(configured, make_loop):
+    settings, toy = (
+        configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0], wind=3.0),
+        Told(n_agents=2),
+    )
+    saved = lessons(settings, Workers())
+    saved.curriculum.load_state_dict({"lessons": {"pay": 1, "wind": 0}})
+    with WorkerSet([InProcessEnvironment(toy)]) as workers:
+        loop = make_loop(workers, settings)
+        run = {"lessons": saved.state_dict(), "steps": {"Gone": 70}}
+        loop._saved = {"Gone": {"run": run, "learner": {"step": 70}}}
+        loop._begin()
+        for _ in range(3):
+            loop._step()
+            loop._receive()
+        assert loop._shared_state()["steps"] == {"Gone": 70, "Toy": 0}
+        learner = loop.learners["Toy"]
+        assert learner.trajectories.n_held == 4
+        loop.self_play = SimpleNamespace(learning=0, advance=lambda: True)
+        loop._apply_lessons()
+        assert learner.trajectories.n_held == 0
+    again = [("pay", 2.0), ("wind", 3.0), ("reset",)]
+    assert told(toy) == [(n, *call) for n in (0, 3) for call in again]
 
 
 class Reporting(Told):
@@ -288,3 +394,84 @@ def test_statistics_go_once_to_each_behavior_that_has_agents(kind, configured, r
     assert len(firsts) == len({name.partition("?")[0] for name in toy.behavior_specs})
     for values in firsts.values():
         assert values["Game/Sum"] == values["Game/Latest"]  # one of each per message
+
+
+BALL = "3DBall"
+
+
+REWARD = {"behavior": BALL, "threshold": 0.5, "min_lesson_length": 30}
+
+
+PROGRESS = {"behavior": BALL, "measure": "progress", "threshold": 0.6, "require_reset": True}
+
+
+CHANGES = {
+    "hyperparameters": {"batch_size": 64, "buffer_size": 512, "num_epoch": 1},
+    "max_steps": 6000,
+    "time_horizon": 64,
+    "summary_freq": 500,
+    "parameters": {
+        "gravity": {
+            "curriculum": [
+                {"name": "moon", "completion_criteria": REWARD, "value": 1.625},
+                {"name": "earth", "completion_criteria": PROGRESS, "value": 9.8125},
+                {"name": "jupiter", "value": 24.75},
+            ]
+        },
+        "mass": {
+            "sampler_type": "uniform",
+            "sampler_parameters": {"min_value": 0.5, "max_value": 2.0},
+        },
+    },
+}
+
+
+VALUES = [1.625, 9.8125, 24.75]
+
+
+def scalars(folder, tag):
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    return [
+        value.simple_value
+        for path in folder.glob("events.out.tfevents.*")
+        for event in LegacyEventFileLoader(str(path)).Load()
+        for value in event.summary.value
+        if value.tag == tag
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("private_cache")
+def test_lessons_advance_in_console_charts_and_environment(
+    quick, packed, tmp_path, caplog, recorder
+):
+    run_dir = tmp_path / "run"
+    with caplog.at_level(logging.INFO):
+        pipeline.train(
+            packed("balance_ball", tmp_path / "balance_ball"),
+            quick(BALL, **CHANGES),
+            seed=1,
+            run_dir=run_dir,
+            num_envs=2,
+            sinks=[recorder, TensorBoardSink(TrackedRun(folder=run_dir, max_steps={}))],
+        )
+    lines = [r.getMessage() for r in caplog.records if "Parameter 'gravity'" in r.getMessage()]
+    assert lines == [
+        f"Parameter 'gravity' is in lesson '{name}' and has value 'Float: value={value}'."
+        for name, value in zip(("moon", "earth", "jupiter"), VALUES, strict=True)
+    ]
+    charted = recorder.values("Environment/Lesson Number/gravity")
+    assert charted == sorted(charted)
+    assert set(charted) == {0.0, 1.0, 2.0}
+    assert scalars(run_dir / BALL, "Environment/Lesson Number/gravity") == charted
+    read = recorder.spreads["Environment/Parameter/gravity"]
+    assert len(read) == len(charted) >= 10
+    # in the period up to each summary, both executables read the value of the summary's lesson,
+    # and that of the lesson before if a lesson began in the period
+    for values, (before, now) in zip(read, pairwise([0.0, *charted]), strict=True):
+        assert set(values) <= {VALUES[int(before)], VALUES[int(now)]}
+    assert set(read[0]) == {VALUES[0]}
+    assert set(read[-1]) == {VALUES[2]}
+    masses = [m for values in recorder.spreads["Environment/Parameter/mass"] for m in values]
+    assert 0.5 <= min(masses) < 0.6 < 1.9 < max(masses) <= 2.0

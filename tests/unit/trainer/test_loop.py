@@ -1,10 +1,10 @@
 """The loop on environments of this process: counting, summaries, checkpoints, resuming."""
 
-from __future__ import annotations
-
 import contextlib
+import json
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -18,6 +18,7 @@ from toys import CHOICE, Chase, Corridor, Crowd
 import pipeline
 from pipeline import trainer
 from pipeline.algos.ppo import PPO
+from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import CheckpointError, Interrupted, UnityException
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
@@ -114,46 +115,21 @@ def test_compiling_is_measured_apart_from_the_update(quick, recorder, train_in, 
     assert 0 < reported <= seconds["compile"]
 
 
-def test_summaries_stand_at_multiples_of_summary_freq(quick, recorder, train_in):
+def test_summaries_stand_at_multiples_of_summary_freq_of_which_several_make_one(
+    quick, recorder, train_in, tmp_path
+):
     train_in(Corridor(n_agents=4), quick(), sinks=[recorder])
     assert recorder.steps("Toy") == [100, 200, 300, 400, 500]
     assert all("Policy/Entropy" in values for _, _, values in recorder.rows)
     assert any("Losses/Policy Loss" in values for _, _, values in recorder.rows)
     assert recorder.n_closed == 1
-
-
-def test_multiples_passed_at_once_make_one_summary(quick, recorder, train_in):
+    recorder.rows.clear()
     settings = quick(summary_freq=10)
-    train_in(Chase(n_agents=16), settings, sinks=[recorder])
+    train_in(Chase(n_agents=16), settings, sinks=[recorder], run_dir=tmp_path / "other")
     steps = recorder.steps("Toy")
     assert steps == sorted(set(steps))
     assert all(step % 10 == 0 for step in steps)
     assert len(steps) < 50
-
-
-def test_checkpoints_are_numbered_by_step_and_the_oldest_go(quick, tmp_path, train_in):
-    settings = quick(keep_checkpoints=2, max_steps=1000)
-    result = train_in(Corridor(n_agents=4), settings)
-    names = sorted(
-        int(path.stem.removeprefix("Toy-")) for path in (tmp_path / "Toy").glob("Toy-*.pt")
-    )
-    assert len(names) == 2
-    assert 800 <= names[0] < 1000
-    assert names[1] == result.behaviors["Toy"].steps
-    last = (tmp_path / "Toy" / f"Toy-{names[1]}.pt").read_bytes()
-    assert result.behaviors["Toy"].checkpoint.read_bytes() == last
-    assert load_checkpoint(result.behaviors["Toy"].checkpoint)["learner"]["step"] == names[1]
-
-
-def test_resume_file_is_refreshed_between_checkpoints(quick, monkeypatch, train_in):
-    saved = []
-    monkeypatch.setattr(
-        "pipeline.trainer.checkpoints.manager.save_checkpoint",
-        lambda path, _: saved.append(path.name),
-    )
-    train_in(Corridor(n_agents=4), quick(checkpoint_interval=10_000), resume_interval_s=0.0)
-    assert saved[:3] == ["checkpoint.pt"] * 3
-    assert saved[-2].startswith("Toy-")
 
 
 def test_resumed_run_goes_on_from_the_saved_step(quick, recorder, train_in):
@@ -234,22 +210,19 @@ def test_checkpoint_of_which_nothing_fits_is_refused(state, told, quick, tmp_pat
 
 
 class Failing(Corridor):
-    """Fails at its 100th step in the way that it is told."""
+    """Fails at its 100th step."""
 
-    def __init__(self, failure) -> None:
-        super().__init__(n_agents=4)
-        self.failure = failure
-        self.n_steps = 0
+    n_steps = 0
 
     def step(self, actions):
         self.n_steps += 1
         if self.n_steps >= 100:
-            raise self.failure
+            raise UnityException("gone")
         return super().step(actions)
 
 
 def test_what_was_learned_is_saved_when_the_environment_fails(quick, tmp_path, train_in):
-    toy = Failing(UnityException("gone"))
+    toy = Failing(n_agents=4)
     with pytest.raises(UnityException, match="gone"):
         train_in(toy, quick(max_steps=5000), exporter=publish)
     state = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
@@ -263,10 +236,14 @@ def test_what_was_learned_is_saved_when_the_environment_fails(quick, tmp_path, t
 def looped(quick, tmp_path, in_process, make_loop):
     """Train on a corridor until told to stop; gives the loop."""
 
+    def export(path, folder, *, label):
+        (folder / f"{folder.name}{label}.onnx").touch()
+
     def run(folder, stop, *, resume=False, **changes):
         with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
             run_dir = tmp_path / folder
-            loop = make_loop(workers, quick(**changes), run_dir=run_dir, resume=resume)
+            options = {"run_dir": run_dir, "resume": resume, "exporter": export}
+            loop = make_loop(workers, quick(**changes), **options)
             with contextlib.suppress(Interrupted):
                 loop.run(stop)
         return loop
@@ -289,12 +266,13 @@ def test_a_checkpoint_that_waits_for_an_update_is_written_after_resuming_too(n, 
     looped("whole", StopRequest(), **frequent)
     looped("halves", StopsAfter(n), **frequent)
     looped("halves", StopRequest(), resume=True, **frequent)
-    uninterrupted, halves = (
-        sorted(path.name for path in (tmp_path / name / "Toy").glob("Toy-*.pt"))
-        for name in ("whole", "halves")
-    )
-    assert len(uninterrupted) > 3
-    assert halves == uninterrupted
+    kept = []
+    for folder in (tmp_path / "whole", tmp_path / "halves"):
+        status = json.loads((folder / "run_logs" / "training_status.json").read_text())
+        listed = [entry["steps"] for entry in status["Toy"]["checkpoints"]]
+        kept.append((sorted(path.name for path in folder.glob("Toy/Toy-*")), listed))
+    assert len(kept[0][1]) > 3
+    assert kept[0] == kept[1]
 
 
 def test_a_behavior_that_does_not_show_up_again_still_counts_in_the_state_of_the_run(
@@ -379,39 +357,30 @@ def choice_steps(n, masks=None):
     return decision_steps([np.ones((n, 2))], masks=masks), TerminalSteps.empty(CHOICE)
 
 
-def test_masks_of_one_worker_hold_when_another_worker_has_none(make_learner):
+def test_masks_of_one_worker_hold_when_another_worker_has_none_and_agents_too(make_learner):
     only_two = [np.tile([True, True, False], (200, 1))]
-    steps = [choice_steps(200), choice_steps(200, only_two)]
-    free, masked = take_turn(make_learner(CHOICE), steps).actions
+    learner = make_learner(CHOICE)
+    before = learner.recorded["obs"][0]
+    assert (before.shape, before.dtype) == ((0, 2), torch.float32)
+    decided = take_turn(learner, [choice_steps(0), choice_steps(3)])
+    assert learner.recorded["allowed"] is None
+    assert len(learner.recorded["obs"][0]) == 3
+    assert [len(action.discrete) for action in decided.actions] == [0, 3]
+    free, masked = take_turn(learner, [choice_steps(200), choice_steps(200, only_two)]).actions
     assert set(masked.discrete[:, 0]) == {2}
     assert set(free.discrete[:, 0]) == {0, 1, 2}
 
 
-def test_choices_that_nobody_masks_can_be_remembered(make_learner):
-    learner = make_learner(CHOICE)
-    before = learner.recorded["obs"][0]
-    assert (before.shape, before.dtype) == ((0, 2), torch.float32)
-    take_turn(learner, [choice_steps(3)])
-    assert learner.recorded["allowed"] is None
-    assert len(learner.recorded["obs"][0]) == 3
-
-
-def test_zero_agents_get_zero_actions(make_learner):
-    decided = take_turn(make_learner(CHOICE), [choice_steps(0), choice_steps(0)])
-    assert [len(action.discrete) for action in decided.actions] == [0, 0]
-
-
-def test_normaliser_stands_still_once_a_behavior_has_finished(make_learner):
-    network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
-    learner = make_learner(Chase.spec, max_steps=64, network_settings=network)
-    toy = Chase(n_agents=8)
-    counts = []
-    steps = list(toy.reset().values())
-    normalizer = learner.algorithm.policy.normalizers.by_observation["0"]
-    for _ in range(40):
-        decided = take_turn(learner, steps)
-        counts.append((learner.step, float(normalizer.count)))
-        steps = list(toy.step({"Toy?team=0": decided.actions[0]}).values())
-    finished = [count for step, count in counts if step >= 64]
-    assert len(set(finished)) == 1
-    assert finished[0] == 65
+def test_a_moment_is_written_before_a_lesson_changes_the_environments(make_loop, quick):
+    calls = []
+    with WorkerSet([InProcessEnvironment(Corridor())]) as workers:
+        loop = make_loop(workers, quick())
+        note = {name: lambda *_, name=name: calls.append(name) for name in ("complete", "begin")}
+        flags = dict.fromkeys(("is_exact", "is_pending", "is_due"), True)
+        loop.resume_points = SimpleNamespace(**flags, **note, state_dict=dict)
+        for name in ("_step", "_receive", "_apply_lessons"):
+            setattr(loop, name, lambda *_, name=name: calls.append(name))
+        loop._finished = lambda: calls.count("_step") > 1
+        loop._note_start = lambda: None
+        loop._step_until_finished(StopRequest())
+    assert calls == ["_step", "_receive", "complete", "_apply_lessons", "begin", "_step"]

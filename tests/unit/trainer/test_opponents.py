@@ -1,19 +1,64 @@
-"""The ring of snapshots: when one is taken, which are kept, who is drawn, with which rating."""
-
-from __future__ import annotations
+"""Self-play without training: snapshots, opponents, games, ratings, and whose turn it is."""
 
 import copy
 from collections import Counter
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from histories import plain
+from steps import decision_steps, terminal_steps
 
 from pipeline.settings.schema import SelfPlaySettings
 from pipeline.trainer.checkpoints.file import digest
-from pipeline.trainer.opponents import LATEST, SnapshotPool
+from pipeline.trainer.opponents import (
+    LATEST,
+    Opponent,
+    SnapshotPool,
+    UnfinishedGames,
+    expected_score,
+    results,
+)
+from pipeline.trainer.self_play import SelfPlay, team_of
 
 CPU = torch.device("cpu")
 TEAM = "Duel?team=1"
+
+
+def player(name="A", **settings):
+    """A stand-in for a learner with self-play, and with a policy of one weight."""
+    settings = SelfPlaySettings(**settings)
+    policy = torch.nn.Linear(1, 1, bias=False)
+    policy.weight.data.zero_()
+    return SimpleNamespace(
+        name=name,
+        policy=policy,
+        past=SnapshotPool(lambda: policy, settings, seed=1, device=CPU),
+        step=0,
+        learns=True,
+        finished=False,
+        settings=SimpleNamespace(self_play=settings, max_steps=10**6),
+    )
+
+
+def joined(*names, learners=None, **settings):
+    """Self-play of behaviors that have these qualified names, and their learners in order."""
+    self_play, players = SelfPlay(), {}
+    for qualified in names or ("A?team=0", "A?team=1"):
+        name = qualified.partition("?")[0]
+        players.setdefault(name, player(name, **settings))
+        self_play.join(qualified, players[name])
+    return self_play, *players.values()
+
+
+def end_games(self_play, qualified, learner, *rewards, interrupted=False):
+    """Tell of games that have ended, each with its reward."""
+    ended = terminal_steps([], range(len(rewards)), reward=rewards, interrupted=interrupted)
+    self_play.on_step(qualified, learner, [(decision_steps([], []), ended)])
+
+
+SNAPSHOTS = {"play_against_latest_model_ratio": 0.0}
 
 
 def made(seed=1, **settings):
@@ -76,22 +121,24 @@ def test_latest_is_drawn_with_its_ratio_and_else_each_snapshot_alike(ratio):
         assert drawn[place] / 2000 == pytest.approx((1 - ratio) / 4, abs=0.04)
 
 
-def test_draws_depend_on_the_seed_only():
+def test_each_team_s_opponent_is_drawn_by_itself_and_by_the_seed_alone():
     def draws(seed):
-        past, policy = made(seed=seed, save_steps=1, window=9)
-        fill(past, policy, 9)
-        numbers = []
-        for _ in range(20):
-            past.swap([TEAM])
-            numbers.append(past.opponents[TEAM].drawn)
-        return numbers
+        past, policy = made(seed=seed, save_steps=1, window=3, **SNAPSHOTS)
+        fill(past, policy, 3)
+        teams, pairs = [TEAM, "Duel?team=2"], []
+        for _ in range(60):
+            past.swap(teams)
+            drawn = [past.opponents[team].drawn for team in teams]
+            assert [past.opponents[team].policy.weight.item() for team in teams] == drawn
+            pairs.append(tuple(drawn))
+        assert len(set(pairs)) == 9
+        return pairs
 
-    assert draws(1) == draws(1)
-    assert draws(1) != draws(2)
+    assert draws(1) == draws(1) != draws(2)
 
 
 def played(window=3, n=5):
-    past, policy = made(save_steps=1, window=window, play_against_latest_model_ratio=0.0)
+    past, policy = made(save_steps=1, window=window, **SNAPSHOTS)
     fill(past, policy, n)
     past.swap([TEAM, "Duel?team=2"])
     past.swap([TEAM])
@@ -102,7 +149,7 @@ def played(window=3, n=5):
 
 def test_restored_past_goes_on_as_the_other():
     past = played()
-    restored, policy = made(seed=8, save_steps=1, window=3, play_against_latest_model_ratio=0.0)
+    restored, policy = made(seed=8, save_steps=1, window=3, **SNAPSHOTS)
     set_weight(policy, 4.0)
     restored.load_state_dict(past.state_dict())
     assert list(restored.opponents) == [TEAM]
@@ -154,18 +201,6 @@ def test_in_another_window_an_opponent_keeps_the_rating_of_its_snapshot_where_th
     assert opponent.drawn == expected
 
 
-def test_each_team_s_opponent_is_drawn_and_plays_by_itself():
-    past, policy = made(save_steps=1, window=3, play_against_latest_model_ratio=0.0)
-    fill(past, policy, 3)
-    teams, pairs = [TEAM, "Duel?team=2"], set()
-    for _ in range(60):
-        past.swap(teams)
-        drawn = [past.opponents[team].drawn for team in teams]
-        assert [past.opponents[team].policy.weight.item() for team in teams] == drawn
-        pairs.add(tuple(drawn))
-    assert len(pairs) == 9
-
-
 def test_a_state_stays_as_it_is_and_has_the_streams_of_teams_that_learn_now():
     past = played()
     for opponent in past._players.values():
@@ -187,3 +222,288 @@ def test_a_state_stays_as_it_is_and_has_the_streams_of_teams_that_learn_now():
     assert 77.0 in stored(restored)
     assert 77.0 not in stored(past)
     assert digest(state) == digest(kept)
+
+
+def test_opponents_draw_from_streams_of_their_own_and_remember_the_policys_part():
+    class Acts(torch.nn.Module):
+        memory_size = 2
+
+        def act(self, _obs, _mask, stream, memory):
+            return torch.rand(3, generator=stream).tolist(), memory
+
+    device = torch.device("cpu")
+    memory = np.arange(6.0).reshape(2, 3)
+    first, second = (
+        Opponent(Acts(), seed=1, device=device, team=team).act([], None, memory) for team in "ab"
+    )
+    assert first[0] != second[0]
+    assert first[1].tolist() == [[0.0, 1.0], [3.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    ("rating", "opponent", "expected"),
+    [(1200, 1200, 0.5), (1600, 1200, 10 / 11), (1200, 1600, 1 / 11), (1400, 1300, 0.6400649998)],
+)
+def test_expected_score_is_the_one_of_elo(rating, opponent, expected):
+    ours, theirs = 10 ** (rating / 400), 10 ** (opponent / 400)
+    assert expected_score(rating, opponent) == pytest.approx(ours / (ours + theirs))
+    assert expected_score(rating, opponent) == pytest.approx(expected)
+    assert expected_score(rating, opponent) + expected_score(opponent, rating) == pytest.approx(1)
+
+
+def test_result_is_the_sign_of_the_last_reward_with_that_of_the_group():
+    terminal = terminal_steps(
+        [], range(5), reward=[0.3, -2, 0, 1, 1], group_reward=[0, 0, 0, -1, -3]
+    )
+    assert results(terminal).tolist() == [1.0, 0.0, 0.5, 0.5, 0.0]
+
+
+def over(groups, source, ids, group_id):
+    ended = terminal_steps([], ids, group_id=group_id)
+    return groups.whole(source, ended).tolist()
+
+
+def test_a_group_s_game_is_over_with_its_last_agent_and_an_agent_alone_has_its_own():
+    groups = UnfinishedGames()
+    groups.plays("alone", decision_steps([], [1, 2]))
+    assert over(groups, "alone", [1], [0]) == [True]
+    groups.plays("left", decision_steps([], [1, 2, 3, 4], group_id=[7, 7, 8, 8]))
+    assert over(groups, "left", [1, 3, 4], [7, 8, 8]) == [False, True, True]
+    groups.plays("left", decision_steps([], [2], group_id=[7]))
+    assert over(groups, "left", [2], [7]) == [True]
+
+
+def test_a_mate_that_does_not_ask_in_a_message_still_plays():
+    groups = UnfinishedGames()
+    for ids, group in (([1, 2], 7), ([1], 7), ([5], 9)):
+        groups.plays("left", decision_steps([], ids, group_id=group))
+    assert over(groups, "left", [1], [7]) == [False]
+    assert over(groups, "right", [1], [7]) == [True]
+
+
+def test_groups_that_are_taken_up_know_who_plays():
+    groups, restored = UnfinishedGames(), UnfinishedGames()
+    groups.plays(("Team", 0), decision_steps([], [1, 2], group_id=[7, 7]))
+    restored.load_state_dict(groups.state_dict())
+    assert over(restored, ("Team", 0), [1], [7]) == [False]
+    groups.forget(lambda source: source[1] == 0)
+    assert over(groups, ("Team", 0), [1], [7]) == [True]
+
+
+@pytest.mark.parametrize(("later", "ended"), [([7, 7], [False, True]), ([7, 8], [True, True])])
+def test_agents_that_ask_again_play_for_the_group_that_they_are_in_now(later, ended):
+    groups = UnfinishedGames()
+    for now in ([7, 7], later):
+        groups.plays("left", decision_steps([], [1, 2], group_id=now))
+    assert over(groups, "left", [1], later[:1]) == ended[:1]
+    assert over(groups, "left", [2], later[1:]) == ended[1:]
+
+
+@pytest.mark.parametrize(
+    ("qualified", "team"),
+    [
+        ("A?team=0", 0),
+        ("A?team=12", 12),
+        ("A", 0),
+        ("A?x=1&team=3", 3),
+        ("A?team=-1", -1),
+        ("A?team=b", 0),
+    ],
+)
+def test_team_is_read_from_the_qualified_name(qualified, team):
+    assert team_of(qualified) == team
+
+
+def test_every_agent_of_the_learning_team_that_ends_moves_both_ratings():
+    self_play, learner = joined(window=2, **SNAPSHOTS)
+    assert self_play.learning == 0
+    past = learner.past
+    assert past.opponents["A?team=1"].drawn == 0
+    past.ratings[:] = [1300.0, 1100.0, 1200.0]
+    end_games(self_play, "A?team=0", learner, 2.0, -1.0, 0.0)
+    rating, other = 1200.0, 1300.0
+    for result in (1.0, 0.0, 0.5):
+        change = result - expected_score(rating, other)
+        rating, other = rating + change, other - change
+    assert past.ratings == pytest.approx([other, 1100.0, rating])
+
+
+def test_games_cut_short_of_the_opponent_or_against_the_latest_policy_are_not_rated():
+    self_play, learner = joined(**SNAPSHOTS)
+    before = list(learner.past.ratings)
+    end_games(self_play, "A?team=0", learner, 1.0, interrupted=True)
+    end_games(self_play, "A?team=1", learner, 1.0)
+    assert learner.past.ratings == before
+    end_games(self_play, "A?team=0", learner, 1.0)
+    assert learner.past.ratings != before
+    self_play, learner = joined(play_against_latest_model_ratio=1.0)
+    end_games(self_play, "A?team=0", learner, 1.0)
+    assert learner.past.ratings == pytest.approx([1200.0] * 11)
+
+
+def test_a_group_that_plays_again_in_the_message_of_its_end_is_rated():
+    """Unity's next agents have other ids, and often the same group."""
+    self_play, learner = joined(**SNAPSHOTS)
+    asking = decision_steps([], [1, 2], group_id=[7, 7])
+    self_play.on_step("A?team=0", learner, [(asking, terminal_steps([], []))])
+    ended = terminal_steps([], [1, 2], group_id=[7, 7], group_reward=1.0)
+    again = decision_steps([], [3, 4], group_id=[7, 7])
+    self_play.on_step("A?team=0", learner, [(again, ended)])
+    assert learner.past.rating > 1200.0
+
+
+def test_a_game_between_two_behaviors_moves_the_ratings_of_the_snapshots_that_played_it():
+    self_play, pick, aim = joined("Pick?team=0", "Aim?team=1", window=2, initial_elo=1300.0)
+    assert pick.past.rating == 1300.0
+    aim.past.save_due(10**6)
+    aim.past.opponents["Aim?team=1"].play(aim.past.snapshots[1], 1)
+    aim.past.ratings[:] = [1400.0, 1500.0, 1600.0]
+    end_games(self_play, "Pick?team=0", pick, 1.0)
+    gain = 1 - expected_score(1300.0, 1500.0)
+    assert pick.past.ratings == [1300.0, 1300.0, pytest.approx(1300.0 + gain)]
+    assert aim.past.ratings == [1400.0, pytest.approx(1500.0 - gain), 1600.0]
+
+
+def test_three_teams_take_turns_and_share_what_the_learner_gains():
+    names = [f"A?team={team}" for team in (2, 0, 1)]
+    self_play, learner = joined(*names, team_change=10, **SNAPSHOTS)
+    assert self_play.learning == 2
+    assert set(learner.past.opponents) == {"A?team=0", "A?team=1"}
+    end_games(self_play, "A?team=2", learner, 1.0)
+    assert learner.past.rating == pytest.approx(1200.5)
+    assert learner.past.ratings[0] == pytest.approx(1199.5)
+    learning = []
+    for step in (10, 11, 21, 22, 33):
+        learner.step = step
+        changed = self_play.advance()
+        learning.append((changed, self_play.learning))
+        assert f"A?team={self_play.learning}" not in learner.past.opponents
+        assert len(learner.past.opponents) == 2
+    assert learning == [(False, 2), (True, 0), (False, 0), (True, 1), (True, 2)]
+
+
+def test_a_snapshot_that_is_due_is_taken_before_opponents_are_drawn():
+    self_play, learner = joined(window=1, save_steps=10, team_change=10, **SNAPSHOTS)
+    learner.policy.weight.data.fill_(5.0)
+    learner.step = 11
+    assert self_play.advance()
+    assert learner.past.opponents["A?team=0"].policy.weight.item() == 5.0
+
+
+def test_a_team_learns_for_its_own_steps_since_its_own_turn_began():
+    self_play, pick, aim = joined("Pick?team=0", "Aim?team=1", team_change=10)
+    turns = []
+    for pick.step, aim.step in ((11, 0), (11, 10), (11, 11), (11, 11), (21, 11), (22, 11)):
+        turns.append((self_play.advance(), self_play.learning))
+    assert turns == [(True, 1), (False, 1), (True, 0), (False, 0), (False, 0), (True, 1)]
+    # one of two behaviors of a team is enough
+    self_play, _, mate = joined("Pick?team=0", "Mate?team=0", "Pick?team=1", team_change=10)
+    mate.step = 11
+    assert self_play.advance()
+
+
+def test_all_behaviors_of_a_team_learn_together_and_until_all_have_finished():
+    names = [f"{name}?team={team}" for team in (0, 1) for name in "SK"]
+    self_play, striker, keeper = joined(*names, team_change=10)
+
+    def opponents():
+        return [[*learner.past.opponents] for learner in (striker, keeper)]
+
+    assert opponents() == [["S?team=1"], ["K?team=1"]]
+    striker.step = keeper.step = 11
+    assert self_play.advance()
+    assert opponents() == [["S?team=0"], ["K?team=0"]]
+    assert not self_play.advance()
+    self_play, striker, keeper = joined("S?team=0", "K?team=0", "K?team=1")
+    striker.finished = True
+    assert not self_play.advance()
+    assert self_play.learning == 0
+    keeper.finished = True  # and so has the other team
+    assert not self_play.advance()
+    assert self_play.learning == 0
+
+
+def test_opponents_are_drawn_when_teams_change_and_when_ghosts_have_made_swap_steps():
+    self_play, learner = joined(team_change=100, swap_steps=14)
+    asking = decision_steps([], range(7)), terminal_steps([], [])
+    swaps = []
+    for _ in range(6):
+        self_play.on_step("A?team=1", learner, [asking])
+        self_play.advance()
+        swaps.append(learner.past.last_swap)
+    assert learner.past.ghost_steps == 42
+    assert swaps == [0, 0, 21, 21, 21, 42]
+    learner.step = 101
+    self_play.on_step("A?team=1", learner, [asking])
+    assert self_play.advance()
+    assert learner.past.last_swap == 49
+
+
+def test_decisions_of_a_ghost_are_counted_over_all_workers_and_by_its_own_behavior():
+    self_play, pick, aim = joined("Pick?team=0", "Aim?team=1", swap_steps=5, **SNAPSHOTS)
+    assert [[*learner.past.opponents] for learner in (pick, aim)] == [[], ["Aim?team=1"]]
+    ends = terminal_steps([], [9], reward=1.0)
+    steps = [(decision_steps([], [0, 1]), ends), (decision_steps([], [0, 1, 2]), ends)]
+    self_play.on_step("Aim?team=1", aim, steps)
+    assert (pick.past.ghost_steps, aim.past.ghost_steps) == (0, 5)
+    assert (pick.past.rating, aim.past.rating) == (1200.0, 1200.0), "a ghost's games do not count"
+    self_play.on_step("Pick?team=0", pick, steps)
+    assert (pick.past.ghost_steps, aim.past.ghost_steps) == (0, 5)
+    assert pick.past.rating > 1200.0 > aim.past.ratings[0]
+
+
+def test_opponents_of_a_behavior_are_drawn_by_its_own_clock():
+    names = [f"{name}?team={team}" for team in (0, 1) for name in ("One", "Two")]
+    self_play, one, two = joined(*names, swap_steps=5)
+    for steps, swapped in (((5, 6), (0, 6)), ((6, 11), (6, 6))):
+        one.past.ghost_steps, two.past.ghost_steps = steps
+        assert not self_play.advance()
+        assert (one.past.last_swap, two.past.last_swap) == swapped
+
+
+def test_games_of_each_worker_end_with_their_own_mates():
+    self_play, learner = joined(**SNAPSHOTS)
+    nobody = terminal_steps([], [])
+    left, right = (decision_steps([], ids, group_id=ids[0]) for ids in ([1, 2], [3, 4]))
+    self_play.on_step("A?team=0", learner, [(left, nobody), (right, nobody)])
+    rating = learner.past.rating
+    one = terminal_steps([], [3], group_id=3, reward=1.0)
+    still = decision_steps([], [4], group_id=3)
+    self_play.on_step("A?team=0", learner, [(left, nobody), (still, one)])
+    assert learner.past.rating == rating, "a mate of the second worker plays on"
+    both = terminal_steps([], [1, 2], group_id=1, reward=1.0)
+    self_play.on_step("A?team=0", learner, [(left, both), (still, nobody)])
+    assert learner.past.rating > rating
+
+
+@pytest.mark.parametrize("learning", [0, 1, 2])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_teams_that_join_a_resumed_run_leave_its_opponents_as_they_were(learning, order):
+    changing = {"team_change": 10, "window": 4, "save_steps": 5}
+    self_play, learner = joined("A?team=0", "A?team=1", "A?team=2", **changing)
+    while self_play.learning != learning or learner.step < 40:
+        learner.step += 7
+        self_play.advance()
+    for opponent in learner.past.opponents.values():
+        opponent.policy.weight.data.fill_(0.25)  # of a snapshot that has left the ring
+    resumed, resumed_learner = SelfPlay(), player(**changing)
+    resumed_learner.step = learner.step
+    resumed_learner.past.load_state_dict(learner.past.state_dict())
+    resumed.restore({"self_play": self_play.state_dict()})
+    for team in order:
+        resumed.join(f"A?team={team}", resumed_learner)
+    resumed.advance()
+    self_play.advance()
+    assert resumed.state_dict() == self_play.state_dict()
+    assert plain(resumed_learner.past.state_dict()) == plain(learner.past.state_dict())
+
+
+def test_an_opponent_whose_team_learns_by_now_is_drawn_anew():
+    """Of two resume files the older one may say that the other team learned."""
+    _, learner = joined()
+    resumed, resumed_learner = SelfPlay(), player()
+    resumed_learner.past.load_state_dict(learner.past.state_dict())
+    resumed.restore({"self_play": {"learning": 1, "order": [0, 1]}})
+    for team in (0, 1):
+        resumed.join(f"A?team={team}", resumed_learner)
+    assert list(resumed_learner.past.opponents) == ["A?team=0"]

@@ -1,7 +1,5 @@
 """`threaded: true`: updates are spread over the steps of the loop that follow."""
 
-from __future__ import annotations
-
 import math
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Behavioral cloning as a training of its own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -118,23 +116,20 @@ def test_cloning_takes_each_source_as_often_as_its_weight_has_it(demo, quick, me
     assert share == pytest.approx(5 / 6, abs=0.02)
 
 
-def test_demonstration_of_other_actions_is_refused(demo, quick, tmp_path):
+def test_demonstrations_that_cannot_be_cloned_are_refused(demo, quick, tmp_path, train_in):
     pair = [demo("a.demo"), demo("b.demo", spec=Chase.spec)]
     with pytest.raises(DemonstrationError, match=r"^[^\n]*b\.demo: its actions are[^\n]*$"):
         run(pair, quick(), tmp_path)
-
-
-def test_demonstration_of_a_behavior_whose_name_leads_elsewhere_is_refused(demo, tmp_path):
+    with pytest.raises(DemonstrationError, match="no demonstration"):
+        run([], quick(), tmp_path)
     overrides = {"default_settings": {"trainer_type": "ppo"}}
     settings = load_run_settings(None, overrides=overrides)
     with pytest.raises(DemonstrationError, match=r"d\.demo: .*'\.\./evil'.*separate folders"):
         run([demo(behavior="../evil")], settings, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["d.demo"]
-
-
-def test_no_demonstration_at_all_is_refused(quick, tmp_path):
-    with pytest.raises(DemonstrationError, match="no demonstration"):
-        run([], quick(), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.demo", "b.demo", "d.demo"]
+    beside = quick(behavioral_cloning={"demo_path": str(demo())})
+    with pytest.raises(DemonstrationError, match="its actions are"):
+        train_in(Corridor(), beside, run_dir=tmp_path / "t")
 
 
 def test_training_begins_with_the_cloned_policy_and_its_normaliser(demo, quick, tmp_path, train_in):
@@ -157,24 +152,6 @@ def test_training_begins_with_the_cloned_policy_and_its_normaliser(demo, quick, 
         f"normalizers.by_observation.0.{name}" for name in ("count", "mean", "squared")
     }
     assert load_policy(cloned.checkpoint).step == 0
-
-
-def test_cloning_beside_reinforcement_learning_is_reported(
-    demo, quick, tmp_path, recorder, train_in
-):
-    settings = quick(behavioral_cloning={"demo_path": str(demo())})
-    train_in(Both(n_agents=4), settings, run_dir=tmp_path / "t", sinks=[recorder])
-    losses = recorder.values(TRAIN_LOSS)
-    assert len(losses) > 1
-    assert losses[-1] < losses[0]
-
-
-def test_cloning_with_demonstrations_of_another_behavior_is_refused(
-    demo, quick, tmp_path, train_in
-):
-    settings = quick(behavioral_cloning={"demo_path": str(demo())})
-    with pytest.raises(DemonstrationError, match="its actions are"):
-        train_in(Corridor(), settings, run_dir=tmp_path / "t")
 
 
 EPISODE = 5
@@ -228,30 +205,43 @@ def test_policy_with_memory_is_cloned_from_what_the_expert_saw_earlier(late, qui
     assert without.held_out_loss > 0.15
 
 
-def test_auxiliary_cloning_teaches_a_policy_with_memory(late, quick, tmp_path, recorder, train_in):
-    network = {"hidden_units": 16, "memory": {"sequence_length": 8, "memory_size": 16}}
-    settings = quick(
-        network_settings=network,
-        behavioral_cloning={"demo_path": str(late()), "strength": 10.0},
-        max_steps=1500,
-    )
-    train_in(Cue(n_agents=4), settings, run_dir=tmp_path / "t", sinks=[recorder])
-    losses = recorder.values(TRAIN_LOSS)
-    assert losses[-1] < 0.5 * losses[0]
+@pytest.fixture
+def entities(tmp_path):
+    """A demonstration with lists of entities, of the shapes that a file has."""
+
+    def write():
+        spec = LargestName.spec
+        ((decision, _),) = LargestName(n_agents=60).reset().values()
+        with writing_demo(tmp_path / "d.demo", "Toy?team=0", spec) as writer:
+            writer.append(
+                obs=decision.obs,
+                actions=spec.action_spec.empty_action(60),
+                reward=np.ones(60, np.float32),
+                done=np.zeros(60, np.bool_),
+            )
+        return tmp_path / "d.demo"
+
+    return write
 
 
-def test_lists_of_entities_are_cloned_in_training_too(quick, tmp_path, recorder, train_in):
-    """`behavioral_cloning` beside PPO, with the shapes of a demonstration file."""
-    spec = LargestName.spec
-    ((decision, _),) = LargestName(n_agents=60).reset().values()
-    with writing_demo(tmp_path / "d.demo", "Toy?team=0", spec) as writer:
-        writer.append(
-            obs=decision.obs,
-            actions=spec.action_spec.empty_action(60),
-            reward=np.ones(60, np.float32),
-            done=np.zeros(60, np.bool_),
-        )
-    settings = quick(behavioral_cloning={"demo_path": str(tmp_path / "d.demo"), "strength": 10.0})
-    train_in(LargestName(n_agents=4), settings, sinks=[recorder])
+MEMORY = {"hidden_units": 16, "memory": {"sequence_length": 8, "memory_size": 16}}
+
+
+@pytest.mark.parametrize(
+    ("source", "toy", "changes", "share"),
+    [
+        ("demo", Both, {}, 1.0),
+        ("late", Cue, {"network_settings": MEMORY, "max_steps": 1500}, 0.5),
+        ("entities", LargestName, {}, 0.9),
+    ],
+)
+def test_cloning_beside_reinforcement_learning_teaches_and_is_reported(
+    source, toy, changes, share, quick, recorder, train_in, tmp_path, request
+):
+    path = str(request.getfixturevalue(source)())
+    strength = {} if source == "demo" else {"strength": 10.0}
+    settings = quick(behavioral_cloning={"demo_path": path, **strength}, **changes)
+    train_in(toy(n_agents=4), settings, run_dir=tmp_path / "t", sinks=[recorder])
     losses = recorder.values(TRAIN_LOSS)
-    assert losses[-1] < 0.9 * losses[0]
+    assert len(losses) > 1
+    assert losses[-1] < share * losses[0]

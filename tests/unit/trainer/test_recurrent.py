@@ -1,10 +1,5 @@
 """What agents remember while they act, and what is learned from it."""
 
-from __future__ import annotations
-
-import copy
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -16,7 +11,11 @@ from pipeline.nets.memory import SequenceState
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 CPU = torch.device("cpu")
+
+
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, (3,)))
+
+
 MEMORY = {"hidden_units": 8, "num_layers": 1, "memory": {"sequence_length": 3, "memory_size": 6}}
 
 
@@ -138,7 +137,7 @@ def collected(learner_of, *, toy=Cue, shared=False, n_steps=40, horizon=8, agent
         for agent in terminal.agent_id:
             closed.append([*open_values[agent], np.nan])
             open_values[agent] = []
-        values = critics_word(algorithm, decision.obs, decided.decision.rows["memory"])
+        values = critic_values(algorithm, decision.obs, decided.decision.rows["memory"])
         for agent in decision.agent_id:
             if len(open_values[agent]) == horizon:
                 closed.append([*open_values[agent], values[agent]])
@@ -151,7 +150,7 @@ def collected(learner_of, *, toy=Cue, shared=False, n_steps=40, horizon=8, agent
 
 
 @torch.no_grad()
-def critics_word(algorithm, obs, memory):
+def critic_values(algorithm, obs, memory):
     """The critic's values [N] of single steps from the memories that were stored."""
     inputs = [torch.from_numpy(values) for values in obs]
     ones = torch.ones(len(memory), dtype=torch.int64)
@@ -206,62 +205,6 @@ def distance(values, other):
     if len(values) != len(other):
         return np.inf
     return np.nanmax(np.abs(np.subtract(values, other)))
-
-
-def test_act_and_update_disagree_when_the_memory_is_not_the_stored_one(learner_of):
-    learner, _ = collected(learner_of)
-    algorithm, rollout = learner.algorithm, learner.trajectories.rollout()
-    rollout.memory[:] = 0.0
-    with torch.no_grad():
-        batch = algorithm._rows(rollout)
-        hidden = algorithm.policy.actor(batch.obs, algorithm._sequence_states(batch.sequences)[0])
-        heads = algorithm.policy.actor.heads
-        log_prob, _ = heads.evaluate(hidden, batch.continuous, batch.discrete, batch.allowed)
-    assert float((log_prob - batch.log_prob).abs().max()) > 1e-4
-
-
-def test_what_stands_in_the_padding_does_not_change_what_is_learned(learner_of, monkeypatch):
-    learner, _ = collected(learner_of)
-    state = copy.deepcopy(learner.algorithm.state_dict())
-    zeros, results = torch.Tensor.new_zeros, []
-    for fill in (0.0, 100.0):
-        learner.algorithm.load_state_dict(copy.deepcopy(state))
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                torch.Tensor, "new_zeros", lambda s, *shape, fill=fill: zeros(s, *shape) + fill
-            )
-            learner.algorithm.update(learner.trajectories.rollout(), step=0)
-        results.append([p.detach().clone() for p in learner.algorithm.optimizer.parameters])
-    before = [*state["policy"].values(), *state["critic"].values()]
-    assert not all(torch.equal(a, b) for a, b in zip(results[0], before, strict=False))
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-def test_minibatches_hold_whole_sequences_with_their_memories(learner_of):
-    learner, _ = collected(learner_of, n_steps=60)
-    algorithm, rollout = learner.algorithm, learner.trajectories.rollout()
-    batch = algorithm._rows(rollout)
-    numbered = torch.arange(rollout.n_rows)[:, None]
-    # so that every row can be told from the others
-    batch = replace(batch, fields={**batch.fields, "value": numbered})
-    lengths = batch.sequences.lengths.tolist()
-    memories = dict(zip(map(key, numbered.split(lengths)), batch.sequences.memory, strict=True))
-    size, keys = 7, []
-    minibatches = list(batch.minibatches(np.random.default_rng(0), size))
-    assert len(minibatches) == len(lengths) // size > 3
-    for minibatch in minibatches:
-        assert len(minibatch.sequences.lengths) == size
-        assert torch.equal(minibatch.log_prob, batch.log_prob[minibatch.value[:, 0]])
-        rows = minibatch.value.split(minibatch.sequences.lengths.tolist())
-        for sequence, memory in zip(rows, minibatch.sequences.memory, strict=True):
-            assert torch.equal(memories[key(sequence)], memory)
-            keys.append(key(sequence))
-    assert len(set(keys)) == len(keys)
-    assert keys != list(memories)[: len(keys)]
-
-
-def key(rows):
-    return tuple(rows.flatten().tolist())
 
 
 @pytest.mark.parametrize("shared", [False, True])

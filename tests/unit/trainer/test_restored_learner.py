@@ -1,87 +1,20 @@
 """A learner that is restored from another one's state goes on as the other does."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
 import pytest
 import torch
-from steps import decision_steps, take_turn, terminal_steps
+from histories import MEMORY, NUMBERS, PLAIN, learner_of, messages, plain, play
+from steps import terminal_steps
 
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.trainer.checkpoints.file import load_checkpoint, of_each_rank, save_checkpoint
 from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
 from pipeline.trainer.checkpoints.restore import restore
 from pipeline.trainer.opponents import LATEST
 
-SPEC = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec(1, (2, 3)))
-PLAIN = {"hidden_units": 8, "num_layers": 1, "normalize": True}
-MEMORY = PLAIN | {"memory": {"sequence_length": 3, "memory_size": 4}}
-NUMBERS = {
-    "ppo": {"batch_size": 8, "buffer_size": 32, "num_epoch": 1},
-    "poca": {"batch_size": 8, "buffer_size": 32, "num_epoch": 1},
-    "sac": {
-        "batch_size": 8,
-        "buffer_size": 200,
-        "buffer_init_steps": 20,
-        "save_replay_buffer": True,
-    },
-}
-N_AGENTS = 4
 TEAMS = ("Toy?team=0", "Toy?team=1")
-
-
-def messages(n, *, seed, grouped):
-    """What two workers send in turn: agents of two groups whose episodes end now and then."""
-    rng = np.random.default_rng(seed)
-    groups = np.array([1, 1, 2, 2] if grouped else [0] * N_AGENTS, np.int32)
-
-    def part(kind, ids, **extra):
-        obs = [rng.normal(size=(len(ids), 3)).astype(np.float32)]
-        reward, shared = rng.normal(size=(2, len(ids))).astype(np.float32)
-        shared = np.where(groups[ids] > 0, np.float32(0.5), np.float32(0.0)) * (shared > 0)
-        values = {"reward": reward, "group_id": groups[ids], "group_reward": shared}
-        if kind is decision_steps:
-            extra["masks"] = [rng.random((len(ids), size)) < 0.3 for size in (2, 3)]
-            for mask in extra["masks"]:
-                mask[:, 0] = False
-        return kind(obs, ids, **values, **extra)
-
-    def worker(begins):
-        ended = np.flatnonzero(rng.random(N_AGENTS) < (0.0 if begins else 0.2)).astype(np.int32)
-        deciding = rng.permutation(N_AGENTS).astype(np.int32)
-        stopped = rng.random(len(ended)) < 0.5
-        return part(decision_steps, deciding), part(terminal_steps, ended, interrupted=stopped)
-
-    return [[worker(time == 0) for _ in range(2)] for time in range(n)]
-
-
-def learner_of(make_learner, trainer, network=PLAIN, **changes):
-    return make_learner(
-        SPEC,
-        trainer_type=trainer,
-        network_settings=network,
-        hyperparameters=NUMBERS[trainer],
-        time_horizon=5,
-        max_steps=100_000,
-        **changes,
-    )
-
-
-def play(learner, history, teams=("",)):
-    """Everything that the learner does on messages, as plain values."""
-    done = []
-    for steps in history:
-        for team in teams:
-            decided = take_turn(learner, steps, team=team)
-            done += [
-                (action.continuous.tolist(), action.discrete.tolist()) for action in decided.actions
-            ]
-        while learner.learn():
-            pass
-        done.append((learner.step, learner.n_updates))
-    return done
+HISTORY = messages(40, seed=3, grouped=True)
 
 
 def taken_up(make_learner, original, trainer, network, *, with_open=True, **changes):
@@ -96,32 +29,24 @@ def taken_up(make_learner, original, trainer, network, *, with_open=True, **chan
     return restored
 
 
-def equal(first, second):
-    torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
+def assert_goes_on_as(original, restored, history, teams=("",)):
+    """Both do the same on these messages, and have the same state afterwards."""
+    assert play(original, history, teams) == play(restored, history, teams)
+    states = [[x.state_dict(), x.experience(with_open=True)] for x in (original, restored)]
+    assert plain(states[0]) == plain(states[1])
 
 
-def tensors(value):
-    """Plain values of a state, arrays and tensors as lists."""
-    if isinstance(value, dict):
-        return {str(key): tensors(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [tensors(item) for item in value]
-    return value.tolist() if isinstance(value, np.ndarray | torch.Tensor) else value
+networks = pytest.mark.parametrize("network", [PLAIN, MEMORY], ids=["plain", "memory"])
 
 
-@pytest.mark.parametrize("network", [PLAIN, MEMORY], ids=["plain", "memory"])
+@networks
 @pytest.mark.parametrize("trainer", NUMBERS)
 def test_a_learner_that_takes_up_another_goes_on_as_that_one(make_learner, trainer, network):
-    history = messages(40, seed=3, grouped=True)
     original = learner_of(make_learner, trainer, network)
-    play(original, history[:23])
+    play(original, HISTORY[:23])
     assert original.n_updates > 0
     restored = taken_up(make_learner, original, trainer, network)
-    assert play(original, history[23:]) == play(restored, history[23:])
-    assert tensors(original.state_dict()) == tensors(restored.state_dict())
-    assert tensors(original.experience(with_open=True)) == tensors(
-        restored.experience(with_open=True)
-    )
+    assert_goes_on_as(original, restored, HISTORY[23:])
 
 
 @pytest.mark.parametrize("trainer", NUMBERS)
@@ -130,7 +55,7 @@ def test_a_run_of_a_gpu_goes_on_here_with_random_numbers_that_its_state_decides(
 ):
     """Its generators' states are 16 bytes long, which no CPU's generator takes."""
     original = learner_of(make_learner, trainer)
-    play(original, messages(23, seed=3, grouped=True))
+    play(original, HISTORY[:23])
 
     def elsewhere(first_byte):
         state = copy.deepcopy(original.state_dict())
@@ -153,9 +78,8 @@ def test_a_run_of_a_gpu_goes_on_here_with_random_numbers_that_its_state_decides(
 def test_one_of_several_processes_goes_on_from_its_own_part_and_the_networks_of_the_first(
     make_learner, quick, tmp_path, trainer
 ):
-    history = messages(40, seed=3, grouped=True)
     original, restored = (learner_of(make_learner, trainer, MEMORY) for _ in range(2))
-    play(original, history[:23])
+    play(original, HISTORY[:23])
     first, other = CheckpointManager(tmp_path, quick()), NullCheckpointManager(tmp_path, quick())
     full_state = first.snapshot([original], {}, with_open=True)["Toy"]
     part = other.snapshot([original], {}, with_open=True)["Toy"]
@@ -163,61 +87,65 @@ def test_one_of_several_processes_goes_on_from_its_own_part_and_the_networks_of_
     assert not part["learner"]["algorithm"].keys() & shared
     # the state of the first process itself shall not count
     algorithm = full_state["learner"]["algorithm"]
-    full_state["learner"]["algorithm"] = {
-        name: algorithm[name] for name in shared & algorithm.keys()
-    }
-    full_state["experience"] = {}
+    kept = {name: algorithm[name] for name in shared & algorithm.keys()}
+    full_state["learner"]["algorithm"], full_state["experience"] = kept, {}
     path = tmp_path / "Toy" / "resume.pt"
     save_checkpoint(path, {**full_state, "ranks": [part]})
     saved = of_each_rank({"Toy": load_checkpoint(path)}, 2)[1]["Toy"]
     restore(restored, saved, path, exact=True)
-    assert play(original, history[23:]) == play(restored, history[23:])
-    assert tensors(original.state_dict()) == tensors(restored.state_dict())
-    assert tensors(original.experience(with_open=True)) == tensors(
-        restored.experience(with_open=True)
-    )
+    assert_goes_on_as(original, restored, HISTORY[23:])
 
 
 @pytest.mark.parametrize("is_last", [False, True], ids=["new rows", "all rows"])
 def test_a_replay_is_restored_from_its_files(make_learner, quick, tmp_path, is_last):
-    history = messages(40, seed=3, grouped=True)
-    original, restored = (learner_of(make_learner, "sac", PLAIN) for _ in range(2))
+    original, restored = (learner_of(make_learner, "sac") for _ in range(2))
     keeper = CheckpointManager(tmp_path, quick())
-    for part in (history[:15], history[15:23]):
+    for part in (HISTORY[:15], HISTORY[15:23]):
         play(original, part)
         saved = keeper.snapshot([original], {}, with_open=True)["Toy"]
         keeper.is_last = is_last
     restore(restored, saved, tmp_path / "Toy" / "checkpoint.pt", exact=True)
     assert len(restored.algorithm.replay) == len(original.algorithm.replay) > 0
-    assert play(original, history[23:]) == play(restored, history[23:])
+    assert_goes_on_as(original, restored, HISTORY[23:])
 
 
 def test_a_further_process_reads_and_writes_no_files(make_learner, quick, tmp_path):
     learner = learner_of(make_learner, "ppo")
-    play(learner, messages(23, seed=3, grouped=True))
+    play(learner, HISTORY[:23])
     CheckpointManager(tmp_path, quick()).finish([learner], {})
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def files():
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    before, other = files(), NullCheckpointManager(tmp_path, quick())
     assert before
-    other = NullCheckpointManager(tmp_path, quick())
     assert other.saved() == {}
     learner.step += 1
     other.consider(learner)
     other.refresh([learner], {})
     other.milestone(learner, {})
     other.finish([learner], {})
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert files() == before
 
 
-def test_states_of_another_number_of_processes_give_each_the_networks_alone():
-    of_one = {"learner": 1, "experience": 2, "environments": 3, "replay": 4, "ranks": [{}]}
-    assert of_each_rank({"Toy": of_one}, 3) == [{"Toy": {"learner": 1}}] * 3
+def test_each_process_takes_up_its_own_part_and_another_number_the_networks_alone():
+    def part(number, **shared):
+        return {"learner": {"algorithm": {"stream": number, **shared}}, "experience": number}
+
+    state = {**part(0, policy="shared"), "ranks": [part(1), part(2)]}
+    saved = [rank["A"] for rank in of_each_rank({"A": state}, 3)]
+    assert [rank["experience"] for rank in saved] == [0, 1, 2]
+    assert [rank["learner"]["algorithm"] for rank in saved] == [
+        {"stream": number, "policy": "shared"} for number in range(3)
+    ]
+    of_two = {"learner": 1, "experience": 2, "environments": 3, "replay": 4, "ranks": [{}]}
+    assert of_each_rank({"Toy": of_two}, 3) == [{"Toy": {"learner": 1}}] * 3
 
 
 @pytest.mark.parametrize("trainer", NUMBERS)
 def test_without_its_agents_a_learner_keeps_what_has_ended_alone(make_learner, trainer):
-    history = messages(23, seed=3, grouped=True)
     original = learner_of(make_learner, trainer, MEMORY)
-    play(original, history)
+    play(original, HISTORY[:23])
     restored = taken_up(make_learner, original, trainer, MEMORY, with_open=False)
     assert restored.trajectories.n_closed == original.trajectories.n_closed
     assert restored.slots.n_slots == 0
@@ -245,21 +173,7 @@ def test_self_play_is_taken_up_with_its_opponents_and_their_games(make_learner):
     restored = taken_up(make_learner, original, "ppo", MEMORY, self_play=games)
     for learner in (original, restored):
         learner.past.swap([TEAMS[1]])
-    assert play(original, history[15:], TEAMS) == play(restored, history[15:], TEAMS)
-    assert tensors(original.state_dict()) == tensors(restored.state_dict())
-    assert tensors(original.experience(with_open=True)) == tensors(
-        restored.experience(with_open=True)
-    )
-
-
-def test_a_reward_that_a_group_shares_is_warned_of_once(make_learner, caplog):
-    history = messages(8, seed=3, grouped=True)
-    for trainer, n_warnings in (("poca", 0), ("ppo", 1)):
-        play(learner_of(make_learner, trainer), history)
-        assert (
-            len([record for record in caplog.records if "Group Reward" in record.message])
-            == n_warnings
-        )
+    assert_goes_on_as(original, restored, history[15:], TEAMS)
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
@@ -287,7 +201,7 @@ def test_an_opponent_plays_weights_of_its_own(make_learner, ratio):
     assert all(parameter.requires_grad for parameter in learner.algorithm.policy.parameters())
     play(learner, messages(20, seed=2, grouped=False), TEAMS)
     assert learner.n_updates > 0
-    equal(opponent.policy.state_dict(), first)
+    torch.testing.assert_close(opponent.policy.state_dict(), first, rtol=0, atol=0)
     changed = [
         not torch.equal(value, first[name])
         for name, value in learner.algorithm.policy.state_dict().items()

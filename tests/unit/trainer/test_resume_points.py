@@ -1,6 +1,4 @@
-"""Interrupted runs say whether they equal the uninterrupted run."""
-
-from __future__ import annotations
+"""Interrupted runs say whether they equal the uninterrupted run, and keep moments that do."""
 
 import copy
 import logging
@@ -12,12 +10,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from histories import plain
 from steps import take_turn
 from stops_after import StopsAfter
-from test_restored_learner import tensors
 from toys import Corridor
 
 import pipeline
+from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import Interrupted
 from pipeline.settings import load_run_settings
@@ -30,9 +29,11 @@ from pipeline.trainer.checkpoints.file import (
     save_checkpoint,
 )
 from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
-from pipeline.trainer.checkpoints.restore import load_policy, resumes_exactly
+from pipeline.trainer.checkpoints.restore import latest_run, load_policy, resumes_exactly
 from pipeline.trainer.checkpoints.resume_points import JointResumePoints
 from pipeline.trainer.distributed.sync import Synchronizer
+from pipeline.trainer.result import result_of
+from pipeline.trainer.statistics import Statistics
 from pipeline.trainer.stopping import StopRequest
 
 
@@ -76,7 +77,9 @@ def test_a_run_that_goes_on_with_another_kind_of_device_is_not_exact(run, quick,
     assert load_policy(path).interrupted == [step]
 
 
-def test_each_interruption_of_a_run_without_states_is_kept(run, quick, tmp_path, caplog):
+def test_each_interruption_of_a_run_without_states_is_kept_and_its_policy_carries_the_steps(
+    run, quick, tmp_path, caplog, monkeypatch
+):
     caplog.set_level(logging.INFO)
     for _ in range(2):
         with pytest.raises(Interrupted):
@@ -87,6 +90,10 @@ def test_each_interruption_of_a_run_without_states_is_kept(run, quick, tmp_path,
     first, second = run(Stateless).interrupted
     assert 100 < first < second < 500
     assert not resumes_exactly(tmp_path, quick())  # though it is complete
+    made_by, entries = {"stage": "learn", "sources": {}}, []
+    monkeypatch.setattr(provenance, "text", lambda history: (entries.extend(history), "")[1])
+    publish(tmp_path / "Toy/checkpoint.pt", tmp_path, history=[made_by])
+    assert entries == [made_by | {"interrupted_at_steps": [first, second]}]
 
 
 @pytest.mark.parametrize("toy", [Corridor, Stateless])
@@ -133,32 +140,26 @@ def test_rows_that_learners_held_count_only_where_a_run_goes_on_exactly(
     assert registered == [expected]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_first_process_writes_the_parts_of_all(make_learner, quick, in_process, tmp_path, rank):
+def test_a_further_process_has_its_moment_written_by_the_first(
+    make_learner, quick, in_process, tmp_path
+):
     learner, written = make_learner(Corridor.spec), []
     learner.sync = SimpleNamespace(held=7)
-    keeper = (CheckpointManager, NullCheckpointManager)[rank](tmp_path, quick())
-    keeper.write = lambda states, workers: written.append((states, workers))
+    keeper = NullCheckpointManager(tmp_path, quick())
+    keeper.write = lambda *_, **__: written.append(1)
     with WorkerSet([in_process(Corridor())]) as workers:
         workers.reset()
         points = JointResumePoints(keeper, workers, 0.0)
         points.note_start([learner])
         points.begin([learner], {})
-        other = ({"Toy": {"held": 8}}, [np.ones(2)])
-
-        def gather_object(part):
-            return [part, other] if rank == 0 else []
-
-        points.meet([points.note()] * 2, SimpleNamespace(gather_object=gather_object))
+        sent = []
+        group = SimpleNamespace(gather_object=lambda part: (sent.append(part), [])[1])
+        points.meet([points.note()] * 2, group)
         assert points.is_kept
-    if rank == 0:
-        (((states, environments),),) = (written,)
-        assert states["Toy"]["held"] == 7
-        assert states["Toy"]["ranks"][0]["held"] == 8
-        assert states["Toy"]["ranks"][0]["environments"][0].tolist() == [1, 1]
-        assert len(environments) == 1
-    else:
-        assert not written
+    (((states), environments),) = sent
+    assert states["Toy"]["held"] == 7
+    assert len(environments) == 1
+    assert not written
 
 
 def test_a_moment_stays_as_it_was_while_environments_are_yet_to_tell_of_it(
@@ -181,7 +182,7 @@ def test_a_moment_stays_as_it_was_while_environments_are_yet_to_tell_of_it(
         points.complete()
     saved = load_checkpoint(tmp_path / "Toy/checkpoint.pt")
     torch.testing.assert_close(saved["learner"]["algorithm"]["policy"], before, rtol=0, atol=0)
-    assert tensors(saved["experience"]) == tensors(experience)
+    assert plain(saved["experience"]) == plain(experience)
 
 
 def test_a_run_that_is_interrupted_before_any_agent_came_says_step_0(make_loop, quick, in_process):
@@ -190,23 +191,6 @@ def test_a_run_that_is_interrupted_before_any_agent_came_says_step_0(make_loop, 
         assert not points.is_exact, "nobody has asked the environments yet"
         points.interrupt([])
     assert points.interrupted == [0]
-
-
-def test_the_policy_of_such_a_run_carries_the_steps(run, tmp_path):
-    with pytest.raises(Interrupted):
-        run(Stateless, stop=50)
-    steps = run(Stateless).interrupted
-    made_by = {"stage": "learn", "sources": {}}
-    entries = []
-
-    def text(history):
-        entries.extend(history)
-        return ""
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(provenance, "text", text)
-        publish(tmp_path / "Toy/checkpoint.pt", tmp_path, history=[made_by])
-    assert entries == [made_by | {"interrupted_at_steps": list(steps)}]
 
 
 def test_a_replay_that_is_not_saved_is_lost_and_that_is_said(run, quick, tmp_path, caplog):
@@ -232,28 +216,32 @@ def test_files_of_two_moments_are_taken_up_from_the_older_one(quick, tmp_path):
     )
 
 
+def attempted(run_dir, settings, *, exact, learners=1):
+    """A stage's attempt to go on with a run; returns whether it does."""
+    attempt = SimpleNamespace(run=run_dir, resumed=True)
+    experiment = SimpleNamespace(exact=exact, learners=learners)
+    device = {"device": "cpu"}
+    stage = SimpleNamespace(experiment=experiment, instance="a/seed1", runtime=lambda: device)
+    train._begin_anew_if_not_exact(stage, attempt, settings)
+    return attempt.resumed
+
+
 @pytest.mark.parametrize(
-    ("env", "exact", "n_learners", "begins_anew"),
+    ("env", "exact", "n_learners", "goes_on"),
     [
-        (Stateless, "required", 1, True),
-        (Stateless, "preferred", 1, False),
-        (Corridor, "required", 1, False),
-        (Corridor, "required", 2, True),
+        (Stateless, "required", 1, False),
+        (Stateless, "preferred", 1, True),
+        (Corridor, "required", 1, True),
+        (Corridor, "required", 2, False),
     ],
 )
 def test_exact_required_empties_what_cannot_go_on_exactly(
-    run, quick, tmp_path, env, exact, n_learners, begins_anew
+    run, quick, tmp_path, env, exact, n_learners, goes_on
 ):
     with pytest.raises(Interrupted):
         run(env, stop=50)
-    attempt = SimpleNamespace(run=tmp_path, resumed=True)
-    experiment = SimpleNamespace(exact=exact, learners=n_learners)
-    stage = SimpleNamespace(
-        experiment=experiment, instance="first/seed1", runtime=lambda: {"device": "cpu"}
-    )
-    train._begin_anew_if_not_exact(stage, attempt, quick())
-    assert attempt.resumed is not begins_anew
-    assert (not any(tmp_path.iterdir())) is begins_anew
+    assert attempted(tmp_path, quick(), exact=exact, learners=n_learners) is goes_on
+    assert any(tmp_path.iterdir()) is goes_on
 
 
 class Coin(gymnasium.Env):
@@ -284,31 +272,90 @@ def test_a_gymnasium_environment_without_state_says_so_and_its_policy_too(tmp_pa
     with pytest.raises(Interrupted):
         pipeline.train(Coin(stop_at=200), settings, seed=1, run_dir=tmp_path)
     assert "can be resumed but not exactly: the environments then begin new" in caplog.text
-    read = load_run_settings(None, overrides=settings)
-    assert not resumes_exactly(tmp_path, read)
+    assert not resumes_exactly(tmp_path, load_run_settings(None, overrides=settings))
     result = pipeline.train(Coin(), settings, seed=1, run_dir=tmp_path, resume=True)
     (policy,) = (trained.checkpoint for trained in result.behaviors.values())
     assert load_policy(policy).interrupted == list(result.interrupted) == [200]
-    attempt = SimpleNamespace(run=tmp_path, resumed=True)
-    stage = SimpleNamespace(
-        experiment=SimpleNamespace(exact="required", learners=1),
-        instance="first/seed1",
-        runtime=lambda: {"device": "cpu"},
-    )
     longer = load_run_settings(None, overrides={"default_settings": behavior | {"max_steps": 800}})
-    train._begin_anew_if_not_exact(stage, attempt, longer)
-    assert not attempt.resumed
+    assert not attempted(tmp_path, longer, exact="required")
 
 
-def test_numbered_checkpoints_of_later_moments_go_where_a_run_goes_on_exactly(run, tmp_path):
-    often = {"checkpoint_interval": 40}
-    with pytest.raises(Interrupted):
-        run(Corridor, stop=60, **often)
-    step = load_checkpoint(tmp_path / "Toy/checkpoint.pt")["learner"]["step"]
-    before = {path.name for path in tmp_path.glob("Toy/Toy-*.pt")}
-    later = tmp_path / f"Toy/Toy-{step + 7}.pt"
-    later.write_bytes(b"of a moment that is not kept")
-    with pytest.raises(Interrupted):
-        run(Corridor, stop=1, **often)
-    assert not later.exists()
-    assert before - {f"Toy-{step}.pt"} <= {path.name for path in tmp_path.glob("Toy/Toy-*.pt")}
+def test_a_resumed_run_goes_by_its_newest_file_and_says_where_it_was_interrupted(
+    quick, make_loop, tmp_path
+):
+    early, late = {"steps": {"A": 10, "B": 30}}, {"steps": {"A": 20, "B": 30}}
+    states = {
+        "A": {"run": late},
+        "B": {"run": early},
+        "C": {"run": None},
+        "D": {},
+        "E": {"run": {}},
+    }
+    assert latest_run(states) is latest_run(dict(reversed(states.items()))) is late
+    assert latest_run({"D": {}}) == latest_run({}) == {}
+    with WorkerSet([InProcessEnvironment(Corridor())]) as workers:
+        points = make_loop(workers, quick()).resume_points
+        points.resumed({**late, "interrupted": [5]}, is_exact=False)
+        workers.reset()
+        points.note_start([SimpleNamespace(finished=False, algorithm=SimpleNamespace(replay=None))])
+    assert points.interrupted == [5, 30]
+    learner = SimpleNamespace(step=3, n_updates=1, statistics=Statistics(), past=None)
+    result = result_of({"A": learner}, tmp_path, {}, interrupted=[5, 30], n_exchanges=0)
+    assert result.behaviors["A"].interrupted_at == 30
+
+
+@pytest.mark.parametrize("first_wants", [True, False])
+def test_the_first_process_alone_decides_when_a_moment_is_kept(first_wants, quick, tmp_path):
+    keeper = CheckpointManager(tmp_path, quick())
+    points = JointResumePoints(keeper, None, 0.0)
+    points.want()
+    notes = [points.note() | {"gives states": True, "interrupted": steps} for steps in ([5], [3])]
+    notes[0 if not first_wants else 1]["wanted"] = False
+    points.meet(notes, None)
+    assert points.is_due is first_wants
+    assert points.interrupted == [3, 5]
+
+
+def test_a_moment_of_all_processes_is_written_once_when_all_have_it():
+    calls, written = [], []
+    keeper = SimpleNamespace(
+        has_numbered=lambda _: False,
+        snapshot=lambda *_, **__: calls.append("snapshot") or {"A": {}, "B": {}},
+        write=lambda states, workers: written.append((states, workers)),
+    )
+    workers = SimpleNamespace(
+        request_states=lambda: calls.append("request"), is_split=True, state_dict=lambda: ["ours"]
+    )
+    held = {"A": 1, "B": 2}
+    learners = [SimpleNamespace(name=x, sync=SimpleNamespace(held=n)) for x, n in held.items()]
+    points = JointResumePoints(keeper, workers, 0.0)
+    points.is_exact = points.gives_states = True
+    other = ({"A": {"held": 3}, "B": {"held": 4}}, ["theirs"])
+    group = SimpleNamespace(gather_object=lambda part: [part, other])
+
+    def meet(progress=None):
+        note = points.note()
+        points.meet([note, note | {"progress": progress or note["progress"]}], group)
+        return points.is_due
+
+    for number, (end, n_written) in enumerate(((None, 1), ("lost", 1), (None, 2)), 1):
+        points.want()
+        assert meet()
+        points.begin(learners, {})
+        assert calls == ["snapshot", "request"] * number, "states are those of the next message"
+        assert not points.is_due
+        assert not meet()
+        points.complete()
+        before = len(written)
+        assert not meet("waits")
+        assert len(written) == before
+        assert not meet(end)
+        for _ in range(2):
+            assert not meet(), "asked for once"
+        assert len(written) == n_written
+    for states, environments in written:
+        assert environments == ["ours"]
+        assert {name: state["held"] for name, state in states.items()} == held
+        assert {name: state["ranks"] for name, state in states.items()} == {
+            name: [{"held": n, "environments": ["theirs"]}] for name, n in (("A", 3), ("B", 4))
+        }

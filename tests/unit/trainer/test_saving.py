@@ -1,21 +1,32 @@
+"""What a run leaves: checkpoints, policies and their list, and the policies in them."""
+
 import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from toys import Chase, Corridor, Crowd
+from remembering import Cue
+from toys import Both, Chase, Corridor, Crowd, Quadrant, Wish
 
-from pipeline.errors import Interrupted, SettingsError
+from pipeline.errors import CheckpointError, Interrupted, SettingsError
 from pipeline.export.policy import OnnxPolicy
+from pipeline.export.publish import record
+from pipeline.protocol.specs import (
+    ActionSpec,
+    BehaviorSpec,
+    ObservationSpec,
+    spec_from_mapping,
+    spec_to_mapping,
+)
 from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.checkpoints.manager import CheckpointManager
 from pipeline.trainer.checkpoints.restore import load_policy
+from pipeline.trainer.learner import Learner
 
 
 class StopsAt(Corridor):
@@ -40,27 +51,34 @@ def names(folder, pattern):
     return sorted(path.name for path in folder.glob(pattern))
 
 
+def files(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
 def test_every_numbered_checkpoint_has_its_onnx_and_the_list_names_both(quick, tmp_path, train_in):
-    train_in(
+    result = train_in(
         Corridor(n_agents=4),
         quick(keep_checkpoints=2, checkpoint_interval=150, max_steps=700),
         exporter=publish,
-    )
-    models = names(tmp_path / "Toy", "Toy-[0-9]*.onnx")
-    assert len(models) == 2
-    weights = names(tmp_path / "Toy", "Toy-[0-9]*.pt")
+    ).behaviors["Toy"]
+    folder = tmp_path / "Toy"
+    models, weights = names(folder, "Toy-[0-9]*.onnx"), names(folder, "Toy-[0-9]*.pt")
     assert [name.replace(".pt", ".onnx") for name in weights] == models
+    steps = [int(name[len("Toy-") : -len(".pt")]) for name in weights]
+    assert 550 <= steps[0] < 700 <= steps[1] == result.steps
+    assert len(steps) == 2
+    assert (folder / weights[1]).read_bytes() == result.checkpoint.read_bytes()
+    assert load_checkpoint(result.checkpoint)["learner"]["step"] == steps[1]
     status = status_of(tmp_path)
-    listed = status["Toy"]["checkpoints"]
-    assert [entry["file_path"] for entry in listed] == [str(tmp_path / "Toy" / m) for m in models]
+    listed, final = status["Toy"]["checkpoints"], status["Toy"]["final_checkpoint"]
+    assert [entry["steps"] for entry in listed] == steps
+    assert [entry["file_path"] for entry in listed] == [str(folder / m) for m in models]
     assert [entry["auxillary_file_paths"] for entry in listed] == [
-        [str(tmp_path / "Toy" / w)] for w in weights
+        [str(folder / w)] for w in weights
     ]
-    final = status["Toy"]["final_checkpoint"]
     assert final["file_path"] == str(tmp_path / "Toy.onnx")
-    assert final["steps"] == listed[-1]["steps"]
-    last = (tmp_path / "Toy" / f"Toy-{final['steps']}.onnx").read_bytes()
-    assert (tmp_path / "Toy.onnx").read_bytes() == last
+    assert final["steps"] == steps[1]
+    assert (tmp_path / "Toy.onnx").read_bytes() == (folder / models[1]).read_bytes()
     assert set(status["metadata"]) == {"stats_format_version", "pipeline_version", "torch_version"}
 
 
@@ -77,49 +95,38 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_of_it_for_ever(
             monkeypatch.setattr(Path, "unlink", unlink)
             raise KeyboardInterrupt
 
-    def train(*, resume=False):
-        train_in(Corridor(n_agents=4), settings, exporter=publish, resume=resume)
-
     monkeypatch.setattr(Path, "unlink", killed_after_the_first)
     with pytest.raises(KeyboardInterrupt):
-        train()
+        train_in(Corridor(n_agents=4), settings, exporter=publish)
     assert len(deleted) == 1
-    train(resume=True)
-    weights = names(tmp_path / "Toy", "Toy-[0-9]*.pt")
-    assert names(tmp_path / "Toy", "Toy-[0-9]*.onnx") == [
-        name.replace(".pt", ".onnx") for name in weights
+    train_in(Corridor(n_agents=4), settings, exporter=publish, resume=True)
+    stems = [
+        {path.stem for path in (tmp_path / "Toy").glob(f"Toy-[0-9]*.{x}")} for x in ("pt", "onnx")
     ]
+    assert stems[0] == stems[1]
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
-def test_a_finished_run_that_is_resumed_keeps_its_checkpoints(trainer, quick, tmp_path, train_in):
+def test_a_finished_run_that_is_resumed_keeps_its_checkpoints_and_gets_what_it_lacks(
+    trainer, quick, tmp_path, train_in
+):
     replay = {"batch_size": 16, "buffer_init_steps": 32, "save_replay_buffer": True}
     changes = {} if trainer == "ppo" else {"hyperparameters": replay}
     settings = quick(trainer_type=trainer, **changes)
     first = train_in(Chase(n_agents=4), settings)
-    before = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
+    before = files(tmp_path)
     assert len(before) > 2
+    # what a killed run was writing is gone when the next one starts
+    for name in (".checkpoint.pt.abcd1234.tmp", ".replay-128.npz.zz_zzzz9.tmp"):
+        (tmp_path / "Toy" / name).write_bytes(b"half")
     resumed = train_in(Chase(n_agents=4), settings, resume=True)
-    after = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
+    after = files(tmp_path)
     assert after.keys() == before.keys()
     assert [path.name for path in before if before[path] != after[path]] == []
     assert resumed.behaviors == first.behaviors
-
-
-def test_a_finished_run_that_is_resumed_gets_the_policies_that_it_lacks(quick, tmp_path, train_in):
-    train_in(Corridor(n_agents=4), quick())
     assert names(tmp_path, "**/*.onnx") == names(tmp_path, "**/*.json") == []
-    train_in(Corridor(n_agents=4), quick(), resume=True, exporter=publish)
+    train_in(Chase(n_agents=4), settings, resume=True, exporter=publish)
     assert names(tmp_path, "*.onnx") == ["Toy.onnx"]
-
-
-def test_what_a_killed_run_was_writing_is_gone_when_the_next_starts(quick, tmp_path, train_in):
-    train_in(Corridor(n_agents=4), quick())
-    before = sorted(tmp_path.rglob("*"))
-    for name in (".checkpoint.pt.abcd1234.tmp", ".replay-128.npz.zz_zzzz9.tmp"):
-        (tmp_path / "Toy" / name).write_bytes(b"half")
-    train_in(Corridor(n_agents=4), quick(), resume=True)
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_another_run_in_the_same_folder_is_refused(quick, tmp_path, train_in):
@@ -175,71 +182,6 @@ def test_best_policy_is_that_of_the_best_summary(quick, tmp_path, recorder, trai
     assert OnnxPolicy(tmp_path / "Toy" / "Toy-best.onnx") is not None
 
 
-@pytest.mark.parametrize(("n_episodes", "best"), [(19, []), (20, ["Toy"])])
-def test_twenty_episodes_are_enough_for_a_best(n_episodes, best, quick, make_learner, tmp_path):
-    settings, learner = quick(), make_learner(Corridor.spec)
-    learner.statistics.add_episodes([1.0] * n_episodes, [5] * n_episodes)
-    manager = CheckpointManager(tmp_path, settings)
-    manager.consider(learner)
-    assert list(manager.best) == best
-
-
-@pytest.mark.parametrize(
-    ("saved", "reward", "kept"), [({"reward": 2.0, "step": 7}, 1.0, 2.0), (None, -3.0, -3.0)]
-)
-def test_resumed_run_has_to_beat_the_best_that_it_knows(
-    saved, reward, kept, quick, make_learner, tmp_path
-):
-    settings, learner = quick(), make_learner(Corridor.spec)
-    learner.statistics.add_episodes([reward] * 20, [5] * 20)
-    manager = CheckpointManager(tmp_path, settings, exporter=lambda *_, **__: None)
-    manager.restore("Toy", {"best": saved, "learner": {"step": 0}}, exact=True)
-    manager.consider(learner)
-    assert manager.best["Toy"]["reward"] == kept
-    manager.milestone(learner, {})
-    (entry,) = manager.status.read()["Toy"]["checkpoints"]
-    assert entry["reward"] == reward, "the list has the mean of recent episodes, best or not"
-
-
-def test_a_stopped_run_that_goes_on_has_the_checkpoints_of_one_that_was_not(
-    quick, tmp_path, train_in
-):
-    listed = {}
-    for name, simulators in {
-        "whole": [Corridor(n_agents=4)],
-        "stopped": [StopsAt(130, n_agents=4), Corridor(n_agents=4)],
-    }.items():
-        for simulator in simulators:
-            stops = isinstance(simulator, StopsAt)
-            with pytest.raises(Interrupted) if stops else nullcontext():
-                train_in(
-                    simulator,
-                    quick(max_steps=1000, checkpoint_interval=300),
-                    run_dir=tmp_path / name,
-                    resume=not stops,
-                    exporter=publish,
-                )
-            steps = [entry["steps"] for entry in status_of(tmp_path / name)["Toy"]["checkpoints"]]
-            listed[name, stops] = names(tmp_path / name / "Toy", "*.onnx"), steps
-    assert listed["stopped", False] == listed["whole", False]
-    assert not set(listed["stopped", True][1]) < set(listed["whole", False][1])
-
-
-def test_a_checkpoint_of_this_step_is_known_by_who_wrote_it(quick, make_learner, tmp_path):
-    settings, learner = quick(), make_learner(Corridor.spec)
-    CheckpointManager(tmp_path, settings).milestone(learner, {})
-    manager = CheckpointManager(tmp_path, settings)
-    assert not manager.has_numbered(learner), "it may be of a run that went another way"
-    at = {"learner": {"step": learner.step}}
-    manager.restore("Toy", {**at, "run": {"added": []}}, exact=True)
-    assert manager.has_numbered(learner)
-    manager = CheckpointManager(tmp_path, settings)
-    manager.restore("Toy", {**at, "run": {"added": ["Toy"]}}, exact=True)
-    assert not manager.has_numbered(learner)
-    manager.milestone(learner, {})
-    assert manager.has_numbered(learner)
-
-
 def test_a_checkpoint_that_was_due_stays_as_it_is_when_the_run_is_stopped_there(
     quick, tmp_path, monkeypatch, train_in
 ):
@@ -262,11 +204,11 @@ def test_a_checkpoint_that_was_due_stays_as_it_is_when_the_run_is_stopped_there(
 
 def test_inference_acts_counts_and_neither_learns_nor_saves(quick, tmp_path, recorder, train_in):
     trained = train_in(Corridor(n_agents=4), quick()).behaviors["Toy"]
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    before = files(tmp_path)
     result = train_in(
         StopsAt(200, n_agents=4), quick(), resume=True, inference=True, sinks=[recorder]
     ).behaviors["Toy"]
-    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    assert files(tmp_path) == before
     assert result.steps > trained.steps + 300  # far beyond max_steps
     assert result.n_updates == trained.n_updates
     assert len(recorder.steps("Toy")) >= 3
@@ -274,11 +216,91 @@ def test_inference_acts_counts_and_neither_learns_nor_saves(quick, tmp_path, rec
 
 
 def test_all_behaviors_are_saved_at_the_same_moment(quick, tmp_path, train_in):
-    train_in(Crowd(seed=1), quick("Mood", "Choice"), run_dir=tmp_path / "a")
-    states = [
-        load_checkpoint(tmp_path / "a" / name / "checkpoint.pt") for name in ("Mood", "Choice")
-    ]
+    train_in(Crowd(seed=1), quick("Mood", "Choice"))
+    states = [load_checkpoint(tmp_path / name / "checkpoint.pt") for name in ("Mood", "Choice")]
     assert states[0]["run"] == states[1]["run"]
-    assert states[0]["run"]["steps"] == {
-        state["behavior"]: state["learner"]["step"] for state in states
-    }
+    steps = {state["behavior"]: state["learner"]["step"] for state in states}
+    assert states[0]["run"]["steps"] == steps
+
+
+NETWORK = {"hidden_units": 8, "num_layers": 2, "normalize": True}
+
+
+MEMORY = {"memory": {"sequence_length": 4, "memory_size": 6}}
+
+
+@pytest.mark.parametrize(
+    ("toy", "network"),
+    [*((toy, {}) for toy in (Chase, Corridor, Both, Quadrant, Wish)), (Cue, MEMORY)],
+)
+def test_saved_policy_acts_as_the_trained_one(toy, network, quick, monkeypatch, train_in):
+    learners = []
+    monkeypatch.setattr(
+        "pipeline.trainer.loop.Learner",
+        lambda *args, **named: learners.append(Learner(*args, **named)) or learners[0],
+    )
+
+    result = train_in(
+        toy(n_agents=4), quick(network_settings=NETWORK | network, max_steps=300)
+    ).behaviors["Toy"]
+    saved = load_policy(result.checkpoint)
+    assert (saved.behavior, saved.step) == ("Toy", result.steps)
+    assert saved.spec == toy.spec
+    assert saved.settings.network_settings.hidden_units == 8
+    assert len(saved.recorded_obs[0]) == 32
+    trained = record(learners[0].algorithm.policy, saved.recorded_obs, saved.recorded_masks)
+    loaded = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
+    assert ("recurrent_out" in loaded.expected) == bool(network)
+    assert trained.expected.keys() == loaded.expected.keys()
+    for name, values in trained.expected.items():
+        np.testing.assert_array_equal(values, loaded.expected[name])
+    assert (saved.recorded_masks is None) == (not toy.spec.action_spec.discrete_size)
+
+
+def test_run_that_never_updated_can_be_exported_too(quick, train_in):
+    result = train_in(Corridor(n_agents=4), quick(max_steps=10)).behaviors["Toy"]
+    assert result.n_updates == 0
+    saved = load_policy(result.checkpoint)
+    assert saved.recorded_obs[0].shape == (4, 6)
+    np.testing.assert_array_equal(saved.recorded_masks, np.ones((4, 3), np.float32))
+
+
+def test_specification_survives_as_plain_values():
+    specs = [Both.spec, Quadrant.spec, Wish.spec]
+    specs.append(BehaviorSpec([ObservationSpec.entities(5, 3, "others")], ActionSpec(0, (2, 3))))
+    for spec in specs:
+        assert spec_from_mapping(spec_to_mapping(spec)) == spec
+
+
+class Renamed(Chase):
+    """The same numbers, cut into two sensors of these names."""
+
+    def __init__(self, *names):
+        super().__init__(n_agents=4)
+        vectors = [ObservationSpec.vector(4, name) for name in names]
+        self.spec = Chase.spec._replace(observation_specs=vectors)
+
+    def observe(self):
+        (seen,) = super().observe()
+        return [seen, np.zeros_like(seen)]
+
+
+def test_run_is_not_resumed_with_sensors_that_have_changed_places(quick, train_in):
+    train_in(Renamed("ball", "paddle"), quick(max_steps=200))
+    for first in ("paddle", "apddle"):  # the second as Unity sorts them after a misspelling
+        with pytest.raises(CheckpointError, match=rf"\['ball', 'paddle'\].*\['{first}', 'ball'\]"):
+            train_in(Renamed(first, "ball"), quick(), resume=True)
+
+
+def test_other_names_are_told_where_a_run_is_resumed_or_begun(quick, tmp_path, train_in, caplog):
+    train_in(Renamed("ball", "paddle"), quick(max_steps=200))
+    other = {"run_dir": tmp_path / "new", "init_from": {"Toy": tmp_path / "Toy/checkpoint.pt"}}
+    train_in(Renamed("paddle", "ball"), quick(max_steps=200), **other)
+    train_in(Renamed("ball", "padle"), quick(), resume=True)
+    lines = [line for line in caplog.messages if "observations" in line]
+    assert len(lines) == 2
+    assert "has ['paddle', 'ball']" in lines[0]
+    assert "has ['ball', 'padle']" in lines[1]
+    caplog.clear()
+    train_in(Renamed("ball", "padle"), quick(max_steps=700), resume=True)
+    assert not [line for line in caplog.messages if "observations" in line]

@@ -1,11 +1,9 @@
 """Self-play in the loop: who learns, who is counted, when teams change, what is rated and kept."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging
-from types import SimpleNamespace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -13,22 +11,22 @@ import pytest
 import torch
 from duels import PICK, Duel, Recall, Uneven
 from in_turn import InTurn
-from steps import decision_steps, terminal_steps
 from stops_after import StopsAfter
+from toys import Chase
 
 from pipeline.envs.workers import WorkerSet
 from pipeline.settings import to_mapping
-from pipeline.settings.schema import SelfPlaySettings
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.curriculum import Curriculum
 from pipeline.trainer.loop import TrainingLoop
-from pipeline.trainer.opponents import SnapshotPool, expected_score
-from pipeline.trainer.self_play import SelfPlay, team_of
+from pipeline.trainer.opponents import SnapshotPool
+from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.stopping import StopRequest
 from pipeline.trainer.updates import Overlap
 
-CPU = torch.device("cpu")
 SELF_PLAY = {"save_steps": 100, "team_change": 160, "swap_steps": 50, "window": 3}
+
+
 MEMORY = {"hidden_units": 8, "num_layers": 1, "memory": {"sequence_length": 3, "memory_size": 8}}
 
 
@@ -224,17 +222,11 @@ def test_a_lesson_ends_at_its_rating_and_a_resumed_run_goes_on_in_its_lessons(
 
 def lessons(*thresholds):
     """Values 0, 1, ... until the rating exceeds each threshold in turn."""
-    criteria = [
-        {"measure": "elo", "behavior": "Duel", "threshold": threshold} for threshold in thresholds
-    ]
-    return [
-        {
-            "name": str(number),
-            "value": number,
-            **({"completion_criteria": criterion} if criterion else {}),
-        }
-        for number, criterion in enumerate([*criteria, None])
-    ]
+    result = [{"name": str(n), "value": n} for n in range(len(thresholds) + 1)]
+    for lesson, threshold in zip(result, thresholds, strict=False):
+        criteria = {"measure": "elo", "behavior": "Duel", "threshold": threshold}
+        lesson["completion_criteria"] = criteria
+    return result
 
 
 def test_new_run_with_old_weights_meets_them_first_and_is_rated_anew(quick, tmp_path, train_in):
@@ -272,230 +264,29 @@ def test_without_learning_all_teams_play_the_newest_policy(quick, in_process, ma
     assert result.behaviors["Duel"].elo is None
 
 
-def test_teams_without_self_play_are_warned_of(play, quick, caplog):
-    with caplog.at_level(logging.WARNING):
-        play([Duel(n_areas=2)], settings=quick("Duel"))
-    assert "Duel?team=1 plays for another team, but behaviors.Duel has no self_play" in caplog.text
-
-
-def test_turns_that_never_come_are_warned_of(play, caplog):
-    with caplog.at_level(logging.WARNING):
-        play([Duel(n_areas=2)], self_play=SELF_PLAY | {"team_change": 501})
-    assert "Duel: self_play.team_change 501 is above max_steps 500: the learning " in caplog.text
-
-
-def test_a_game_without_opponents_is_warned_of(play, caplog):
-    from toys import Chase
-
-    with caplog.at_level(logging.WARNING):
-        result, _ = play([Chase(n_agents=4)], "Toy")
-    assert "has shown one team only" in caplog.text
-    assert "Toy?team=0" in caplog.text
-    assert result.behaviors["Toy"].n_updates > 1
-    assert result.behaviors["Toy"].elo == 1200.0
+DUEL, CHASE = partial(Duel, n_areas=2), partial(Chase, n_agents=4)
 
 
 @pytest.mark.parametrize(
-    ("qualified", "team"),
+    ("toy", "self_play", "told"),
     [
-        ("A?team=0", 0),
-        ("A?team=12", 12),
-        ("A", 0),
-        ("A?x=1&team=3", 3),
-        ("A?team=-1", -1),
-        ("A?team=b", 0),
+        (DUEL, None, "Duel?team=1 plays for another team, but behaviors.Duel has no self_play"),
+        (
+            DUEL,
+            SELF_PLAY | {"team_change": 501},
+            "behaviors.Duel.self_play.team_change: 501 is more than max_steps (500)",
+        ),
+        (CHASE, SELF_PLAY, "has shown one team only in 20 steps (Toy?team=0)"),
     ],
 )
-def test_team_is_read_from_the_qualified_name(qualified, team):
-    assert team_of(qualified) == team
-
-
-def learner(name, **settings):
-    settings = SelfPlaySettings(**settings)
-    policy = torch.nn.Linear(1, 1)
-    return SimpleNamespace(
-        name=name,
-        past=SnapshotPool(lambda: policy, settings, seed=1, device=CPU),
-        step=0,
-        learns=True,
-        finished=False,
-        settings=SimpleNamespace(self_play=settings, max_steps=10**6),
-    )
-
-
-def joined(*, teams=(0, 1), **settings):
-    """Self-play of these teams of the behavior `A`, and its learner."""
-    self_play, player = SelfPlay(), learner("A", **settings)
-    for team in teams:
-        self_play.join(f"A?team={team}", player)
-    return self_play, player
-
-
-def end_games(self_play, qualified, player, *rewards, interrupted=False):
-    """Tell of games that have ended, each with its reward."""
-    ended = terminal_steps([], range(len(rewards)), reward=rewards, interrupted=interrupted)
-    self_play.on_step(qualified, player, [(decision_steps([], []), ended)])
-
-
-def test_every_agent_of_the_learning_team_that_ends_moves_both_ratings():
-    self_play, player = joined(play_against_latest_model_ratio=0.0, window=2)
-    assert self_play.learning == 0
-    past = player.past
-    assert past.opponents["A?team=1"].drawn == 0
-    past.ratings[:] = [1300.0, 1100.0, 1200.0]
-    end_games(self_play, "A?team=0", player, 2.0, -1.0, 0.0)
-    rating, other = 1200.0, 1300.0
-    for result in (1.0, 0.0, 0.5):
-        change = result - expected_score(rating, other)
-        rating, other = rating + change, other - change
-    assert past.ratings == pytest.approx([other, 1100.0, rating])
-
-
-def test_games_that_are_cut_short_or_of_the_opponent_are_not_rated():
-    self_play, player = joined(play_against_latest_model_ratio=0.0)
-    before = list(player.past.ratings)
-    end_games(self_play, "A?team=0", player, 1.0, interrupted=True)
-    end_games(self_play, "A?team=1", player, 1.0)
-    assert player.past.ratings == before
-    end_games(self_play, "A?team=0", player, 1.0)
-    assert player.past.ratings != before
-
-
-def test_a_group_that_plays_again_in_the_message_of_its_end_is_rated():
-    """Unity's next agents have other ids, and often the same group."""
-    self_play, player = joined(play_against_latest_model_ratio=0.0)
-    asking = decision_steps([], [1, 2], group_id=[7, 7])
-    self_play.on_step("A?team=0", player, [(asking, terminal_steps([], []))])
-    ended = terminal_steps([], [1, 2], group_id=[7, 7], group_reward=1.0)
-    again = decision_steps([], [3, 4], group_id=[7, 7])
-    self_play.on_step("A?team=0", player, [(again, ended)])
-    assert player.past.rating > 1200.0
-
-
-def test_a_game_against_the_latest_policy_of_the_same_behavior_leaves_its_rating():
-    self_play, player = joined(play_against_latest_model_ratio=1.0)
-    end_games(self_play, "A?team=0", player, 1.0)
-    assert player.past.ratings == pytest.approx([1200.0] * 11)
-
-
-def test_ratings_of_two_behaviors_move_against_each_other():
-    self_play = SelfPlay()
-    player = learner("A", play_against_latest_model_ratio=1.0)
-    other_player = learner("B", play_against_latest_model_ratio=0.0, initial_elo=1000.0)
-    self_play.join("A?team=0", player)
-    self_play.join("B?team=1", other_player)
-    end_games(self_play, "A?team=0", player, -1.0)
-    change = 0.0 - expected_score(1200.0, 1000.0)
-    assert player.past.rating == pytest.approx(1200.0 + change)
-    assert other_player.past.ratings[0] == pytest.approx(1000.0 - change)
-    assert other_player.past.rating == 1000.0
-
-
-def test_three_teams_take_turns_and_share_what_the_learner_gains():
-    self_play, player = joined(teams=(2, 0, 1), play_against_latest_model_ratio=0.0, team_change=10)
-    assert self_play.learning == 2
-    assert set(player.past.opponents) == {"A?team=0", "A?team=1"}
-    end_games(self_play, "A?team=2", player, 1.0)
-    assert player.past.rating == pytest.approx(1200.5)
-    assert player.past.ratings[0] == pytest.approx(1199.5)
-    learning = []
-    for step in (10, 11, 21, 22, 33):
-        player.step = step
-        changed = self_play.advance()
-        learning.append((changed, self_play.learning))
-        assert f"A?team={self_play.learning}" not in player.past.opponents
-        assert len(player.past.opponents) == 2
-    assert learning == [(False, 2), (True, 0), (False, 0), (True, 1), (True, 2)]
-
-
-@pytest.mark.parametrize("learning", [0, 1, 2])
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_teams_that_join_a_resumed_run_leave_its_opponents_as_they_were(learning, order):
-    changing = {"team_change": 10, "window": 4, "save_steps": 5}
-    self_play, player = joined(teams=(0, 1, 2), **changing)
-    while self_play.learning != learning or player.step < 40:
-        player.step += 7
-        self_play.advance()
-    for opponent in player.past.opponents.values():
-        opponent.policy.weight.data.fill_(0.25)  # of a snapshot that has left the ring
-    saved = player.past.state_dict()
-
-    resumed, resumed_player = SelfPlay(), learner("A", **changing)
-    resumed_player.step = player.step
-    resumed_player.past.load_state_dict(saved)
-    resumed.restore({"self_play": self_play.state_dict()})
-    for team in order:
-        resumed.join(f"A?team={team}", resumed_player)
-    resumed.advance()
-    self_play.advance()
-    assert resumed.state_dict() == self_play.state_dict()
-    assert plain(resumed_player.past.state_dict()) == plain(player.past.state_dict())
-
-
-def test_an_opponent_whose_team_learns_by_now_is_drawn_anew():
-    """Of two resume files the older one may say that the other team learned."""
-    _, player = joined()
-    resumed_player = learner("A")
-    resumed_player.past.load_state_dict(player.past.state_dict())
-    resumed = SelfPlay()
-    resumed.restore({"self_play": {"learning": 1, "order": [0, 1]}})
-    resumed.join("A?team=0", resumed_player)
-    resumed.join("A?team=1", resumed_player)
-    assert list(resumed_player.past.opponents) == ["A?team=0"]
-
-
-def plain(value):
-    """A state with lists in place of its tensors."""
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list) else value
-
-
-def test_all_behaviors_of_a_team_learn_together():
-    self_play = SelfPlay()
-    striker, keeper = learner("S", team_change=10), learner("K", team_change=10)
-    for team in (0, 1):
-        self_play.join(f"S?team={team}", striker)
-        self_play.join(f"K?team={team}", keeper)
-    assert list(striker.past.opponents) == ["S?team=1"]
-    assert list(keeper.past.opponents) == ["K?team=1"]
-    striker.step = keeper.step = 11
-    assert self_play.advance()
-    assert list(striker.past.opponents) == ["S?team=0"]
-    assert list(keeper.past.opponents) == ["K?team=0"]
-    assert not self_play.advance()
-
-
-def test_a_team_keeps_its_turn_until_all_its_behaviors_have_finished():
-    self_play = SelfPlay()
-    striker, keeper = learner("S"), learner("K")
-    for player in (striker, keeper):
-        self_play.join(f"{player.name}?team=0", player)
-    self_play.join("K?team=1", keeper)
-    striker.finished = True
-    assert not self_play.advance()
-    assert self_play.learning == 0
-    keeper.finished = True  # and so has the other team
-    assert not self_play.advance()
-    assert self_play.learning == 0
-
-
-def test_opponents_are_drawn_when_teams_change_and_when_ghosts_have_made_swap_steps():
-    self_play, player = joined(team_change=100, swap_steps=14)
-    asking = decision_steps([], range(7)), terminal_steps([], [])
-    swaps = []
-    for _ in range(6):
-        self_play.on_step("A?team=1", player, [asking])
-        self_play.advance()
-        swaps.append(player.past.last_swap)
-    assert player.past.ghost_steps == 42
-    assert swaps == [0, 0, 21, 21, 21, 42]
-    player.step = 101
-    self_play.on_step("A?team=1", player, [asking])
-    assert self_play.advance()
-    assert player.past.last_swap == 49
+def test_a_game_that_teams_cannot_play_is_warned_of(toy, self_play, told, play, caplog):
+    name = "Duel" if toy is DUEL else "Toy"
+    with caplog.at_level(logging.WARNING):
+        result, _ = play([toy()], name, self_play=self_play)
+    assert told in caplog.text
+    if toy is CHASE:
+        assert result.behaviors["Toy"].n_updates > 1
+        assert result.behaviors["Toy"].elo == 1200.0
 
 
 def test_learner_without_self_play_saves_what_it_saved_before(make_learner):

@@ -1,24 +1,27 @@
-"""Several behaviors in one run: streams, limits, lessons and results of their own."""
-
-from __future__ import annotations
+"""Several behaviors in one run: streams, limits, names, summaries and checkpoints of their own."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from pairs import TWO, Pair
+from failing_workers import FailsAt, Long
+from pairs import Pair
 from toys import BEHAVIOR, Chase, Corridor
 
-import pipeline
 from pipeline import seeding
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.envs.side_channels import StatsAggregationMethod
+from pipeline.envs.workers import WorkerSet
 from pipeline.errors import SettingsError
 from pipeline.export.policy import OnnxPolicy
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.stages.export import publish
-from pipeline.trainer.checkpoints.file import load_checkpoint
+from pipeline.tracking import names
+from pipeline.trainer import loop as loop_module
+from pipeline.trainer.checkpoints.file import (
+    load_checkpoint,
+)
+from pipeline.trainer.statistics import Statistics
+from pipeline.trainer.timing import Progress
 
 
 @pytest.fixture
@@ -83,26 +86,6 @@ def test_finished_behavior_goes_on_acting_until_the_other_has_finished(
         assert (tmp_path / name / "checkpoint.pt").is_file()
 
 
-def test_lessons_follow_the_behavior_that_they_name(quick, train_in):
-    def lesson(number, **criteria):
-        ends = {"completion_criteria": {"measure": "progress", "behavior": "Two"} | criteria}
-        return {"name": f"l{number}", "value": number} | (ends if criteria else {})
-
-    lessons = [lesson(1, threshold=0.25), lesson(2, threshold=0.5), lesson(3)]
-    pair = Pair(Corridor(n_agents=2), Chase(n_agents=4))
-    parameters = {"lesson": {"curriculum": lessons}}
-    result = train_in(pair, quick(limits={"One": 200, "Two": 2000}, parameters=parameters))
-    changes = [
-        value
-        for value, before in zip(pair.lessons, [0, *pair.lessons], strict=False)
-        if value != before
-    ]
-    assert changes == [1.0, 2.0, 3.0]
-    assert result.behaviors["One"].n_updates >= 1
-    state = load_checkpoint(result.behaviors["One"].checkpoint)
-    assert state["run"]["lessons"]["curriculum"]["lessons"] == {"lesson": 2}
-
-
 class Called(Chase):
     """Gives its behavior the name that it is given."""
 
@@ -155,45 +138,144 @@ def test_other_names_are_those_of_the_folder_and_its_files_and_are_resumed(
     assert len([path for path in folder.iterdir() if path.suffix == ".pt"]) == 2 + 2
 
 
-class EverySecondStep(Pair):
-    """Has agents of `Two` only in every second step; in the others, a value is reported."""
+@pytest.fixture
+def pair(quick, make_loop, recorder):
+    """A loop of two behaviors after its first step, each with twenty episodes of its own."""
+    simulator = Pair(Corridor(n_agents=2), Corridor(n_agents=2))
+    with WorkerSet([InProcessEnvironment(simulator)]) as workers:
+        parameters = {"pay": 1.0}
+        loop = make_loop(workers, quick("One", "Two", parameters=parameters), sinks=[recorder])
+        loop._begin()
+        loop._step()
+        for name, value, step in (("One", 1.0, 145), ("Two", 7.0, 370)):
+            learner = loop.learners[name]
+            learner.statistics = Statistics()
+            learner.statistics.add_episodes([value, value + 2.0] * 10, [4] * 20)
+            learner.statistics.add("Mark", value)
+            learner.seconds["mark"] = value
+            learner.step = step
+        yield loop
 
-    def __init__(self) -> None:
-        super().__init__(Corridor(n_agents=2), Corridor(n_agents=2))
-        self.actions = None
 
-    def step(self, actions):
-        (other,) = (name for name in actions if name != TWO)
-        result = {other: self.toys[other].step({BEHAVIOR: actions[other]})[BEHAVIOR]}
-        if self.actions is None:
-            self.actions = actions[TWO]
-            spec = self.behavior_specs[TWO]
-            return {**result, TWO: (DecisionSteps.empty(spec), TerminalSteps.empty(spec))}
-        delayed, self.actions = self.actions, None
-        return {**result, TWO: self.toys[TWO].step({BEHAVIOR: delayed})[BEHAVIOR]}
+def test_a_summary_and_the_best_are_of_their_own_behavior_and_period(pair, recorder, tmp_path):
+    for learner in pair.learners.values():
+        pair._summarize(learner)
+    rows = {behavior: (step, values) for behavior, step, values in recorder.rows}
+    assert {name: step for name, (step, _) in rows.items()} == {"One": 100, "Two": 300}
+    tags = (names.REWARD, names.REWARD_STD, "Time/mark", "Mark", names.LESSON_NUMBER + "pay")
+    assert [[values[tag] for tag in tags] for _, values in rows.values()] == [
+        [2.0, 1.0, 1.0, 1.0, 0.0],
+        [8.0, 1.0, 7.0, 7.0, 0.0],
+    ]
+    assert recorder.spreads[names.REWARD] == [[1.0, 3.0] * 10, [7.0, 9.0] * 10]
+    best = {"One": {"reward": 2.0, "step": 145}, "Two": {"reward": 8.0, "step": 370}}
+    assert pair.keeper.best == best
+    pair.learners["Two"].seconds["mark"] = 10.0
+    pair.learners["Two"].step = 401
+    pair._summarize(pair.learners["Two"])
+    assert recorder.rows[-1][2]["Time/mark"] == 3.0, "since its own last summary"
+    pair.keeper.refresh(list(pair.learners.values()), {})
+    for name, kept in best.items():
+        states = [load_checkpoint(tmp_path / name / file) for file in ("checkpoint.pt", "best.pt")]
+        assert [state["best"] for state in states] == [kept, kept]
+    # a new lesson keeps the file of the best so far, and begins to compare anew
+    learner = pair.learners["One"]
+    learner.statistics.recent.extend([50.0] * 100)
+    pair.keeper.consider(learner)
+    pair.lessons.apply = lambda _: True
+    pair._apply_lessons()
+    assert pair.keeper.best == {}
+    assert load_checkpoint(tmp_path / "One/best.pt")["best"]["reward"] == 50.0
 
 
-def test_what_an_environment_reports_counts_for_behaviors_with_agents_in_that_step(
-    quick, tmp_path, recorder
+def test_checkpoints_follow_the_updates_and_the_interval_of_their_own_behavior(pair, tmp_path):
+    one, two = pair.learners["One"], pair.learners["Two"]
+    two.settings = replace(two.settings, checkpoint_interval=50)
+    pair._updated = {"One"}  # at 145 steps, of 200; the other one, at 370, has had no update
+    pair._save_due()
+    assert not list(tmp_path.glob("*/*-*.pt"))
+    one.step = 250
+    pair._updated = {"One", "Two"}
+    pair._save_due()
+    assert [path.name for path in sorted(tmp_path.glob("*/*-*.pt"))] == ["One-250.pt", "Two-370.pt"]
+    run = load_checkpoint(tmp_path / "Two/Two-370.pt")["run"]
+    assert run["next_checkpoint"] == {"One": 400, "Two": 400}
+    assert run["steps"] == {"One": 250, "Two": 370}
+    assert pair.resume_points.is_due
+    assert not pair._updated, "until the next update"
+    # a resumed behavior has what its own file says is due, though another one's would be sooner
+    run = {"next_checkpoint": {"One": 200, "Two": 350}}
+    assert [Progress.of(learner, run).next_checkpoint for learner in (one, two)] == [200, 350]
+
+
+def test_a_restart_of_a_worker_drops_what_every_behavior_has_of_it_and_nothing_else(
+    quick, make_loop
 ):
-    pair = EverySecondStep()
+    def both(seed):
+        return Pair(Long(seed=seed, n_agents=1), Long(seed=seed + 1, n_agents=2))
 
-    class Reports(InProcessEnvironment):
-        def take_stats(self):
-            if pair.actions is None:
-                return {}
-            return {"Game/Score": [(2.0, StatsAggregationMethod.AVERAGE)]}
+    envs = [InProcessEnvironment(both(1)), FailsAt(both(3), at=6)]
+    new = InProcessEnvironment(both(8))
+    with WorkerSet(envs, relaunch=lambda *_: new) as workers:
+        loop = make_loop(workers, quick("One", "Two"))
+        loop._begin()
+        steps = []
+        for n in (9, 6):
+            for _ in range(n):
+                loop._step()
+                loop._receive()
+            steps.append({name: learner.step for name, learner in loop.learners.items()})
+    # Eight rows of each agent of the first worker, then eight of each of the second since it fell.
+    assert steps == [{"One": 8, "Two": 16}, {"One": 16, "Two": 32}]
+    assert loop.resume_points.interrupted == [0]
 
-    pipeline.train(
-        Reports(pair),
-        quick("One", "Two", max_steps=400),
-        seed=1,
-        run_dir=tmp_path,
-        sinks=[recorder],
-    )
-    scores = {
-        name: [row.get("Game/Score") for behavior, _, row in recorder.rows if behavior == name]
-        for name in ("One", "Two")
-    }
-    assert set(scores["One"]) == {2.0}
-    assert set(scores["Two"]) == {None}
+
+def test_a_step_is_reported_and_measured_before_each_behavior_learns_and_sums_up(
+    quick, make_loop, monkeypatch
+):
+    calls, left = [], {"One": 2, "Two": 0}
+
+    def noted(text):
+        return lambda *_: calls.append(text)
+
+    def learn(name):
+        left[name] -= 1
+        return left[name] >= 0
+
+    simulator = Pair(Corridor(n_agents=2), Corridor(n_agents=2))
+    with WorkerSet([InProcessEnvironment(simulator)]) as workers:
+        loop = make_loop(workers, quick("One", "Two"))
+        loop._begin()
+        loop._step()
+        loop._receive()
+        monkeypatch.setattr(loop_module, "add_reports", noted("reports"))
+        monkeypatch.setattr(loop.synchronizer, "sync_if_due", noted("meeting"))
+        monkeypatch.setattr(loop.lessons, "on_step", noted("lessons"))
+        for name, learner in loop.learners.items():
+            monkeypatch.setattr(learner, "learn", lambda name=name: learn(name))
+        monkeypatch.setattr(loop, "_note_update", lambda x: calls.append(f"{x.name} update"))
+        monkeypatch.setattr(loop, "_summarize", lambda x: calls.append(f"{x.name} summary"))
+        loop._step()
+    learned = ["One update", "One update", "One summary", "Two summary"]
+    assert calls == ["reports", "meeting", "lessons", *learned]
+
+
+def test_a_behavior_s_device_is_chosen_for_the_agents_of_all_workers(quick, make_loop, monkeypatch):
+    asked = {}
+
+    def chosen(name, *_, n_agents, kept):
+        asked[name] = n_agents, kept
+        return torch.device("cpu")
+
+    monkeypatch.setattr(loop_module, "fastest_device", chosen)
+    envs = [Pair(Corridor(n_agents=a), Corridor(n_agents=b)) for a, b in ((1, 4), (2, 5))]
+    with WorkerSet([InProcessEnvironment(env) for env in envs]) as workers:
+        loop = make_loop(workers, quick("One", "Two"))
+        loop.device = None
+        loop._begin()
+        loop._saved = {"Two": {"run": {"devices": {"One": "no", "Two": "cuda:7"}}}}
+        monkeypatch.setattr(loop_module, "restore", lambda *_, **__: None)
+        monkeypatch.setattr(loop.keeper, "restore", lambda *_, **__: None)
+        loop._step()
+        assert asked == {"One": (3, None), "Two": (9, "cuda:7")}
+        assert loop._shared_state()["devices"] == {"One": "cpu", "Two": "cpu"}

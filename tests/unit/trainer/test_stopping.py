@@ -1,7 +1,5 @@
 """Signals, in processes of their own."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess
@@ -16,6 +14,7 @@ from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.stopping import StopRequest, stop_on_signal
 
 WAIT_S = 300
+
 
 TRAINING = """
 import signal, sys

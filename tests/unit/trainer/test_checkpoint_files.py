@@ -1,0 +1,362 @@
+"""Files of checkpoints: equal states give equal bytes, and a damaged one is refused in one line."""
+
+import contextlib
+import errno
+import io
+import os
+import pickle
+import random
+import re
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from stops_after import StopsAfter
+from toys import Chase
+
+import pipeline
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.errors import CheckpointError, Interrupted, TrainingError
+from pipeline.stages.export import publish
+from pipeline.trainer.checkpoints.file import (
+    digest,
+    from_saved,
+    load_checkpoint,
+    save_checkpoint,
+    to_saved,
+)
+from pipeline.trainer.checkpoints.restore import load_policy
+
+STATE = {
+    "weights": torch.arange(500.0),
+    "stream": {"state": 2**127 + 3, "inc": 1},
+    "text": "x",
+    "nothing": None,
+}
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor], ids=["array", "tensor"])
+def test_digest_tells_states_apart_by_every_number_and_by_nothing_else(kind):
+    numbers = [float(n) for n in range(5000)]
+    other = [*numbers[:2500], 0.5, *numbers[2501:]]
+    assert digest({"a": kind(numbers)}) != digest({"a": kind(other)})
+    assert digest({"a": kind(numbers)}) == digest({"a": kind([[n, 0.0] for n in numbers])[:, 0]})
+    assert digest({"a": kind(numbers)}) != digest({"b": kind(numbers)})
+
+
+def test_equal_states_give_equal_bytes_whatever_the_file_is_called(tmp_path):
+    for name in ("a.pt", "longer.pt"):
+        save_checkpoint(tmp_path / name, STATE | {"weights": STATE["weights"].clone()})
+    assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "longer.pt").read_bytes()
+
+
+def test_equal_states_give_equal_bytes_whichever_objects_they_share(tmp_path):
+    """A resumed run's objects come from a file, so they are not the objects of its program."""
+
+    def text(letters):
+        return "".join(letters)
+
+    key, rows, shape = text("rows"), [1, text("ab")], (2, text("ab"))
+    shared = {"a": {key: rows, "shape": shape}, "b": OrderedDict({key: rows, "shape": shape})}
+    shared["raw"] = [b"12", bytes(bytearray(b"12"))]
+    apart = {
+        text("a"): {text("rows"): [1, text("ab")], text("shape"): (2, text("ab"))},
+        text("b"): {text("rows"): [1, text("ab")], text("shape"): (2, text("ab"))},
+        text("raw"): [b"12"] * 2,
+    }
+    save_checkpoint(tmp_path / "shared.pt", shared)
+    save_checkpoint(tmp_path / "apart.pt", apart)
+    assert (tmp_path / "shared.pt").read_bytes() == (tmp_path / "apart.pt").read_bytes()
+    reloaded = load_checkpoint(tmp_path / "apart.pt")
+    assert reloaded == apart
+    save_checkpoint(tmp_path / "again.pt", reloaded)
+    assert (tmp_path / "again.pt").read_bytes() == (tmp_path / "apart.pt").read_bytes()
+
+
+def full_disk(*_args, **_kwargs):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(os, "fsync"), (Path, "write_bytes"), (Path, "replace")]
+)
+def test_full_disk_leaves_the_last_checkpoint_and_nothing_else(tmp_path, monkeypatch, owner, name):
+    path = tmp_path / "c.pt"
+    save_checkpoint(path, {"step": 1})
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, full_disk)
+        with pytest.raises(CheckpointError) as caught:
+            save_checkpoint(path, STATE)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    assert "No space left on device" in message
+    assert load_checkpoint(path)["step"] == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_code_in_a_file_is_not_run_and_nobody_is_told_to_run_it(tmp_path):
+    mark, path = tmp_path / "mark", tmp_path / "c.pt"
+    contents = [pickle.dumps({"format": 1, "x": Trap(mark)})]
+    for as_zip in (True, False):
+        buffer = io.BytesIO()
+        torch.save({"format": 1, "x": Trap(mark)}, buffer, _use_new_zipfile_serialization=as_zip)
+        contents.append(buffer.getvalue())
+    for content in contents:
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError) as caught:
+            load_checkpoint(path)
+        assert "weights_only" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert not mark.exists()
+
+
+def test_damage_is_found_or_harmless(tmp_path):
+    path = tmp_path / "c.pt"
+    save_checkpoint(path, STATE)
+    content, rng = path.read_bytes(), random.Random(0)  # noqa: S311  # which bits to flip
+    n_refused = 0
+    for turn in range(300):
+        damaged = bytearray(content)
+        if turn % 3 == 0:
+            del damaged[rng.randrange(len(damaged)) :]
+        else:
+            damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            state = load_checkpoint(path)
+        except CheckpointError:
+            n_refused += 1
+        else:
+            assert torch.equal(state["weights"], STATE["weights"])
+            assert state["stream"] == STATE["stream"]
+    assert n_refused > 200
+
+
+BEHAVIOR = {
+    "trainer_type": "ppo",
+    "hyperparameters": {"batch_size": 32, "buffer_size": 128, "num_epoch": 1},
+    "network_settings": {"hidden_units": 8, "num_layers": 1, "normalize": True},
+    "max_steps": 500,
+    "time_horizon": 8,
+}
+
+
+OTHERS = ("x", -1, 3.5, None, [], {}, b"x", torch.zeros(0), torch.zeros(2))
+
+
+def train(folder, **options):
+    toy = InProcessEnvironment(Chase(n_agents=4))
+    return pipeline.train(toy, {"behaviors": {"Toy": BEHAVIOR}}, seed=1, run_dir=folder, **options)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The bytes of a resume file with experience and environments."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.MonkeyPatch.context() as patched:
+        stop = "pipeline.trainer.api.stop_on_signal"
+        patched.setattr(stop, lambda: contextlib.nullcontext(StopsAfter(60)))
+        with pytest.raises(Interrupted):
+            train(folder)
+    return (folder / "Toy" / "checkpoint.pt").read_bytes()
+
+
+@pytest.fixture
+def state(stopped):
+    return torch.load(io.BytesIO(stopped), weights_only=True)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where a run in this folder would look for its checkpoint."""
+    (tmp_path / "Toy").mkdir()
+    return tmp_path / "Toy" / "checkpoint.pt"
+
+
+def places(value, place=()):
+    """The place of every value in a nested one."""
+    yield place
+    if isinstance(value, dict | list | tuple):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(item, (*place, key))
+
+
+def edited(value, place, new):
+    """A copy with a new value in a place; without the entry if `new` is Ellipsis."""
+    if not place:
+        return new
+    key, *rest = place
+    entries = dict(value) if isinstance(value, dict) else dict(enumerate(value))
+    if not rest and new is ...:
+        del entries[key]
+    else:
+        entries[key] = edited(entries[key], rest, new)
+    return entries if isinstance(value, dict) else type(value)(entries.values())
+
+
+NOT_OURS = "this is not a checkpoint of this program"
+
+
+THEIRS = {"Policy": {"w": torch.ones(1)}, "global_step": OrderedDict(a=torch.ones(1))}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "there is no checkpoint here"),
+        (Path.mkdir, "cannot be read"),
+        (b"hello world\n", "this is not a checkpoint"),
+        (b"PK\x03\x04" + b"0" * 99, "this is not a checkpoint"),
+        (b"\x80.", "this is not a checkpoint"),
+        *(({"format": number}, NOT_OURS) for number in (3, torch.zeros(0))),
+        *((state, NOT_OURS) for state in ({"weights": 1}, [1, 2], torch.zeros(3))),
+        (THEIRS, r"a checkpoint of ML-Agents.*docs/how-to/migrating\.md"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(content, said, path):
+    if content is Path.mkdir:
+        path.mkdir()
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content, path)
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(str(path))}: [^\n]*{said}[^\n]*$"):
+        load_checkpoint(path)
+
+
+WEIGHTS = ("learner", "algorithm", "policy", "actor.heads.mu.weight")
+
+
+@pytest.mark.parametrize(
+    ("place", "new", "said"),
+    [
+        *(((part,), ..., part) for part in ("behavior", "spec", "settings", "learner")),
+        (WEIGHTS, torch.zeros(7, 8), "size mismatch"),
+        # torch warned of a layer without numbers, and went on
+        *(
+            (("spec", "discrete_branches"), sizes, "branch")
+            for sizes in ((0,), (3, -1), (1 << 40,))
+        ),
+    ],
+)
+def test_a_checkpoint_without_a_whole_policy_is_refused(place, new, said, stopped, path):
+    path.write_bytes(stopped)
+    save_checkpoint(path, edited(load_checkpoint(path), place, new))
+    with pytest.raises(CheckpointError, match=rf"^[^\n]*whole policy[^\n]*{said}[^\n]*$"):
+        load_policy(path)
+
+
+@pytest.mark.slow
+def test_any_value_that_is_changed_is_noticed(state, path):
+    n_places = 0
+    for number, place in enumerate(list(places(state))[1:]):
+        old = state
+        for key in place:
+            old = old[key]
+        spoilt = [OTHERS[number % len(OTHERS)], ...]
+        if isinstance(old, torch.Tensor):
+            spoilt += [
+                old[None],
+                (old + 1 if old.dtype != torch.bool else ~old) if old.numel() else 1,
+            ]
+        elif isinstance(old, bool | int | float):
+            spoilt += [old + 1]
+        for new in spoilt:
+            if type(new) is type(old) and not isinstance(old, torch.Tensor) and new == old:
+                continue
+            torch.save(edited(state, place, new), path)
+            with pytest.raises(CheckpointError, match=rf"^{re.escape(str(path))}: [^\n]+$"):
+                load_checkpoint(path)
+        n_places += 1
+    assert n_places > 200
+
+
+def test_a_changed_file_is_neither_resumed_nor_begun_with_nor_exported(state, path, tmp_path):
+    torch.save(edited(state, ("learner", "step"), "x"), path)
+    content = path.read_bytes()
+    refused = re.escape(f"{path}: its values are not those that were saved")
+    for use in (
+        lambda: train(tmp_path, resume=True),
+        lambda: train(tmp_path / "new", init_from={"Toy": path}),
+        lambda: publish(path, tmp_path / "onnx"),
+    ):
+        with pytest.raises(CheckpointError, match=refused):
+            use()
+    assert path.read_bytes() == content
+    assert not (tmp_path / "onnx").exists()
+
+
+def test_a_file_of_the_format_without_digest_is_resumed(state, path, tmp_path):
+    del state["digest"]
+    torch.save(state, path)
+    with pytest.raises(CheckpointError, match="not those that were saved"):
+        train(tmp_path, resume=True)
+    torch.save(state | {"format": 1}, path)
+    assert train(tmp_path, resume=True).behaviors["Toy"].steps >= 500
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", ["policy.actor.heads.mu.weight", "critic.heads.bias"])
+def test_weights_that_are_not_finite_are_neither_read_nor_written(
+    place, value, state, path, tmp_path
+):
+    network, _, name = place.partition(".")
+    keys = ("learner", "algorithm", network, name)
+    weights = state["learner"]["algorithm"][network][name].clone()
+    weights.view(-1)[0] = value
+    state = edited(state, keys, weights) | {"format": 1}
+    del state["digest"]
+    torch.save(state, path)
+    refused = rf"^{re.escape(str(path))}: learner\.algorithm\.{re.escape(place)} has numbers that"
+    for folder, options in (
+        (tmp_path, {"resume": True}),
+        (tmp_path / "new", {"init_from": {"Toy": path}}),
+    ):
+        with pytest.raises(CheckpointError, match=refused):
+            train(folder, **options)
+    content = path.read_bytes()
+    with pytest.raises(TrainingError, match=r"^behavior Toy, step \d+: [^\n]*is not finite"):
+        save_checkpoint(path, state)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"replay": True},
+        {"replay": [1]},
+        {"replay": [["replay-1.npz"]]},
+        {"replay": [["replay-1.npz", 3, 1]]},
+        {"replay_digest": 3},
+        {"replay_rows": []},
+        {"ranks": [{"learner": True}]},
+        {"ranks": [{"learner": {"algorithm": 1}}]},
+    ],
+    ids=str,
+)
+def test_an_entry_that_names_files_wrongly_is_refused(entry, state, path):
+    del state["digest"]
+    torch.save(state | {"format": 1} | entry, path)
+    refused = rf"program: {next(iter(entry))}\S* is not what a checkpoint has there$"
+    with pytest.raises(CheckpointError, match=refused):
+        load_checkpoint(path)
+
+
+def test_what_is_taken_up_from_a_file_may_be_written_to_and_the_file_s_state_stays():
+    saved = to_saved({"rows": [np.arange(3.0)]})
+    taken = from_saved(saved)
+    taken["rows"][0][:] = 9.0
+    assert saved["rows"][0].tolist() == [0.0, 1.0, 2.0]

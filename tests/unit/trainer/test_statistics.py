@@ -1,0 +1,184 @@
+"""What is charted: means, sums and spreads of a period, of several workers and processes."""
+
+import copy
+import json
+import statistics
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from steps import decision_steps, terminal_steps
+
+from pipeline.data.columns import Columns, Field
+from pipeline.envs.side_channels import StatsAggregationMethod as Method
+from pipeline.tracking import names
+from pipeline.trainer.grouping import GroupTracker
+from pipeline.trainer.statistics import EXTRINSIC, Statistics
+from pipeline.trainer.timing import Stopwatch, add_reports
+
+
+def test_period_gives_means_and_begins_anew():
+    numbers = Statistics()
+    numbers.add("Losses/Value Loss", 1.0)
+    numbers.add_all({"Losses/Value Loss": 2.0, "Policy/Beta": 5.0})
+    assert numbers.period() == {"Losses/Value Loss": 1.5, "Policy/Beta": 5.0}
+    assert numbers.period() == {}
+
+
+def test_length_of_an_episode_counts_decisions_less_one():
+    numbers = Statistics()
+    numbers.add_episodes([3.0, 5.0], [10, 20])
+    values = numbers.period()
+    assert values[names.EPISODE_LENGTH] == 14.0
+    assert values[names.REWARD] == 4.0
+
+
+def test_spread_is_the_population_standard_deviation_of_this_period():
+    numbers = Statistics()
+    returns = [1.0, 4.0, 4.5, -2.0]
+    numbers.add_episodes(returns, [1] * 4)
+    assert numbers.reward_spread() == pytest.approx(statistics.pstdev(returns))
+    numbers.period()
+    assert numbers.reward_spread() == 0.0
+    numbers.add_episodes([7.0], [1])
+    assert numbers.reward_spread() == 0.0
+    numbers.add_episodes([9.0], [1])
+    assert numbers.reward_spread() == 1.0
+
+
+def test_recent_returns_are_the_last_hundred_and_ended_ones_are_taken_once():
+    numbers = Statistics()
+    numbers.add_episodes(map(float, range(150)), [1] * 150)
+    numbers.period()
+    assert list(numbers.recent) == list(map(float, range(50, 150)))
+    assert numbers.n_episodes == 150
+    assert numbers.take_ended() == list(map(float, range(150)))
+    assert numbers.take_ended() == []
+
+
+REPORTED = {
+    "Game/Average": [(1.0, Method.AVERAGE), (4.0, Method.AVERAGE)],
+    "Game/Latest": [(7.0, Method.MOST_RECENT), (5.0, Method.MOST_RECENT)],
+    "Game/Sum": [(1.5, Method.SUM), (2.5, Method.SUM)],
+    "Game/Spread": [(1.0, Method.HISTOGRAM), (2.0, Method.HISTOGRAM), (6.0, Method.HISTOGRAM)],
+}
+
+
+def test_state_continues_in_the_middle_of_a_period_and_stays_as_it_is():
+    original, restored = Statistics(), Statistics()
+    original.add_episodes([1.0, 2.0], [3, 4])
+    original.add_environment(REPORTED)
+    state = original.state_dict()
+    kept = copy.deepcopy(state)
+    restored.load_state_dict(copy.deepcopy(state))
+    for numbers in (original, restored):
+        numbers.add_episodes([6.0], [5])
+        numbers.add_environment(REPORTED | {"Game/Latest": [(1.0, Method.MOST_RECENT)]})
+    assert (state["returns"], state["recent"]) == ([1.0, 2.0], [1.0, 2.0])
+    assert state == kept
+    assert restored.reward_spread() == original.reward_spread()
+    assert restored.distributions() == original.distributions()
+    assert restored.state_dict() == original.state_dict()
+    assert restored.period() == original.period()
+
+
+def test_what_environments_report_is_aggregated_as_they_ask():
+    numbers = Statistics()
+    numbers.add_environment(REPORTED)
+    assert numbers.distributions() == {"Game/Spread": [1.0, 2.0, 6.0]}
+    expected = {"Game/Average": 2.5, "Game/Latest": 5.0, "Game/Sum": 4.0, "Game/Spread": 3.0}
+    assert numbers.period() == expected
+    assert numbers.period() == numbers.distributions() == {}
+
+
+def test_the_values_behind_each_number_are_told_once_with_how_they_become_one():
+    mine, other = Statistics(), Statistics()
+    mine.add("Losses/Value Loss", 1.0)
+    mine.add_episodes([3.0], [5])
+    other.add("Losses/Value Loss", 2.0)
+    other.add_environment(
+        {
+            "Goals": [(1.0, Method.SUM), (2.0, Method.SUM)],
+            "Level": [(4.0, Method.MOST_RECENT), (5.0, Method.MOST_RECENT)],
+            "Speed": [(6.0, Method.HISTOGRAM)],
+        }
+    )
+    mine.add_from([Statistics.of(other.new())])
+    assert mine.samples() == {
+        "Losses/Value Loss": (Method.AVERAGE, [1.0, 2.0]),
+        "Environment/Cumulative Reward": (Method.HISTOGRAM, [3.0]),
+        "Policy/Extrinsic Reward": (Method.AVERAGE, [3.0]),
+        "Environment/Episode Length": (Method.AVERAGE, [4]),
+        "Goals": (Method.SUM, [1.0, 2.0]),
+        "Level": (Method.MOST_RECENT, [5.0]),
+        "Speed": (Method.HISTOGRAM, [6.0]),
+    }
+    assert set(mine.samples()) == set(mine.period())
+    assert mine.samples() == {}
+
+
+def test_numbers_of_several_processes_are_added_up_and_the_firsts_latest_values_count():
+    processes = []
+    for rank in range(2):
+        numbers = Statistics()
+        numbers.add("mean", 1.0 + rank)
+        numbers.add_episodes([10.0 * (rank + 1)], [4], own=[float(rank)], learned=[100.0])
+        numbers.add_environment(
+            {
+                "sum": [(3.0, Method.SUM)],
+                "latest": [(5.0 + rank, Method.MOST_RECENT)],
+                f"only {rank}": [(7.0, Method.MOST_RECENT)],
+                "spread": [(float(rank), Method.HISTOGRAM)],
+            }
+        )
+        processes.append(Statistics.of(json.loads(json.dumps(numbers.new()))))
+    together = Statistics()
+    together.add("mean", 6.0)
+    together.add_from(processes)
+    assert together.take_ended() == list(together.recent) == [10.0, 20.0]
+    assert together.returns == [0.0, 1.0], "what each agent gained for itself"
+    assert together.n_episodes == 2
+    assert together.distributions() == {"spread": [0.0, 1.0]}
+    expected = {"mean": 3.0, "sum": 6.0, "latest": 5.0, "only 0": 7.0, "only 1": 7.0}
+    expected |= {names.REWARD: 0.5, EXTRINSIC: 100.0}
+    values = together.period()
+    assert {name: values[name] for name in expected} == expected
+
+
+def test_a_group_s_return_is_charted_once():
+    both, tracker = Statistics(), GroupTracker(Columns({}, [Field(shape=(1,))]))
+    tracker.finished.append(3.0)
+    for _ in range(2):
+        tracker.report(None, np.zeros(0, np.intp), both)
+    assert len(both.samples()[names.GROUP_REWARD][1]) == 1
+
+
+def test_reports_of_a_worker_are_of_the_behaviors_with_agents_there():
+    empty, one = (decision_steps([], ids) for ids in ([], [0]))
+    nobody = terminal_steps([], [])
+    behaviors = [
+        SimpleNamespace(name=name, pending_stats=Statistics()) for name in ("left", "right")
+    ]
+    sums = Method.SUM
+    add_reports(
+        [
+            ("left?team=0", behaviors[0], [(one, nobody), (empty, nobody)]),
+            ("right?team=0", behaviors[1], [(empty, nobody), (one, nobody)]),
+        ],
+        [{"of the first": [(1.0, sums)]}, {"of the second": [(2.0, sums)]}],
+    )
+    assert [behavior.pending_stats.period() for behavior in behaviors] == [
+        {"of the first": 1.0},
+        {"of the second": 2.0},
+    ]
+
+
+def test_seconds_of_a_run_are_those_of_all_its_learners():
+    stopwatch = Stopwatch(SimpleNamespace(codec_seconds=0.25))
+    stopwatch.timed(lambda _: None, None)
+    learners = [
+        SimpleNamespace(name=name, seconds={"update": update, "storage": 1.0, **more})
+        for name, update, more in (("One", 2.0, {"compile": 7.0}), ("Two", 5.0, {}))
+    ]
+    seconds = stopwatch.seconds(learners)
+    assert [seconds[part] for part in ("update", "storage", "compile", "wire")] == [7, 2, 7, 0.25]
