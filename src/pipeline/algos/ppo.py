@@ -383,8 +383,8 @@ class PPO(Algorithm):
     ) -> Rows:
         """Return the rows of a rollout, with estimates, returns and advantages.
 
-        What is estimated stays NumPy's until all is computed: its sums are those of older runs,
-        and one pass over trajectories takes a third of torch's time.
+        Estimates stay NumPy arrays until all is computed, because NumPy's sums are those of
+        older runs. Tensors of the CPU share their memory with these arrays.
 
         Args:
             rollout: closed trajectories.

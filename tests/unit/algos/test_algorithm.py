@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,7 +112,7 @@ def test_policy_loss_is_the_mean_of_those_of_minibatches_without_their_signs(nam
     def learned(*args, **options):
         result = learn(*args, **options)
         used.append(torch.tensor([next(losses), 4.0, 5.0]))
-        return used[-1] if name.startswith("poca") else replace(result, losses=(*used[-1][:2],))
+        return [used[-1]] if name.startswith("poca") else [*used[-1][:2], *result[2:]]
 
     algorithm._learn = learned
     ((_, _, stats),) = update(training)

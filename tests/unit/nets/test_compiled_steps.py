@@ -109,7 +109,7 @@ def test_compiled_steps_alternate_with_others_and_are_for_shapes_that_come_again
         assert_steps_agree(plain, mixed, number)
     assert len(traced) == 1
     columns = {"x": torch.ones(2, 3), "y": torch.ones(2, 1)}
-    mixed.optimizer.descend(mixed.losses, columns, steady=False)
+    mixed.optimizer.descend(mixed.losses, columns, lengths=None)
     assert len(traced) == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipeline.nets.fast.adam import FlatAdam, FusedAdam
-from pipeline.nets.layers import paired_linear
+from pipeline.nets.fast.pairs import paired_linear
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.1, 1e3])
