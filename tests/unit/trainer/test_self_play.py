@@ -274,7 +274,7 @@ DUEL, CHASE = partial(Duel, n_areas=2), partial(Chase, n_agents=4)
         (
             DUEL,
             SELF_PLAY | {"team_change": 501},
-            "Duel: self_play.team_change 501 is above max_steps 500: the learning team does not change",
+            "Duel: self_play.team_change 501 is above max_steps 500: the learning team",
         ),
         (CHASE, SELF_PLAY, "has shown one team only in 20 steps (Toy?team=0)"),
     ],
