@@ -141,18 +141,18 @@ class Algorithm(ABC):
             raise TrainingError(
                 f"{at} loss is not finite ({values}); lower learning_rate or the reward's scale"
             )
-        optimizer = self.optimizer
-        kinds = {
-            "gradient": (optimizer.gradient, dict(optimizer.gradients)),
-            "weights": (optimizer.flat, None),
-        }
-        for kind, (flat, gradients) in kinds.items():
-            if not flat.isfinite().all():
-                tensor_name = first_non_finite(self.own_networks, gradients)
-                raise TrainingError(
-                    f"{at} {kind} of {tensor_name} is not finite; lower learning_rate, or set "
-                    "max_grad_norm"
-                )
+        for optimizer in self.own_optimizers:
+            kinds = {
+                "gradient": (optimizer.gradient, dict(optimizer.gradients)),
+                "weights": (optimizer.flat, None),
+            }
+            for kind, (flat, gradients) in kinds.items():
+                if not flat.isfinite().all():
+                    tensor_name = first_non_finite(self.own_networks, gradients)
+                    raise TrainingError(
+                        f"{at} {kind} of {tensor_name} is not finite; lower learning_rate, or set "
+                        "max_grad_norm"
+                    )
 
     @property
     def memory_size(self) -> int:
@@ -213,11 +213,16 @@ class Algorithm(ABC):
             self.signals.observe(rows)
 
     @property
+    def own_optimizers(self) -> list[FlatAdam]:
+        """Optimizers of the algorithm's own networks."""
+        return [self.optimizer]
+
+    @property
     def optimizers(self) -> list[FlatAdam]:
         """Optimizers of the algorithm and its reward signals; behavioral cloning has its own."""
         signal_optimizers = [signal.optimizer for signal in self.signals.by_name.values()]
         return [
-            self.optimizer,
+            *self.own_optimizers,
             *(optimizer for optimizer in signal_optimizers if optimizer is not None),
         ]
 
@@ -250,7 +255,8 @@ class Algorithm(ABC):
                 "hyper are not compiled."
             )
             return
-        self.optimizer.compiled = CompiledSteps(self.optimizer)
+        for optimizer in self.own_optimizers:
+            optimizer.compiled = CompiledSteps(optimizer)
 
     def copy_for_acting(self) -> Algorithm:
         """Copy what `act` needs, and no more of `own_networks`, to act while this one learns."""
