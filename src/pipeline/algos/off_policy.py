@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -88,15 +88,17 @@ class OffPolicy(Algorithm):
         # counted from 1, as the schedule of updates has it
         self.n_updates = self.n_signal_updates = 1
 
-    def _make_replay(self, *, seed: int, cloned: Policy) -> None:
-        """Make the replay, its sampler, and the cloning of demonstrations into `cloned`."""
+    def _make_replay(
+        self, *, seed: int, cloned: Policy, sampler: Callable[..., ReplaySampler] = ReplaySampler
+    ) -> None:
+        """Make the replay, its `sampler`, and the cloning of demonstrations into `cloned`."""
         h = self.hyperparameters
         self.replay = Replay(
             self.columns,
             capacity=h.buffer_size,
             sequence_length=self.sequence_length,
         )
-        self.sampler = ReplaySampler(
+        self.sampler = sampler(
             self.replay,
             self.signals,
             self.policy.normalizers,
@@ -155,7 +157,7 @@ class OffPolicy(Algorithm):
                 self.n_updates += 1
                 if self.bc is not None:
                     cloned.append(self.bc.update(step=step))
-            stats = self._statistics(torch.stack(learned).mean(0), step)
+            stats = self._statistics(torch.stack(learned), step)
             stats["Policy/Learning Rate"] = rate
             if cloned:
                 stats["Losses/Pretraining Loss"] = float(np.mean(cloned))
@@ -185,8 +187,8 @@ class OffPolicy(Algorithm):
         """Make one gradient step on a minibatch, and return its statistics."""
 
     @abstractmethod
-    def _statistics(self, means: Tensor, step: int) -> dict[str, float]:
-        """Statistics by tag from the means over gradient steps of what `_learn` gives."""
+    def _statistics(self, learned: Tensor, step: int) -> dict[str, float]:
+        """Statistics by tag from what `_learn` gave in each gradient step [n, ...]."""
 
     def _with_noise(self, batch: Rows) -> dict[str, Any]:
         """Return the tensors of a minibatch, and `noise` [B, A] for the actions that are drawn."""

@@ -73,6 +73,9 @@ class Policy(nn.Module):
         """Numbers that an agent remembers; 0 without a recurrent layer."""
         return 0 if self.actor.memory is None else self.actor.memory.memory_size
 
+    def after_step(self) -> None:
+        """Do what is due when an optimizer has moved the weights: nothing in most policies."""
+
     def act(
         self,
         obs: Sequence[FloatArray],

@@ -34,3 +34,4 @@ from pipeline.settings.schema.trainer import SACSettings as SACSettings
 from pipeline.settings.schema.trainer import Schedule as Schedule
 from pipeline.settings.schema.trainer import SelfPlaySettings as SelfPlaySettings
 from pipeline.settings.schema.trainer import TrainerSettings as TrainerSettings
+from pipeline.settings.schema.trainer import XQCSettings as XQCSettings

@@ -147,9 +147,45 @@ class SACSettings(HyperparameterSettings):
         return 1.0 / self.steps_per_update
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class XQCSettings(SACSettings):
+    """Hyperparameters of `xqc`; ML-Agents lacks this trainer."""
+
+    made_by = ".xqc:XQC"
+
+    batch_size: Count = 256
+    """Experiences in a minibatch."""
+    buffer_size: Count = 1000000
+    """Experiences that the replay buffer holds."""
+    learning_rate_schedule: Schedule = "linear"
+    """How the learning rate falls until max_steps: to a tenth (linear), or not at all."""
+    buffer_init_steps: CountOrZero = 5000
+    """Experiences to collect by random actions before the first update."""
+    init_entcoef: Positive = 0.01
+    """Entropy coefficient at the start."""
+    critic: Literal["xqc", "crossq"] = "xqc"
+    """How action values are learned: `xqc` (distributions, weights of norm 1, a target network;
+    arXiv 2509.25174), or `crossq` (squared errors, no target network; arXiv 1902.05605)."""
+    policy_delay: Count = 3
+    """Updates of the critics for each update of the policy and of the entropy coefficient."""
+    n_steps: Count = 1
+    """Steps whose rewards are added up before a value is looked up (Sutton 1988)."""
+    target_sigma: Positive = 0.15
+    """Standard deviation of a continuous action, before tanh, whose entropy is aimed at (FlashSAC
+    2026); 0.0892 aims at SAC's -1 for each component."""
+    reward_normalization: bool = True
+    """Whether rewards are divided by the running spread of the agents' returns; needed with `xqc`
+    unless all returns are within -5..5."""
+
+
 HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(
     "pipeline.algorithms",
-    {"ppo": ".trainer:PPOSettings", "sac": ".trainer:SACSettings", "poca": ".trainer:POCASettings"},
+    {
+        "ppo": ".trainer:PPOSettings",
+        "sac": ".trainer:SACSettings",
+        "poca": ".trainer:POCASettings",
+        "xqc": ".trainer:XQCSettings",
+    },
     room="pipeline.settings.schema.",
     base=HyperparameterSettings,
     theirs="mlagents.trainer_type",
