@@ -48,20 +48,20 @@ class RewardScale:
 
     def observe(self, rollout: Rollout, rewards: FloatArray) -> None:
         """Take closed trajectories into account, with the rewards [R, S] of their rows."""
-        lengths, slots = rollout.lengths, rollout.slots.tolist()
-        sums = np.zeros((len(lengths), len(self.mean)))
-        for k, (slot, begins) in enumerate(zip(slots, rollout.begins.tolist(), strict=True)):
-            if not begins:
-                sums[k] = self._open.get(slot, 0.0)
-        rows = np.zeros((len(rewards), len(self.mean)))
-        for step in range(int(lengths.max(initial=0))):  # of all trajectories at once
-            going = lengths > step
-            sums[going] = self.gamma * sums[going] + rewards[rollout.starts[going] + step]
-            rows[rollout.starts[going] + step] = sums[going]
-        for k, (slot, ended) in enumerate(zip(slots, rollout.ended.tolist(), strict=True)):
+        n_signals = len(self.mean)
+        rows: AnyArray = np.zeros((len(rewards), n_signals))
+        names = ("slots", "begins", "ended", "starts", "lengths")
+        # One after another: an agent may have several trajectories, each of which goes on with the
+        # sum of the one before.
+        for slot, begins, ended, start, length in zip(
+            *(getattr(rollout, name).tolist() for name in names), strict=True
+        ):
+            sums = np.zeros(n_signals) if begins else self._open.get(slot, np.zeros(n_signals))
+            for row in range(start, start + length):
+                sums = rows[row] = self.gamma * sums + rewards[row]
             self._open.pop(slot, None)
             if not ended:
-                self._open[slot] = sums[k].copy()
+                self._open[slot] = sums.copy()
         self._add(rows)
 
     def _add(self, rows: AnyArray) -> None:

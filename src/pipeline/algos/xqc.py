@@ -32,6 +32,7 @@ from pipeline.algos.rows import Rows
 from pipeline.errors import SettingsError
 from pipeline.nets.batch_norm import NormalizedActor, NormalizedCritic
 from pipeline.nets.optimizer import FlatAdam
+from pipeline.protocol.specs import ObservationType
 from pipeline.settings.schema import TrainerSettings, XQCSettings
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ class XQC(OffPolicy):
     def __init__(
         self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
     ) -> None:
-        refuse_unsupported(settings)
+        refuse_unsupported(spec, settings)
         super().__init__(spec, settings, seed=seed, device=device)
         h, network = self.hyperparameters, settings.network_settings
         recipe = self.recipe = RECIPES[h.critic]
@@ -470,7 +471,7 @@ def _act_at_random(policy: Policy) -> None:
             nn.init.zeros_(layer.bias)
 
 
-def refuse_unsupported(settings: TrainerSettings) -> None:
+def refuse_unsupported(spec: BehaviorSpec, settings: TrainerSettings) -> None:
     """Refuse what batch normalisation, or one critic, cannot learn.
 
     Raises:
@@ -481,6 +482,16 @@ def refuse_unsupported(settings: TrainerSettings) -> None:
         raise SettingsError(
             "network_settings.memory: trainer_type xqc has no memory (batch statistics over "
             "sequences of several lengths would be wrong); use sac or ppo, or leave it out"
+        )
+    has_goal = any(
+        obs.observation_type == ObservationType.GOAL_SIGNAL and len(obs.shape) != 2
+        for obs in spec.observation_specs
+    )
+    if has_goal and network.goal_conditioning_type == "hyper":
+        raise SettingsError(
+            "network_settings.goal_conditioning_type: trainer_type xqc cannot fold batch "
+            "normalisation into weights that a goal makes (hyper); set it to none, which reads the "
+            "goal as an input"
         )
     gammas = {name: signal.gamma for name, signal in settings.reward_signals.items()}
     if len(set(gammas.values())) > 1:
