@@ -19,6 +19,8 @@ from golden_cases import CASES, INTERRUPTED, N_MESSAGES, behavior, demonstration
 from torch import nn
 
 from pipeline.algos import off_policy
+from pipeline.algos.sac import SAC
+from pipeline.algos.xqc import XQC
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.group_critic import GroupCritic
 from pipeline.nets.q_networks import QNetwork
@@ -149,7 +151,12 @@ class Training:
 def networks(algorithm: Any) -> dict[str, nn.Module]:
     """Networks of an algorithm and its signals, by the names that tables show."""
     result: dict[str, nn.Module] = {"policy": algorithm.policy.actor}
-    if isinstance(algorithm, off_policy.OffPolicy):
+    if isinstance(algorithm, XQC):
+        result |= {"actor": algorithm.actor, "critics": algorithm.critics}
+        if algorithm.target is not None:
+            result["target"] = algorithm.target
+        result["temperature"] = nn.ParameterList([algorithm.log_alpha])
+    elif isinstance(algorithm, SAC):
         result |= {"value": algorithm.value, "target": algorithm.target}
         result |= {"q1": algorithm.q_networks.first, "q2": algorithm.q_networks.second}
         result["temperature"] = nn.ParameterList([algorithm.log_alpha])

@@ -83,6 +83,11 @@ class Algorithm(ABC):
         """Return a new policy of this algorithm, as a checkpoint is loaded into and exported."""
         return Policy(spec, network, squash=cls.squashed)
 
+    @property
+    def trained_policy(self) -> Policy:
+        """The policy whose weights learn; `policy` acts, and is the same in most algorithms."""
+        return self.policy
+
     @abstractmethod
     def ready(self, n_rows: int) -> bool:
         """Whether `n_rows` of closed trajectories are enough to call `update`."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,24 +24,24 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from pipeline.algos.off_policy import Fresh, OffPolicy
-from pipeline.algos.policy import Policy, seeded_weights
+from pipeline.algos.policy import Decision, Policy, seeded_weights
 from pipeline.algos.replay_sampler import ReturnSampler
 from pipeline.algos.reward_scale import RewardScale
 from pipeline.algos.reward_signals import steps_of
 from pipeline.algos.rows import Rows
 from pipeline.errors import SettingsError
-from pipeline.nets.batch_norm import NormalizedActor, NormalizedCritic
+from pipeline.nets.batch_norm import MOMENTUM, NormalizedActor, NormalizedCritic
 from pipeline.nets.optimizer import FlatAdam
 from pipeline.protocol.specs import ObservationType
 from pipeline.settings.schema import TrainerSettings, XQCSettings
 
 if TYPE_CHECKING:
+    from pipeline.arrays import BoolArray, FloatArray
+    from pipeline.data.columns import Field
     from pipeline.data.rollout import Rollout
     from pipeline.nets.optimizer import Inputs
     from pipeline.protocol.specs import BehaviorSpec
 
-MOMENTUM = 0.01
-"""Share by which running statistics follow a minibatch."""
 LARGEST_RETURN = 5.0
 """Distributions are over returns from minus this to this."""
 LEARNING_RATE_END = 0.1
@@ -260,7 +260,7 @@ class XQC(OffPolicy):
                 spec, network, n_atoms=recipe.n_atoms, is_before=recipe.is_before
             ).to(device)
         self.actor = actor
-        self.trained = TrainedPolicy(self.policy, actor, has_unit_norms=recipe.has_unit_norms)
+        self._trained = TrainedPolicy(self.policy, actor, has_unit_norms=recipe.has_unit_norms)
         self.own_networks = {"policy": self.policy, "actor": actor, "critics": self.critics}
         self.target: TwinCritics | None = None
         if recipe.has_unit_norms:
@@ -273,7 +273,7 @@ class XQC(OffPolicy):
             [*actor.parameters(), self.log_alpha], learning_rate=h.learning_rate
         )
         self._soft_update = get_ema_multi_avg_fn(1.0 - h.tau)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.trained.after_step()
+        self._trained.after_step()
         _act_at_random(self.policy)
         self.atoms = torch.linspace(-LARGEST_RETURN, LARGEST_RETURN, recipe.n_atoms, device=device)
         branches = spec.action_spec.discrete_branches
@@ -287,7 +287,7 @@ class XQC(OffPolicy):
         sampler = partial(
             ReturnSampler, n_steps=h.n_steps, gamma=self.gamma, joined=self._joined_rewards
         )
-        self._make_replay(seed=seed, cloned=self.trained, sampler=sampler)
+        self._make_replay(seed=seed, cloned=self._trained, sampler=sampler)
 
     @property
     def continuous_entropy(self) -> float:
@@ -305,6 +305,48 @@ class XQC(OffPolicy):
         """Of the critics, and of the actor with the temperatures."""
         return [self.optimizer, self.actor_optimizer]
 
+    @property
+    def trained_policy(self) -> Policy:
+        """With batch normalisation; the acting policy follows each of its steps."""
+        return self._trained
+
+    @property
+    def memory_size(self) -> int:
+        """Size of an agent's held noise, and the number of decisions that are left of it."""
+        n_actions = self.spec.action_spec.continuous_size
+        is_held = self.hyperparameters.held_noise > 1 and n_actions > 0
+        return n_actions + 1 if is_held else 0
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """What each row of experience holds; nobody learns from held noise."""
+        return {name: field for name, field in super().fields.items() if name != "memory"}
+
+    def act(
+        self,
+        obs: Sequence[FloatArray],
+        mask: Sequence[BoolArray] | None,
+        memory: FloatArray | None = None,
+    ) -> Decision:
+        """Decide for N agents; `memory` [N, A + 1] is their noise, and how long they still hold it.
+
+        Noise is held for n decisions with a probability in proportion to 1 / n^2 (FlashSAC 2026).
+        """
+        if memory is None:
+            return super().act(obs, mask)
+        n_agents, stream = len(obs[0]), self.action_stream
+        drawn = torch.empty(n_agents, memory.shape[1], device=self.device)
+        drawn.normal_(generator=stream)
+        drawn[:, -1].uniform_(generator=stream)
+        chances = np.arange(1, self.hyperparameters.held_noise + 1) ** -2.0
+        fresh = drawn.cpu().numpy()
+        ends = (chances / chances.sum()).cumsum()[:-1]  # so that the last takes all that is left
+        fresh[:, -1] = np.searchsorted(ends, fresh[:, -1], side="right") + 1
+        held = np.where(memory[:, -1:] > 0, memory, fresh)
+        decision = self.policy.act(obs, mask, stream, noise=held[:, :-1])
+        held[:, -1] -= 1
+        return replace(decision, memory=held)
+
     def update_in_parts(
         self, rollout: Rollout, *, step: int
     ) -> Generator[int, None, dict[str, float]]:
@@ -320,7 +362,7 @@ class XQC(OffPolicy):
             self._critic_losses, self._with_noise(batch), max_norm=max_norm
         )
         sizes = [len(critic.layers.running) for critic in self.critics.critics]
-        for critic, statistics in zip(self.critics.critics, found.split(sizes), strict=True):
+        for critic, statistics in zip(self.critics.critics, torch.split(found, sizes), strict=True):
             critic.layers.observe(statistics, MOMENTUM)
         if self.recipe.has_unit_norms:
             self._set_unit_norms(critics_only=True)
@@ -333,7 +375,7 @@ class XQC(OffPolicy):
             )
             # As if they had followed at every update
             self.actor.layers.observe(found, 1.0 - (1.0 - MOMENTUM) ** delay)
-            self.trained.after_step()
+            self._trained.after_step()
         return torch.cat((loss_pi, losses))
 
     def _critic_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -459,7 +501,7 @@ class XQC(OffPolicy):
         if state.get("actor") is None:
             return ["policy (it has no batch normalisation, which trainer_type xqc learns with)"], 0
         loaded = super().load_weights(state)
-        self.trained.after_step()
+        self._trained.after_step()
         return loaded
 
 

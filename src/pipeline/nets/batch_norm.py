@@ -28,6 +28,8 @@ from pipeline.settings.schema import NetworkSettings
 
 EPSILON = 1e-3
 """Added to variances."""
+MOMENTUM = 0.01
+"""Share by which running statistics follow each minibatch."""
 MOST_SCALE, MOST_SHIFT = 3.0, 5.0
 """How far batch renormalisation corrects at most: a factor, and standard deviations."""
 RENORMALIZED_AFTER = 100_000
@@ -113,10 +115,10 @@ class NormalizedLayers(nn.Module):
             return nn.functional.batch_norm(
                 x, running_mean, running_variance, scale, shift, training=False, eps=EPSILON
             )
-        affine = (scale, shift) if self.is_before else (None, None)
+        weight, bias = (scale, shift) if self.is_before else (None, None)
         y, mean, inverse = torch.native_batch_norm(
-            x, *affine, None, None, True, 0.0, EPSILON
-        )  # torch's
+            x, weight, bias, None, None, training=True, momentum=0.0, eps=EPSILON
+        )
         mean, inverse = mean.detach(), inverse.detach()
         found += [mean, (inverse.square().reciprocal() - EPSILON).clamp_min(0.0)]
         if self.is_before:
@@ -127,11 +129,12 @@ class NormalizedLayers(nn.Module):
         d = ((mean - running_mean) / deviation).clamp(-MOST_SHIFT, MOST_SHIFT)
         corrects = self.n_batches >= RENORMALIZED_AFTER  # no Python branch: a step may be compiled
         r, d = torch.where(corrects, r, 1.0), torch.where(corrects, d, 0.0)
-        return (y * r + d) * scale + shift
+        renormalized: Tensor = (y * r + d) * scale + shift
+        return renormalized
 
     def _statistics(self) -> list[Dense]:
         """Running mean and variance [n] of the input and of each layer, views of `running`."""
-        parts = self.running.split(self._sizes)
+        parts = torch.split(self.running, self._sizes)
         return list(zip(parts[::2], parts[1::2], strict=True))
 
     @torch.no_grad()
@@ -189,7 +192,10 @@ def set_unit_norm(weight: Tensor) -> None:
 
 
 class NormalizedActor(nn.Module):
-    """SAC's actor with batch normalisation, to be trained; `fold_into` makes the one that acts."""
+    """SAC's actor with batch normalisation, to be trained; `fold_into` makes the one that acts.
+
+    In training mode, as a module, each call is a minibatch that it normalises by, and follows.
+    """
 
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, *, is_before: bool) -> None:
         super().__init__()
@@ -202,11 +208,16 @@ class NormalizedActor(nn.Module):
             is_before=is_before,
         )
         self.heads = SquashedHeads(self.layers.output_size, spec.action_spec)
+        self.eval()
 
     def forward(self, obs: Sequence[Tensor], sequences: None = None) -> Tensor:  # noqa: ARG002  # as Actor's
-        """Hidden vectors [B, H], by the running statistics."""
-        hidden: Tensor = self.layers(self.body(obs))
-        return hidden
+        """Hidden vectors [B, H], by the running statistics unless in training mode."""
+        if self.training:
+            hidden, statistics = self.in_training(obs)
+            self.layers.observe(statistics, MOMENTUM)
+            return hidden
+        by_running: Tensor = self.layers(self.body(obs))
+        return by_running
 
     def in_training(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Hidden vectors [B, H] by the minibatch's statistics, and these."""

@@ -12,7 +12,9 @@ import torch
 from test_sac import CPU, SPECS, experience
 from torch.nn.functional import silu
 
+from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.xqc import XQC, shifted_distribution
+from pipeline.data.demonstrations import ExpertRows
 from pipeline.errors import SettingsError
 from pipeline.nets.batch_norm import EPSILON, RENORMALIZED_AFTER
 from pipeline.protocol.specs import BehaviorSpec, ObservationSpec
@@ -382,6 +384,64 @@ def test_update_from_a_saved_state_equals_going_on(kind, mode):
         for key, values in tensors.items():
             assert torch.equal(values, restored.weights()[name][key]), f"{name}.{key}"
     assert original.reward_scale.state_dict() == restored.reward_scale.state_dict()
+
+
+def test_noise_is_held_for_some_decisions_and_goes_on_after_a_restart():
+    algorithm = made("continuous", held_noise=4)
+    assert algorithm.memory_size == 3
+    assert "memory" not in algorithm.fields
+    memory = np.zeros((2000, 3), np.float32)
+    obs = [np.ones((2000, 4), np.float32)]
+    decision = algorithm.act(obs, None, memory)
+    first, left = decision.memory[:, :2], decision.memory[:, 2]
+    shares = np.bincount(left.astype(int), minlength=4) / 2000
+    expected = np.array([1, 1 / 4, 1 / 9, 1 / 16])
+    np.testing.assert_allclose(shares, expected / expected.sum(), atol=0.04)
+    # Actions of one policy at one observation differ by their noise alone.
+    np.testing.assert_allclose(np.arctanh(decision.action.continuous), first, rtol=1e-3, atol=1e-4)
+    state = copy.deepcopy(algorithm.state_dict())
+    following = algorithm.act(obs, None, decision.memory)
+    is_held = left > 0
+    assert np.array_equal(following.memory[is_held, :2], first[is_held])
+    assert not (following.memory[~is_held, :2] == first[~is_held]).any()
+    restored = made("continuous", seed=2, held_noise=4)
+    restored.load_state_dict(state)
+    again = restored.act(obs, None, decision.memory)
+    assert np.array_equal(again.memory, following.memory)
+    assert np.array_equal(again.action.continuous, following.action.continuous)
+
+
+@modes
+def test_compiled_updates_are_those_of_backward(mode):
+    plain, fast = made("hybrid", mode), made("hybrid", mode)
+    fast.compile()
+    for algorithm in (plain, fast):
+        algorithm.update(rows_of("hybrid"), step=5)
+    for name, tensors in plain.weights().items():
+        for key, values in tensors.items():
+            torch.testing.assert_close(
+                values, fast.weights()[name][key], rtol=1e-3, atol=1e-4, msg=f"{name}.{key}"
+            )
+
+
+@modes
+def test_cloning_trains_the_policy_with_normalisation_and_the_acting_one_follows(mode):
+    algorithm = made("hybrid", mode)
+    policy, rows = algorithm.trained_policy, rows_of("hybrid")
+    expert = ExpertRows(
+        obs=rows.obs,
+        continuous=np.tanh(rows.obs[0][:, :2]),
+        discrete=(rows.obs[0][:, 2:] > 0).astype(np.int64),
+    )
+    options = {"batch_size": 32, "num_epoch": 20, "learning_rate": 1e-2, "seed": 1}
+    cloning = BehavioralCloning(policy, expert, **options)
+    before = cloning.measure()
+    policy.train()
+    cloning.update()
+    policy.eval()
+    assert cloning.measure() < 0.5 * before
+    acting = BehavioralCloning(algorithm.policy, expert, **options)
+    assert acting.measure() == pytest.approx(cloning.measure(), rel=1e-4)
 
 
 # --- Minibatches -------------------------------------------------------------------------------

@@ -71,6 +71,11 @@ class HyperparameterSettings:
         """Gradient steps for each agent step."""
         return 1.0 / self.batch_size
 
+    @property
+    def why_alone(self) -> str:
+        """Why only one learner can use the trainer, with what to do; empty if several can."""
+        return ""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnPolicySettings(HyperparameterSettings):
@@ -173,9 +178,17 @@ class XQCSettings(SACSettings):
     target_sigma: Positive = 0.15
     """Standard deviation of a continuous action, before tanh, whose entropy is aimed at (FlashSAC
     2026); 0.0892 aims at SAC's -1 for each component."""
+    held_noise: Count = 1
+    """Most decisions in a row that an agent explores with the same noise, fewer being likelier
+    (FlashSAC 2026 has 16); 1 for new noise each time. Continuous actions only."""
     reward_normalization: bool = True
     """Whether rewards are divided by the running spread of the agents' returns; needed with `xqc`
     unless all returns are within -5..5."""
+
+    @property
+    def why_alone(self) -> str:
+        """As in every trainer's settings."""
+        return "xqc normalises by minibatches of one process; use one learner"
 
 
 HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(

@@ -51,6 +51,8 @@ def refuse_alone_only(name: str, settings: TrainerSettings, n_learners: int) -> 
     section = f"behaviors.{name}"
     several = f"with {n_learners} learners"
     h = settings.hyperparameters
+    if h.why_alone:
+        raise SettingsError(f"{section}.trainer_type: {h.why_alone}")
     if settings.self_play is not None:
         raise SettingsError(
             f"{section}.self_play: games are played in one process; use one learner"
