@@ -268,9 +268,9 @@ class XQC(OffPolicy):
         if recipe.has_target:
             self.target = copy.deepcopy(self.critics).requires_grad_(requires_grad=False)
             self.own_networks["target"] = self.target
-        self.optimizer = FlatAdam(self.critics.parameters(), learning_rate=h.learning_rate)
+        self.optimizer = FlatAdam(_learned(self.critics), learning_rate=h.learning_rate)
         self.actor_optimizer = FlatAdam(
-            [*actor.parameters(), self.log_alpha], learning_rate=h.learning_rate
+            [*_learned(actor), self.log_alpha], learning_rate=h.learning_rate
         )
         self._soft_update = get_ema_multi_avg_fn(1.0 - h.tau)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._trained.after_step()
@@ -503,6 +503,10 @@ class XQC(OffPolicy):
         loaded = super().load_weights(state)
         self._trained.after_step()
         return loaded
+
+
+def _learned(network: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in network.parameters() if parameter.requires_grad]
 
 
 def _act_at_random(policy: Policy) -> None:

@@ -78,6 +78,9 @@ class NormalizedLayers(nn.Module):
         self.biases = nn.ParameterList([] if is_before else map(torch.zeros, sizes[1:]))
         self.scales = nn.ParameterList(map(torch.ones, sizes))
         self.shifts = nn.ParameterList(map(torch.zeros, sizes))
+        if is_before and num_layers:
+            # The next normalisation takes it away again: its gradient is nothing but rounding.
+            self.shifts[0].requires_grad_(requires_grad=False)
         self._sizes = [size for size in sizes for _ in ("mean", "variance")]
         start = [part for size in sizes for part in (torch.zeros(size), torch.ones(size))]
         self.register_buffer("running", torch.cat(start))

@@ -224,11 +224,11 @@ def test_losses_and_gradients_equal_the_slow_ones(kind, mode):
     inputs = algorithm._with_noise(batch)
     noise = inputs.get("noise")
     for fast, slow, parameters in (
-        (algorithm._critic_losses, slow_critic_loss, list(algorithm.critics.parameters())),
+        (algorithm._critic_losses, slow_critic_loss, algorithm.optimizer.parameters),
         (
             algorithm._actor_losses,
             slow_actor_loss,
-            [*algorithm.actor.parameters(), algorithm.log_alpha],
+            algorithm.actor_optimizer.parameters,
         ),
     ):
         loss, expected = fast(inputs)[0], slow(algorithm, batch, noise)
