@@ -34,7 +34,12 @@ OFF_POLICY = {
     "init_entcoef": 0.2,
     "tau": 0.02,
 }
-NORMALIZED = OFF_POLICY | {"learning_rate": 1e-3, "init_entcoef": 0.01, "tau": 0.05}
+NORMALIZED = OFF_POLICY | {
+    "learning_rate": 1e-3,
+    "init_entcoef": 0.01,
+    "steps_per_update": 1,
+    "tau": 0.05,
+}
 HYPERPARAMETERS = {"sac": OFF_POLICY, "xqc": NORMALIZED}
 # Agent steps, and the mean return that must be reached: of the last 100 episodes, of SAC that of
 # the exported policy's likeliest actions. The best return stands in the toy's own words. Every
