@@ -234,6 +234,7 @@ def stocked(kind: str, hyperparameters: dict[str, Any], n_rows: int = 5000) -> x
             lengths=np.array([n_rows]),
             terminated=np.array([False]),
             next_obs=[np.zeros((1, 17), np.float32)],
+            slots=np.array([0]),
         )
     )
     for batch in algorithm.sampler.minibatches(10):

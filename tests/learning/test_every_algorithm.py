@@ -35,8 +35,7 @@ OFF_POLICY = {
     "tau": 0.02,
 }
 NORMALIZED = OFF_POLICY | {
-    "learning_rate": 1e-3,
-    "init_entcoef": 0.01,
+    "init_entcoef": 0.3,
     "steps_per_update": 1,
     "tau": 0.05,
 }

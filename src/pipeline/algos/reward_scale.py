@@ -21,7 +21,8 @@ EPSILON = 1e-8
 class RewardScale:
     """Running spread of each agent's discounted sum of rewards, signal by signal.
 
-    The sum of an agent, G = gamma G + r, begins at 0 with each episode.
+    The sum of an agent, G = gamma G + r, begins again at 0 where its task has ended. It goes on
+    where an episode was cut short, as the values that are learned do: they look beyond the cut.
 
     Args:
         n_signals: number of reward signals S.
@@ -37,7 +38,7 @@ class RewardScale:
         self.squared: AnyArray = np.zeros(n_signals)  # sum of squared deviations from the mean
         self.most: AnyArray = np.zeros(n_signals)  # largest absolute sum
         self._open: dict[int, AnyArray] = {}
-        """By slot, G [S] of an agent whose episode goes on."""
+        """By slot, G [S] of an agent whose task has not ended."""
 
     @property
     def divisor(self) -> AnyArray:
@@ -50,17 +51,16 @@ class RewardScale:
         """Take closed trajectories into account, with the rewards [R, S] of their rows."""
         n_signals = len(self.mean)
         rows: AnyArray = np.zeros((len(rewards), n_signals))
-        names = ("slots", "begins", "ended", "starts", "lengths")
+        names = ("slots", "terminated", "starts", "lengths")
         # One after another: an agent may have several trajectories, each of which goes on with the
         # sum of the one before.
-        for slot, begins, ended, start, length in zip(
+        for slot, terminated, start, length in zip(
             *(getattr(rollout, name).tolist() for name in names), strict=True
         ):
-            sums = np.zeros(n_signals) if begins else self._open.get(slot, np.zeros(n_signals))
+            sums = self._open.pop(slot, np.zeros(n_signals))
             for row in range(start, start + length):
                 sums = rows[row] = self.gamma * sums + rewards[row]
-            self._open.pop(slot, None)
-            if not ended:
+            if not terminated:
                 self._open[slot] = sums.copy()
         self._add(rows)
 

@@ -13,28 +13,25 @@ GAMMA, LARGEST = 0.8, 5.0
 
 
 def rollouts(rng, n_agents=4, n_messages=30, horizon=3):
-    """Closed trajectories after every few messages, and the same rewards agent by agent."""
-    open_rows, begins = [[] for _ in range(n_agents)], [True] * n_agents
-    result, closed, by_agent = [], [], [[] for _ in range(n_agents)]
+    """Closed trajectories after every few messages, with their rewards [R, 2]."""
+    open_rows = [[] for _ in range(n_agents)]
+    result, closed = [], []
     for message in range(n_messages):
         for agent in range(n_agents):
-            reward = rng.normal(size=2) * [1.0, 7.0] + 0.5
-            open_rows[agent].append(reward)
-            ended = bool(rng.random() < 0.2)
-            by_agent[agent].append((reward, ended))
+            open_rows[agent].append(rng.normal(size=2) * [1.0, 7.0] + 0.5)
+            ended = rng.random() < 0.2
             if ended or len(open_rows[agent]) == horizon:
-                closed.append((agent, open_rows[agent], begins[agent], ended))
-                open_rows[agent], begins[agent] = [], ended
+                closed.append((agent, open_rows[agent], ended and rng.random() < 0.5))
+                open_rows[agent] = []
         if message % 4 == 3 and closed:
-            lengths = np.array([len(rows) for _, rows, _, _ in closed])
+            lengths = np.array([len(rows) for _, rows, _ in closed])
             rollout = SimpleNamespace(
                 lengths=lengths,
                 starts=np.cumsum(lengths) - lengths,
-                slots=np.array([agent for agent, *_ in closed]),
-                begins=np.array([begins_ for *_, begins_, _ in closed]),
-                ended=np.array([ended for *_, ended in closed]),
+                slots=np.array([agent for agent, _, _ in closed]),
+                terminated=np.array([terminated for _, _, terminated in closed]),
             )
-            result.append((rollout, np.concatenate([rows for _, rows, _, _ in closed])))
+            result.append((rollout, np.concatenate([rows for _, rows, _ in closed])))
             closed = []
     return result
 
@@ -45,11 +42,11 @@ def slow_sums(parts):
     for rollout, rewards in parts:
         for k, start in enumerate(rollout.starts):
             slot = int(rollout.slots[k])
-            total = np.zeros(2) if rollout.begins[k] else running[slot]
+            total = running.get(slot, np.zeros(2))
             for reward in rewards[start : start + rollout.lengths[k]]:
                 total = GAMMA * total + reward
                 sums.append(total)
-            running[slot] = total
+            running[slot] = np.zeros(2) if rollout.terminated[k] else total
     return np.array(sums)
 
 
@@ -75,8 +72,7 @@ def test_the_largest_sum_stays_within_the_bound():
         lengths=np.array([200]),
         starts=np.array([0]),
         slots=np.array([0]),
-        begins=np.array([True]),
-        ended=np.array([True]),
+        terminated=np.array([True]),
     )
     scale.observe(rollout, np.eye(200, 1, -150) * 40.0)  # one reward among nothing
     assert 40.0 / scale.divisor[0] == pytest.approx(LARGEST)

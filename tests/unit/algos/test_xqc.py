@@ -61,9 +61,7 @@ def made(kind: str, mode: str = "xqc", seed: int = 1, **options) -> XQC:
 def rows_of(kind: str, n_rows: int = 128, *, masked: bool = False):
     SPECS.setdefault(kind, KINDS[kind])  # `experience` looks kinds up there
     rollout = experience(kind, n_rows, masked=masked)
-    agents = np.arange(len(rollout.lengths))
-    whole = np.ones(len(agents), np.bool_)
-    return replace(rollout, slots=agents, begins=whole, ended=whole)
+    return replace(rollout, slots=np.arange(len(rollout.lengths)))
 
 
 def trained(kind: str, mode: str, n_updates: int = 7, *, masked: bool = True, **options) -> XQC:
