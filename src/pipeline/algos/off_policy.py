@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from pipeline.data.rollout import Rollout
     from pipeline.nets.actor_critic import ActionHeads
     from pipeline.protocol.specs import ActionSpec, BehaviorSpec
-    from pipeline.settings.schema import SACSettings, TrainerSettings
+    from pipeline.settings.schema import TrainerSettings
+    from pipeline.settings.schema.trainer import OffPolicySettings
 
 # Target entropies: per continuous component, for the sum over all components; and of a branch, as a
 # share of the largest entropy that its allowed choices can have.
@@ -75,7 +76,7 @@ class OffPolicy(Algorithm):
         self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
     ) -> None:
         super().__init__(spec, settings, seed=seed, device=device)
-        h: SACSettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
+        h: OffPolicySettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
         self.hyperparameters = h
         actions = spec.action_spec
         n_temperatures = (actions.continuous_size > 0) + actions.discrete_size

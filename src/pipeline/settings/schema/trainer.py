@@ -120,10 +120,8 @@ class POCASettings(OnPolicySettings):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SACSettings(HyperparameterSettings):
-    """Hyperparameters of `sac`."""
-
-    made_by = ".sac:SAC"
+class OffPolicySettings(HyperparameterSettings):
+    """What SAC and XQC share."""
 
     batch_size: Count = 128
     """Experiences in a minibatch."""
@@ -153,7 +151,14 @@ class SACSettings(HyperparameterSettings):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class XQCSettings(SACSettings):
+class SACSettings(OffPolicySettings):
+    """Hyperparameters of `sac`."""
+
+    made_by = ".sac:SAC"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class XQCSettings(OffPolicySettings):
     """Hyperparameters of `xqc`; ML-Agents lacks this trainer."""
 
     made_by = ".xqc:XQC"
@@ -297,7 +302,7 @@ class TrainerSettings:
     """How one behavior is trained, in the order of a written `configuration.yaml`."""
 
     trainer_type: str = "ppo"
-    """`ppo`, `sac`, `poca`, or one that an installed package brings; required with
+    """`ppo`, `sac`, `poca`, `xqc`, or one that an installed package brings; required with
     hyperparameters."""
     hyperparameters: HyperparameterSettings = field(default_factory=PPOSettings)
     """Numbers of the algorithm; of the class that belongs to trainer_type."""
@@ -360,10 +365,10 @@ class TrainerSettings:
     def contrary_sizes(self) -> Iterator[str]:
         """Yield a text for each pair of sizes with which a run learns nothing, or otherwise."""
         h = self.hyperparameters
-        if not isinstance(h, OnPolicySettings | SACSettings):
+        if not isinstance(h, OnPolicySettings | OffPolicySettings):
             return
         needed = {"buffer_size": h.buffer_size}
-        if isinstance(h, SACSettings):
+        if isinstance(h, OffPolicySettings):
             needed = {"buffer_init_steps": h.buffer_init_steps, "batch_size": h.batch_size}
         key = max(needed, key=needed.__getitem__)
         if self.max_steps < needed[key]:
@@ -372,7 +377,9 @@ class TrainerSettings:
                 f"hyperparameters.{key} {needed[key]} has to be reached: nothing is learned"
             )
         if h.batch_size > h.buffer_size:
-            what = "nothing is learned" if isinstance(h, SACSettings) else "all in one minibatch"
+            what = (
+                "nothing is learned" if isinstance(h, OffPolicySettings) else "all in one minibatch"
+            )
             yield (
                 f"hyperparameters.batch_size {h.batch_size} is above hyperparameters.buffer_size "
                 f"{h.buffer_size}: {what}"

@@ -26,7 +26,8 @@ from pipeline import seeding
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.process_group import ProcessGroup
 from pipeline.errors import SettingsError, TrainingError
-from pipeline.settings.schema import SACSettings, TrainerSettings
+from pipeline.settings.schema import TrainerSettings
+from pipeline.settings.schema.trainer import OffPolicySettings
 from pipeline.trainer.distributed.group import DistributedGroup, SharedNormalizers
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.statistics import Statistics
@@ -61,7 +62,7 @@ def refuse_alone_only(name: str, settings: TrainerSettings, n_learners: int) -> 
         if chosen.why_alone:
             location = f"{section}.reward_signals.{signal}"
             raise SettingsError(f"{location}: {chosen.why_alone}, or use one learner")
-    if isinstance(h, SACSettings) and h.batch_size % n_learners:
+    if isinstance(h, OffPolicySettings) and h.batch_size % n_learners:
         raise SettingsError(
             f"{section}.hyperparameters.batch_size: {h.batch_size} cannot be shared equally "
             f"{several}; use a multiple of {n_learners}"
@@ -74,7 +75,7 @@ def share_of(settings: TrainerSettings, n_learners: int) -> TrainerSettings:
     Algorithms without a replay ask for their share themselves.
     """
     h = settings.hyperparameters
-    if n_learners == 1 or not isinstance(h, SACSettings):
+    if n_learners == 1 or not isinstance(h, OffPolicySettings):
         return settings
     cloning = settings.behavioral_cloning
     if cloning is not None:  # which is not shared
