@@ -164,7 +164,8 @@ def our_return(rung: str, env: str, seed: int, steps: int) -> float:
     try:
         with tempfile.TemporaryDirectory() as folder:
             run = {"default_settings": behavior}
-            result = pipeline.train(f"gymnasium:{env}", run, seed=seed, run_dir=folder, n_agents=1)
+            one = pipeline.make_env(f"gymnasium:{env}", seed=seed, n_agents=1)
+            result = pipeline.train(one, run, seed=seed, run_dir=folder)
             policy = pipeline.load_policy(next(iter(result.behaviors.values())).checkpoint)
             return float(np.mean([episode(env, policy, seed, k) for k in range(N_EPISODES)]))
     finally:
@@ -177,8 +178,8 @@ def episode(env: str, policy: Any, seed: int, number: int) -> float:
         obs, _ = game.reset(seed=1000 * seed + number)
         total, is_over = 0.0, False
         while not is_over:
-            action = policy.act(obs, deterministic=True)
-            obs, reward, ended, cut, _ = game.step(policy.native(action))
+            action = policy.act(obs)
+            obs, reward, ended, cut, _ = game.step(policy.native(action, game.action_space)[0])
             total, is_over = total + float(reward), ended or cut
     return total
 

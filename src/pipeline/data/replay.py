@@ -160,7 +160,8 @@ class Replay:
 
     def column(self, name: str, rows: AnyArray) -> AnyArray:
         """Copies [B, ...] of a field of rows by their numbers."""
-        return self._rows[name][rows % self.capacity]
+        values: AnyArray = self._rows[name][rows % self.capacity]
+        return values
 
     def read(
         self, rows: AnyArray, *, lengths: AnyArray | None = None, memory: FloatArray | None = None
