@@ -158,7 +158,7 @@ class OffPolicy(Algorithm):
                 self.n_updates += 1
                 if self.bc is not None:
                     cloned.append(self.bc.update(step=step))
-            stats = self._statistics(torch.stack(learned), step)
+            stats = self._statistics(self._means(torch.stack(learned)), step)
             stats["Policy/Learning Rate"] = rate
             if cloned:
                 stats["Losses/Pretraining Loss"] = float(np.mean(cloned))
@@ -188,8 +188,12 @@ class OffPolicy(Algorithm):
         """Make one gradient step on a minibatch, and return its statistics."""
 
     @abstractmethod
-    def _statistics(self, learned: Tensor, step: int) -> dict[str, float]:
-        """Statistics by tag from what `_learn` gave in each gradient step [n, ...]."""
+    def _statistics(self, means: Tensor, step: int) -> dict[str, float]:
+        """Statistics by tag from the means over gradient steps of what `_learn` gives."""
+
+    def _means(self, learned: Tensor) -> Tensor:
+        """Means [k] of what `_learn` gave in each of n gradient steps [n, k]."""
+        return learned.mean(0)
 
     def _with_noise(self, batch: Rows) -> dict[str, Any]:
         """Return the tensors of a minibatch, and `noise` [B, A] for the actions that are drawn."""
@@ -210,8 +214,10 @@ class OffPolicy(Algorithm):
             noise: [B, A] standard normal; None without continuous actions.
             allowed: bool [B, sum of branch sizes]; None without branches.
         """
-        continuous, columns = hidden[:, :0], []
-        if noise is not None:
+        columns = []
+        if noise is None:
+            continuous = hidden[:, :0]
+        else:
             mu, log_sigma = heads.gaussian(hidden)
             continuous, density = squashed_action(mu=mu, log_sigma=log_sigma, noise=noise)
             columns.append(density.sum(1))

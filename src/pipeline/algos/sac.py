@@ -159,9 +159,9 @@ class SAC(OffPolicy):
             later = self.value.step([values[firsts] for values in batch.obs], critics.memory)
         return actors, critics, SequenceState(memory=later, lengths=lengths)
 
-    def _statistics(self, learned: Tensor, step: int) -> dict[str, float]:
-        """Statistics by tag from what `_learn` gave in each gradient step."""
-        loss_pi, loss_v, loss_1, loss_2, *values = learned.mean(0).tolist()
+    def _statistics(self, means: Tensor, step: int) -> dict[str, float]:
+        """Statistics by tag from the means over gradient steps of what `_learn` gives."""
+        loss_pi, loss_v, loss_1, loss_2, *values = means.tolist()
         losses = {"policy": loss_pi, "value": loss_v, "Q1": loss_1, "Q2": loss_2}
         self.refuse_divergence(losses, step=step)
         stats = {

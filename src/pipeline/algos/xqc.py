@@ -468,18 +468,25 @@ class XQC(OffPolicy):
         factors = torch.from_numpy((shares / self.reward_scale.divisor).astype(np.float32))
         return rewards @ factors.to(rewards.device)
 
-    def _statistics(self, learned: Tensor, step: int) -> dict[str, float]:
-        """Statistics by tag from what `_learn` gave in each gradient step."""
-        loss_1, loss_2, value, clipped = learned[:, 1:].mean(0).tolist()
+    def _means(self, learned: Tensor) -> Tensor:
+        """Means [k]; that of the policy's loss is NaN if the policy has not learned."""
+        means = learned.mean(0)
+        means[0] = learned[:, 0].nanmean()
+        return means
+
+    def _statistics(self, means: Tensor, step: int) -> dict[str, float]:
+        """Statistics by tag from the means over gradient steps of what `_learn` gives."""
+        loss_pi, loss_1, loss_2, value, clipped = means.tolist()
         losses = {"Q1": loss_1, "Q2": loss_2}
-        stats = {"Losses/Q1 Loss": loss_1, "Losses/Q2 Loss": loss_2}
-        of_policy = learned[:, 0]
-        of_policy = of_policy[~of_policy.isnan()]
-        if len(of_policy):
-            losses["policy"] = stats["Losses/Policy Loss"] = float(of_policy.mean())
+        stats = {
+            "Losses/Q1 Loss": loss_1,
+            "Losses/Q2 Loss": loss_2,
+            "Policy/Extrinsic Value": value,
+            "Policy/Clipped Return Share": clipped,
+        }
+        if not math.isnan(loss_pi):
+            losses["policy"] = stats["Losses/Policy Loss"] = loss_pi
         self.refuse_divergence(losses, step=step)
-        stats["Policy/Extrinsic Value"] = value
-        stats["Policy/Clipped Return Share"] = clipped
         return stats | self._temperatures()
 
     def state_dict(self) -> dict[str, Any]:
