@@ -96,6 +96,11 @@ _LONG = {  # gradient steps that `threaded` makes in a thread
     "hyperparameters": PPO["hyperparameters"] | {"batch_size": 128},
 }
 _GAIL = _signal("gail", **DEMO) | {"behavioral_cloning": {**DEMO, "steps": 3000}}
+_XQC = SAC | {
+    "trainer_type": "xqc",
+    "hyperparameters": SAC["hyperparameters"]
+    | {"n_steps": 2, "held_noise": 4, "buffer_init_steps": 100},
+}
 ROWS = {
     "ppo": Row(method="PPO"),
     "ppo-4": Row(method="PPO", num_envs=4),
@@ -112,6 +117,8 @@ ROWS = {
     "sac-4": Row(method="SAC", settings=SAC, num_envs=4),
     "sac-threaded": Row(method="SAC", settings=SAC, threaded=True),
     "sac-compiled-threaded": Row(method="SAC", settings=SAC, compiled=True, threaded=True),
+    "xqc": Row(method="XQC", settings=_XQC),
+    "xqc-2-threaded": Row(method="XQC", settings=_XQC, num_envs=2, threaded=True),
     "poca": Row(method="POCA", settings=_POCA, **_PUSH),
     "poca-4-threaded": Row(method="POCA", settings=_POCA, num_envs=4, threaded=True, **_PUSH),
     "poca-compiled-threaded": Row(

@@ -51,7 +51,7 @@ def trainer(how: str, demonstration: Path) -> dict:
         "checkpoint_interval": 300,
         "threaded": "threaded" in how,
     }
-    if "sac" in how:
+    if "sac" in how or "xqc" in how:
         settings["trainer_type"] = "sac"
         settings["hyperparameters"] = {
             "batch_size": 16,
@@ -60,6 +60,10 @@ def trainer(how: str, demonstration: Path) -> dict:
             "steps_per_update": 4,
             "save_replay_buffer": "lost" not in how,
         }
+        if "xqc" in how:
+            settings["trainer_type"] = "xqc"
+            more = {"held_noise": 4, "n_steps": 2, "policy_delay": 3, "init_entcoef": 0.1}
+            settings["hyperparameters"] |= more
     if "poca" in how:
         settings["trainer_type"] = "poca"
     if "memory" in how:

@@ -167,6 +167,9 @@ def test_run_that_was_told_to_stop_equals_the_uninterrupted_run(packed, tmp_path
         ("Level", "sac memory"),
         ("Both", "sac threaded"),
         ("Both", "sac compiled"),
+        ("Chase", "xqc"),
+        ("Both", "xqc threaded"),
+        ("Both", "xqc rnd"),
     ],
 )
 def test_resumed_run_with_sac_equals_the_uninterrupted_run(name, how, tmp_path):

@@ -34,6 +34,12 @@ OFF_POLICY = {
     "init_entcoef": 0.2,
     "tau": 0.02,
 }
+NORMALIZED = OFF_POLICY | {
+    "init_entcoef": 0.3,
+    "steps_per_update": 1,
+    "tau": 0.05,
+}
+HYPERPARAMETERS = {"sac": OFF_POLICY, "xqc": NORMALIZED}
 # Agent steps, and the mean return that must be reached: of the last 100 episodes, of SAC that of
 # the exported policy's likeliest actions. The best return stands in the toy's own words. Every
 # agent of a `Teamed` toy gains the mean of what all three earn, so they hold there as well.
@@ -45,6 +51,9 @@ CASES = {
     "sac, continuous": (Chase, 5_000, -1.0),
     "sac, discrete": (Corridor, 6_000, 0.9),
     "sac, masked": (Forbidden, 4_000, 3.7),
+    "xqc, continuous": (Chase, 4_000, -1.0),
+    "xqc, discrete": (Corridor, 3_000, 0.9),
+    "xqc, masked": (Forbidden, 3_000, 3.7),
     "poca, continuous": (partial(Teamed, Chase), 40_000, -1.3),
     "poca, discrete, ending one by one": (partial(Teamed, Corridor), 20_000, 0.85),
 }
@@ -52,14 +61,13 @@ MEMORY = {"num_layers": 1, "memory": {"sequence_length": 8, "memory_size": 32}}
 
 
 def behavior(trainer: str, max_steps: int, network: dict | None = None, **changes) -> dict:
-    is_off = trainer == "sac"
     return {
         "trainer_type": trainer,
-        "hyperparameters": (OFF_POLICY if is_off else ON_POLICY) | changes,
+        "hyperparameters": HYPERPARAMETERS.get(trainer, ON_POLICY) | changes,
         "network_settings": {"hidden_units": 32, "num_layers": 2, **(network or {})},
         "reward_signals": {"extrinsic": {"gamma": 0.95}},
         "max_steps": max_steps,
-        "time_horizon": 8 if is_off else 32,
+        "time_horizon": 8 if trainer in HYPERPARAMETERS else 32,
     }
 
 
@@ -73,7 +81,7 @@ def trained(trainer, toy, max_steps, folder, *, seed, network=None, **changes):
 def test_the_stated_return_is_reached(name, seed, tmp_path, note):
     (trainer, *_), (toy, max_steps, threshold) = name.split(","), CASES[name]
     result = trained(trainer, toy, max_steps, tmp_path, seed=seed)
-    if trainer == "sac":
+    if trainer in HYPERPARAMETERS:
         name += ", exported"
         mean_return = exported_return(result, toy, tmp_path, seed=seed)
     else:

@@ -68,7 +68,7 @@ class Case:
         """The behavior's section of an ML-Agents configuration."""
         n_rows = N_MESSAGES * self.n_agents
         common = {"batch_size": 16, "buffer_size": n_rows - 1, "learning_rate": 3e-3}
-        if self.trainer == "sac":
+        if self.trainer in ("sac", "xqc"):
             common |= {"buffer_size": 100_000, "steps_per_update": 16, "tau": 0.1}
             common |= {"reward_signal_steps_per_update": 24, "init_entcoef": 0.5}
         else:
@@ -98,6 +98,8 @@ class Case:
 
 _MEMORY = {"memory": {"sequence_length": 3, "memory_size": 8}}
 _CLONING = {"strength": 0.5, "batch_size": 8, "num_epoch": 2}
+_AT_ONCE = {"buffer_init_steps": 0}
+_OURS = "the reference has no such trainer"
 CASES = {
     "ppo, continuous": Case(trainer="ppo", actions=CONTINUOUS),
     "ppo, discrete": Case(trainer="ppo", actions=DISCRETE),
@@ -202,6 +204,33 @@ CASES = {
         differs="its value has continuous actions' entropy with the other sign and its policy's "
         "loss their value twice; short sequences are padded, an episode cut short leads nowhere; "
         "forbidden choices count in the entropy that it aims at",
+    ),
+    "xqc, continuous": Case(
+        trainer="xqc",
+        actions=CONTINUOUS,
+        hyperparameters=_AT_ONCE,
+        network={"normalize": True},
+        differs=_OURS,
+    ),
+    "xqc, hybrid": Case(
+        trainer="xqc",
+        actions=HYBRID,
+        hyperparameters={**_AT_ONCE, "n_steps": 3, "policy_delay": 2},
+        signals={"rnd": {"gamma": 0.9, "strength": 0.4}},
+        differs=_OURS,
+    ),
+    "xqc, cloning": Case(
+        trainer="xqc",
+        actions=DISCRETE,
+        hyperparameters=_AT_ONCE,
+        cloning=_CLONING,
+        differs=_OURS,
+    ),
+    "xqc, crossq": Case(
+        trainer="xqc",
+        actions=CONTINUOUS,
+        hyperparameters={**_AT_ONCE, "critic": "crossq", "reward_normalization": False},
+        differs=_OURS,
     ),
     "poca, continuous": Case(trainer="poca", actions=CONTINUOUS, ends=TOGETHER),
     "poca, discrete": Case(trainer="poca", actions=DISCRETE, ends=TOGETHER),

@@ -18,7 +18,9 @@ import torch
 from golden_cases import CASES, INTERRUPTED, N_MESSAGES, behavior, demonstration, experience
 from torch import nn
 
-from pipeline.algos import sac as sac_module
+from pipeline.algos import off_policy
+from pipeline.algos.sac import SAC
+from pipeline.algos.xqc import XQC
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.group_critic import GroupCritic
 from pipeline.nets.q_networks import QNetwork
@@ -149,7 +151,12 @@ class Training:
 def networks(algorithm: Any) -> dict[str, nn.Module]:
     """Networks of an algorithm and its signals, by the names that tables show."""
     result: dict[str, nn.Module] = {"policy": algorithm.policy.actor}
-    if isinstance(algorithm, sac_module.SAC):
+    if isinstance(algorithm, XQC):
+        result |= {"actor": algorithm.actor, "critics": algorithm.critics}
+        if algorithm.target is not None:
+            result["target"] = algorithm.target
+        result["temperature"] = nn.ParameterList([algorithm.log_alpha])
+    elif isinstance(algorithm, SAC):
         result |= {"value": algorithm.value, "target": algorithm.target}
         result |= {"q1": algorithm.q_networks.first, "q2": algorithm.q_networks.second}
         result["temperature"] = nn.ParameterList([algorithm.log_alpha])
@@ -211,13 +218,13 @@ def recorded(training: Training) -> Iterator[dict[str, list[AnyArray]]]:
 
         return drawn
 
-    original = sac_module.squashed_action
+    original = off_policy.squashed_action
 
     def squashed(*, mu: torch.Tensor, log_sigma: torch.Tensor, noise: torch.Tensor) -> Any:
         draws["normal"].append(noise.numpy().copy())
         return original(mu=mu, log_sigma=log_sigma, noise=noise)
 
-    if isinstance(algorithm, sac_module.SAC):
+    if isinstance(algorithm, off_policy.OffPolicy):
         algorithm.sampler.stream = Stream(algorithm.minibatch_stream)
     elif training.case.trainer == "ppo":
         algorithm.minibatch_stream = Stream(algorithm.minibatch_stream)
@@ -226,7 +233,7 @@ def recorded(training: Training) -> Iterator[dict[str, list[AnyArray]]]:
     with (
         patch.object(torch, "randint", recording("integers", torch.randint)),
         patch.object(torch, "rand", recording("uniform", torch.rand)),
-        patch.object(sac_module, "squashed_action", squashed),
+        patch.object(off_policy, "squashed_action", squashed),
     ):
         yield draws
 

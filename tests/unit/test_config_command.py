@@ -284,7 +284,8 @@ def test_all_mistakes_of_a_file_are_told_at_once(here, capsys, command):
         "error: t.yaml:5: behaviors.A: unknown key 'max_stesp'",
         "error: t.yaml:6: behaviors.A.time_horizon: must be at least 1",
         "error: t.yaml:10: behaviors.B.hyperparameters.learning_rate: needs a number",
-        "error: t.yaml:11: behaviors.B.hyperparameters.tau: is a setting of sac, not of ppo",
+        "error: t.yaml:11: behaviors.B.hyperparameters.tau: "
+        "is a setting of sac and xqc, not of ppo",
         "error: t.yaml:13: behaviors.B.self_play.save_steps: must be at least 1",
         "error: t.yaml:14: behaviors.C: needs a map of keys to values",
         "error: t.yaml:15: env_settings.num_envs: needs a whole number",

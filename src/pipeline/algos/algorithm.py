@@ -79,6 +79,11 @@ class Algorithm(ABC):
         """Return a new policy of this algorithm, as a checkpoint is loaded into and exported."""
         return Policy(spec, network, squash=cls.squashed)
 
+    @property
+    def trained_policy(self) -> Policy:
+        """The policy whose weights learn; `policy` acts, and is the same in most algorithms."""
+        return self.policy
+
     @abstractmethod
     def ready(self, n_rows: int) -> bool:
         """Whether `n_rows` of closed trajectories are enough to call `update`."""
@@ -137,18 +142,18 @@ class Algorithm(ABC):
             raise TrainingError(
                 f"{at} loss is not finite ({values}); lower learning_rate or the reward's scale"
             )
-        optimizer = self.optimizer
-        kinds = {
-            "gradient": (optimizer.gradient, dict(optimizer.gradients)),
-            "weights": (optimizer.flat, None),
-        }
-        for kind, (flat, gradients) in kinds.items():
-            if not flat.isfinite().all():
-                tensor_name = first_non_finite(self.own_networks, gradients)
-                raise TrainingError(
-                    f"{at} {kind} of {tensor_name} is not finite; lower learning_rate, or set "
-                    "max_grad_norm"
-                )
+        for optimizer in self.own_optimizers:
+            kinds = {
+                "gradient": (optimizer.gradient, dict(optimizer.gradients)),
+                "weights": (optimizer.flat, None),
+            }
+            for kind, (flat, gradients) in kinds.items():
+                if not flat.isfinite().all():
+                    tensor_name = first_non_finite(self.own_networks, gradients)
+                    raise TrainingError(
+                        f"{at} {kind} of {tensor_name} is not finite; lower learning_rate, or set "
+                        "max_grad_norm"
+                    )
 
     @property
     def memory_size(self) -> int:
@@ -209,11 +214,16 @@ class Algorithm(ABC):
             self.signals.observe(rows)
 
     @property
+    def own_optimizers(self) -> list[FlatAdam]:
+        """Optimizers of the algorithm's own networks."""
+        return [self.optimizer]
+
+    @property
     def optimizers(self) -> list[FlatAdam]:
         """Optimizers of the algorithm and its reward signals; behavioral cloning has its own."""
         signal_optimizers = [signal.optimizer for signal in self.signals.by_name.values()]
         return [
-            self.optimizer,
+            *self.own_optimizers,
             *(optimizer for optimizer in signal_optimizers if optimizer is not None),
         ]
 
@@ -232,7 +242,7 @@ class Algorithm(ABC):
         """Have gradient steps compiled from now on, where a compiler is installed."""
         from pipeline.nets.fast.compiled import compile_steps  # takes a second to import
 
-        compile_steps(self.optimizer, self.own_networks.values())
+        compile_steps(self.own_optimizers, self.own_networks.values())
 
     def copy_for_acting(self) -> Algorithm:
         """Copy what `act` needs, and no more of `own_networks`, to act while this one learns."""

@@ -197,6 +197,7 @@ class BehavioralCloning:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step()
+        self.policy.after_step()
         return loss.detach()
 
     def loss(self, batch: Rows) -> Tensor:

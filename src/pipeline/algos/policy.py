@@ -69,12 +69,16 @@ class Policy(nn.Module):
         """Numbers that an agent remembers; 0 without a recurrent layer."""
         return 0 if self.actor.memory is None else self.actor.memory.memory_size
 
+    def after_step(self) -> None:
+        """Do what is due when an optimizer has moved the weights: nothing in most policies."""
+
     def act(
         self,
         obs: Sequence[FloatArray],
         action_mask: Sequence[BoolArray] | None,
         generator: torch.Generator,
         memory: FloatArray | None = None,
+        noise: FloatArray | None = None,
     ) -> Decision:
         """Decide for N agents.
 
@@ -84,6 +88,7 @@ class Policy(nn.Module):
             generator: the stream that actions are drawn from.
             memory: [N, M] what the agents remember, zeros at the start of an episode; None without
                 a recurrent layer.
+            noise: [N, A] standard normal numbers for continuous actions, in place of new ones.
 
         Raises:
             UnityPolicyException: An observation or the network's output is not finite.
@@ -93,9 +98,9 @@ class Policy(nn.Module):
         drawing = None if self.settings.deterministic else generator
         remembered: FloatArray | None = None
         if in_numpy is not None and n <= MOST_AGENTS and device.type == "cpu":
-            sample = in_numpy(obs, allowed, drawing)
+            sample = in_numpy(obs, allowed, drawing, noise)
         else:
-            sample, remembered = self._in_torch(obs, allowed, drawing, memory, device)
+            sample, remembered = self._in_torch(obs, allowed, drawing, memory, noise)
         _, _, discrete, log_prob, entropy = sample
         refuse_non_finite_decision(obs=obs, continuous=sample.continuous, log_prob=log_prob)
         rows: dict[str, AnyArray] = {"log_prob": log_prob}
@@ -118,11 +123,13 @@ class Policy(nn.Module):
         allowed: BoolArray | None,
         generator: torch.Generator | None,
         memory: FloatArray | None,
-        device: torch.device,
+        held: FloatArray | None,
     ) -> tuple[Sample[AnyArray], FloatArray | None]:
         """Return the chosen actions, and the agents' new memory."""
-        heads = self.actor.heads
+        heads, device = self.actor.heads, next(self.parameters()).device
         noise = None if generator is None else heads.noise(len(obs[0]), generator)
+        if noise is not None and held is not None:
+            noise[0] = torch.from_numpy(held).to(device)
         inputs = self.normalizers(tensors(obs, device))
         if memory is None:
             hidden, remembered = self.actor(inputs), None

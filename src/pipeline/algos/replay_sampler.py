@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pipeline.algos.reward_signals import RewardSignals
 from pipeline.algos.rows import Rows, named_tensors, tensors
+from pipeline.arrays import AnyArray
 from pipeline.data.replay import Replay, Sampled
 from pipeline.nets.encoder import Normalizers
 from pipeline.nets.memory import SequenceState
@@ -50,19 +53,17 @@ class ReplaySampler:
         most = 1 if self.replay.remembers else max(CHUNK // size, 1)
         for done in range(0, n, most):
             n_read = min(n - done, most)
-            rows = self._rewarded(self._sampled(n_read * size))
+            rows = self._drawn(n_read * size)
             yield from rows.split(size) if n_read > 1 else (rows,)
 
     def transitions(self, n: int) -> Iterator[Rows]:
         """Draw `n` minibatches in the form that reward signals take."""
         for _ in range(n):
-            yield self._rows(self._sampled(self.batch_size))
-
-    def _sampled(self, n_rows: int) -> Sampled:
-        return self.replay.sample(self.stream, n_rows)
+            yield self._rows(self.replay.sample(self.stream, self.batch_size))
 
     @torch.no_grad()
-    def _rewarded(self, sampled: Sampled) -> Rows:
+    def _drawn(self, n_rows: int) -> Rows:
+        sampled = self.replay.sample(self.stream, n_rows)
         rows = self._rows(sampled)
         sequences = None
         if sampled.memory is not None:
@@ -82,3 +83,61 @@ class ReplaySampler:
             next_obs=tensors(sampled.next_obs, self.device),
             fields=named_tensors(sampled.fields, names, self.device),
         )
+
+
+class ReturnSampler(ReplaySampler):
+    """Draws minibatches for one critic that values the sum of all signals over several steps.
+
+    Instead of `rewards` and `done`, rows have the fields
+
+    - `return` [B]: discounted rewards of up to `n_steps` steps, until the trajectory ends;
+    - `discount` [B]: of the value of the observation after these, 0 where the task ended;
+    - `next_allowed` bool [B, sum of branch sizes]: choices at that observation, where there are
+      branches. Where a trajectory was cut, they are not known, and all are allowed.
+
+    Args:
+        n_steps: most steps.
+        gamma: discount of a step.
+        joined: from the rewards [R, S] of all signals, times strength, to their sum [R].
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        n_steps: int,
+        gamma: float,
+        joined: Callable[[Tensor], Tensor],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._gammas = gamma ** np.arange(n_steps + 1)
+        self._joined = joined
+
+    @torch.no_grad()
+    def _drawn(self, n_rows: int) -> Rows:
+        n_steps = len(self._gammas) - 1
+        first = self.replay.draw(self.stream, n_rows)
+        numbers, follows = self.replay.following(first, n_steps)
+        n_taken = follows.sum(0)
+        rows = self._rows(self.replay.read(numbers.ravel()))
+        rewards = self._joined(self.signals.rewards(rows)).view(n_steps, n_rows)
+        weights = np.where(follows, self._gammas[:n_steps, None], 0.0)
+        last = (n_taken - 1) * n_rows + np.arange(n_rows)  # rows lie step after step
+        ends = torch.from_numpy(last).to(self.device)
+        discount = self._on_device(self._gammas[n_taken])
+        fields = {name: rows.fields[name][:n_rows] for name in ("continuous", "discrete")}
+        fields["return"] = (rewards * self._on_device(weights)).sum(0)
+        fields["discount"] = discount.masked_fill(rows.done[ends], 0.0)
+        if rows.allowed is not None:
+            later, has_later = self.replay.following(first + n_taken - 1, 2)
+            allowed = self.replay.column("allowed", later[1]) | ~has_later[1][:, None]
+            fields["allowed"] = rows.allowed[:n_rows]
+            fields["next_allowed"] = torch.from_numpy(allowed).to(self.device)
+        return Rows(
+            obs=self.normalizers([values[:n_rows] for values in rows.obs]),
+            next_obs=self.normalizers([values[ends] for values in rows.next_obs]),
+            fields=fields,
+        )
+
+    def _on_device(self, values: AnyArray) -> Tensor:
+        return torch.from_numpy(values.astype(np.float32)).to(self.device)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, FloatArray
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field, cut, rows_of
 from pipeline.data.rollout import Rollout
 
@@ -125,16 +125,45 @@ class Replay:
             rng: the stream they are drawn from.
             n_rows: rows, or with memory rows of full sequences.
         """
-        memory = None
         if self._memory is None:
-            # Counted back from the newest, so a replay that is not full yet is no special case.
-            rows = self.n_added - 1 - rng.integers(0, len(self), n_rows)
-            lengths: AnyArray = np.ones(n_rows, np.int64)
-        else:
-            n = max(n_rows // self.sequence_length, 1)
-            chosen = rng.integers(self._first_sequence, self._n_sequences, n) % self.capacity
-            lengths, memory = self._length[chosen], self._memory[chosen]
-            rows = rows_of(self._start[chosen], lengths)
+            return self.read(self.draw(rng, n_rows))
+        n = max(n_rows // self.sequence_length, 1)
+        chosen = rng.integers(self._first_sequence, self._n_sequences, n) % self.capacity
+        lengths, memory = self._length[chosen], self._memory[chosen]
+        return self.read(rows_of(self._start[chosen], lengths), lengths=lengths, memory=memory)
+
+    def draw(self, rng: np.random.Generator, n_rows: int) -> AnyArray:
+        """Draw numbers of rows, int64 [B], counted from the first row ever added."""
+        # Counted back from the newest, so a replay that is not full yet is no special case.
+        numbers: AnyArray = self.n_added - 1 - rng.integers(0, len(self), n_rows)
+        return numbers
+
+    def following(self, rows: AnyArray, n: int) -> tuple[AnyArray, BoolArray]:
+        """Return the numbers of each row and of the n - 1 rows after it.
+
+        Args:
+            rows: int64 [B] numbers of rows.
+            n: how many.
+
+        Returns:
+            int64 [n, B], and bool [n, B] whether a row is there and of the same trajectory.
+        """
+        steps = np.arange(n)[:, None]
+        numbers = rows + steps
+        # Another trajectory begins one place further on, behind the last observation of this one.
+        places = self._place[numbers % self.capacity]
+        follows = (numbers < self.n_added) & (places == places[0] + steps)
+        return np.minimum(numbers, self.n_added - 1), follows
+
+    def column(self, name: str, rows: AnyArray) -> AnyArray:
+        """Copies [B, ...] of a field of rows by their numbers."""
+        values: AnyArray = self._rows[name][rows % self.capacity]
+        return values
+
+    def read(
+        self, rows: AnyArray, *, lengths: AnyArray | None = None, memory: FloatArray | None = None
+    ) -> Sampled:
+        """Copy rows by their numbers, int64 [B]; with memory also say which sequences they form."""
         at = rows % self.capacity
         size = len(self._obs[0])
         place = self._place[at]
@@ -144,7 +173,7 @@ class Replay:
             obs=[stored[now] for stored in self._obs],
             next_obs=[stored[later] for stored in self._obs],
             fields={name: stored[at] for name, stored in self._rows.items()},
-            lengths=lengths,
+            lengths=np.ones(len(rows), np.int64) if lengths is None else lengths,
             memory=memory,
         )
 

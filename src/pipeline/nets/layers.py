@@ -35,8 +35,8 @@ def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
     return layer
 
 
-def dense(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Dense layer: x [..., n_in], weight [n_out, n_in] and bias [n_out] to [..., n_out].
+def dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Dense layer: x [..., n_in], weight [n_out, n_in] and bias [n_out] (or none) to [..., n_out].
 
     torch multiplies matrices with MKL, which does not use AVX-512 on processors of AMD, and
     computes convolutions with oneDNN, which does. On these processors a large product is computed

@@ -273,6 +273,11 @@ class HyperparameterSettings:
         """Gradient steps for each agent step."""
         return 1.0 / self.batch_size
 
+    @property
+    def why_alone(self) -> str:
+        """Why only one learner can use the trainer, with what to do; empty if several can."""
+        return ""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnPolicySettings(HyperparameterSettings):
@@ -317,10 +322,8 @@ class POCASettings(OnPolicySettings):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SACSettings(HyperparameterSettings):
-    """Hyperparameters of `sac`."""
-
-    made_by = ".sac:SAC"
+class OffPolicySettings(HyperparameterSettings):
+    """What SAC and XQC share."""
 
     batch_size: Count = 128
     """Experiences in a minibatch."""
@@ -349,9 +352,55 @@ class SACSettings(HyperparameterSettings):
         return 1.0 / self.steps_per_update
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SACSettings(OffPolicySettings):
+    """Hyperparameters of `sac`."""
+
+    made_by = ".sac:SAC"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class XQCSettings(OffPolicySettings):
+    """Hyperparameters of `xqc`; ML-Agents lacks this trainer."""
+
+    made_by = ".xqc:XQC"
+
+    batch_size: Count = 256
+    """Experiences in a minibatch."""
+    buffer_size: Count = 1000000
+    """Experiences that the replay buffer holds."""
+    learning_rate_schedule: Schedule = "linear"
+    """How the learning rate falls until max_steps: to a tenth (linear), or not at all."""
+    buffer_init_steps: CountOrZero = 5000
+    """Experiences to collect by random actions before the first update."""
+    init_entcoef: Positive = 0.01
+    """Entropy coefficient at the start."""
+    critic: Literal["xqc", "crossq"] = "xqc"
+    """How action values are learned: `xqc` (distributions, weights of norm 1, a target network;
+    arXiv 2509.25174), or `crossq` (squared errors, no target network; arXiv 1902.05605)."""
+    policy_delay: Count = 3
+    """Updates of the critics for each update of the policy and of the entropy coefficient."""
+    n_steps: Count = 1
+    """Steps whose rewards are added up before a value is looked up (Sutton 1988)."""
+    target_sigma: Positive = 0.15
+    """Standard deviation of a continuous action, before tanh, whose entropy is aimed at (FlashSAC
+    2026); 0.0892 aims at SAC's -1 for each component."""
+    held_noise: Count = 1
+    """Most decisions in a row that an agent explores with the same noise, fewer being likelier
+    (FlashSAC 2026 has 16); 1 for new noise each time. Continuous actions only."""
+    reward_normalization: bool = True
+    """Whether rewards are divided by the running spread of the agents' returns; needed with `xqc`
+    unless all returns are within -5..5."""
+
+    @property
+    def why_alone(self) -> str:
+        """As in every trainer's settings."""
+        return "xqc normalises by minibatches of one process; use one learner"
+
+
 HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(
     "pipeline.algorithms",
-    {name: f"{__name__}:{name.upper()}Settings" for name in ("ppo", "sac", "poca")},
+    {name: f"{__name__}:{name.upper()}Settings" for name in ("ppo", "sac", "poca", "xqc")},
     base=HyperparameterSettings,
     theirs="mlagents.trainer_type",
 )
@@ -461,7 +510,7 @@ class TrainerSettings:
     """How one behavior is trained, in the order of a written `configuration.yaml`."""
 
     trainer_type: str = "ppo"
-    """`ppo`, `sac`, `poca`, or one that an installed package brings; required with
+    """`ppo`, `sac`, `poca`, `xqc`, or one that an installed package brings; required with
     hyperparameters."""
     hyperparameters: HyperparameterSettings = field(default_factory=PPOSettings)
     """Numbers of the algorithm; of the class that belongs to trainer_type."""
@@ -551,10 +600,10 @@ class TrainerSettings:
 
     def _contrary_buffers(self) -> Iterator[str]:
         h = self.hyperparameters
-        if not isinstance(h, OnPolicySettings | SACSettings):
+        if not isinstance(h, OnPolicySettings | OffPolicySettings):
             return
         needed = {"buffer_size": h.buffer_size}
-        if isinstance(h, SACSettings):
+        if isinstance(h, OffPolicySettings):
             needed = {"buffer_init_steps": h.buffer_init_steps, "batch_size": h.batch_size}
         key = max(needed, key=needed.__getitem__)
         if self.max_steps < needed[key]:
@@ -563,7 +612,9 @@ class TrainerSettings:
                 f"hyperparameters.{key} {needed[key]} has to be reached: nothing is learned"
             )
         if h.batch_size > h.buffer_size:
-            what = "nothing is learned" if isinstance(h, SACSettings) else "all in one minibatch"
+            what = (
+                "nothing is learned" if isinstance(h, OffPolicySettings) else "all in one minibatch"
+            )
             yield (
                 f"hyperparameters.batch_size {h.batch_size} is above hyperparameters.buffer_size "
                 f"{h.buffer_size}: {what}"

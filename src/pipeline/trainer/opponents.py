@@ -44,7 +44,8 @@ class Opponent:
         memory: FloatArray | None = None,
     ) -> Decision:
         """Decide for N agents; see `Policy.act`. Of their memory the policy's part counts."""
-        recalled = None if memory is None else memory[:, : self.policy.memory_size]
+        n = self.policy.memory_size
+        recalled = memory[:, :n] if n and memory is not None else None
         return self.policy.act(obs, mask, self._stream, recalled)
 
     def play(self, weights: Mapping[str, Tensor], drawn: int) -> None:

@@ -88,7 +88,7 @@ def pretrain(
     )
     torch_device = torch.device(device)
     learner = Learner(name, spec, chosen_settings, seed=seed, device=torch_device)
-    policy = learner.algorithm.policy
+    policy = learner.algorithm.trained_policy
 
     def on(part: ExpertRows) -> BehavioralCloning:
         return BehavioralCloning(
@@ -107,7 +107,10 @@ def pretrain(
     loss = held_out = float("nan")
     with Tracker(sinks) as tracker:
         for epoch in range(1, epochs + 1):
-            loss, held_out = cloning.update(), check.measure()
+            policy.train()
+            loss = cloning.update()
+            policy.eval()
+            held_out = check.measure()
             tracker.metrics(name, {TRAIN_LOSS: loss, CHECK_LOSS: held_out}, epoch)
     learner.record(train_rows.obs, {})
     learner_state = learner.state_dict()

@@ -25,7 +25,7 @@ LEAST = 1e-6
 """What they may differ by anyway, as initial weights do."""
 
 
-COMPILED = ("ppo, hybrid", "ppo, values clipped", "sac, discrete", "sac, normalised")
+COMPILED = ("ppo, hybrid", "ppo, values clipped", "sac, discrete", "sac, normalised", "xqc, hybrid")
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,9 @@ def compiler() -> str | None:
     return shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
 
 
-def compile_steps(optimizer: FlatAdam, networks: Iterable[nn.Module]) -> None:
-    """Have the steps of an optimizer of `networks` compiled from now on, where that can be done."""
-    if optimizer.flat.device.type == "cpu" and compiler() is None:
+def compile_steps(optimizers: Sequence[FlatAdam], networks: Iterable[nn.Module]) -> None:
+    """Have the steps of `networks` compiled from now on, where that can be done."""
+    if optimizers[0].flat.device.type == "cpu" and compiler() is None:
         _log.warning(
             "torch_settings.compile: no C++ compiler is installed here (g++, or what CXX "
             "names), so nothing is compiled."
@@ -62,7 +62,8 @@ def compile_steps(optimizer: FlatAdam, networks: Iterable[nn.Module]) -> None:
         return
     # Minibatches of sequences differ in their number of rows.
     if not any(isinstance(module, Memory) for module in modules):
-        optimizer.compiled = CompiledSteps(optimizer)
+        for optimizer in optimizers:
+            optimizer.compiled = CompiledSteps(optimizer)
 
 
 class CompiledSteps:

@@ -86,6 +86,7 @@ class NumpyActor:
         obs: Sequence[FloatArray],
         allowed: BoolArray | None,
         generator: torch.Generator | None,
+        held: FloatArray | None = None,
     ) -> Sample[AnyArray]:
         """Actions for N agents.
 
@@ -93,9 +94,12 @@ class NumpyActor:
             obs: [N, *shape] of each observation.
             allowed: bool [N, sum of branch sizes]; None allows everything.
             generator: the stream that they are drawn from; None takes the most likely ones.
+            held: [N, A] standard normal numbers for continuous actions, in place of new ones.
         """
         self._look_up()
         noise = None if generator is None else self._draw(len(obs[0]), generator)
+        if noise is not None and held is not None:
+            noise = [held, *noise[1:]]
         # what is not finite is refused by name, and needs no warning of NumPy's before that
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             values = self._normalized(obs)

@@ -26,7 +26,7 @@ from pipeline import seeding
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.process_group import ProcessGroup
 from pipeline.errors import SettingsError, TrainingError
-from pipeline.settings.schema import SACSettings, TrainerSettings
+from pipeline.settings.schema import OffPolicySettings, TrainerSettings
 from pipeline.trainer.distributed.group import DistributedGroup, SharedNormalizers
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.statistics import Statistics
@@ -51,6 +51,8 @@ def refuse_alone_only(name: str, settings: TrainerSettings, n_learners: int) -> 
     section = f"behaviors.{name}"
     several = f"with {n_learners} learners"
     h = settings.hyperparameters
+    if h.why_alone:
+        raise SettingsError(f"{section}.trainer_type: {h.why_alone}")
     if settings.self_play is not None:
         raise SettingsError(
             f"{section}.self_play: games are played in one process; use one learner"
@@ -59,7 +61,7 @@ def refuse_alone_only(name: str, settings: TrainerSettings, n_learners: int) -> 
         if chosen.why_alone:
             location = f"{section}.reward_signals.{signal}"
             raise SettingsError(f"{location}: {chosen.why_alone}, or use one learner")
-    if isinstance(h, SACSettings) and h.batch_size % n_learners:
+    if isinstance(h, OffPolicySettings) and h.batch_size % n_learners:
         raise SettingsError(
             f"{section}.hyperparameters.batch_size: {h.batch_size} cannot be shared equally "
             f"{several}; use a multiple of {n_learners}"
@@ -72,7 +74,7 @@ def share_of(settings: TrainerSettings, n_learners: int) -> TrainerSettings:
     Algorithms without a replay ask for their share themselves.
     """
     h = settings.hyperparameters
-    if n_learners == 1 or not isinstance(h, SACSettings):
+    if n_learners == 1 or not isinstance(h, OffPolicySettings):
         return settings
     cloning = settings.behavioral_cloning
     if cloning is not None:  # which is not shared

@@ -1,0 +1,289 @@
+"""What learns from a replay: storing, sampling, when to learn, and temperatures.
+
+`sac` and `xqc` add their losses. Source of the temperatures: Haarnoja et al. 2018, arXiv
+1812.05905.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pipeline.algos.algorithm import Algorithm
+from pipeline.algos.bc import BehavioralCloning
+from pipeline.algos.policy import Policy, generator_for, restore_generator
+from pipeline.algos.replay_sampler import ReplaySampler
+from pipeline.algos.reward_signals import mean_losses
+from pipeline.algos.rows import Rows
+from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
+from pipeline.data.replay import Replay
+from pipeline.nets.squashed import squashed_action
+
+if TYPE_CHECKING:
+    from pipeline.data.columns import Field
+    from pipeline.data.rollout import Rollout
+    from pipeline.nets.actor_critic import ActionHeads
+    from pipeline.protocol.specs import ActionSpec, BehaviorSpec
+    from pipeline.settings.schema import OffPolicySettings, TrainerSettings
+
+# Target entropies: per continuous component, for the sum over all components; and of a branch, as a
+# share of the largest entropy that its allowed choices can have.
+CONTINUOUS_ENTROPY = -1.0
+DISCRETE_ENTROPY = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fresh:
+    """New actions of the policy being trained, at B observations."""
+
+    continuous: Tensor
+    """[B, A] drawn."""
+    log_prob: Tensor
+    """[B, C] log density of the continuous action (if there is one), then of each branch the sum of
+    p log p."""
+    entropy_cost: Tensor
+    """[B] the temperatures times `log_prob`, branches by their mean."""
+    probability: Tensor | None
+    """[B, sum of branch sizes]; None without branches."""
+    n_branches: int
+
+    def expected(self, values: Tensor) -> Tensor:
+        """Values [..., B, S, outputs] to [..., B, S]: expected over choices, mean over branches."""
+        if self.probability is None:
+            return values.squeeze(-1)
+        return (values * self.probability.unsqueeze(1)).sum(-1) / self.n_branches
+
+
+class OffPolicy(Algorithm):
+    """Stores experience in a replay buffer, and learns from samples of it.
+
+    A subclass makes its networks, `policy` among them, calls `_make_replay`, and writes `_learn`
+    and `_statistics`.
+    """
+
+    squashed = True
+    replay: Replay
+
+    def __init__(
+        self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
+    ) -> None:
+        super().__init__(spec, settings, seed=seed, device=device)
+        h: OffPolicySettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
+        self.hyperparameters = h
+        actions = spec.action_spec
+        n_temperatures = (actions.continuous_size > 0) + actions.discrete_size
+        # The logarithm is trained, so that a temperature stays positive.
+        start = torch.full((n_temperatures,), math.log(h.init_entcoef))
+        self.log_alpha = nn.Parameter(start.to(device))
+        self.target_entropy = _target_entropy(actions, self.continuous_entropy).to(device)
+        self.alpha_weight = _alpha_weight(actions).to(device)
+        self.noise_stream = generator_for(seed, device, "noise")
+        # counted from 1, as the schedule of updates has it
+        self.n_updates = self.n_signal_updates = 1
+
+    def _make_replay(
+        self, *, seed: int, cloned: Policy, sampler: Callable[..., ReplaySampler] = ReplaySampler
+    ) -> None:
+        """Make the replay, its `sampler`, and the cloning of demonstrations into `cloned`."""
+        h = self.hyperparameters
+        self.replay = Replay(
+            self.columns,
+            capacity=h.buffer_size,
+            sequence_length=self.sequence_length,
+        )
+        self.sampler = sampler(
+            self.replay,
+            self.signals,
+            self.policy.normalizers,
+            stream=self.minibatch_stream,
+            batch_size=h.batch_size,
+            device=self.device,
+        )
+        self.bc = BehavioralCloning.from_settings(cloned, self.settings, seed=seed)
+
+    @property
+    def learning_rate_floor(self) -> float:
+        """Where a linear schedule of the learning rate ends."""
+        return LEARNING_RATE_FLOOR
+
+    @property
+    def continuous_entropy(self) -> float:
+        """Target entropy of each continuous component."""
+        return CONTINUOUS_ENTROPY
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """What each row of experience holds."""
+        fields = super().fields
+        # An off-policy learner has no use for it, and a replay is large.
+        del fields["log_prob"]
+        return fields
+
+    @property
+    def generators(self) -> dict[str, torch.Generator]:
+        """Random streams of actions and of noise, by name."""
+        return {**super().generators, "noise_stream": self.noise_stream}
+
+    def ready(self, n_rows: int) -> bool:
+        """Whether there are closed rows to store; `update` decides whether to learn."""
+        return n_rows > 0
+
+    def update_in_parts(
+        self, rollout: Rollout, *, step: int
+    ) -> Generator[int, None, dict[str, float]]:
+        """Take a rollout into the replay, and make the gradient steps that are due in parts."""
+        h = self.hyperparameters
+        self.replay.add(rollout)
+        n_due = self._due(step, self.n_updates, h.steps_per_update)
+        stats: dict[str, float] = {}
+        if n_due:
+            now = {"step": step, "max_steps": self.settings.max_steps}
+            floor = self.learning_rate_floor
+            rate = scheduled(h.learning_rate_schedule, h.learning_rate, floor, **now)
+            for optimizer in self.own_optimizers:
+                optimizer.learning_rate = rate
+            learned: list[Tensor] = []
+            cloned = []
+            for batch in self.sampler.minibatches(n_due):
+                yield n_due - len(learned)
+                learned.append(self._learn(batch))
+                self.n_updates += 1
+                if self.bc is not None:
+                    cloned.append(self.bc.update(step=step))
+            stats = self._statistics(self._means(torch.stack(learned)), step)
+            stats["Policy/Learning Rate"] = rate
+            if cloned:
+                stats["Losses/Pretraining Loss"] = float(np.mean(cloned))
+        return stats | self._update_signals(step)
+
+    def _due(self, step: int, n_done: int, steps_per_update: float) -> int:
+        """Gradient steps to make now, after `n_done` (counted from 1)."""
+        h = self.hyperparameters
+        # The least over processes: all make as many steps, or one would wait for ever.
+        if step < h.buffer_init_steps or self.processes.least(len(self.replay)) < h.batch_size:
+            return 0
+        # the smallest n with (step - init) / n <= steps_per_update
+        return max(math.ceil((step - h.buffer_init_steps) / steps_per_update) - n_done, 0)
+
+    def _update_signals(self, step: int) -> dict[str, float]:
+        """Make the gradient steps of the reward signals that are due; return mean losses by tag."""
+        if not self.signals.learning:
+            return {}
+        every = self.hyperparameters.reward_signal_steps_per_update
+        n_due = self._due(step, self.n_signal_updates, every)
+        losses = [self.signals.update(rows) for rows in self.sampler.transitions(n_due)]
+        self.n_signal_updates += n_due
+        return mean_losses(losses)
+
+    @abstractmethod
+    def _learn(self, batch: Rows) -> Tensor:
+        """Make one gradient step on a minibatch, and return its statistics."""
+
+    @abstractmethod
+    def _statistics(self, means: Tensor, step: int) -> dict[str, float]:
+        """Statistics by tag from the means over gradient steps of what `_learn` gives."""
+
+    def _means(self, learned: Tensor) -> Tensor:
+        """Means [k] of what `_learn` gave in each of n gradient steps [n, k]."""
+        return learned.mean(0)
+
+    def _with_noise(self, batch: Rows) -> dict[str, Any]:
+        """Return the tensors of a minibatch, and `noise` [B, A] for the actions that are drawn."""
+        inputs = batch.inputs
+        if n_actions := self.spec.action_spec.continuous_size:
+            noise = torch.empty(len(batch), n_actions, device=self.device)
+            inputs["noise"] = noise.normal_(generator=self.noise_stream)
+        return inputs
+
+    def _fresh(
+        self, heads: ActionHeads, hidden: Tensor, noise: Tensor | None, allowed: Tensor | None
+    ) -> Fresh:
+        """What a policy would do after hidden vectors, with gradients.
+
+        Args:
+            heads: of the policy.
+            hidden: [B, H].
+            noise: [B, A] standard normal; None without continuous actions.
+            allowed: bool [B, sum of branch sizes]; None without branches.
+        """
+        columns = []
+        if noise is None:
+            continuous = hidden[:, :0]
+        else:
+            mu, log_sigma = heads.gaussian(hidden)
+            continuous, density = squashed_action(mu=mu, log_sigma=log_sigma, noise=noise)
+            columns.append(density.sum(1))
+        branches = heads.branch_log_probs(hidden, allowed)
+        columns += [(branch.exp() * branch).sum(1) for branch in branches]
+        log_prob = torch.stack(columns, dim=1)
+        return Fresh(
+            continuous=continuous,
+            log_prob=log_prob,
+            entropy_cost=log_prob @ (self.log_alpha.detach().exp() * self.alpha_weight),
+            probability=torch.cat(branches, dim=1).exp() if branches else None,
+            n_branches=len(branches),
+        )
+
+    def _targets(self, allowed: Tensor | None) -> Tensor:
+        """Return target entropies [C]: of a branch, the mean over rows of 0.2 ln(allowed choices).
+
+        Args:
+            allowed: bool [B, sum of branch sizes]; None without branches.
+        """
+        if allowed is None:
+            return self.target_entropy
+        parts = torch.split(allowed, list(self.spec.action_spec.discrete_branches), dim=1)
+        # As shares, whose logarithm is exactly 0 where everything is allowed. A row that forbids
+        # everything counts as one choice, or its logarithm would be infinite.
+        shares = [part.sum(1).clamp_min(1) / part.shape[1] for part in parts]
+        change = DISCRETE_ENTROPY * torch.stack(shares, dim=1).log().mean(0)
+        n_continuous = len(self.target_entropy) - len(parts)
+        return self.target_entropy + nn.functional.pad(change, (n_continuous, 0))
+
+    def _temperatures(self) -> dict[str, float]:
+        """Statistics of the temperatures, by tag."""
+        stats, alpha = {}, self.log_alpha.detach().exp().tolist()
+        if self.spec.action_spec.continuous_size:
+            stats["Policy/Continuous Entropy Coeff"] = alpha.pop(0)
+        if alpha:
+            stats["Policy/Discrete Entropy Coeff"] = sum(alpha) / len(alpha)
+        return stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue training but the replay, as tensors and plain values."""
+        return {
+            **super().state_dict(),
+            "log_alpha": self.log_alpha.detach(),
+            "noise_stream": self.noise_stream.get_state(),
+            "n_updates": self.n_updates,
+            "n_signal_updates": self.n_signal_updates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        super().load_state_dict(state)
+        self.log_alpha.data.copy_(state["log_alpha"])
+        restore_generator(self.noise_stream, state["noise_stream"])
+        self.n_updates = int(state["n_updates"])
+        self.n_signal_updates = int(state["n_signal_updates"])
+
+
+def _target_entropy(actions: ActionSpec, per_component: float) -> Tensor:
+    """Return target entropies [C] without masks: of continuous actions if any, then by branch."""
+    targets = [per_component * actions.continuous_size] if actions.continuous_size else []
+    targets += [DISCRETE_ENTROPY * math.log(size) for size in actions.discrete_branches]
+    return torch.tensor(targets)
+
+
+def _alpha_weight(actions: ActionSpec) -> Tensor:
+    """Return weights [C] of temperatures: 1 for continuous actions, 1 shared by all branches."""
+    shares = [1.0] if actions.continuous_size else []
+    shares += [1.0 / actions.discrete_size for _ in actions.discrete_branches]
+    return torch.tensor(shares)

@@ -1,0 +1,99 @@
+"""The scale of rewards, from the spread of the returns that agents get.
+
+Source: Engstrom et al. 2020, arXiv 2005.12729, section 3 (the running deviation of discounted sums
+of rewards); the bound by the largest return: FlashSAC 2026, `reward_normalization.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pipeline.arrays import AnyArray, FloatArray
+    from pipeline.data.rollout import Rollout
+
+EPSILON = 1e-8
+
+
+class RewardScale:
+    """Running spread of each agent's discounted sum of rewards, signal by signal.
+
+    The sum of an agent, G = gamma G + r, begins again at 0 where its task has ended. It goes on
+    where an episode was cut short, as the values that are learned do: they look beyond the cut.
+
+    Args:
+        n_signals: number of reward signals S.
+        gamma: discount of a step.
+        largest: the largest return that divided rewards may add up to.
+    """
+
+    def __init__(self, n_signals: int, *, gamma: float, largest: float) -> None:
+        self.gamma = gamma
+        self.largest = largest
+        self.count = 0
+        self.mean: AnyArray = np.zeros(n_signals)
+        self.squared: AnyArray = np.zeros(n_signals)  # sum of squared deviations from the mean
+        self.most: AnyArray = np.zeros(n_signals)  # largest absolute sum
+        self._open: dict[int, AnyArray] = {}
+        """By slot, G [S] of an agent whose task has not ended."""
+
+    @property
+    def divisor(self) -> AnyArray:
+        """float64 [S]: the deviation of G, or more where the largest G would exceed `largest`."""
+        deviation = np.sqrt(self.squared / max(self.count, 1))
+        divisor: AnyArray = np.maximum(deviation, self.most / self.largest) + EPSILON
+        return divisor
+
+    def observe(self, rollout: Rollout, rewards: FloatArray) -> None:
+        """Take closed trajectories into account, with the rewards [R, S] of their rows."""
+        n_signals = len(self.mean)
+        rows: AnyArray = np.zeros((len(rewards), n_signals))
+        names = ("slots", "terminated", "starts", "lengths")
+        # One after another: an agent may have several trajectories, each of which goes on with the
+        # sum of the one before.
+        for slot, terminated, start, length in zip(
+            *(getattr(rollout, name).tolist() for name in names), strict=True
+        ):
+            sums = self._open.pop(slot, np.zeros(n_signals))
+            for row in range(start, start + length):
+                sums = rows[row] = self.gamma * sums + rewards[row]
+            if not terminated:
+                self._open[slot] = sums.copy()
+        self._add(rows)
+
+    def _add(self, rows: AnyArray) -> None:
+        """Take sums [R, S] into the statistics (Chan et al. 1979, of two sets of numbers)."""
+        n, before = len(rows), self.count
+        if n == 0:
+            return
+        mean = rows.mean(0)
+        apart = mean - self.mean
+        self.count += n
+        self.mean = self.mean + apart * (n / self.count)
+        self.squared = (
+            self.squared + ((rows - mean) ** 2).sum(0) + apart**2 * (before * n / self.count)
+        )
+        self.most = np.maximum(self.most, np.abs(rows).max(0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        return {
+            "count": self.count,
+            "mean": self.mean.tolist(),
+            "squared": self.squared.tolist(),
+            "most": self.most.tolist(),
+            "slots": list(self._open),
+            "sums": [values.tolist() for values in self._open.values()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.count = int(state["count"])
+        self.mean, self.squared, self.most = (
+            np.array(state[name], np.float64) for name in ("mean", "squared", "most")
+        )
+        sums = (np.array(values, np.float64) for values in state["sums"])
+        self._open = dict(zip(state["slots"], sums, strict=True))

@@ -1,0 +1,555 @@
+"""XQC and CrossQ: soft actor-critics with batch normalisation, for few steps of the environment.
+
+Sources: XQC, Palenicek et al. 2025, arXiv 2509.25174; CrossQ, Bhatt et al. 2024, arXiv 1902.05605;
+distributions of returns: Bellemare et al. 2017, arXiv 1707.06887 (C51). Without entropy of choices
+in the critics' target: arXiv 2509.09838. docs/explanation/xqc.md lists every detail with its
+reason.
+
+Shapes: B rows of a minibatch, A continuous actions, b branches with K choices in all (K = 1 without
+branches), Z atoms; everything of both critics has a leading axis of 2.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from pipeline.algos.off_policy import Fresh, OffPolicy
+from pipeline.algos.policy import Decision, Policy, seeded_weights
+from pipeline.algos.replay_sampler import ReturnSampler
+from pipeline.algos.reward_scale import RewardScale
+from pipeline.algos.reward_signals import steps_of
+from pipeline.algos.rows import Rows
+from pipeline.errors import SettingsError
+from pipeline.nets.batch_norm import MOMENTUM, NormalizedActor, NormalizedCritic
+from pipeline.nets.fast.adam import FlatAdam
+from pipeline.protocol.specs import ObservationType
+from pipeline.settings.schema import TrainerSettings, XQCSettings
+
+if TYPE_CHECKING:
+    from pipeline.arrays import BoolArray, FloatArray
+    from pipeline.data.columns import Field
+    from pipeline.data.rollout import Rollout
+    from pipeline.nets.fast.adam import Inputs
+    from pipeline.protocol.specs import BehaviorSpec
+
+LARGEST_RETURN = 5.0
+"""Distributions are over returns from minus this to this."""
+LEARNING_RATE_END = 0.1
+"""What a linear schedule leaves of the learning rate."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """What XQC changed about CrossQ."""
+
+    has_target: bool
+    """Whether a slowly moving copy of the critics values what follows, and not they themselves."""
+    is_before: bool
+    """Whether features are normalised before the activation, and not after it."""
+    has_unit_norms: bool
+    """Whether the weights of each unit are divided by their norm after each step."""
+    n_atoms: int
+    """Returns that a critic gives probabilities of; 1 for the return itself."""
+
+
+RECIPES = {
+    "xqc": Recipe(has_target=True, is_before=True, has_unit_norms=True, n_atoms=101),
+    "crossq": Recipe(has_target=False, is_before=False, has_unit_norms=False, n_atoms=1),
+}
+
+
+# --- The target of the critics ---------------------------------------------------------------
+
+
+def least_distribution(logits: Tensor, fresh: Fresh, atoms: Tensor) -> Tensor:
+    """Return the distribution [B, Z] of the critic whose mean is smaller, row by row.
+
+    Choices are averaged by their probability, branches equally.
+
+    Args:
+        logits: [2, B, K, Z].
+        fresh: what the policy would do there.
+        atoms: [Z] returns.
+    """
+    of_choices = logits.softmax(-1)
+    if fresh.probability is None:
+        both = of_choices.squeeze(2)
+    else:
+        weights = fresh.probability / fresh.n_branches
+        both = (of_choices * weights.unsqueeze(-1)).sum(2)
+    means = both @ atoms
+    return torch.where((means[0] <= means[1]).unsqueeze(1), both[0], both[1])
+
+
+def shifted_distribution(
+    probability: Tensor, *, reward: Tensor, discount: Tensor, cost: Tensor, atoms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the distribution of r + discount (Z - cost), and the share of it that is clipped.
+
+    The mass of each shifted atom goes to its two neighbours (Bellemare et al. 2017, algorithm 1).
+
+    Args:
+        probability: [B, Z] of the returns that follow.
+        reward: [B].
+        discount: [B] of what follows; 0 where nothing does.
+        cost: [B] temperature times log density of the action that follows.
+        atoms: [Z] returns, evenly spaced.
+
+    Returns:
+        [B, Z], and a number.
+    """
+    n_rows, n_atoms = probability.shape
+    spacing = (atoms[-1] - atoms[0]) / (n_atoms - 1)
+    shifted = reward.unsqueeze(1) + discount.unsqueeze(1) * (atoms - cost.unsqueeze(1))
+    is_outside = (shifted < atoms[0]) | (shifted > atoms[-1])
+    place = ((shifted - atoms[0]) / spacing).clamp(0.0, n_atoms - 1.0)
+    # At most the last but one, so that an atom which falls on a place keeps all its mass there.
+    lower = place.floor().clamp(max=n_atoms - 2.0)
+    upper_share = place - lower
+    first = torch.arange(n_rows, device=lower.device).unsqueeze(1) * n_atoms
+    index = (lower.long() + first).flatten()
+    result = torch.zeros_like(probability).flatten()
+    result = result.index_add(0, index, (probability * (1.0 - upper_share)).flatten())
+    result = result.index_add(0, index + 1, (probability * upper_share).flatten())
+    clipped = (probability * is_outside).sum(1).mean()
+    return result.view(n_rows, n_atoms), clipped
+
+
+def soft_target(
+    values: Tensor, fresh: Fresh, *, reward: Tensor, discount: Tensor, cost: Tensor
+) -> Tensor:
+    """Return r + discount (min Q - cost) [B] of values [2, B, K]; see `shifted_distribution`."""
+    expected = fresh.expected(values.unsqueeze(2)).squeeze(-1)
+    return reward + discount * (expected.amin(0) - cost)
+
+
+# --- The losses ------------------------------------------------------------------------------
+
+
+def taken_outputs(outputs: Tensor, discrete: Tensor, columns: Tensor) -> Tensor:
+    """Return the outputs [2, B, b, Z] of the taken choices; b = 1 without branches.
+
+    Args:
+        outputs: [2, B, K, Z].
+        discrete: int64 [B, b] choices; b may be 0.
+        columns: int64 [b] first output of each branch.
+    """
+    if not len(columns):
+        return outputs
+    index = (discrete + columns).unsqueeze(-1).expand(*discrete.shape, outputs.shape[-1])
+    return outputs.gather(2, index.expand(2, *index.shape))
+
+
+def cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
+    """Return - sum target log p of each critic [2], the mean over rows and branches.
+
+    Args:
+        logits: [2, B, b, Z].
+        target: [B, Z], constant.
+    """
+    return -(target.unsqueeze(1) * logits.log_softmax(-1)).sum(-1).mean((1, 2))
+
+
+def squared_errors(values: Tensor, target: Tensor) -> Tensor:
+    """Return (y - Q)^2 / 2 of each critic [2], the mean over rows and branches.
+
+    Args:
+        values: [2, B, b].
+        target: [B], constant.
+    """
+    return 0.5 * (target.unsqueeze(1) - values).square().mean((1, 2))
+
+
+def policy_loss(fresh: Fresh, values: Tensor) -> Tensor:
+    """Return the mean of alpha log pi - min Q, of values [2, B, K] at the policy's actions."""
+    expected = fresh.expected(values.unsqueeze(2)).squeeze(-1)
+    return (fresh.entropy_cost - expected.amin(0)).mean()
+
+
+def temperature_loss(log_alpha: Tensor, gap: Tensor, weight: Tensor) -> Tensor:
+    """Return sum w alpha (H - H'), which lowers alpha while entropy is above its target.
+
+    Args:
+        log_alpha: [C] of each component.
+        gap: [C] entropy minus target entropy, constant.
+        weight: [C].
+    """
+    return (log_alpha.exp() * gap * weight).sum()
+
+
+class TwinCritics(nn.Module):
+    """Two critics of different first weights."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.both = nn.ModuleList(NormalizedCritic(*args, **kwargs) for _ in range(2))
+
+    @property
+    def critics(self) -> list[NormalizedCritic]:
+        """The two."""
+        return [cast("NormalizedCritic", critic) for critic in self.both]
+
+    def forward(self, obs: list[Tensor], continuous: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Outputs [2, B, K, Z] by the minibatch's statistics, and these of each critic."""
+        outputs, statistics = zip(
+            *(critic(obs, continuous) for critic in self.critics), strict=True
+        )
+        return torch.stack(outputs), list(statistics)
+
+    def evaluate(self, obs: list[Tensor], continuous: Tensor) -> Tensor:
+        """Outputs [2, B, K, Z] by the running statistics; see `NormalizedCritic.evaluate`."""
+        return torch.stack([critic.evaluate(obs, continuous) for critic in self.critics])
+
+
+class TrainedPolicy(Policy):
+    """The policy in the form that learns, with batch normalisation; the acting one follows it."""
+
+    def __init__(self, acting: Policy, actor: NormalizedActor, *, has_unit_norms: bool) -> None:
+        nn.Module.__init__(self)
+        self.spec, self.settings, self.normalizers = (
+            acting.spec,
+            acting.settings,
+            acting.normalizers,
+        )
+        self.actor = actor  # type: ignore[assignment]  # it has what losses call
+        self.numpy_actor = None
+        self._acting = (acting,)  # in a tuple, because it is no part of this one
+        self._has_unit_norms = has_unit_norms
+
+    def after_step(self) -> None:
+        """Make norms 1 again, and let the acting policy follow."""
+        actor = cast("NormalizedActor", self.actor)
+        if self._has_unit_norms:
+            actor.set_unit_norms()
+        actor.fold_into(self._acting[0].actor)
+
+
+class XQC(OffPolicy):
+    """Twin critics and an actor with batch normalisation.
+
+    Attributes:
+        policy: acts; dense layers that the trained actor is folded into.
+        actor: learns.
+        critics: learn.
+        target: follows the critics; None in CrossQ.
+    """
+
+    hyperparameters: XQCSettings
+
+    def __init__(
+        self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
+    ) -> None:
+        refuse_unsupported(spec, settings)
+        super().__init__(spec, settings, seed=seed, device=device)
+        h, network = self.hyperparameters, settings.network_settings
+        recipe = self.recipe = RECIPES[h.critic]
+        with seeded_weights(seed, "xqc"):
+            self.policy = Policy(spec, network, squash=True).to(device)
+            actor = NormalizedActor(spec, network, is_before=recipe.is_before).to(device)
+            self.critics = TwinCritics(
+                spec, network, n_atoms=recipe.n_atoms, is_before=recipe.is_before
+            ).to(device)
+        self.actor = actor
+        self._trained = TrainedPolicy(self.policy, actor, has_unit_norms=recipe.has_unit_norms)
+        self.own_networks = {"policy": self.policy, "actor": actor, "critics": self.critics}
+        self.target: TwinCritics | None = None
+        if recipe.has_unit_norms:
+            self._set_unit_norms()
+        if recipe.has_target:
+            self.target = copy.deepcopy(self.critics).requires_grad_(requires_grad=False)
+            self.own_networks["target"] = self.target
+        self.optimizer = FlatAdam(_learned(self.critics), learning_rate=h.learning_rate)
+        self.actor_optimizer = FlatAdam(
+            [*_learned(actor), self.log_alpha], learning_rate=h.learning_rate
+        )
+        self._soft_update = get_ema_multi_avg_fn(1.0 - h.tau)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._trained.after_step()
+        _act_at_random(self.policy)
+        self.atoms = torch.linspace(-LARGEST_RETURN, LARGEST_RETURN, recipe.n_atoms, device=device)
+        branches = spec.action_spec.discrete_branches
+        self.columns_of_branches = torch.tensor(
+            [sum(branches[:i]) for i in range(len(branches))], dtype=torch.int64, device=device
+        )
+        self.gamma = next(iter(settings.reward_signals.values())).gamma
+        self.reward_scale = RewardScale(
+            len(self.signals.names), gamma=self.gamma, largest=LARGEST_RETURN
+        )
+        sampler = partial(
+            ReturnSampler, n_steps=h.n_steps, gamma=self.gamma, joined=self._joined_rewards
+        )
+        self._make_replay(seed=seed, cloned=self._trained, sampler=sampler)
+
+    @property
+    def continuous_entropy(self) -> float:
+        """Entropy of a Gaussian with `target_sigma`: log(2 pi e sigma^2) / 2."""
+        sigma = self.settings.hyperparameters.target_sigma  # type: ignore[attr-defined]  # XQC's
+        return 0.5 * math.log(2.0 * math.pi * math.e * sigma**2)
+
+    @property
+    def learning_rate_floor(self) -> float:
+        """Where a linear schedule of the learning rate ends."""
+        return self.hyperparameters.learning_rate * LEARNING_RATE_END
+
+    @property
+    def own_optimizers(self) -> list[FlatAdam]:
+        """Of the critics, and of the actor with the temperatures."""
+        return [self.optimizer, self.actor_optimizer]
+
+    @property
+    def trained_policy(self) -> Policy:
+        """With batch normalisation; the acting policy follows each of its steps."""
+        return self._trained
+
+    @property
+    def memory_size(self) -> int:
+        """Size of an agent's held noise, and the number of decisions that are left of it."""
+        n_actions = self.spec.action_spec.continuous_size
+        is_held = self.hyperparameters.held_noise > 1 and n_actions > 0
+        return n_actions + 1 if is_held else 0
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """What each row of experience holds; nobody learns from held noise."""
+        return {name: field for name, field in super().fields.items() if name != "memory"}
+
+    def act(
+        self,
+        obs: Sequence[FloatArray],
+        mask: Sequence[BoolArray] | None,
+        memory: FloatArray | None = None,
+    ) -> Decision:
+        """Decide for N agents; `memory` [N, A + 1] is their noise, and how long they still hold it.
+
+        Noise is held for n decisions with a probability in proportion to 1 / n^2 (FlashSAC 2026).
+        """
+        if memory is None:
+            return super().act(obs, mask)
+        n_agents, stream = len(obs[0]), self.action_stream
+        drawn = torch.empty(n_agents, memory.shape[1], device=self.device)
+        drawn.normal_(generator=stream)
+        drawn[:, -1].uniform_(generator=stream)
+        chances = np.arange(1, self.hyperparameters.held_noise + 1) ** -2.0
+        fresh = drawn.cpu().numpy()
+        ends = (chances / chances.sum()).cumsum()[:-1]  # so that the last takes all that is left
+        fresh[:, -1] = np.searchsorted(ends, fresh[:, -1], side="right") + 1
+        held = np.where(memory[:, -1:] > 0, memory, fresh)
+        decision = self.policy.act(obs, mask, stream, noise=held[:, :-1])
+        held[:, -1] -= 1
+        return replace(decision, memory=held)
+
+    def update_in_parts(
+        self, rollout: Rollout, *, step: int
+    ) -> Generator[int, None, dict[str, float]]:
+        """Note the rollout's returns, and learn as any learner from a replay."""
+        if self.hyperparameters.reward_normalization:
+            self.reward_scale.observe(rollout, self._rewards_of(rollout))
+        return (yield from super().update_in_parts(rollout, step=step))
+
+    def _learn(self, batch: Rows) -> Tensor:
+        """Make a step of the critics, and every `policy_delay` times one of the actor."""
+        delay, max_norm = self.hyperparameters.policy_delay, self.hyperparameters.max_grad_norm
+        losses, found = self.optimizer.descend(
+            self._critic_losses, self._with_noise(batch), max_norm=max_norm
+        )
+        sizes = [len(critic.layers.running) for critic in self.critics.critics]
+        for critic, statistics in zip(self.critics.critics, torch.split(found, sizes), strict=True):
+            critic.layers.observe(statistics, MOMENTUM)
+        if self.recipe.has_unit_norms:
+            self._set_unit_norms(critics_only=True)
+        if self.target is not None:
+            self._soft_update(list(self.target.parameters()), list(self.critics.parameters()), None)
+        loss_pi = losses.new_full((1,), math.nan)
+        if (self.n_updates - 1) % delay == 0:  # the first update included
+            loss_pi, found = self.actor_optimizer.descend(
+                self._actor_losses, self._with_noise(batch), max_norm=max_norm
+            )
+            # As if they had followed at every update
+            self.actor.layers.observe(found, 1.0 - (1.0 - MOMENTUM) ** delay)
+            self._trained.after_step()
+        return torch.cat((loss_pi, losses))
+
+    def _critic_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the sum of both critics' losses, what statistics show of it, and for `running`.
+
+        Args:
+            inputs: of a minibatch of `ReturnSampler`, and `noise` [B, A] for the next actions.
+        """
+        batch, branches = Rows.of(inputs, None), self.columns_of_branches
+        fields, n_rows = batch.fields, len(inputs["return"])
+        with torch.no_grad():
+            actor = self.policy.actor  # by the running statistics
+            fresh = self._fresh(
+                actor.heads, actor(batch.next_obs), fields.get("noise"), fields.get("next_allowed")
+            )
+            follows = {
+                "reward": fields["return"],
+                "discount": fields["discount"],
+                "cost": self._continuous_cost(fresh),
+            }
+            # One minibatch of what was and what follows, whose mixture the statistics are of.
+            obs = [torch.cat(pair) for pair in zip(batch.obs, batch.next_obs, strict=True)]
+            actions = torch.cat((batch.continuous, fresh.continuous))
+        outputs, statistics = self.critics(obs, actions)
+        with torch.no_grad():
+            later = outputs if self.target is None else self.target(obs, actions)[0]
+            later = later[:, n_rows:]
+        taken = taken_outputs(outputs[:, :n_rows], batch.discrete, branches)
+        if self.recipe.n_atoms == 1:
+            with torch.no_grad():
+                target = soft_target(later.squeeze(-1), fresh, **follows)
+                value, clipped = taken.mean(), torch.zeros((), device=self.device)
+            losses = squared_errors(taken.squeeze(-1), target)
+        else:
+            with torch.no_grad():
+                least = least_distribution(later, fresh, self.atoms)
+                target, clipped = shifted_distribution(least, **follows, atoms=self.atoms)
+                value = (taken.softmax(-1) @ self.atoms).mean()
+            losses = cross_entropies(taken, target)
+        shown = torch.cat((losses, torch.stack((value, clipped))))
+        return losses.sum(), (shown, torch.cat(statistics))
+
+    def _actor_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the sum of the losses of actor and temperatures; the actor's; statistics."""
+        batch = Rows.of(inputs, None)
+        hidden, statistics = self.actor.in_training(batch.obs)
+        noise = batch.fields.get("noise")
+        fresh = self._fresh(self.actor.heads, hidden, noise, batch.allowed)
+        outputs = self.critics.evaluate(batch.obs, fresh.continuous)
+        values = (
+            outputs.squeeze(-1) if self.recipe.n_atoms == 1 else outputs.softmax(-1) @ self.atoms
+        )
+        loss_pi = policy_loss(fresh, values)
+        with torch.no_grad():
+            gap = -fresh.log_prob.mean(0) - self._targets(batch.allowed)
+        loss_alpha = temperature_loss(self.log_alpha, gap, self.alpha_weight)
+        return loss_pi + loss_alpha, (loss_pi.view(1), statistics)
+
+    def _continuous_cost(self, fresh: Fresh) -> Tensor:
+        """Return alpha log pi of continuous actions [B]; the entropy of choices is left out."""
+        if not self.spec.action_spec.continuous_size:
+            return torch.zeros(len(fresh.log_prob), device=self.device)
+        return self.log_alpha[0].exp() * fresh.log_prob[:, 0]
+
+    def _set_unit_norms(self, *, critics_only: bool = False) -> None:
+        for critic in self.critics.critics:
+            critic.set_unit_norms()
+        if not critics_only:
+            self.actor.set_unit_norms()
+
+    def _rewards_of(self, rollout: Rollout) -> Any:
+        """Return the rewards times strength [R, S] of a rollout."""
+        steps = steps_of(rollout, device=self.device, with_next_obs=self.signals.needs_next_obs)
+        # `steps_of` scales what a Gaussian policy draws; here actions are in -1..1 already.
+        continuous = torch.from_numpy(np.array(rollout.fields["continuous"])).to(self.device)
+        steps = Rows(
+            obs=steps.obs,
+            next_obs=steps.next_obs,
+            fields={**steps.fields, "continuous": continuous},
+        )
+        with torch.no_grad():
+            return self.signals.rewards(steps).cpu().numpy()
+
+    def _joined_rewards(self, rewards: Tensor) -> Tensor:
+        """Sum of rewards times strength [R, S], each signal by the spread of its own returns."""
+        if not self.hyperparameters.reward_normalization:
+            return rewards.sum(1)
+        strengths = np.array([s.strength for s in self.settings.reward_signals.values()])
+        shares = np.abs(strengths) / np.abs(strengths).sum()
+        factors = torch.from_numpy((shares / self.reward_scale.divisor).astype(np.float32))
+        return rewards @ factors.to(rewards.device)
+
+    def _means(self, learned: Tensor) -> Tensor:
+        """Means [k]; that of the policy's loss is NaN if the policy has not learned."""
+        means = learned.mean(0)
+        means[0] = learned[:, 0].nanmean()
+        return means
+
+    def _statistics(self, means: Tensor, step: int) -> dict[str, float]:
+        """Statistics by tag from the means over gradient steps of what `_learn` gives."""
+        loss_pi, loss_1, loss_2, value, clipped = means.tolist()
+        losses = {"Q1": loss_1, "Q2": loss_2}
+        stats = {
+            "Losses/Q1 Loss": loss_1,
+            "Losses/Q2 Loss": loss_2,
+            "Policy/Extrinsic Value": value,
+            "Policy/Clipped Return Share": clipped,
+        }
+        if not math.isnan(loss_pi):
+            losses["policy"] = stats["Losses/Policy Loss"] = loss_pi
+        self.refuse_divergence(losses, step=step)
+        return stats | self._temperatures()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue training but the replay, as tensors and plain values."""
+        return {
+            **super().state_dict(),
+            "actor_optimizer": self.actor_optimizer.state_dict(),
+            "reward_scale": self.reward_scale.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        super().load_state_dict(state)
+        self.actor_optimizer.load_state_dict(state["actor_optimizer"])
+        self.reward_scale.load_state_dict(state["reward_scale"])
+
+    def load_weights(self, state: dict[str, Any]) -> tuple[list[str], int]:
+        """Load the weights of another run; see `Algorithm`."""
+        if state.get("actor") is None:
+            return ["policy (it has no batch normalisation, which trainer_type xqc learns with)"], 0
+        loaded = super().load_weights(state)
+        self._trained.after_step()
+        return loaded
+
+
+def _learned(network: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+
+def _act_at_random(policy: Policy) -> None:
+    """Make continuous actions tanh of a standard normal number, and choices equally likely."""
+    for layer in policy.actor.heads.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+
+def refuse_unsupported(spec: BehaviorSpec, settings: TrainerSettings) -> None:
+    """Refuse what batch normalisation, or one critic, cannot learn.
+
+    Raises:
+        SettingsError: The settings have such a thing.
+    """
+    network = settings.network_settings
+    if network.memory is not None:
+        raise SettingsError(
+            "network_settings.memory: trainer_type xqc has no memory (batch statistics over "
+            "sequences of several lengths would be wrong); use sac or ppo, or leave it out"
+        )
+    has_goal = any(
+        obs.observation_type == ObservationType.GOAL_SIGNAL and len(obs.shape) != 2
+        for obs in spec.observation_specs
+    )
+    if has_goal and network.goal_conditioning_type == "hyper":
+        raise SettingsError(
+            "network_settings.goal_conditioning_type: trainer_type xqc cannot fold batch "
+            "normalisation into weights that a goal makes (hyper); set it to none, which reads the "
+            "goal as an input"
+        )
+    gammas = {name: signal.gamma for name, signal in settings.reward_signals.items()}
+    if len(set(gammas.values())) > 1:
+        values = ", ".join(f"{name} {gamma}" for name, gamma in gammas.items())
+        raise SettingsError(
+            f"reward_signals: trainer_type xqc has one critic for all, with one gamma ({values}); "
+            "give all reward signals the same"
+        )

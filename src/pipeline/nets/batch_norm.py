@@ -1,0 +1,317 @@
+"""Dense layers with batch normalisation, for networks that learn from minibatches of a replay.
+
+In training, features are normalised by the mean and variance of the minibatch; for acting, by the
+running mean and variance of all minibatches so far, which makes a normalisation an affine map. That
+map is folded into the dense layer beside it (`folded`), so that a policy acts, and is exported,
+with ordinary dense layers.
+
+Sources: Ioffe and Szegedy 2015, arXiv 1502.03167; batch renormalisation: Ioffe 2017, arXiv
+1702.03275; in reinforcement learning: Bhatt et al. 2024, arXiv 1902.05605 (CrossQ).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.nets.actor_critic import Actor
+from pipeline.nets.encoder import ObservationEncoder
+from pipeline.nets.layers import dense
+from pipeline.nets.squashed import SquashedHeads
+from pipeline.protocol.specs import BehaviorSpec
+from pipeline.settings.schema import NetworkSettings
+
+EPSILON = 1e-3
+"""Added to variances."""
+MOMENTUM = 0.01
+"""Share by which running statistics follow each minibatch."""
+MOST_SCALE, MOST_SHIFT = 3.0, 5.0
+"""How far batch renormalisation corrects at most: a factor, and standard deviations."""
+RENORMALIZED_AFTER = 100_000
+"""Minibatches after which the running statistics are good enough to correct by."""
+
+Dense = tuple[Tensor, Tensor]
+"""Weight [n_out, n_in] and bias [n_out]."""
+
+
+class NormalizedLayers(nn.Module):
+    """Dense layers of one width, with a normalisation of the input and one for each layer.
+
+    Args:
+        n_in: size of the input.
+        hidden_units: width of each layer.
+        num_layers: number of layers.
+        activation: of each layer.
+        is_before: True to normalise before the activation, in layers without bias (XQC); False to
+            normalise after it, by batch renormalisation (CrossQ).
+
+    Attributes:
+        running: running statistics: mean and variance of the input, then of each layer.
+        n_batches: number of minibatches that `running` is from.
+    """
+
+    running: Tensor
+    n_batches: Tensor
+
+    def __init__(
+        self,
+        n_in: int,
+        hidden_units: int,
+        num_layers: int,
+        *,
+        activation: Callable[[Tensor], Tensor],
+        is_before: bool,
+    ) -> None:
+        super().__init__()
+        sizes = [n_in, *[hidden_units] * num_layers]
+        self.output_size = sizes[-1]
+        self.activation = activation
+        self.is_before = is_before
+        self.weights = nn.ParameterList(
+            nn.init.orthogonal_(torch.empty(b, a), gain=2.0**0.5) for a, b in pairwise(sizes)
+        )
+        self.biases = nn.ParameterList([] if is_before else map(torch.zeros, sizes[1:]))
+        self.scales = nn.ParameterList(map(torch.ones, sizes))
+        self.shifts = nn.ParameterList(map(torch.zeros, sizes))
+        if is_before and num_layers:
+            # The next normalisation takes it away again: its gradient is nothing but rounding.
+            self.shifts[0].requires_grad_(requires_grad=False)
+        self._sizes = [size for size in sizes for _ in ("mean", "variance")]
+        start = [part for size in sizes for part in (torch.zeros(size), torch.ones(size))]
+        self.register_buffer("running", torch.cat(start))
+        self.register_buffer("n_batches", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, n_in] to [B, output_size], normalised by the running statistics."""
+        return self._hidden(x, None)
+
+    def in_training(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, n_in] to [B, output_size], normalised by the minibatch's own statistics.
+
+        Returns:
+            The result, and the minibatch's statistics in the order of `running`.
+        """
+        found: list[Tensor] = []
+        y = self._hidden(x, found)
+        return y, torch.cat(found)
+
+    def _hidden(self, x: Tensor, found: list[Tensor] | None) -> Tensor:
+        x = self._normalized(x, 0, found)
+        for number, weight in enumerate(self.weights):
+            if self.is_before:
+                x = self.activation(self._normalized(dense(x, weight, None), number + 1, found))
+            else:
+                x = self.activation(dense(x, weight, self.biases[number]))
+                x = self._normalized(x, number + 1, found)
+        return x
+
+    def _normalized(self, x: Tensor, place: int, found: list[Tensor] | None) -> Tensor:
+        """Normalise features [B, n]; append the minibatch's mean and variance to `found`."""
+        scale, shift = self.scales[place], self.shifts[place]
+        running_mean, running_variance = self._statistics()[place]
+        if found is None:
+            return nn.functional.batch_norm(
+                x, running_mean, running_variance, scale, shift, training=False, eps=EPSILON
+            )
+        weight, bias = (scale, shift) if self.is_before else (None, None)
+        y, mean, inverse = torch.native_batch_norm(
+            x, weight, bias, None, None, training=True, momentum=0.0, eps=EPSILON
+        )
+        mean, inverse = mean.detach(), inverse.detach()
+        found += [mean, (inverse.square().reciprocal() - EPSILON).clamp_min(0.0)]
+        if self.is_before:
+            return y
+        # Batch renormalisation, equations 2 and 3 of Ioffe 2017: y r + d, constants to the gradient
+        deviation = (running_variance + EPSILON).sqrt()
+        r = (1.0 / (inverse * deviation)).clamp(1.0 / MOST_SCALE, MOST_SCALE)
+        d = ((mean - running_mean) / deviation).clamp(-MOST_SHIFT, MOST_SHIFT)
+        corrects = self.n_batches >= RENORMALIZED_AFTER  # no Python branch: a step may be compiled
+        r, d = torch.where(corrects, r, 1.0), torch.where(corrects, d, 0.0)
+        renormalized: Tensor = (y * r + d) * scale + shift
+        return renormalized
+
+    def _statistics(self) -> list[Dense]:
+        """Running mean and variance [n] of the input and of each layer, views of `running`."""
+        parts = torch.split(self.running, self._sizes)
+        return list(zip(parts[::2], parts[1::2], strict=True))
+
+    @torch.no_grad()
+    def observe(self, statistics: Tensor, momentum: float) -> None:
+        """Move the running statistics towards those of a minibatch by a share `momentum`."""
+        self.running.lerp_(statistics, momentum)
+        self.n_batches += 1
+
+    @torch.no_grad()
+    def folded(self, heads: Sequence[Dense]) -> list[Dense]:
+        """Dense layers that compute what these layers do by the running statistics.
+
+        Args:
+            heads: dense layers that read the result.
+
+        Returns:
+            The layers, each to be followed by the activation, then the heads.
+        """
+        affine = []  # each normalisation as x * scale + shift
+        places = zip(self._statistics(), self.scales, self.shifts, strict=True)
+        for (mean, variance), gain, offset in places:
+            scale = gain / (variance + EPSILON).sqrt()
+            affine.append((scale, offset - mean * scale))
+        entering: Dense | None = affine[0]
+        layers = []
+        for number, weight in enumerate(self.weights):
+            bias = torch.zeros(()) if self.is_before else self.biases[number]
+            weight, bias = _after(entering, weight, bias)  # noqa: PLW2901
+            entering = affine[number + 1]
+            if self.is_before:
+                scale, shift = entering
+                weight, bias, entering = scale.unsqueeze(1) * weight, scale * bias + shift, None  # noqa: PLW2901
+            layers.append((weight, bias))
+        return [*layers, *(_after(entering, *head) for head in heads)]
+
+    @torch.no_grad()
+    def set_unit_norms(self) -> None:
+        """Divide the incoming weights of each unit by their norm."""
+        for weight in self.weights:
+            set_unit_norm(weight)
+
+
+def _after(affine: Dense | None, weight: Tensor, bias: Tensor) -> Dense:
+    """The dense layer that reads x as `weight` and `bias` read x * scale + shift."""
+    if affine is None:
+        return weight, bias
+    scale, shift = affine
+    return weight * scale, weight @ shift + bias
+
+
+@torch.no_grad()
+def set_unit_norm(weight: Tensor) -> None:
+    """Divide each row of a weight [n_out, n_in] by its Euclidean norm, in place."""
+    weight.div_(torch.linalg.vector_norm(weight, dim=1, keepdim=True).clamp_min(1e-12))
+
+
+class NormalizedActor(nn.Module):
+    """SAC's actor with batch normalisation, to be trained; `fold_into` makes the one that acts.
+
+    In training mode, as a module, each call is a minibatch that it normalises by, and follows.
+    """
+
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, *, is_before: bool) -> None:
+        super().__init__()
+        self.body = ObservationEncoder(spec.observation_specs, replace(settings, num_layers=0))
+        self.layers = NormalizedLayers(
+            self.body.output_size,
+            settings.hidden_units,
+            settings.num_layers,
+            activation=nn.functional.silu,  # as SAC's actor has it
+            is_before=is_before,
+        )
+        self.heads = SquashedHeads(self.layers.output_size, spec.action_spec)
+        self.eval()
+
+    def forward(self, obs: Sequence[Tensor], sequences: None = None) -> Tensor:  # noqa: ARG002  # as Actor's
+        """Hidden vectors [B, H], by the running statistics unless in training mode."""
+        if self.training:
+            hidden, statistics = self.in_training(obs)
+            self.layers.observe(statistics, MOMENTUM)
+            return hidden
+        by_running: Tensor = self.layers(self.body(obs))
+        return by_running
+
+    def in_training(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Hidden vectors [B, H] by the minibatch's statistics, and these."""
+        return self.layers.in_training(self.body(obs))
+
+    @property
+    def head_layers(self) -> list[nn.Linear]:
+        """Dense layers of mean and log sigma, then of the branches."""
+        return _head_layers(self.heads)
+
+    def set_unit_norms(self) -> None:
+        """Divide the incoming weights of each unit by their norm."""
+        self.layers.set_unit_norms()
+        for layer in self.head_layers:
+            set_unit_norm(layer.weight)
+
+    @torch.no_grad()
+    def fold_into(self, actor: Actor) -> None:
+        """Let an actor of dense layers do what this one does by its running statistics."""
+        body, heads = actor.body, cast("SquashedHeads", actor.heads)
+        for name in ("encoders", "attention"):
+            own, other = getattr(self.body, name), getattr(body, name)
+            if own is not None:
+                for source, copied in zip(own.parameters(), other.parameters(), strict=True):
+                    copied.copy_(source)
+        dense_layers = [*body.dense.linears, *_head_layers(heads)]
+        folded = self.layers.folded([(layer.weight, layer.bias) for layer in self.head_layers])
+        for layer, (weight, bias) in zip(dense_layers, folded, strict=True):
+            layer.weight.copy_(weight)
+            layer.bias.copy_(bias)
+
+
+def _head_layers(heads: SquashedHeads) -> list[nn.Linear]:
+    gaussian = [layer for layer in (heads.mu, heads.spread) if layer is not None]
+    return [*gaussian, *(cast("nn.Linear", branch) for branch in heads.branches)]
+
+
+class NormalizedCritic(nn.Module):
+    """An action value with batch normalisation, of continuous actions and of each choice.
+
+    Args:
+        spec: of the behavior.
+        settings: of the network.
+        n_atoms: numbers that each value is made of.
+        is_before: see `NormalizedLayers`.
+    """
+
+    def __init__(
+        self, spec: BehaviorSpec, settings: NetworkSettings, *, n_atoms: int, is_before: bool
+    ) -> None:
+        super().__init__()
+        actions = spec.action_spec
+        self.shape = (sum(actions.discrete_branches) or 1, n_atoms)
+        self.body = ObservationEncoder(spec.observation_specs, replace(settings, num_layers=0))
+        self.layers = NormalizedLayers(
+            self.body.output_size + actions.continuous_size,
+            settings.hidden_units,
+            settings.num_layers,
+            activation=torch.relu,
+            is_before=is_before,
+        )
+        self.head = nn.Linear(self.layers.output_size, self.shape[0] * n_atoms)
+        nn.init.orthogonal_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, obs: Sequence[Tensor], continuous: Tensor) -> tuple[Tensor, Tensor]:
+        """Values by the minibatch's statistics, and these.
+
+        Args:
+            obs: [B, *shape] per observation, normalised.
+            continuous: [B, A] actions in -1..1; A may be 0.
+
+        Returns:
+            [B, outputs, atoms], with an output for each choice of each branch, or one; and the
+            statistics as `NormalizedLayers.in_training` gives them.
+        """
+        x = torch.cat((self.body(obs), continuous), dim=1)
+        hidden, statistics = self.layers.in_training(x)
+        return self.head(hidden).view(-1, *self.shape), statistics
+
+    def evaluate(self, obs: Sequence[Tensor], continuous: Tensor) -> Tensor:
+        """Values [B, outputs, atoms] by the running statistics; only actions get a derivative."""
+        with torch.no_grad():
+            joined = self.body(obs)
+            *layers, head = self.layers.folded([(self.head.weight, self.head.bias)])
+        x = torch.cat((joined, continuous), dim=1)
+        for layer in layers:
+            x = torch.relu(dense(x, *layer))
+        return dense(x, *head).view(-1, *self.shape)
+
+    def set_unit_norms(self) -> None:
+        """Divide the incoming weights of each unit by their norm."""
+        self.layers.set_unit_norms()
+        set_unit_norm(self.head.weight)

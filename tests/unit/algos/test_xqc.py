@@ -1,0 +1,505 @@
+"""XQC and CrossQ: their losses against slow ones, and what an update does to every network."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_sac import CPU, SPECS, experience
+from torch.nn.functional import silu
+
+from pipeline.algos.bc import BehavioralCloning
+from pipeline.algos.xqc import XQC, shifted_distribution
+from pipeline.data.demonstrations import ExpertRows
+from pipeline.errors import SettingsError
+from pipeline.nets.batch_norm import EPSILON, RENORMALIZED_AFTER
+from pipeline.protocol.specs import BehaviorSpec, ObservationSpec
+from pipeline.settings import load_run_settings
+
+KINDS = {
+    **{kind: SPECS[kind] for kind in ("continuous", "discrete", "hybrid", "visual")},
+    "entities": BehaviorSpec(
+        [ObservationSpec.vector(3), ObservationSpec.entities(4, 2)],
+        SPECS["continuous"].action_spec,
+    ),
+    "goal": SPECS["image as goal"],
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+modes = pytest.mark.parametrize("mode", ["xqc", "crossq"])
+GAMMA = 0.9
+
+
+def settings_of(network: dict | None = None, signals: dict | None = None, **hyperparameters):
+    base = {
+        "trainer_type": "xqc",
+        "hyperparameters": {
+            "batch_size": 16,
+            "buffer_size": 500,
+            "buffer_init_steps": 0,
+            "learning_rate": 3e-3,
+            **hyperparameters,
+        },
+        "network_settings": {
+            "hidden_units": 16,
+            "goal_conditioning_type": "none",
+            **(network or {}),
+        },
+        "reward_signals": {"extrinsic": {"gamma": GAMMA, "strength": 0.7}, **(signals or {})},
+    }
+    return load_run_settings(None, overrides={"behaviors": {"B": base}}).behaviors["B"]
+
+
+def made(kind: str, mode: str = "xqc", seed: int = 1, **options) -> XQC:
+    settings = settings_of(critic=mode, **options)
+    return XQC(KINDS[kind], settings, seed=seed, device=CPU)
+
+
+def rows_of(kind: str, n_rows: int = 128, *, masked: bool = False):
+    SPECS.setdefault(kind, KINDS[kind])  # `experience` looks kinds up there
+    rollout = experience(kind, n_rows, masked=masked)
+    return replace(rollout, slots=np.arange(len(rollout.lengths)))
+
+
+def trained(kind: str, mode: str, n_updates: int = 7, *, masked: bool = True, **options) -> XQC:
+    """An algorithm after some updates, so that no statistic has its first value."""
+    algorithm = made(kind, mode, **options)
+    has_branches = bool(KINDS[kind].action_spec.discrete_branches)
+    algorithm.update(rows_of(kind, masked=masked and has_branches), step=n_updates + 1)
+    assert algorithm.n_updates == n_updates + 1
+    return algorithm
+
+
+# --- The losses, slowly ------------------------------------------------------------------------
+
+
+def normalized(x, scale, shift):
+    mean = x.sum(0) / len(x)
+    variance = ((x - mean) ** 2).sum(0) / len(x)
+    return (x - mean) / (variance + EPSILON).sqrt() * scale + shift
+
+
+def slow_hidden(layers, x, activation):
+    x = normalized(x, layers.scales[0], layers.shifts[0])
+    for number, weight in enumerate(layers.weights):
+        scale, shift = layers.scales[number + 1], layers.shifts[number + 1]
+        y = x @ weight.T
+        if layers.is_before:
+            x = activation(normalized(y, scale, shift))
+        else:
+            x = normalized(activation(y + layers.biases[number]), scale, shift)
+    return x
+
+
+def slow_outputs(critics, obs, actions):
+    """[critics][B, K, atoms] of a minibatch, by its own statistics."""
+    outputs = []
+    for critic in critics.critics:
+        x = torch.cat((critic.body(obs), actions), dim=1)
+        hidden = slow_hidden(critic.layers, x, torch.relu)
+        outputs.append((hidden @ critic.head.weight.T + critic.head.bias).view(-1, *critic.shape))
+    return outputs
+
+
+def slow_projection(probability, atoms, reward, discount, cost):
+    """C51's target of one row, atom by atom."""
+    n = len(atoms)
+    result = torch.zeros(n)
+    for j in range(n):
+        value = float(reward + discount * (atoms[j] - cost))
+        lowest, highest = float(atoms[0]), float(atoms[-1])
+        place = (min(max(value, lowest), highest) - lowest) / (highest - lowest) * (n - 1)
+        low, high = math.floor(place), math.ceil(place)
+        if low == high:
+            result[min(low, n - 1)] += probability[j]
+        else:
+            result[low] += probability[j] * (high - place)
+            result[high] += probability[j] * (place - low)
+    return result
+
+
+def slow_critic_loss(algorithm, batch, noise):
+    actions, alpha = algorithm.spec.action_spec, algorithm.log_alpha.detach().exp()
+    branches = actions.discrete_branches
+    starts = [sum(branches[:i]) for i in range(len(branches))]
+    with torch.no_grad():
+        heads, cost = algorithm.policy.actor.heads, torch.zeros(len(batch))
+        hidden = algorithm.policy.actor(batch.next_obs)
+        drawn = batch.continuous
+        if actions.continuous_size:
+            mu, log_sigma = heads.mu(hidden), heads.spread(hidden).clamp(-20, 2)
+            u = mu + log_sigma.exp() * noise
+            drawn = torch.tanh(u)
+            log_p = -0.5 * noise**2 - log_sigma - 0.5 * math.log(2 * math.pi)
+            cost = alpha[0] * (log_p - torch.log(1 - drawn**2)).sum(1)
+        log_probs = heads.branch_log_probs(hidden, batch.fields.get("next_allowed"))
+        chances = [branch.exp() for branch in log_probs]
+    obs = [torch.cat(pair) for pair in zip(batch.obs, batch.next_obs, strict=True)]
+    joint = torch.cat((batch.continuous, drawn))
+    online = slow_outputs(algorithm.critics, obs, joint)
+    with torch.no_grad():
+        following = (
+            online if algorithm.target is None else slow_outputs(algorithm.target, obs, joint)
+        )
+    n, loss = len(batch), 0.0
+    for row in range(n):
+        reward, discount = batch.fields["return"][row], batch.fields["discount"][row]
+        means, mixtures = [], []
+        for outputs in following:
+            values = outputs[n + row].detach()
+            parts = values.softmax(-1) if algorithm.recipe.n_atoms > 1 else values
+            if branches:
+                mixture = sum(
+                    (chance[row].unsqueeze(1) * parts[start : start + len(chance[row])]).sum(0)
+                    for start, chance in zip(starts, chances, strict=True)
+                ) / len(branches)
+            else:
+                mixture = parts[0]
+            mixtures.append(mixture)
+            is_distribution = algorithm.recipe.n_atoms > 1
+            means.append(float(mixture @ algorithm.atoms if is_distribution else mixture))
+        least = mixtures[means.index(min(means))]
+        taken = [start + int(batch.discrete[row, i]) for i, start in enumerate(starts)] or [0]
+        for outputs in online:
+            for place in taken:
+                if algorithm.recipe.n_atoms > 1:
+                    target = slow_projection(least, algorithm.atoms, reward, discount, cost[row])
+                    term = -(target * outputs[row, place].log_softmax(-1)).sum()
+                else:
+                    target = reward + discount * (least - cost[row])
+                    term = 0.5 * (target - outputs[row, place]).square().sum()
+                loss = loss + term / (n * len(taken))
+    return loss
+
+
+def slow_actor_loss(algorithm, batch, noise):
+    actions, alpha = algorithm.spec.action_spec, algorithm.log_alpha.detach().exp()
+    actor = algorithm.actor
+    hidden = slow_hidden(actor.layers, actor.body(batch.obs), silu)
+    drawn, costs, entropies, n = batch.continuous, [], [], len(batch)
+    if actions.continuous_size:
+        mu, log_sigma = actor.heads.mu(hidden), actor.heads.spread(hidden).clamp(-20, 2)
+        drawn = torch.tanh(mu + log_sigma.exp() * noise)
+        log_p = -0.5 * noise**2 - log_sigma - 0.5 * math.log(2 * math.pi)
+        log_p = (log_p - torch.log(1 - drawn**2)).sum(1)
+        costs.append(alpha[0] * log_p)
+        goal = 0.5 * actions.continuous_size * math.log(2 * math.pi * math.e * 0.15**2)
+        entropies.append((-log_p.mean() - goal, 1.0))
+    n_branches = len(actions.discrete_branches)
+    branches = actor.heads.branch_log_probs(hidden, batch.allowed)
+    for number, branch in enumerate(branches):
+        negative = (branch.exp() * branch).sum(1)
+        costs.append(alpha[len(alpha) - n_branches + number] * negative / n_branches)
+        allowed = batch.allowed.split(list(actions.discrete_branches), 1)[number].sum(1)
+        goal = (0.2 * allowed.clamp_min(1).log()).mean()
+        entropies.append((-negative.mean() - goal, 1 / n_branches))
+    values = []
+    for critic in algorithm.critics.critics:
+        x = critic.layers(torch.cat((critic.body(batch.obs), drawn), dim=1))
+        output = (x @ critic.head.weight.T + critic.head.bias).view(n, *critic.shape)
+        if algorithm.recipe.n_atoms > 1:
+            value = output.softmax(-1) @ algorithm.atoms
+        else:
+            value = output.squeeze(-1)
+        if branches:
+            value = (value * torch.cat(branches, 1).exp()).sum(1) / n_branches
+        values.append(value.view(n))
+    loss = (sum(costs) - torch.minimum(*values)).mean()
+    own_alpha = algorithm.log_alpha.exp()
+    for number, (gap, weight) in enumerate(entropies):
+        loss = loss + weight * own_alpha[number] * gap.detach()
+    return loss
+
+
+@modes
+@kinds
+def test_losses_and_gradients_equal_the_slow_ones(kind, mode):
+    algorithm = trained(kind, mode)
+    (batch,) = algorithm.sampler.minibatches(1)
+    inputs = algorithm._with_noise(batch)
+    noise = inputs.get("noise")
+    for fast, slow, parameters in (
+        (algorithm._critic_losses, slow_critic_loss, algorithm.optimizer.parameters),
+        (
+            algorithm._actor_losses,
+            slow_actor_loss,
+            algorithm.actor_optimizer.parameters,
+        ),
+    ):
+        loss, expected = fast(inputs)[0], slow(algorithm, batch, noise)
+        torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-5)
+        for own, other in zip(
+            torch.autograd.grad(loss, parameters, allow_unused=True),
+            torch.autograd.grad(expected, parameters, allow_unused=True),
+            strict=True,
+        ):
+            assert (own is None) == (other is None)
+            if own is not None:
+                torch.testing.assert_close(own, other, rtol=1e-3, atol=2e-5)
+
+
+def test_a_return_that_falls_on_an_atom_keeps_all_its_mass_there():
+    atoms = torch.linspace(-5, 5, 11)
+    probability = torch.eye(11)
+    nothing = torch.zeros(11)
+    same, clipped = shifted_distribution(
+        probability, reward=nothing, discount=nothing + 1, cost=nothing, atoms=atoms
+    )
+    assert torch.equal(same, probability)
+    assert clipped == 0
+    up, clipped = shifted_distribution(
+        probability, reward=nothing + 1, discount=nothing + 1, cost=nothing, atoms=atoms
+    )
+    assert torch.equal(up[:-1], probability[1:])
+    assert torch.equal(up[-1], probability[-1])  # what would leave the range is counted
+    torch.testing.assert_close(clipped, torch.tensor(1 / 11))
+    ended, _ = shifted_distribution(
+        probability, reward=nothing + 0.25, discount=nothing, cost=nothing + 9, atoms=atoms
+    )
+    expected = torch.zeros(11)
+    expected[5], expected[6] = 0.75, 0.25
+    torch.testing.assert_close(ended, expected.expand(11, 11))
+
+
+# --- An update ---------------------------------------------------------------------------------
+
+
+def test_the_actor_learns_at_every_third_update_and_the_target_follows_at_each():
+    algorithm = made("continuous", tau=0.1)
+    algorithm.replay.add(rows_of("continuous"))
+    for number, batch in enumerate(algorithm.sampler.minibatches(5)):
+        before = copy.deepcopy(algorithm.weights())
+        temperature = algorithm.log_alpha.detach().clone()
+        target = [values.clone() for values in algorithm.target.parameters()]
+        algorithm._learn(batch)
+        algorithm.n_updates += 1
+        moved = {
+            name
+            for name, tensors in algorithm.weights().items()
+            if any(not torch.equal(tensors[key], before[name][key]) for key in tensors)
+        }
+        learned = {"actor", "policy"} if number % 3 == 0 else set()
+        assert moved == {"critics", "target"} | learned
+        assert torch.equal(temperature, algorithm.log_alpha) == (not learned)
+        for was, now, source in zip(
+            target, algorithm.target.parameters(), algorithm.critics.parameters(), strict=True
+        ):
+            torch.testing.assert_close(now, 0.9 * was + 0.1 * source)
+
+
+@modes
+def test_weights_of_units_have_norm_one_in_xqc_alone(mode):
+    algorithm = trained("hybrid", mode)
+    weights = [
+        weight
+        for module in (algorithm.actor, algorithm.critics)
+        for weight in module.parameters()
+        if weight.ndim == 2
+    ]
+    assert len(weights) == 2 + 4 + 2 * 3
+    norms = torch.cat([torch.linalg.vector_norm(weight, dim=1) for weight in weights])
+    assert bool(((norms - 1).abs() < 1e-5).all()) == (mode == "xqc")
+
+
+@modes
+def test_running_statistics_follow_each_minibatch_of_what_was_and_what_follows(mode):
+    algorithm = trained("continuous", mode)
+    (batch,) = algorithm.sampler.minibatches(1)
+    critic = algorithm.critics.critics[0]
+    before = critic.layers.running.clone()
+    algorithm.n_updates = 3  # of which the actor has none
+    algorithm._learn(batch)
+    moved = (critic.layers.running - 0.99 * before) / 0.01
+    observed = torch.cat((batch.obs[0], batch.next_obs[0]))
+    torch.testing.assert_close(moved[:4], observed.mean(0), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(moved[6:10], observed.var(0, correction=0), rtol=1e-3, atol=1e-3)
+
+
+def test_batch_renormalisation_begins_after_its_first_minibatches():
+    algorithm = trained("continuous", "crossq")
+    layers = algorithm.critics.critics[0].layers
+    x = torch.randn(64, 6) * 3 + 1
+    plain, statistics = layers.in_training(x)
+    layers.n_batches.fill_(RENORMALIZED_AFTER)
+    corrected, same = layers.in_training(x)
+    assert torch.equal(statistics[:12], same[:12])  # of the input
+    assert not torch.allclose(plain, corrected)
+    # Where the running statistics are within the limits, it is the normalisation that acts.
+    layers.running.copy_(statistics)
+    close, _ = layers.in_training(x)
+    torch.testing.assert_close(close, layers(x), rtol=1e-3, atol=1e-3)
+
+
+@modes
+@kinds
+def test_the_policy_that_acts_is_the_trained_one_by_its_running_statistics(kind, mode):
+    algorithm = trained(kind, mode)
+    rollout = rows_of(kind)
+    obs = [torch.from_numpy(values) for values in rollout.obs]
+    heads, trained_heads = algorithm.policy.actor.heads, algorithm.actor.heads
+    with torch.no_grad():
+        hidden, trained_hidden = algorithm.policy.actor(obs), algorithm.actor(obs)
+        if heads.mu is not None:
+            for own, other in zip(
+                heads.gaussian(hidden), trained_heads.gaussian(trained_hidden), strict=True
+            ):
+                torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+        for own, other in zip(
+            heads.branch_log_probs(hidden, None),
+            trained_heads.branch_log_probs(trained_hidden, None),
+            strict=True,
+        ):
+            torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+
+
+def test_actions_are_random_before_the_first_update():
+    algorithm = made("hybrid")
+    decision = algorithm.act(
+        [np.random.default_rng(0).normal(size=(4000, 4)).astype(np.float32)], None
+    )
+    assert abs(decision.action.continuous.mean()) < 0.02
+    assert 0.6 < decision.action.continuous.std() < 0.66  # of tanh of a standard normal number
+    for branch, size in enumerate((3, 2)):
+        counts = np.bincount(decision.action.discrete[:, branch], minlength=size) / 4000
+        assert np.abs(counts - 1 / size).max() < 0.04
+
+
+@modes
+@kinds
+def test_update_from_a_saved_state_equals_going_on(kind, mode):
+    original, restored = (made(kind, mode, seed=seed, n_steps=2) for seed in (1, 2))
+    for algorithm in (original, restored):
+        algorithm.replay.add(rows_of(kind))
+    original.update(rows_of(kind, 32), step=5)  # the next update is not one of the actor
+    restored.replay.load_state_dict(original.replay.state_dict())
+    restored.load_state_dict(copy.deepcopy(original.state_dict()))
+    stats = [algorithm.update(rows_of(kind, 32), step=12) for algorithm in (original, restored)]
+    assert stats[0] == stats[1]
+    for name, tensors in original.weights().items():
+        for key, values in tensors.items():
+            assert torch.equal(values, restored.weights()[name][key]), f"{name}.{key}"
+    assert original.reward_scale.state_dict() == restored.reward_scale.state_dict()
+
+
+def test_noise_is_held_for_some_decisions_and_goes_on_after_a_restart():
+    algorithm = made("continuous", held_noise=4)
+    assert algorithm.memory_size == 3
+    assert "memory" not in algorithm.fields
+    memory = np.zeros((2000, 3), np.float32)
+    obs = [np.ones((2000, 4), np.float32)]
+    decision = algorithm.act(obs, None, memory)
+    first, left = decision.memory[:, :2], decision.memory[:, 2]
+    shares = np.bincount(left.astype(int), minlength=4) / 2000
+    expected = np.array([1, 1 / 4, 1 / 9, 1 / 16])
+    np.testing.assert_allclose(shares, expected / expected.sum(), atol=0.04)
+    # Actions of one policy at one observation differ by their noise alone.
+    np.testing.assert_allclose(np.arctanh(decision.action.continuous), first, rtol=1e-3, atol=1e-4)
+    state = copy.deepcopy(algorithm.state_dict())
+    following = algorithm.act(obs, None, decision.memory)
+    is_held = left > 0
+    assert np.array_equal(following.memory[is_held, :2], first[is_held])
+    assert not (following.memory[~is_held, :2] == first[~is_held]).any()
+    restored = made("continuous", seed=2, held_noise=4)
+    restored.load_state_dict(state)
+    again = restored.act(obs, None, decision.memory)
+    assert np.array_equal(again.memory, following.memory)
+    assert np.array_equal(again.action.continuous, following.action.continuous)
+
+
+@modes
+def test_compiled_updates_are_those_of_backward(mode):
+    plain, fast = made("hybrid", mode), made("hybrid", mode)
+    fast.compile()
+    for algorithm in (plain, fast):
+        algorithm.update(rows_of("hybrid"), step=5)
+    for name, tensors in plain.weights().items():
+        for key, values in tensors.items():
+            torch.testing.assert_close(
+                values, fast.weights()[name][key], rtol=1e-3, atol=1e-4, msg=f"{name}.{key}"
+            )
+
+
+@modes
+def test_cloning_trains_the_policy_with_normalisation_and_the_acting_one_follows(mode):
+    algorithm = made("hybrid", mode)
+    policy, rows = algorithm.trained_policy, rows_of("hybrid")
+    expert = ExpertRows(
+        obs=rows.obs,
+        continuous=np.tanh(rows.obs[0][:, :2]),
+        discrete=(rows.obs[0][:, 2:] > 0).astype(np.int64),
+    )
+    options = {"batch_size": 32, "num_epoch": 20, "learning_rate": 1e-2, "seed": 1}
+    cloning = BehavioralCloning(policy, expert, **options)
+    before = cloning.measure()
+    policy.train()
+    cloning.update()
+    policy.eval()
+    assert cloning.measure() < 0.5 * before
+    acting = BehavioralCloning(algorithm.policy, expert, **options)
+    assert acting.measure() == pytest.approx(cloning.measure(), rel=1e-4)
+
+
+# --- Minibatches -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+def test_returns_of_several_steps_end_with_their_trajectory(n_steps):
+    algorithm = made("discrete", n_steps=n_steps, reward_normalization=False, batch_size=128)
+    rollout = rows_of("discrete", masked=True)
+    algorithm.replay.add(rollout)
+    (batch,) = algorithm.sampler.minibatches(1)
+    obs = rollout.obs[0]
+    ends = rollout.starts + rollout.lengths
+    for row in range(len(batch)):
+        first = int(np.flatnonzero((obs == batch.obs[0][row].numpy()).all(1))[0])
+        trajectory = int(np.searchsorted(ends, first, side="right"))
+        last = min(first + n_steps, ends[trajectory])
+        rewards = rollout.fields["reward"][first:last] * 0.7
+        expected = sum(GAMMA**k * reward for k, reward in enumerate(rewards))
+        np.testing.assert_allclose(
+            float(batch.fields["return"][row]), expected, rtol=1e-4, atol=1e-6
+        )
+        is_last = last == ends[trajectory]
+        ended = is_last and rollout.terminated[trajectory]
+        discount = 0.0 if ended else GAMMA ** (last - first)
+        np.testing.assert_allclose(float(batch.fields["discount"][row]), discount, rtol=1e-5)
+        after = rollout.next_obs[0][trajectory] if is_last else obs[last]
+        np.testing.assert_array_equal(batch.next_obs[0][row].numpy(), after)
+        allowed = np.ones(5, np.bool_) if is_last else rollout.fields["allowed"][last]
+        np.testing.assert_array_equal(batch.fields["next_allowed"][row].numpy(), allowed)
+
+
+def test_signals_are_added_up_by_the_spread_of_their_own_returns():
+    signals = {"rnd": {"gamma": GAMMA, "strength": 0.3}}
+    algorithm = made("continuous", signals=signals)
+    algorithm.update(rows_of("continuous"), step=1)
+    rewards = torch.tensor([[0.7, 0.0], [0.0, 0.3], [1.4, -0.6]])
+    extrinsic, rnd = algorithm.reward_scale.divisor
+    expected = [0.7 * 0.7 / extrinsic, 0.3 * 0.3 / rnd]
+    expected.append(2 * expected[0] - 2 * expected[1])
+    torch.testing.assert_close(
+        algorithm._joined_rewards(rewards), torch.tensor(expected, dtype=torch.float32)
+    )
+
+
+# --- What is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"network": {"memory": {"sequence_length": 4, "memory_size": 8}}}, "has no memory"),
+        ({"signals": {"rnd": {"gamma": 0.5}}}, "one gamma"),
+    ],
+)
+def test_what_one_critic_with_batch_statistics_cannot_learn_is_refused(options, message):
+    with pytest.raises(SettingsError, match=message):
+        made("continuous", **options)
+
+
+def test_goals_that_make_weights_are_refused():
+    with pytest.raises(SettingsError, match="goal_conditioning_type"):
+        made("goal", network={"goal_conditioning_type": "hyper"})
