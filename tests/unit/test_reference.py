@@ -41,7 +41,7 @@ def test_every_settings_class_of_the_package_is_on_the_page():
     settings_classes = {
         settings_class for name, settings_class in vars(schema).items() if name.endswith("Settings")
     }
-    bases = {schema.HyperparameterSettings, schema.OnPolicySettings}
+    bases = {schema.HyperparameterSettings, schema.OnPolicySettings, schema.OffPolicySettings}
     bases |= {schema.RewardSignalSettings, schema.SamplerSettings}
     assert settings_classes - set(CLASSES) <= bases
 
