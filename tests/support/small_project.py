@@ -45,7 +45,7 @@ def params_of(
     return load_params(root / "params.yaml")
 
 
-def left(root: Path, stage: str, run: str, **files: object) -> Path:
+def left(root: Path, stage: str, run: str, /, **files: object) -> Path:
     """Write files that a stage leaves: JSON of a map, `progress` as a curve; give their folder.
 
     Args:
