@@ -73,24 +73,16 @@ def test_a_minibatch_above_the_buffer_is_remarked_on(kind, end, tmp_path, capsys
     assert checked(tmp_path, capsys, trainer(kind, batch_size=64, buffer_size=64)) == []
 
 
-@pytest.fixture
-def refused(tmp_path: Path, monkeypatch, capsys):
-    """Run `pipeline` with these words in an empty folder; return the error, of one line."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "c.yaml").write_text(str(trainer("ppo")))
-
-    def run(*words: str) -> str:
-        assert cli.main(list(words)) == 2
-        (line,) = [one for one in capsys.readouterr().err.splitlines() if "[INFO]" not in one]
-        return line
-
-    return run
+@pytest.fixture(autouse=True)
+def folder(here) -> Path:
+    (here / "c.yaml").write_text(str(trainer("ppo")))
+    return here
 
 
 def test_a_configuration_as_environment_is_called_so(refused):
     """The advice was `chmod -R 755 c.yaml`."""
     line = refused("learn", "c.yaml", "--env", "c.yaml")
-    assert line.startswith("error: c.yaml: is a YAML file, and --env takes the environment; give a")
+    assert line.startswith("c.yaml: is a YAML file, and --env takes the environment; give a")
     assert "chmod" not in line
 
 
@@ -100,7 +92,7 @@ def test_an_unknown_device_is_answered_with_those_of_this_machine(refused, monke
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     line = refused("learn", "c.yaml", "--env", "balance_ball", "--torch-device", "gpu")
     assert line == (
-        "error: --torch-device: 'gpu' cannot be used here (known are cpu, cuda, cuda:N and mps); "
+        "--torch-device: 'gpu' cannot be used here (known are cpu, cuda, cuda:N and mps); "
         "use cpu, cuda:0, cuda:1, which this machine has"
     )
     assert [path.name for path in Path().iterdir()] == ["c.yaml"]
@@ -137,7 +129,7 @@ def test_a_behavior_in_another_spelling_is_to_be_renamed_in_the_file(refused, tm
     (tmp_path / "c.yaml").write_text("behaviors:\n  Cartpole: {trainer_type: ppo}\n")
     line = refused("learn", "c.yaml", "--env", "gymnasium:CartPole-v1", "--run-id", "a")
     assert line == (
-        "error: The behavior name CartPole-v1 has not been specified in the trainer configuration "
+        "The behavior name CartPole-v1 has not been specified in the trainer configuration "
         "(c.yaml). The environment gives this name: rename 'Cartpole' there to 'CartPole-v1'."
     )
 
@@ -161,5 +153,5 @@ def test_onnx_check_takes_a_run_s_folder_and_says_who_made_the_file(refused, cap
     assert cli.main(["onnx", "check", "results/a"]) == 0
     assert "results/a/3DBall/3DBall-500.onnx: Unity" in capsys.readouterr().out
     assert refused("onnx", "check", ".") == (
-        "error: .: is a folder, which has no .onnx file; name a run's"
+        ".: is a folder, which has no .onnx file; name a run's"
     )

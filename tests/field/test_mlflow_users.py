@@ -61,20 +61,6 @@ def project(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return root
 
 
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command that must fail with one line; gives the line without `error: `."""
-
-    def run(*words: str) -> str:
-        capsys.readouterr()
-        assert cli.main([*words]) == 2
-        error = capsys.readouterr().err
-        assert (error[:7], error.count("\n")) == ("error: ", 1), error
-        return error[7:-1]
-
-    return run
-
-
 def uri_of(root: Path) -> str:
     return f"sqlite:///{root / 'mlflow.db'}"
 
