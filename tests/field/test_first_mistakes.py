@@ -124,16 +124,6 @@ def test_a_folder_without_a_program_is_refused_whatever_is_hidden_or_vanishes_in
     assert executable_of(".") == game
 
 
-def test_a_behavior_in_another_spelling_is_to_be_renamed_in_the_file(refused, tmp_path):
-    """ "did you mean 'Cartpole'?" told to rename the environment's behavior."""
-    (tmp_path / "c.yaml").write_text("behaviors:\n  Cartpole: {trainer_type: ppo}\n")
-    line = refused("learn", "c.yaml", "--env", "gymnasium:CartPole-v1", "--run-id", "a")
-    assert line == (
-        "The behavior name CartPole-v1 has not been specified in the trainer configuration "
-        "(c.yaml). The environment gives this name: rename 'Cartpole' there to 'CartPole-v1'."
-    )
-
-
 def test_onnx_check_takes_a_run_s_folder_and_says_who_made_the_file(refused, capsys):
     model, run = build_model(reference.policy(continuous=2, branches=(3,))), Path("results/a")
     (run / "3DBall").mkdir(parents=True)

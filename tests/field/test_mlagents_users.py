@@ -361,12 +361,6 @@ def test_a_program_that_is_there_is_named(env, hint, games: Path):
     assert message.endswith(f"from the folder {games}. {hint.format(home=games / 'my games')}")
 
 
-def test_a_program_that_is_nowhere_is_still_answered_with_the_forms(games: Path):
-    assert "`pipeline env build NAME -o ./nothing` makes one" in refusal(
-        UnityEnvironmentException, executable_of, "./nothing"
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
