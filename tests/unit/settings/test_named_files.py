@@ -122,13 +122,15 @@ def told(messages) -> list[str]:
 
 
 def test_of_several_paths_and_behaviors_the_first_that_is_missing_is_told(folder, caplog):
-    (folder / "there.demo").touch()
+    place = folder / "elsewhere"
+    place.mkdir()
+    (place / "there.demo").touch()
     paths = ("there.demo a1.demo a2.demo", "b1.demo")
-    missing = missing_demonstrations(cloning(*paths), folder=folder)
+    missing = missing_demonstrations(cloning(*paths), folder=place)
     assert told(missing.values()) == ["a1.demo", "b1.demo"]
-    said = refusal(SettingsError, refuse_missing_demonstrations, cloning(*paths), folder=folder)
+    said = refusal(SettingsError, refuse_missing_demonstrations, cloning(*paths), folder=place)
     assert said == missing["behaviors.A"]
-    refuse_missing_demonstrations(cloning(*paths, ""), folder=folder)  # C learns without one
+    refuse_missing_demonstrations(cloning(*paths, ""), folder=place)  # C learns without one
     assert told(caplog.messages) == ["a1.demo", "b1.demo"]
 
 
@@ -152,9 +154,11 @@ def test_the_second_path_may_be_what_a_stage_records_if_it_is_waited_for(folder)
 def test_weights_of_the_second_behavior_are_looked_for_and_told_with_their_place(
     first: str | None, folder
 ) -> None:
-    (folder / "there.pt").touch()
+    place = folder / "elsewhere"
+    place.mkdir()
+    (place / "there.pt").touch()
     (folder / "t.yaml").write_text("behaviors: {A: {max_steps: 5}, B: {max_steps: 5}}\n")
     overrides = {"behaviors.A.init_path": first, "behaviors.B.init_path": "gone.pt"}
     loaded = load_run_settings(folder / "t.yaml", overrides=overrides, overrides_from="mine")
-    said = refusal(SettingsError, refuse_missing_weights, loaded, folder=folder)
+    said = refusal(SettingsError, refuse_missing_weights, loaded, folder=place)
     assert said.startswith("mine: behaviors.B.init_path: gone.pt is not there")
