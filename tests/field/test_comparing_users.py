@@ -34,7 +34,7 @@ from pipeline.stages import evaluate, report
 from pipeline.stages.reporting.results import outcomes, trials_of
 from pipeline.stages.shared import run_context
 from pipeline.stages.shared.executable import Build
-from pipeline.stages.sweep import score_of, scores_of
+from pipeline.stages.sweep import score_of
 from pipeline.tracking.run_metadata import POLICY_DIGEST as DIGEST
 from pipeline.tracking.run_metadata import dvc_digest
 
@@ -134,13 +134,6 @@ def test_a_metric_that_is_not_finite_is_refused(value, name, project, refused):
 
 def sweep(experiment: str) -> SweepParams:
     return SweepParams(experiment=experiment, method="list", configurations=({},), seeds=(1, 2))
-
-
-def test_a_sweep_does_not_rank_an_evaluation_of_an_earlier_policy(project):
-    assert scores_of(project, "a", (1, 2), sweep("a")) == {1: 11.0, 2: 12.0}
-    trained(project, "a", 2, "other", end=1.0)
-    with pytest.raises(StageError, match=r"seed2/metrics.json: is of an earlier policy"):
-        scores_of(project, "a", (1, 2), sweep("a"))
 
 
 def evaluated_runs(
