@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 
-import pytest
-
 
 def test_an_executable_that_exits_at_once_is_quoted(place):
     place.config()
@@ -39,16 +37,6 @@ def test_an_earlier_run_is_replaced_only_when_the_new_one_starts(place, trained)
             assert after[path.replace("/results/run/", "/results/run.1/")] == content
     assert place.learn(env, "--force").code == 0
     assert sorted(path.name for path in results.iterdir()) == ["run", "run.1", "run.2"]
-
-
-@pytest.mark.parametrize("command", ["learn", "evaluate"])
-def test_debug_shows_the_traceback_as_well(place, trained, command):
-    first = place.config() if command == "learn" else trained.folder / "results/run/Echo.onnx"
-    result = place.pipeline(command, str(first), "--debug", "--env", "nowhere")
-    assert result.code == 2
-    assert "Traceback (most recent call last)" in result.err
-    assert "UnityEnvironmentException" in result.err
-    assert result.err.splitlines()[-1].startswith("error: Couldn't launch the nowhere environment.")
 
 
 def test_a_missing_file_is_answered_with_the_one_that_its_name_is_like(place):

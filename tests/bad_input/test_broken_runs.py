@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import signal
 
 import pytest
@@ -37,19 +36,6 @@ def test_numbers_that_are_none_from_the_start_leave_nothing(place):
     error = place.learn(env, config=place.folder / "config.yaml").error
     assert "before the first step" in error
     assert place.files() == before
-
-
-def test_a_run_is_not_resumed_with_networks_of_another_size(place, trained):
-    shutil.copytree(trained.folder / "results", place.folder / "results")
-    config = place.config(CONFIG.replace("hidden_units: 16", "hidden_units: 24"))
-    env = place.fake()
-    learned = (place.folder / "results/run/Echo/checkpoint.pt").read_bytes()
-    written = (place.folder / "results/run/configuration.yaml").read_bytes()
-    error = place.learn(env, "--resume", config=config).error
-    assert "results/run/Echo/checkpoint.pt: --resume continues the networks of Echo" in error
-    assert "network_settings.hidden_units: 16 before, 24 now" in error
-    assert (place.folder / "results/run/Echo/checkpoint.pt").read_bytes() == learned
-    assert (place.folder / "results/run/configuration.yaml").read_bytes() == written
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

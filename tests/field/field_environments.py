@@ -223,30 +223,18 @@ class KeepsEndedAgents(ParallelEnv):
         return observations, all_agents(1.0), all_agents(False), all_agents(ended), all_agents({})
 
 
-class FirstMayFold(AECEnv):
-    """Zero-sum: `p_0` folds and loses, or bets and wins after `p_1` has acted in vain.
+class InTurns(AECEnv):
+    """Two agents act in turn, the first of `names` first."""
 
-    With random actions both have a mean return of 0 over all games.
-    """
-
-    metadata = {"name": "first_may_fold", "render_modes": [], "is_parallelizable": False}
+    names = ("p_0", "p_1")
     render_mode = None
 
     def __init__(self):
-        self.possible_agents = ["p_0", "p_1"]
-
-    def observation_space(self, agent):
-        return spaces.Box(-2, 2, (1,), np.float32)
-
-    def action_space(self, agent):
-        return spaces.Discrete(2)
-
-    def observe(self, agent):
-        return np.zeros(1, np.float32)
+        self.possible_agents = list(self.names)
 
     def reset(self, seed=None, options=None):
         self.agents = list(self.possible_agents)
-        self.agent_selection = "p_0"
+        self.agent_selection = self.agents[0]
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations = dict.fromkeys(self.agents, False)
@@ -260,24 +248,44 @@ class FirstMayFold(AECEnv):
             return
         self._cumulative_rewards[agent] = 0.0
         self.rewards = dict.fromkeys(self.agents, 0.0)
-        if agent == "p_0" and action == 0:
-            self.rewards = {"p_0": -1.0, "p_1": 1.0}
+        if self.act(agent, action):
             self.terminations = dict.fromkeys(self.agents, True)
-        elif agent == "p_1":
-            self.rewards = {"p_0": 1.0, "p_1": -1.0}
-            self.terminations = dict.fromkeys(self.agents, True)
-        self.agent_selection = "p_1" if agent == "p_0" else "p_0"
+        first, second = self.names
+        self.agent_selection = second if agent == first else first
         self._accumulate_rewards()
 
 
-class TwoBehaviors(AECEnv):
+class FirstMayFold(InTurns):
+    """Zero-sum: `p_0` folds and loses, or bets and wins after `p_1` has acted in vain.
+
+    With random actions both have a mean return of 0 over all games.
+    """
+
+    metadata = {"name": "first_may_fold", "render_modes": [], "is_parallelizable": False}
+
+    def observation_space(self, agent):
+        return spaces.Box(-2, 2, (1,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def observe(self, agent):
+        return np.zeros(1, np.float32)
+
+    def act(self, agent, action):
+        """Give rewards; return whether the game is over."""
+        if agent == "p_0" and action == 0:
+            self.rewards = {"p_0": -1.0, "p_1": 1.0}
+        elif agent == "p_1":
+            self.rewards = {"p_0": 1.0, "p_1": -1.0}
+        return agent == "p_1" or action == 0
+
+
+class TwoBehaviors(InTurns):
     """Agents `a` and `b` guess in turn, five times each; each right choice gives 1."""
 
+    names = ("a", "b")
     metadata = {"name": "two_behaviors"}  # PettingZoo wants it so
-
-    def __init__(self):
-        super().__init__()
-        self.possible_agents = ["a", "b"]
 
     def observation_space(self, agent):
         return Guess.observation_space
@@ -286,34 +294,20 @@ class TwoBehaviors(AECEnv):
         return Guess.action_space
 
     def reset(self, seed=None, options=None):
+        super().reset(seed)
         if seed is not None:
             self.rng = np.random.default_rng(seed)
-        self.agents = list(self.possible_agents)
-        self.rewards = self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
-        self.terminations = dict.fromkeys(self.agents, False)
-        self.truncations = dict.fromkeys(self.agents, False)
-        self.infos = {name: {} for name in self.agents}
         self.n_turns = 0
-        self.agent_selection = "a"
         self.answer = int(self.rng.integers(2))
 
     def observe(self, agent):
         return np.array([2.0 * self.answer - 1.0], np.float32)
 
-    def step(self, action):
-        name = self.agent_selection
-        if self.terminations[name]:
-            self._was_dead_step(action)
-            return
-        self._cumulative_rewards = self._cumulative_rewards | {name: 0.0}
-        self._clear_rewards()
-        self.rewards = self.rewards | {name: float(action == self.answer)}
-        self._accumulate_rewards()
+    def act(self, agent, action):
+        self.rewards[agent] = float(action == self.answer)
         self.answer = int(self.rng.integers(2))
         self.n_turns += 1
-        if self.n_turns == 10:
-            self.terminations = dict.fromkeys(self.agents, True)
-        self.agent_selection = "b" if name == "a" else "a"
+        return self.n_turns == 10
 
 
 class Steering(gymnasium.Env):

@@ -250,17 +250,18 @@ class Reports:
         pass
 
 
-def test_statistics_of_ever_new_names_are_refused_by_name():
-    channel = StatsSideChannel()
-    for message_number in range(20):
-        for number in range(500):
-            channel.on_message_received(statistic(f"level {500 * message_number + number}"))
-        assert len(channel.get_and_reset_stats()) == 500
-    channel.on_message_received(statistic("level 0"))
-    with pytest.raises(
-        UnitySideChannelException, match=r"than 10000 statistics .* 'level 10000': "
-    ):
-        channel.on_message_received(statistic("level 10000"))
+@pytest.mark.parametrize(
+    ("channel", "kind"), [(StatsSideChannel, "statistics"), (FloatPropertiesChannel, "properties")]
+)
+def test_statistics_and_properties_of_ever_new_names_are_refused_by_name(channel, kind):
+    told = channel()
+    for number in range(10_000):
+        told.on_message_received(statistic(f"level {number}"))
+        if kind == "statistics" and number % 500 == 499:
+            assert len(told.get_and_reset_stats()) == 500
+    told.on_message_received(statistic("level 0"))
+    with pytest.raises(UnitySideChannelException, match=rf"than 10000 {kind} .* 'level 10000': "):
+        told.on_message_received(statistic("level 10000"))
 
 
 def test_statistics_of_ever_new_names_in_this_process_are_refused_too():
@@ -271,16 +272,6 @@ def test_statistics_of_ever_new_names_in_this_process_are_refused_too():
             env.step()
         with pytest.raises(UnitySideChannelException, match="more than 10000 statistics"):
             env.take_stats()
-
-
-def test_properties_of_ever_new_names_are_refused_by_name():
-    channel = FloatPropertiesChannel()
-    for number in range(10_000):
-        channel.on_message_received(statistic(f"level {number}"))
-    with pytest.raises(
-        UnitySideChannelException, match=r"than 10000 properties .* 'level 10000': "
-    ):
-        channel.on_message_received(statistic("level 10000"))
 
 
 def agents(count: int) -> bytes:

@@ -67,15 +67,25 @@ def stopped(packed, folder, monkeypatch, stop, *, max_restarts=10, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("at", "kill_at"), [(80, 80), (80, 81), (81, 80), (120, 80)], ids=str)
-def test_trainer_and_environments_are_ended_at_once(at, kill_at, packed, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("at", "kill_at", "max_restarts"),
+    [
+        *((at, kill_at, 10) for at, kill_at in ((80, 80), (80, 81), (81, 80), (120, 80))),
+        (80, 79, 0),  # before there is a resume point
+    ],
+)
+def test_trainer_and_environments_are_ended_at_once(
+    at, kill_at, max_restarts, packed, tmp_path, monkeypatch
+):
     """scancel and systemd send SIGTERM to all processes of a job."""
-    message, settings = stopped(packed, tmp_path, monkeypatch, StopsAll(at, kill_at))
+    stop = StopsAll(at, kill_at)
+    message, settings = stopped(packed, tmp_path, monkeypatch, stop, max_restarts=max_restarts)
     step = load_checkpoint(tmp_path / "run" / BEHAVIOR / "checkpoint.pt")["learner"]["step"]
     assert f"at step {step} of {BEHAVIOR}; the state is saved" in message
-    assert (tmp_path / "run" / BEHAVIOR / f"{BEHAVIOR}-{step}.onnx").is_file()
     assert (tmp_path / "run" / f"{BEHAVIOR}.onnx").is_file()
-    assert resumes_exactly(tmp_path / "run", settings)
+    if max_restarts:
+        assert (tmp_path / "run" / BEHAVIOR / f"{BEHAVIOR}-{step}.onnx").is_file()
+        assert resumes_exactly(tmp_path / "run", settings)
 
 
 @pytest.mark.slow
@@ -94,14 +104,6 @@ def test_environments_that_may_not_be_started_again_are_ended_with_the_trainer(
     assert resumes_exactly(tmp_path / "run", settings)
 
 
-@pytest.mark.slow
-def test_environments_are_ended_before_there_is_a_resume_point(packed, tmp_path, monkeypatch):
-    message, _ = stopped(packed, tmp_path, monkeypatch, StopsAll(80, 79), max_restarts=0)
-    step = load_checkpoint(tmp_path / "run" / BEHAVIOR / "checkpoint.pt")["learner"]["step"]
-    assert f"at step {step} of {BEHAVIOR}; the state is saved" in message
-    assert (tmp_path / "run" / f"{BEHAVIOR}.onnx").is_file()
-
-
 def test_an_evaluation_and_its_environment_are_ended_at_once():
     """The environment's end is noticed before the signal comes."""
 
@@ -114,23 +116,15 @@ def test_an_evaluation_and_its_environment_are_ended_at_once():
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
-def test_the_terminal_is_closed_during_a_training():
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
+@pytest.mark.parametrize("under_nohup", [False, True])
+def test_the_terminal_is_closed_during_a_training(under_nohup):
+    # whoever runs the tests may ignore it
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if under_nohup else signal.SIG_DFL)
+    stage = process.signals() if under_nohup else contextlib.nullcontext()
     try:
-        with stop_on_signal() as request:
+        with stop_on_signal() as request, stage:
             signal.raise_signal(signal.SIGHUP)
+            assert request() != under_nohup
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert request()
-    assert request.exit_code == 129
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
-def test_the_terminal_of_a_training_under_nohup_is_closed():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with stop_on_signal() as request, process.signals():
-            signal.raise_signal(signal.SIGHUP)
-            assert not request()
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    assert under_nohup or request.exit_code == 129

@@ -8,7 +8,7 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import field_environments
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from guessers import MARGIN, guesser
 from repositories import commit, git
+from small_project import left, params_of
 from test_unity_users import Player, connected
 
 from pipeline.cli import main
@@ -25,7 +26,7 @@ from pipeline.errors import SettingsError, StageError
 from pipeline.evaluation import tables
 from pipeline.evaluation.comparison import compare
 from pipeline.protocol.generated import messages as m
-from pipeline.settings.params import Params, load_params
+from pipeline.settings.params import Params
 from pipeline.settings.plan import RUNS_FILE, write_plan
 from pipeline.settings.sweeps import SweepParams
 from pipeline.simulators.bridges.module_bridge import around
@@ -33,53 +34,33 @@ from pipeline.stages import evaluate, report
 from pipeline.stages.reporting.results import outcomes, trials_of
 from pipeline.stages.shared import run_context
 from pipeline.stages.shared.executable import Build
-from pipeline.stages.sweep import score_of, scores_of
+from pipeline.stages.sweep import score_of
 from pipeline.tracking.run_metadata import POLICY_DIGEST as DIGEST
 from pipeline.tracking.run_metadata import dvc_digest
 
 
-def trained(root: Path, experiment: str, seed: int, policy: bytes, end: float) -> Path:
+def trained(root: Path, experiment: str, seed: int, policy: str, end: float) -> Path:
     """What the stage `train` makes; gives the policy."""
-    folder = root / "results/train" / f"{experiment}/seed{seed}"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "policy.pt").write_bytes(policy)
-    (folder / "progress.csv").write_text(
-        f"behavior,step,reward\nWalker,1000,0.0\nWalker,2000,{end}\n"
-    )
-    return folder / "policy.pt"
+    curve = f"Walker,1000,0.0\nWalker,2000,{end}\n"
+    run = f"{experiment}/seed{seed}"
+    return left(root, "train", run, policy=policy, progress=curve) / "policy.pt"
 
 
 def exported(root: Path, experiment: str, seed: int) -> None:
     """What the stage `export` makes."""
-    policy = root / f"results/train/{experiment}/seed{seed}/policy.pt"
-    folder = root / "results/export" / f"{experiment}/seed{seed}"
-    folder.mkdir(parents=True, exist_ok=True)
+    run = f"{experiment}/seed{seed}"
+    policy = root / f"results/train/{run}/policy.pt"
+    digest = {"Walker": {DIGEST: dvc_digest(policy)}}
+    folder = left(root, "export", run, export=digest)
     (folder / "Walker.onnx").write_bytes(policy.read_bytes())
-    (folder / "export.json").write_text(json.dumps({"Walker": {DIGEST: dvc_digest(policy)}}))
 
 
-def evaluated(root: Path, experiment: str, seed: int, mean: float) -> Path:
+def evaluated(root: Path, experiment: str, seed: int, mean: float) -> None:
     """What the stage `evaluate` makes of what is exported."""
     run = f"{experiment}/seed{seed}"
     digest = json.loads((root / "results/export" / run / "export.json").read_text())["Walker"]
-    path = root / "results/evaluate" / run / "metrics.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"Walker": {"mean_return": mean, "ci_low": None} | digest}))
-    path.with_name("episodes.csv").write_text("index\n")
-    return path
-
-
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command that must fail; gives its only line."""
-
-    def run(*words: object) -> str:
-        assert main([*map(str, words)]) == 2
-        out, error = capsys.readouterr()
-        assert (out, error.count("\n")) == ("", 1)
-        return error
-
-    return run
+    metrics = {"Walker": {"mean_return": mean, "ci_low": None} | digest}
+    (left(root, "evaluate", run, metrics=metrics) / "episodes.csv").write_text("index\n")
 
 
 @pytest.fixture
@@ -87,7 +68,7 @@ def project(tmp_path: Path) -> Path:
     """Two experiments with two seeds, each trained, exported and evaluated."""
     for experiment, mean in (("a", 10.0), ("b", 20.0)):
         for seed in (1, 2):
-            trained(tmp_path, experiment, seed, f"{experiment}{seed}".encode(), mean / 10)
+            trained(tmp_path, experiment, seed, f"{experiment}{seed}", mean / 10)
             exported(tmp_path, experiment, seed)
             evaluated(tmp_path, experiment, seed, mean + seed)
     return tmp_path
@@ -106,7 +87,7 @@ def means(root: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str
 
 def test_an_evaluation_of_an_earlier_policy_is_not_compared(project, capsys):
     assert means(project, capsys) == {"a": ("evaluated", "11.5"), "b": ("evaluated", "21.5")}
-    trained(project, "a", 1, b"longer", end=7.0)
+    trained(project, "a", 1, "longer", end=7.0)
     exported(project, "a", 1)
     # Training's returns of all, since a score of one kind is not compared with one of the other.
     assert means(project, capsys) == {"a": ("training", "4"), "b": ("training", "2")}
@@ -119,30 +100,19 @@ def test_an_evaluation_of_an_earlier_policy_is_not_compared(project, capsys):
     assert told not in compared(project, capsys)
 
 
-def test_an_evaluation_counts_again_when_its_policy_is_back(project, capsys):
-    """`dvc checkout` restores the policy; no stage runs."""
+def test_an_evaluation_counts_again_when_its_policy_is_back_or_only_elsewhere(project, capsys):
+    """`dvc checkout` restores the policy, a clone has none, and older files have no digest."""
     before = means(project, capsys)
-    policy = trained(project, "a", 1, b"other", end=1.0)
+    policy = trained(project, "a", 1, "other", end=1.0)
     assert means(project, capsys) != before
-    policy.write_bytes(b"a1")
-    assert means(project, capsys) == before
-
-
-def test_an_evaluation_of_an_earlier_export_stays_outdated(project, capsys):
-    trained(project, "a", 1, b"other", end=1.0)
     evaluated(project, "a", 1, 31.0)  # alone, of what was exported before
     assert means(project, capsys)["a"][0] == "training"
-
-
-def test_a_clone_without_policies_compares_the_evaluations_it_has(project, capsys):
-    before = means(project, capsys)
+    evaluated(project, "a", 1, 11.0)
+    policy.write_text("a1")
+    assert means(project, capsys) == before
     for policy in (project / "results/train").rglob("policy.pt"):
         policy.unlink()
     assert means(project, capsys) == before
-
-
-def test_results_of_an_earlier_version_are_compared(project, capsys):
-    before = means(project, capsys)
     for path in (project / "results/evaluate").rglob("metrics.json"):
         numbers = json.loads(path.read_text())
         del numbers["Walker"][DIGEST]
@@ -166,22 +136,14 @@ def sweep(experiment: str) -> SweepParams:
     return SweepParams(experiment=experiment, method="list", configurations=({},), seeds=(1, 2))
 
 
-def test_a_sweep_does_not_rank_an_evaluation_of_an_earlier_policy(project):
-    assert scores_of(project, "a", (1, 2), sweep("a")) == {1: 11.0, 2: 12.0}
-    trained(project, "a", 2, b"other", end=1.0)
-    with pytest.raises(StageError, match=r"seed2/metrics.json: is of an earlier policy"):
-        scores_of(project, "a", (1, 2), sweep("a"))
-
-
 def evaluated_runs(
     root: Path, experiment: str, scores: Sequence[float], steps: int, last: int = 2000
 ) -> None:
     """Runs of the stages, each trained for `steps`; the last episode ended in step `last`."""
     for seed, score in enumerate(scores, start=1):
-        policy = trained(root, experiment, seed, b"policy", end=score)
-        rows = f"behavior,step,reward\nWalker,1000,0.0\nWalker,{last},{score}\n"
-        policy.with_name("progress.csv").write_text(rows)
-        policy.with_name("metrics.json").write_text(json.dumps({"Walker": {"steps": steps + seed}}))
+        curve, trained_for = f"Walker,1000,0.0\nWalker,{last},{score}\n", {"steps": steps + seed}
+        files = {"policy": "policy", "progress": curve, "metrics": {"Walker": trained_for}}
+        left(root, "train", f"{experiment}/seed{seed}", **files)
         exported(root, experiment, seed)
         evaluated(root, experiment, seed, score)
 
@@ -213,43 +175,34 @@ def test_three_seeds_with_another_budget_are_no_certainty(tmp_path, capsys):
     assert pair["chance"] == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("n_seeds", [3, 4])
-def test_below_five_seeds_a_probability_has_no_interval(n_seeds, tmp_path, capsys):
-    evaluated_runs(tmp_path, "a", range(n_seeds), steps=8_000)
-    evaluated_runs(tmp_path, "b", [*range(1, n_seeds + 1)], steps=8_000)
-    found = json.loads(compared(tmp_path, capsys, "--json"))
-    assert [pair["low"] for pair in found["improvements"]] == [None]
-    assert all(row["iqm_low"] is not None for row in found["experiments"])
-    assert "too few seeds" in compared(tmp_path, capsys)
-
-
-def test_five_seeds_of_equal_budgets_are_conclusive_where_they_do_not_overlap(tmp_path, capsys):
-    evaluated_runs(tmp_path, "a", range(5), steps=8_000, last=5_000)
-    evaluated_runs(tmp_path, "b", range(10, 15), steps=8_000, last=8_000)
-    lines = compared(tmp_path, capsys).splitlines()
-    # The curves end at other steps, since few episodes end; the training was equally long.
-    assert not [line for line in lines if "rained steps differ" in line]
-    assert lines[1] == (
-        "b (12) does better than a (2): experiments that are equally good would be apart as "
-        "clearly in 0.79 % of cases."
-    )
-
-
-def test_equal_returns_ask_for_no_more_seeds(tmp_path, capsys):
-    for name in "ab":
-        evaluated_runs(tmp_path, name, range(5), steps=8_000)
-    assert compared(tmp_path, capsys).splitlines()[1] == "a (2) and b do equally well."
-
-
-def test_one_seed_each_shows_no_difference(tmp_path, capsys):
-    """Four trials with a seed each were said to do equally well, with 15.7 and -0.7."""
-    for name, score in (("a", 15.7), ("b", -0.7)):
-        evaluated_runs(tmp_path, name, [score], steps=8_000)
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        (
+            range(5),
+            range(10, 15),
+            "b (12) does better than a (2): experiments that are equally good would be apart as "
+            "clearly in 0.79 % of cases.",
+        ),
+        (range(5), range(5), "a (2) and b do equally well."),
+        # Four trials with a seed each were said to do equally well, with 15.7 and -0.7.
+        (
+            [15.7],
+            [-0.7],
+            "a (15.7) is above b (-0.7), but so few seeds cannot show a difference. Run more "
+            "seeds.",
+        ),
+    ],
+    ids=["no overlap", "equal", "one seed"],
+)
+def test_the_first_sentence_says_what_to_conclude_of_equal_budgets(a, b, said, tmp_path, capsys):
+    evaluated_runs(tmp_path, "a", a, steps=8_000, last=5_000)
+    evaluated_runs(tmp_path, "b", b, steps=8_000, last=8_000)
     text = compared(tmp_path, capsys)
-    assert text.splitlines()[1] == (
-        "a (15.7) is above b (-0.7), but so few seeds cannot show a difference. Run more seeds."
-    )
-    assert "Probability" not in text
+    assert text.splitlines()[1] == said
+    # The curves end at other steps, since few episodes end; the training was equally long.
+    assert "rained steps differ" not in text
+    assert "Probability" not in text or len(a) > 1
 
 
 def test_the_best_of_three_is_compared_with_each_of_the_others(tmp_path):
@@ -336,14 +289,6 @@ def test_a_model_of_an_earlier_package_is_evaluated_with_the_actions_it_has(age,
     assert last.startswith("Actions: stochastic, drawn as in training; Guess has no others")
 
 
-def test_the_help_of_evaluate_says_how_actions_are_chosen(capsys):
-    with pytest.raises(SystemExit):
-        main(["evaluate", "--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert "--stochastic draw actions, as in training, and as Unity does unless" in text
-    assert "default: deterministic, the most probable ones" in text
-
-
 @pytest.mark.parametrize("models", [["a.onnx", "b.onnx"], ["."]], ids=["two files", "a folder"])
 def test_both_policies_of_a_game_with_two_behaviors_are_played(models, here, capsys):
     guesser(here / "a.onnx")
@@ -375,22 +320,18 @@ def test_two_policies_of_one_behavior_and_a_folder_without_any_are_refused(here,
     assert "is a folder without .onnx files" in refused("evaluate", "empty", "--env", "Guess")
 
 
-def guessing(root: Path, stochastic: dict[str, str]) -> Params:
+def guessing(root: Path, stochastic: dict[str, dict]) -> Params:
     """A project of experiments with policies for `Guess`, evaluated; gives its parameters."""
-    experiments = "".join(
-        f"  {name}: {{environment: guess, trainer: guess.yaml, overrides: {{}}, seeds: [1], "
-        f"stages: [train, export, evaluate], evaluation: {{episodes: 100, seed: 4{more}}}}}\n"
-        for name, more in stochastic.items()
+    evaluation = {"episodes": 100, "seed": 4}
+    experiments = {name: {"evaluation": evaluation | more} for name, more in stochastic.items()}
+    sections = (
+        "{runtime: {torch_threads: 1, device: cpu}, track: [], "
+        "environments: {ball: {source: path, path: there}}}"
     )
-    (root / "guess.yaml").write_text("behaviors: {Guess: {trainer_type: ppo}}\n")
-    (root / "params.yaml").write_text(
-        "runtime: {torch_threads: 1, device: cpu}\ntrack: []\n"
-        f"environments: {{guess: {{source: path, path: there}}}}\nexperiments:\n{experiments}"
-    )
-    (root / "build/env/guess").mkdir(parents=True)
-    params = load_params(root / "params.yaml")
+    params = params_of(root, behavior="Guess", sections=sections, **experiments)
+    (root / "build/env/ball").mkdir(parents=True)
     for name in stochastic:
-        trained(root, name, 1, b"policy", end=1.0)
+        trained(root, name, 1, "policy", end=1.0)
         exported(root, name, 1)
         (root / f"results/export/{name}/seed1/Walker.onnx").unlink()
         guesser(root / f"results/export/{name}/seed1/Guess.onnx")
@@ -399,7 +340,7 @@ def guessing(root: Path, stochastic: dict[str, str]) -> Params:
 
 
 def test_an_evaluation_stage_draws_actions_where_params_say_so_and_the_report_names_it(here):
-    params = guessing(here, {"best": "", "drawn": ", stochastic: true"})
+    params = guessing(here, {"best": {}, "drawn": {"stochastic": True}})
     best, drawn = (
         json.loads((here / f"results/evaluate/{name}/seed1/metrics.json").read_text())["Guess"]
         for name in ("best", "drawn")
@@ -419,54 +360,28 @@ def test_an_evaluation_stage_draws_actions_where_params_say_so_and_the_report_na
     assert any("set `evaluation.stochastic` alike" in caution for caution in tables.cautions(task))
 
 
-PARAMS = """\
-runtime: {torch_threads: 1, device: cpu}
-environments: {walk: {source: builtin, name: balance_ball, args: []}}
-experiments:
-  a:
-    environment: walk
-    trainer: walk.yaml
-    overrides: {}
-    seeds: [1, 2]
-    stages: [train, export, evaluate]
-    evaluation: {episodes: 4, seed: 1, video: true}
-"""
-
-
-COMPARED = """\
-runtime: {torch_threads: 1, device: cpu}
-environments: {walk: {source: builtin, name: balance_ball, args: []}}
-experiments:
-  base: {environment: walk, trainer: ppo.yaml, overrides: {}, %(more)s}
-  fast:
-    environment: walk
-    trainer: ppo.yaml
-    overrides:
-      behaviors.Walker.hyperparameters.learning_rate: 0.001
-      behaviors.Walker.network_settings: {hidden_units: 64, memory: {sequence_length: 8}}
-    %(lines)s
-  sac: {environment: walk, trainer: sac.yaml, overrides: {}, %(more)s}
-"""
-RUNS = [
-    "seeds: [1, 2, 3]",
-    "stages: [train, export, evaluate]",
-    "evaluation: {episodes: 4, seed: 1}",
-]
+THREE = {"environment": "walk", "seeds": [1, 2, 3]}
+WALK = "environments: {walk: {source: builtin, name: balance_ball, args: []}}"
+OTHERS = {
+    "behaviors.Walker.hyperparameters.learning_rate": 0.001,
+    "behaviors.Walker.network_settings": {"hidden_units": 64, "memory": {"sequence_length": 8}},
+}
 
 
 @pytest.fixture
-def reported(tmp_path: Path) -> Path:
+def reported(tmp_path) -> Path:
     """The folder of the report of three experiments."""
-    for trainer in ("ppo", "sac"):
-        (tmp_path / f"{trainer}.yaml").write_text(
-            f"behaviors: {{Walker: {{trainer_type: {trainer}, max_steps: 8000}}}}\n"
+    for name in ("ppo", "sac"):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"behaviors: {{Walker: {{trainer_type: {name}, max_steps: 8000}}}}\n"
         )
-    text = COMPARED % {"more": ", ".join(RUNS), "lines": "\n    ".join(RUNS)}
-    (tmp_path / "params.yaml").write_text(text)
+    base = THREE | {"trainer": "ppo.yaml"}
+    fast, sac = base | {"overrides": OTHERS}, THREE | {"trainer": "sac.yaml"}
+    params = params_of(tmp_path, sections=WALK, base=base, fast=fast, sac=sac)
     for experiment, scores, steps in (("base", PPO, 8000), ("fast", PPO, 8000), ("sac", SAC, 6000)):
         evaluated_runs(tmp_path, experiment, scores, steps)
     (tmp_path / "workflow").mkdir()
-    write_plan(load_params(tmp_path / "params.yaml"), tmp_path / RUNS_FILE)
+    write_plan(params, tmp_path / RUNS_FILE)
     report.report(tmp_path)
     return tmp_path / "results/report"
 
@@ -524,9 +439,8 @@ def test_a_report_made_again_on_another_day_and_commit_has_the_same_bytes(report
 
 
 def test_the_report_shows_no_film_of_an_earlier_policy(project):
-    (project / "walk.yaml").write_text("behaviors: {Walker: {trainer_type: ppo}}\n")
-    (project / "params.yaml").write_text(PARAMS)
-    params = load_params(project / "params.yaml")
+    filmed = {"seeds": [1, 2], "evaluation": {"episodes": 4, "seed": 1, "video": True}}
+    params = params_of(project, behavior="Walker", a=filmed)
     for seed in (1, 2):
         (project / f"results/evaluate/a/seed{seed}/median.gif").write_bytes(b"film %d" % seed)
 
@@ -536,16 +450,16 @@ def test_the_report_shows_no_film_of_an_earlier_policy(project):
         return [(project / figure.file).read_bytes() for figure in shown]
 
     assert films() == [b"film 1"]
-    trained(project, "a", 1, b"other", end=1.0)
+    trained(project, "a", 1, "other", end=1.0)
     assert films() == [b"film 2"]
-    trained(project, "a", 2, b"another", end=1.0)
+    trained(project, "a", 2, "another", end=1.0)
     assert films() == []
 
 
 def test_a_card_has_no_score_of_an_earlier_policy(project, monkeypatch):
     monkeypatch.chdir(project)
     assert card._of_dag("a", 1, "walk", []).metrics["Walker"]["mean_return"] == 11.0
-    trained(project, "a", 1, b"other", end=1.0)
+    trained(project, "a", 1, "other", end=1.0)
     with pytest.raises(SettingsError, match=r"is of an earlier policy .* `dvc repro export@a-1`"):
         card._of_dag("a", 1, "walk", [])
     exported(project, "a", 1)

@@ -116,24 +116,16 @@ def test_a_sequence_above_the_time_horizon_is_remarked_on(tmp_path, capsys):
     assert said.endswith("is above time_horizon 64: no sequence is longer than that")
 
 
-@pytest.fixture
-def refused(tmp_path: Path, monkeypatch, capsys):
-    """Run `pipeline` with these words in an empty folder; return the error, of one line."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "c.yaml").write_text(str(trainer("ppo")))
-
-    def run(*words: str) -> str:
-        assert cli.main(list(words)) == 2
-        (line,) = [one for one in capsys.readouterr().err.splitlines() if "[INFO]" not in one]
-        return line
-
-    return run
+@pytest.fixture(autouse=True)
+def folder(here) -> Path:
+    (here / "c.yaml").write_text(str(trainer("ppo")))
+    return here
 
 
 def test_a_configuration_as_environment_is_called_so(refused):
     """The advice was `chmod -R 755 c.yaml`."""
     line = refused("learn", "c.yaml", "--env", "c.yaml")
-    assert line.startswith("error: c.yaml: is a YAML file, and --env takes the environment; give a")
+    assert line.startswith("c.yaml: is a YAML file, and --env takes the environment; give a")
     assert "chmod" not in line
 
 
@@ -199,7 +191,7 @@ def test_an_unknown_device_is_answered_with_those_of_this_machine(refused, monke
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     line = refused("learn", "c.yaml", "--env", "balance_ball", "--torch-device", "gpu")
     assert line == (
-        "error: --torch-device: 'gpu' cannot be used here (known are cpu, cuda, cuda:N and mps); "
+        "--torch-device: 'gpu' cannot be used here (known are cpu, cuda, cuda:N and mps); "
         "use cpu, cuda:0, cuda:1, which this machine has"
     )
     assert [path.name for path in Path().iterdir()] == ["c.yaml"]
@@ -231,16 +223,6 @@ def test_a_folder_without_a_program_is_refused_whatever_is_hidden_or_vanishes_in
     assert executable_of(".") == game
 
 
-def test_a_behavior_in_another_spelling_is_to_be_renamed_in_the_file(refused, tmp_path):
-    """ "did you mean 'Cartpole'?" told to rename the environment's behavior."""
-    (tmp_path / "c.yaml").write_text("behaviors:\n  Cartpole: {trainer_type: ppo}\n")
-    line = refused("learn", "c.yaml", "--env", "gymnasium:CartPole-v1", "--run-id", "a")
-    assert line == (
-        "error: The behavior name CartPole-v1 has not been specified in the trainer configuration "
-        "(c.yaml). The environment gives this name: rename 'Cartpole' there to 'CartPole-v1'."
-    )
-
-
 def test_onnx_check_takes_a_run_s_folder_and_says_who_made_the_file(refused, capsys):
     model, run = build_model(reference.policy(continuous=2, branches=(3,))), Path("results/a")
     (run / "3DBall").mkdir(parents=True)
@@ -260,5 +242,5 @@ def test_onnx_check_takes_a_run_s_folder_and_says_who_made_the_file(refused, cap
     assert cli.main(["onnx", "check", "results/a"]) == 0
     assert "results/a/3DBall/3DBall-500.onnx: Unity" in capsys.readouterr().out
     assert refused("onnx", "check", ".") == (
-        "error: .: is a folder, which has no .onnx file; name a run's"
+        ".: is a folder, which has no .onnx file; name a run's"
     )

@@ -61,20 +61,6 @@ def project(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return root
 
 
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command that must fail with one line; gives the line without `error: `."""
-
-    def run(*words: str) -> str:
-        capsys.readouterr()
-        assert cli.main([*words]) == 2
-        error = capsys.readouterr().err
-        assert (error[:7], error.count("\n")) == ("error: ", 1), error
-        return error[7:-1]
-
-    return run
-
-
 def uri_of(root: Path) -> str:
     return f"sqlite:///{root / 'mlflow.db'}"
 
@@ -108,34 +94,27 @@ def test_a_training_that_gives_the_same_bytes_keeps_its_row_with_the_evaluation(
     assert len(client(project).search_model_versions("name = 'walk.Walker'")) == 1
 
 
-def test_a_training_that_gives_other_bytes_has_a_row_without_the_old_evaluation(project: Path):
-    for stage in STAGES:
-        ran(project, stage)
-    other = ran(project, "train", policy=2.0)
+def test_other_bytes_have_a_row_of_their_own_and_settings_that_are_put_back_find_theirs(project):
+    """A training that is given up in between, after which the policy is put back, costs nothing."""
+
+    def run(*stages, **options) -> str:
+        (row,) = {ran(project, stage, **options) for stage in stages}
+        return row
+
+    first = run(*STAGES)
+    other = run("train", policy=2.0)
     (facts,) = in_mlflow(uri_of(project)).values()
-    assert set(facts) == {"dvc.train"}
-    assert {ran(project, stage) for stage in ("export", "evaluate")} == {other}
+    assert set(facts) == {"dvc.train"}, "without the old evaluation"
+    assert run("export", "evaluate", policy=2.0, score=7.0) == other != first
     assert in_mlflow(uri_of(project)) == in_results(project)
-
-
-def test_settings_that_are_put_back_find_their_row_again(project: Path):
-    (first,) = {ran(project, stage) for stage in STAGES}
-    (second,) = {ran(project, stage, policy=2.0, score=7.0) for stage in STAGES}
-    assert second != first
-    assert ran(project, "train") == first
-    assert {ran(project, stage) for stage in ("export", "evaluate")} == {first}
+    assert run(*STAGES) == first
     assert in_mlflow(uri_of(project)) == in_results(project)
-
-
-def test_an_evaluation_after_a_stopped_training_belongs_to_the_policy_that_is_there(project: Path):
-    """The second training is given up, and `dvc checkout` puts the first policy back."""
-    (first,) = {ran(project, stage) for stage in STAGES}
     stopped = MlflowRun(key(project, "train", "2.0"))
     stopped.end("KILLED")
-    assert ran(project, "evaluate", score=6.0) == first
+    assert run("evaluate", score=6.0) == first
     assert in_mlflow(uri_of(project)) == in_results(project)
-    run = client(project).get_run(stopped.run_id)
-    assert (run.info.status, run.data.tags["pipeline.current"]) == ("KILLED", "no")
+    row = client(project).get_run(stopped.run_id)
+    assert (row.info.status, row.data.tags["pipeline.current"]) == ("KILLED", "no")
 
 
 def test_rows_of_an_experiment_that_is_gone_leave_the_prepared_tables(

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,26 +47,6 @@ LAYOUTS = {
     "darwin": ("MyGame.app/Contents/MacOS/MyGame", "MyGame.app/Contents/Info.plist"),
 }
 """Files of a build by Unity, the program first."""
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command that must fail with one line; gives the line without `error: `."""
-
-    def call(*words: str) -> str:
-        capsys.readouterr()
-        assert cli.main([*words]) == 2
-        error = capsys.readouterr().err
-        assert (error[:7], error.count("\n")) == ("error: ", 1), error
-        return error[7:-1]
-
-    return call
 
 
 def player(folder: Path, platform: str = "linux") -> Path:

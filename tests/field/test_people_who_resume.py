@@ -14,6 +14,7 @@ import pytest
 import torch
 from fake_player import CONFIG, fake_player
 from steps import decision_steps, take_turn, terminal_steps
+from stops_after import EndsAfter
 from toys import Corridor
 
 import pipeline
@@ -398,18 +399,6 @@ def test_a_finished_run_is_resumed(learn, tmp_path, caplog, capsys):
     out = capsys.readouterr().out
     assert out.startswith("Finished before; everything is in results/ppo.\n")
     assert "Time:" not in out
-
-
-class EndsAfter(pipeline.Callback):
-    """Ends a run after so many steps of the environment."""
-
-    def __init__(self, n_steps):
-        self.n_steps = n_steps
-
-    @property
-    def stop(self):
-        self.n_steps -= 1
-        return self.n_steps <= 0
 
 
 @pytest.mark.parametrize("place", ["behaviors", "default_settings"])

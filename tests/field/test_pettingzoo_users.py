@@ -111,31 +111,12 @@ def test_the_end_of_one_who_never_acted_is_sent_once_in_each_game():
 # Agents that stay in `agents`.
 
 
-def test_agents_that_stay_after_their_end_are_named():
-    """PettingZoo#513, PettingZoo#881."""
-    sim = PettingZooSimulator(id=[field_environments.KeepsEndedAgents()])
-    steps = sim.reset()
-    for _ in range(5):
-        steps = act(sim, steps)
-    with pytest.raises(UnityEnvironmentException) as refused:
-        act(sim, steps)
-    assert "the agents ['x', 'y'] have ended, but stay in `agents`" in str(refused.value)
-    assert "; remove an agent in the step in which it is terminated or t" in str(refused.value)
-
-
 class KeepsInTurns(field_environments.FirstMayFold):
     """Does nothing when the turn of an agent comes that has ended."""
 
     def _was_dead_step(self, action):
         assert action is None
         self.agent_selection = "p_1" if self.agent_selection == "p_0" else "p_0"
-
-
-def test_agents_that_stay_in_a_game_of_turns_are_named():
-    sim = PettingZooSimulator(id=[KeepsInTurns()])
-    steps = sim.reset()
-    with pytest.raises(UnityEnvironmentException, match=r"let `step` remove an agent that has end"):
-        act(sim, steps)
 
 
 class OneStays(field_environments.KeepsEndedAgents):
@@ -169,10 +150,25 @@ class LeavesAtOnce(field_environments.FirstMayFold):
             self.agents = []
 
 
-def test_agents_that_leave_a_game_of_turns_without_an_end_are_named():
-    sim = PettingZooSimulator(id=[LeavesAtOnce()])
+@pytest.mark.parametrize(
+    ("env_class", "n_steps", "said"),
+    [
+        (
+            field_environments.KeepsEndedAgents,  # PettingZoo#513, PettingZoo#881
+            5,
+            r"the agents \['x', 'y'\] have ended, but stay in `agents`.*; remove an agent in the "
+            "step in which it is terminated or t",
+        ),
+        (KeepsInTurns, 0, "let `step` remove an agent that has end"),
+        (LeavesAtOnce, 0, "the agent 'p_0' has left without a last"),
+    ],
+)
+def test_agents_that_stay_after_their_end_are_named(env_class, n_steps, said):
+    sim = PettingZooSimulator(id=[env_class()])
     steps = sim.reset()
-    with pytest.raises(UnityEnvironmentException, match="the agent 'p_0' has left without a last"):
+    for _ in range(n_steps):
+        steps = act(sim, steps)
+    with pytest.raises(UnityEnvironmentException, match=said):
         act(sim, steps)
 
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 import psutil
 import pytest
 from fake_player import CONFIG, START
+from stops_after import EndsAfter
 
 import pipeline
 from pipeline import cli
@@ -231,18 +232,6 @@ def test_environment_in_this_process_in_which_nobody_acts_is_named(caplog, make,
     assert [line.partition(":")[0] for line in lines(caplog)] == [
         f"worker {worker} ({kind})" for worker in range(2)
     ]
-
-
-class EndsAfter(pipeline.Callback):
-    """Ends a run after so many steps."""
-
-    def __init__(self, n_steps: int):
-        self.n_steps = n_steps
-
-    @property
-    def stop(self) -> bool:
-        self.n_steps -= 1
-        return self.n_steps <= 0
 
 
 @pytest.mark.parametrize("n_steps", [LIMIT, LIMIT + 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline import Callback
 from pipeline.trainer.stopping import StopRequest
 
 
@@ -16,3 +17,15 @@ class StopsAfter(StopRequest):
         self.n_left -= 1
         self.signal_number = 15 if self.n_left <= 0 else None
         return super().__call__()
+
+
+class EndsAfter(Callback):
+    """Ends a run after so many steps of the environment."""
+
+    def __init__(self, n_steps: int) -> None:
+        self.n_steps = n_steps
+
+    @property
+    def stop(self) -> bool:
+        self.n_steps -= 1
+        return self.n_steps <= 0

@@ -49,6 +49,8 @@ def test_check_shows_the_whole_configuration(here, capsys):
     assert settings["behaviors"]["Walker"]["hyperparameters"]["batch_size"] == 128
     assert settings["behaviors"]["Walker"]["hyperparameters"]["num_epoch"] == 3
     assert settings["engine_settings"]["time_scale"] == 20
+    (here / "many.yaml").write_text("behaviors: {A: {}}\nenv_settings: {num_envs: 4}\n")
+    assert "num_envs: 4" in run(capsys, "check", "many.yaml", "--full"), "without an executable"
     assert settings["environment_parameters"] is None
 
 
@@ -123,11 +125,6 @@ def test_check_shows_what_a_curriculum_or_a_sampler_file_becomes(here, capsys, f
     settings = to_plain(parse_yaml(run(capsys, "check", file, "--full"), source="shown"))
     assert list(settings) == ["environment_parameters"]
     assert list(settings["environment_parameters"]) == [name]
-
-
-def test_check_lets_the_command_line_name_the_executable(here, capsys):
-    (here / "many.yaml").write_text("behaviors: {A: {}}\nenv_settings: {num_envs: 4}\n")
-    assert "num_envs: 4" in run(capsys, "check", "many.yaml", "--full")
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -295,33 +292,37 @@ def test_all_mistakes_of_a_file_are_told_at_once(here, capsys, command):
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    ("text", "starts", "n_lines"),
     [
-        ("behaviors:\n  trainer_type: ppo\n  max_steps: 5\n", "2: behaviors.trainer_type: is a "),
-        ("behaviors:\nA: {max_steps: 5}\nB: {max_steps: 5}\n", "2: A: is at the top level"),
-        ("env_settings:\nseed: 5\nnum_envs: 5\n", "2: seed: is at the top level of the file"),
+        # a wrong indent of several keys is one mistake
+        (
+            "behaviors:\n  trainer_type: ppo\n  max_steps: 5\n",
+            "2: behaviors.trainer_type: is a ",
+            1,
+        ),
+        ("behaviors:\nA: {max_steps: 5}\nB: {max_steps: 5}\n", "2: A: is at the top level", 1),
+        ("env_settings:\nseed: 5\nnum_envs: 5\n", "2: seed: is at the top level of the file", 1),
+        # a mistake that behaviors inherit is told once
+        (
+            "default_settings: {max_steps: 0}\nbehaviors: {A: {}, B: {}}\ndebug: 3\n",
+            "1: default_settings.max_steps: must be at least 1, got 0\n"
+            "error: t.yaml:3: debug: needs true or false, got 3",
+            2,
+        ),
+        # of very many the first are told
+        (
+            "behaviors:\n" + "".join(f"  B{number}: {{max_steps: 0}}\n" for number in range(25)),
+            "2: behaviors.B0.max_steps: must be at least 1",
+            21,
+        ),
     ],
 )
-def test_a_wrong_indent_of_several_keys_is_one_mistake(here, capsys, text, line):
+def test_mistakes_of_one_cause_are_told_once_and_very_many_counted(
+    here, capsys, text, starts, n_lines
+):
     (here / "t.yaml").write_text(text)
     assert cli.main(["config", "check", "t.yaml"]) == 2
-    (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith(f"error: t.yaml:{line}")
-
-
-def test_a_mistake_that_behaviors_inherit_is_told_once(here, capsys):
-    text = "default_settings: {max_steps: 0}\nbehaviors: {A: {}, B: {}}\ndebug: 3\n"
-    (here / "t.yaml").write_text(text)
-    assert cli.main(["config", "check", "t.yaml"]) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        "error: t.yaml:1: default_settings.max_steps: must be at least 1, got 0",
-        "error: t.yaml:3: debug: needs true or false, got 3",
-    ]
-
-
-def test_of_very_many_mistakes_the_first_are_told_and_the_others_counted(here, capsys):
-    text = "".join(f"  B{number}: {{max_steps: 0}}\n" for number in range(25))
-    (here / "t.yaml").write_text(f"behaviors:\n{text}")
-    assert cli.main(["config", "check", "t.yaml"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert (len(lines), lines[-1]) == (21, "error: 5 more mistakes")
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: t.yaml:{starts}")
+    assert told.count("\n") == n_lines
+    assert told.endswith("error: 5 more mistakes\n") == (n_lines == 21)

@@ -59,21 +59,18 @@ def test_outputs_that_dvc_keeps_are_ignored_but_for_tables_and_metrics(repositor
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("path", "is_kept"),
     [
-        "results/cart/progress.csv",
-        "results/cart/run_logs/timers.json",
-        "results/cart/configuration.yaml",
-        "results/cart-0/CartPole.onnx",
-        "results/.work/train/a/seed1/stage.json",
-        "results/export/a/seed1/contract.json",
-        "results/.cart.lock",
+        ("results/cart/progress.csv", False),
+        ("results/cart/run_logs/timers.json", False),
+        ("results/cart/configuration.yaml", False),
+        ("results/cart-0/CartPole.onnx", False),
+        ("results/.work/train/a/seed1/stage.json", False),
+        ("results/export/a/seed1/contract.json", False),
+        ("results/.cart.lock", False),
+        ("results/train/rates/001/seed1/metrics.json", True),  # a trial of a sweep
+        ("results/train/rates/001/seed1/policy.pt", False),
     ],
 )
-def test_runs_of_learn_and_work_under_way_are_ignored(repository, path):
-    assert is_ignored(repository, path)
-
-
-def test_a_trial_of_a_sweep_is_kept(repository):
-    assert not is_ignored(repository, "results/train/rates/001/seed1/metrics.json")
-    assert is_ignored(repository, "results/train/rates/001/seed1/policy.pt")
+def test_runs_of_learn_and_work_under_way_are_ignored(repository, path, is_kept):
+    assert is_ignored(repository, path) != is_kept

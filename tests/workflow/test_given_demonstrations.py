@@ -42,13 +42,10 @@ def test_a_file_is_taken_as_it_is_with_the_numbers_of_a_recording(given: Path):
     assert numbers["min_return"] <= numbers["mean_return"] <= numbers["max_return"]
 
 
-def test_a_file_that_is_no_demonstration_is_refused_and_nothing_is_made(given: Path):
-    (given / "data/people/food.demo").write_bytes(b"not a demonstration")
-    with pytest.raises(PipelineError, match=r"food\.demo"):
-        record_named("collector_expert", given)
-    assert not (given / "data/demos/collector_expert.demo").exists()
-
-
-def test_a_file_that_is_missing_is_told(given: Path):
+@pytest.mark.parametrize("content", [b"not a demonstration", None])
+def test_a_file_that_is_no_demonstration_or_missing_is_refused_and_nothing_is_made(given, content):
+    if content is not None:
+        (given / "data/people/food.demo").write_bytes(content)
     with pytest.raises(PipelineError, match=r"data/people/food\.demo"):
         record_named("collector_expert", given)
+    assert not (given / "data/demos/collector_expert.demo").exists()

@@ -6,40 +6,33 @@ import json
 from pathlib import Path
 
 import pytest
+from small_project import left, params_of
 
 from pipeline.cli import main
 from pipeline.commands import compare
 from pipeline.commands.run import targets
-from pipeline.settings.params import load_params
-
-COLUMNS = "behavior,step,reward\n"
+from pipeline.settings.params import Params
 
 
-def progress(path: Path, returns: list[float]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def curve_of(returns: list[float]) -> str:
     rows = [f"Walker,{1000 * k},{value}\n" for k, value in enumerate(returns, start=1)]
-    path.write_text(COLUMNS + f"Walker,500,\n{''.join(rows)}")
+    return f"Walker,500,\n{''.join(rows)}"
 
 
 def dag(root: Path, experiment: str, seed: int, returns: list[float], evaluated: float) -> Path:
     """What train and evaluate leave behind."""
     run = f"{experiment}/seed{seed}"
-    progress(root / "results/train" / run / "progress.csv", returns)
-    target = root / "results/evaluate" / run / "metrics.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps({"Walker": {"mean_return": evaluated}}))
-    facts = root / "results/.work/train" / run / "stage.json"
-    facts.parent.mkdir(parents=True, exist_ok=True)
-    facts.write_text(json.dumps({"duration_s": 30.0, "resumed": False}))
-    return root / "results/train" / run
+    left(root, "evaluate", run, metrics={"Walker": {"mean_return": evaluated}})
+    left(root, ".work/train", run, stage={"duration_s": 30.0, "resumed": False})
+    return left(root, "train", run, progress=curve_of(returns))
 
 
-def learned(root: Path, name: str, seed: int, rate: float = 3e-4) -> Path:
+def learned(root: Path, name: str, seed: int, rate: float = 3e-4, returns=None) -> Path:
     """What `pipeline learn` leaves behind."""
-    run = root / "results" / name
-    progress(run / "progress.csv", [1.0, 2.0, 3.0 + seed])
-    (run / "run_logs").mkdir()
-    (run / "run_logs/seconds.json").write_text(json.dumps({"total": 60.0 + seed}))
+    run = left(
+        root, "", name, progress=curve_of([1.0, 2.0, 3.0 + seed] if returns is None else returns)
+    )
+    left(root, name, "run_logs", seconds={"total": 60.0 + seed})
     (run / "configuration.yaml").write_text(
         "behaviors:\n  Walker:\n    trainer_type: ppo\n"
         f"    hyperparameters: {{learning_rate: {rate}}}\n"
@@ -60,25 +53,19 @@ def rows(text: str) -> dict[str, dict[str, str]]:
 
 def test_experiments_of_the_dag_are_compared_by_their_evaluation(tmp_path, capsys):
     for seed in range(3):
-        dag(tmp_path, "a", seed, [0.0, 1.0, 5.0], evaluated=10.0 + seed)
+        run = dag(tmp_path, "a", seed, [0.0, 1.0, 5.0], evaluated=10.0 + seed)
+        numbers = {"steps": 3000} | ({"interrupted_at_step": 1200} if seed else {})
+        (run / "metrics.json").write_text(json.dumps({"Walker": numbers}))
         dag(tmp_path, "b", seed, [0.0, 9.0, 9.0], evaluated=20.0 + seed)
     train = tmp_path / "results/train"
     text = compared(capsys, train / "a", train / "b")
     assert "Returns are of the exported policies" in text
     assert "a, b: 3 seeds are few: the 95 % interval misses" in text
+    assert "a, seed 1, 2: interrupted and not resumed exactly, so another run" in text
     assert "30.0 s" in text
     table = rows(compared(capsys, train / "a", train / "b", "--csv"))
     assert (table["a"]["iqm"], table["b"]["iqm"], table["a"]["seeds"]) == ("11", "21", "3")
     assert (table["a"]["steps_to_target"], table["b"]["steps_to_target"]) == ("", "2000")
-
-
-def test_what_was_interrupted_and_not_resumed_exactly_is_named(tmp_path, capsys):
-    for seed in range(3):
-        run = dag(tmp_path, "a", seed, [0.0, 1.0, 5.0], evaluated=10.0 + seed)
-        numbers = {"steps": 3000} | ({"interrupted_at_step": 1200} if seed else {})
-        (run / "metrics.json").write_text(json.dumps({"Walker": numbers}))
-    text = compared(capsys, tmp_path / "results/train/a")
-    assert "a, seed 1, 2: interrupted and not resumed exactly, so another run" in text
 
 
 def test_one_seed_of_the_dag_may_be_named_by_any_of_its_stages(tmp_path, capsys):
@@ -165,47 +152,31 @@ def test_runs_that_begin_with_other_weights_are_another_experiment(tmp_path, cap
     assert {name: row["seeds"] for name, row in table.items()} == {"walk": "2", "walk-3": "1"}
 
 
-def test_experiments_of_two_projects_stay_apart_under_one_name(tmp_path, capsys):
-    first_project, second_project = tmp_path / "here", tmp_path / "there"
-    runs = [dag(first_project, "a", 1, [0.0, 1.0], evaluated=10.0)]
-    runs += [dag(second_project, "a", seed, [0.0, 1.0], evaluated=20.0) for seed in (1, 2)]
-    table = rows(compared(capsys, *runs, "--csv"))
-    assert {name: row["mean"] for name, row in table.items()} == {
-        "a": "10",
-        str(second_project / "results/a"): "20",
-    }
-
-
 def test_the_fraction_moves_the_target(tmp_path, capsys):
     run = learned(tmp_path, "one", 1)
     table = rows(compared(capsys, run, "--csv", "--fraction", "0.3"))
     assert (table["one"]["target"], table["one"]["steps_to_target"]) == ("1.9", "2000")
 
 
-def broken(root: Path) -> Path:
-    run = learned(root, "broken", 1)
-    (run / "progress.csv").write_text("nothing\nof the kind\n")
+def with_text(run: Path, file: str, text: str) -> Path:
+    """The run, in which a file has this text."""
+    (run / file).write_text(text)
     return run
 
 
-def unevaluated(root: Path) -> Path:
-    run = dag(root, "a", 1, [0.0, 1.0], evaluated=10.0)
-    (root / "results/evaluate/a/seed1/metrics.json").write_text('{"Walker": {}}')
-    return run
-
-
-def empty(root: Path) -> Path:
-    run = learned(root, "empty", 1)
-    progress(run / "progress.csv", [])
-    return run
-
-
+NOT_EVALUATED = "../../../evaluate/a/seed1/metrics.json"
 MISTAKES = {
     "no folder": (lambda root: [root / "absent"], "there is no such folder"),
     "another folder": (lambda root: [root], "is not the folder of a run"),
-    "a broken curve": (lambda root: [broken(root)], "cannot be read as a learning curve"),
-    "a broken evaluation": (lambda root: [unevaluated(root)], "cannot be read as an evaluation"),
-    "no episode": (lambda root: [empty(root)], "no episode has ended"),
+    "a broken curve": (
+        lambda root: [with_text(learned(root, "x", 1), "progress.csv", "nothing\nof the kind\n")],
+        "cannot be read as a learning curve",
+    ),
+    "a broken evaluation": (
+        lambda root: [with_text(dag(root, "a", 1, [0.0], 1.0), NOT_EVALUATED, '{"Walker": {}}')],
+        "cannot be read as an evaluation",
+    ),
+    "no episode": (lambda root: [learned(root, "empty", 1, returns=[])], "no episode has ended"),
     "a repetition": (
         lambda root: [learned(root, "x", 1), learned(root, "y", 1)],
         "a repetition is no further seed",
@@ -222,12 +193,7 @@ def test_a_mistake_is_told_on_one_line(make, told, tmp_path, refused):
 def test_without_a_run_it_answers_for_every_experiment_of_params(
     tmp_path, monkeypatch, capsys, refused
 ):
-    (tmp_path / "trainer.yaml").write_text("behaviors: {Walker: {trainer_type: ppo}}\n")
-    (tmp_path / "params.yaml").write_text(
-        "environments: {walker: {source: path, path: there}}\n"
-        "experiments:\n  a: {environment: walker, trainer: trainer.yaml, overrides: {}, "
-        "seeds: [1, 2, 3], stages: [train, export, evaluate], evaluation: {episodes: 2, seed: 1}}\n"
-    )
+    params_of(tmp_path, behavior="Walker", a={"seeds": [1, 2, 3]})
     monkeypatch.chdir(tmp_path)
     assert "run them first (`pipeline run`)" in refused("compare")
     for seed in (1, 2, 3, 4):
@@ -246,9 +212,8 @@ def test_without_a_run_it_answers_for_every_experiment_of_params(
 
 
 def test_a_sweep_is_ranked_and_its_choice_is_said(tmp_path, monkeypatch, capsys):
-    write_swept(tmp_path)
+    params = write_swept(tmp_path)
     monkeypatch.chdir(tmp_path)
-    params = load_params(tmp_path / "params.yaml")
     ranked, trained = "results/sweep/rates/best.json", "results/train/rates/001/seed1/policy.pt"
     whole = [target.file for name in ("rates", "all") for target in targets(params, [name])]
     assert whole.count(ranked) == 2
@@ -269,23 +234,22 @@ def test_a_sweep_is_ranked_and_its_choice_is_said(tmp_path, monkeypatch, capsys)
     assert "Sweep:" not in compare.answer(tmp_path, [("first", 1)])
 
 
-def write_swept(tmp_path: Path) -> None:
+ENVIRONMENTS = """
+environments:
+  ball: {source: builtin, name: balance_ball}
+  duel: {source: builtin, name: pong}
+"""
+SWEPT = """
+sweeps:
+  rates: {experiment: second, method: list, seeds: [1],
+    configurations: [{behaviors.Ball.max_steps: 9}]}
+subsets: {all: [first, rates]}
+"""
+
+
+def write_swept(root: Path) -> Params:
     """Two experiments, and a sweep of the second."""
-    (tmp_path / "t.yaml").write_text("behaviors: {Ball: {max_steps: 5}}\n")
-    more = "overrides: {}, seeds: [1], stages: [train, export, evaluate]"
-    experiments = "\n".join(
-        f"  {name}: {{environment: {env}, trainer: t.yaml, {more}, "
-        "evaluation: {episodes: 1, seed: 2}}"
-        for name, env in (("first", "ball"), ("second", "duel"))
-    )
-    (tmp_path / "params.yaml").write_text(
-        "environments:\n  ball: {source: builtin, name: balance_ball}\n"
-        "  duel: {source: builtin, name: pong}\n"
-        f"experiments:\n{experiments}\n"
-        "sweeps:\n  rates: {experiment: second, method: list, seeds: [1],\n"
-        "    configurations: [{behaviors.Ball.max_steps: 9}]}\n"
-        "subsets: {all: [first, rates]}\n"
-    )
+    return params_of(root, "first", sections=ENVIRONMENTS + SWEPT, second={"environment": "duel"})
 
 
 def test_a_trial_is_of_the_environment_of_its_sweeps_experiment(tmp_path: Path):
@@ -360,14 +324,9 @@ def test_two_projects_may_share_names_of_several_experiments(tmp_path: Path):
 
 
 def test_the_answer_for_some_runs_has_each_once_in_its_own_environment(tmp_path: Path):
-    (tmp_path / "t.yaml").write_text("behaviors: {Walker: {max_steps: 5}}\n")
-    more = "overrides: {}, trainer: t.yaml, evaluation: {episodes: 1, seed: 2}"
-    (tmp_path / "params.yaml").write_text(
-        "environments:\n  ball: {source: builtin, name: balance_ball}\n"
-        "  duel: {source: builtin, name: pong}\nexperiments:\n"
-        f"  a: {{environment: ball, seeds: [1, 2], stages: [train, export, evaluate], {more}}}\n"
-        f"  b: {{environment: duel, seeds: [1, 2], stages: [train, export, evaluate], {more}}}\n"
-    )
+    two = {"seeds": [1, 2]}
+    duel = two | {"environment": "duel"}
+    params_of(tmp_path, behavior="Walker", sections=ENVIRONMENTS, a=two, b=duel)
     assert compare.answer(tmp_path, [("a", 1)]) == "", "nothing is there yet"
     for name in "ab":
         for seed in (1, 2):

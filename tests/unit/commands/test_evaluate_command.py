@@ -15,6 +15,11 @@ from pipeline.stages import evaluate
 from pipeline.stages.shared import named_env
 
 
+def episode(index: int, behavior: str, value: float, length: int) -> Episode:
+    numbers = {"index": index, "agent": 0, "length": length, "interrupted": False}
+    return Episode(behavior=behavior, episode_return=value, **numbers)
+
+
 @pytest.mark.parametrize("n", [0, -3])
 def test_a_number_of_episodes_below_1_is_refused_before_anything_is_built(n, capsys):
     assert main(["evaluate", "A.onnx", "--env", "balance_ball", "--episodes", str(n)]) == 2
@@ -49,11 +54,7 @@ def test_the_folder_of_an_experiment_gives_a_line_for_each_seed_and_their_mean(
 
     def play(policies, *_, **options):
         value = float(policies["A"].path.parent.name.removeprefix("seed"))
-        return [
-            Episode(
-                index=0, behavior="A", agent=0, episode_return=value, length=4, interrupted=False
-            )
-        ]
+        return [episode(0, "A", value, 4)]
 
     made = []
     monkeypatch.setattr(
@@ -86,9 +87,7 @@ def test_options_reach_the_episodes_and_the_film_and_both_behaviors_are_told(
 ):
     seen = {}
     played = [
-        Episode(
-            index=k, behavior=name, agent=0, episode_return=value, length=3 + k, interrupted=False
-        )
+        episode(k, name, value, 3 + k)
         for name, values in (("A?team=0", (2.0, 1.0, 9.0)), ("B", (50.0,)))
         for k, value in enumerate(values)
     ]

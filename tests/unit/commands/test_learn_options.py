@@ -140,9 +140,10 @@ def test_a_retired_option_still_works_and_one_line_names_the_present_way(
         assert at(settings, key) == expected
 
 
-def test_learners_are_asked_for_by_an_option_of_our_own(config, monkeypatch):
-    assert plan(config).learners == 1
-    assert plan(config, "--learners", "3").learners == 3
+def test_learners_and_the_starting_lesson_are_told_when_they_were_given(config, monkeypatch):
+    assert (plan(config).learners, plan(config).starting_lesson) == (1, None)
+    given = plan(config, "--learners", "3", "--lesson", "2")
+    assert (given.learners, given.starting_lesson) == (3, 2)
     launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
@@ -201,27 +202,30 @@ def test_older_files_are_handed_on_under_the_docker_volume(config, monkeypatch):
     assert settings.checkpoint_settings.results_dir == "/vol/results"
 
 
-def test_the_port_is_the_systems_choice_unless_somebody_chose_one(config, tmp_path):
-    assert plan(config).base_port == 6000
-    assert plan(config, "--base-port", "5005").base_port == 5005
-    assert plan(config, "--worker-id", "3").base_port == 6003
-    assert plan(config, "--base-port", "7000", "--worker-id", "3").base_port == 7003
-    assert plan("--env", "Game").base_port is None
-    assert plan("--env", "Game", "--worker-id", "0").base_port == 5005
-
-
-def test_the_editor_ignores_the_base_port(caplog):
-    assert plan("--base-port", "7000").base_port is None
-    assert "--base-port is ignored" in caplog.text
+@pytest.mark.parametrize(
+    ("words", "port"),
+    [
+        ("FILE", 6000),
+        ("FILE --base-port 5005", 5005),
+        ("FILE --worker-id 3", 6003),
+        ("FILE --base-port 7000 --worker-id 3", 7003),
+        ("FILE --attach 3 --base-port 7000", 7000),
+        ("--env Game", None),
+        ("--env Game --worker-id 0", 5005),
+        ("--attach 1 --base-port 7000", 7000),
+        ("--num-envs 2 --base-port 7000", 7000),
+        ("--num-envs 2", None),
+        ("--base-port 7000", None),  # the Editor has its own
+    ],
+)
+def test_the_port_is_the_systems_choice_unless_somebody_chose_one(words, port, config, caplog):
+    assert plan(*words.replace("FILE", str(config)).split()).base_port == port
+    assert ("--base-port is ignored" in caplog.text) == (words == "--base-port 7000")
 
 
 def test_attach_counts_players_and_no_executable_of_the_file(config):
-    attached = plan(config, "--attach", "3", "--base-port", "7000")
-    env = attached.settings.env_settings
-    assert (env.num_envs, env.env_path, attached.base_port) == (3, None, 7000)
-    assert plan("--attach", "1", "--base-port", "7000").base_port == 7000
-    assert plan("--num-envs", "2", "--base-port", "7000").base_port == 7000
-    assert plan("--num-envs", "2").base_port is None
+    env = plan(config, "--attach", "3", "--base-port", "7000").settings.env_settings
+    assert (env.num_envs, env.env_path) == (3, None)
 
 
 def test_several_runs_have_names_and_seeds_of_their_own(config, tmp_path):
@@ -243,45 +247,29 @@ def test_several_runs_are_resumed_where_they_had_begun(config, tmp_path):
     assert [several.run(k).checkpoint_settings.resume for k in range(2)] == [True, False]
 
 
-def test_the_starting_lesson_is_told_when_it_was_given(config):
-    assert plan(config, "--lesson", "2").starting_lesson == 2
-    assert plan(config).starting_lesson is None
-
-
 @pytest.mark.parametrize(
-    ("file", "options", "resumes", "source"),
+    ("file", "options", "decided"),
     [
-        ("resume: true, initialize_from: a", [], True, None),
-        ("resume: true", ["--initialize-from", "b"], False, "b"),
-        ("initialize_from: a", ["--resume"], True, None),
-        ("initialize_from: a", ["--load"], True, None),
-        ("run_id: x", ["--resume", "--initialize-from", "b"], True, None),
-        ("load_model: true, initialize_from: a", [], True, None),
+        ("resume: true, initialize_from: a", [], (True, False, None)),
+        ("resume: true", ["--initialize-from", "b"], (False, False, "b")),
+        ("initialize_from: a", ["--resume"], (True, False, None)),
+        ("initialize_from: a", ["--load"], (True, False, None)),
+        ("run_id: x", ["--resume", "--initialize-from", "b"], (True, False, None)),
+        ("load_model: true, initialize_from: a", [], (True, False, None)),
+        ("resume: true", ["--force"], (False, True, None)),
+        ("load_model: true", ["--force"], (False, True, None)),
+        ("force: true", ["--resume"], (True, False, None)),
     ],
 )
 def test_an_option_wins_over_the_file_and_resume_over_initialize_from(
-    tmp_path, caplog, file, options, resumes, source
+    tmp_path, caplog, file, options, decided
 ):
     path = tmp_path / "config.yaml"
     path.write_text(f"checkpoint_settings: {{{file}}}\n")
-    decided = plan(path, *options).settings.checkpoint_settings
-    assert (decided.resume, decided.initialize_from) == (resumes, source)
-    assert "Both cannot be done" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("file", "option", "expected"),
-    [
-        ("resume: true", "--force", (False, True)),
-        ("load_model: true", "--force", (False, True)),
-        ("force: true", "--resume", (True, False)),
-    ],
-)
-def test_resume_or_force_as_an_option_wins_over_the_file(tmp_path, file, option, expected):
-    path = tmp_path / "config.yaml"
-    path.write_text(f"checkpoint_settings: {{{file}}}\n")
-    decided = plan(path, option).settings.checkpoint_settings
-    assert (decided.resume, decided.force) == expected
+    settings = plan(path, *options).settings.checkpoint_settings
+    assert (settings.resume, settings.force, settings.initialize_from) == decided
+    is_both = "initialize" in file + str(options)
+    assert ("Both cannot be done" in caplog.text) == is_both
 
 
 @pytest.mark.parametrize(
@@ -317,18 +305,26 @@ def test_a_bad_option_is_named_as_it_was_typed(config, options, message):
     assert str(caught.value).startswith(message)
 
 
-def test_a_mistake_in_the_file_is_still_placed_there(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "option", "said"),
+    [
+        (
+            "env_settings:\n  num_envs: 0\n",
+            "--seed=1",
+            r"config\.yaml:2: env_settings\.num_envs: m",
+        ),
+        (
+            "behaviors: {A: {even_checkpoints: true}}\n",
+            "--keep-checkpoints=0",
+            "^--keep-checkpoints: with even_checkpoints",
+        ),
+    ],
+)
+def test_a_mistake_is_placed_in_the_file_or_the_option_that_has_it(tmp_path, text, option, said):
     path = tmp_path / "config.yaml"
-    path.write_text("env_settings:\n  num_envs: 0\n")
-    with pytest.raises(SettingsError, match=r"config\.yaml:2: env_settings\.num_envs: must be"):
-        plan(path, "--seed", "1")
-
-
-def test_keeping_no_checkpoints_contradicts_even_ones(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("behaviors: {A: {even_checkpoints: true}}\n")
-    with pytest.raises(SettingsError, match=r"^--keep-checkpoints: with even_checkpoints"):
-        plan(path, "--keep-checkpoints", "0")
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=said):
+        plan(path, option)
 
 
 @pytest.mark.parametrize(
@@ -382,26 +378,22 @@ def test_an_unknown_option_is_refused_with_the_nearest_or_where_else_it_is_given
     assert capsys.readouterr().err == f"{refused}`pipeline learn --help` lists what is possible\n"
 
 
-def test_an_ambiguous_abbreviation_is_one_line(capsys):
+def said_by(capsys, *words: str, code: int = 0) -> str:
+    """What is printed on a line of words that end the command."""
     with pytest.raises(SystemExit) as ended:
-        parsed("--re")
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
+        parsed(*words)
+    assert ended.value.code == code
+    out, error = capsys.readouterr()
+    assert not (out and error)
+    return out or error
+
+
+def test_abbreviations_version_and_help_end_the_command_with_what_is_possible(capsys):
+    error = said_by(capsys, "--re", code=2)
     assert error.startswith("error: ambiguous option: --re could match")
     assert error.count("\n") == 1
-
-
-def test_version_exits_at_once(capsys):
-    with pytest.raises(SystemExit) as ended:
-        parsed("--version")
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith("pipeline ")
-
-
-def test_help_teaches(capsys):
-    with pytest.raises(SystemExit):
-        parsed("--help")
-    text = " ".join(capsys.readouterr().out.split())
+    assert said_by(capsys, "--version").startswith("pipeline ")
+    text = " ".join(said_by(capsys, "--help").split())
     for words in (
         "wins over the configuration file",
         "results/<run-id>/",

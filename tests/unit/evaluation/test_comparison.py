@@ -15,15 +15,17 @@ def curve(returns, every=10.0):
     return Curve(steps=every * np.arange(1, len(returns) + 1), returns=returns)
 
 
-def outcome(experiment, seed, *, evaluated=None, returns=None, **changes):
-    values = {"environment": "env", "behavior": "Walker", "seconds": None}
-    return Outcome(
-        experiment=experiment,
-        seed=seed,
-        evaluated=evaluated,
-        curve=None if returns is None else curve(returns),
-        **(values | changes),
-    )
+def outcome(experiment, seed, evaluated=None, returns=None, **changes):
+    values = {"environment": "env", "behavior": "Walker", "seconds": None} | changes
+    learned = None if returns is None else curve(returns)
+    return Outcome(experiment=experiment, seed=seed, evaluated=evaluated, curve=learned, **values)
+
+
+def compared(scores, **options):
+    """The task of experiments with these scores, for seeds from 0 on."""
+    runs = [outcome(name, k, float(v)) for name in scores for k, v in enumerate(scores[name])]
+    (task,) = compare(runs, **options)
+    return task
 
 
 def test_end_of_a_curve_is_the_mean_of_its_last_tenth():
@@ -63,36 +65,86 @@ def test_what_is_no_curve_is_refused(steps, returns):
         Curve(steps=np.array(steps, dtype=float), returns=np.array(returns, dtype=float))
 
 
-def experiments():
-    slow, fast = ("slow", 4.0, [0, 1, 2, 10], 8.0), ("fast", 9.0, [0, 9, 9, 10], 6.0)
+def runs():
+    """Seeds out of order; each value shows which run it is of."""
     return [
-        outcome(name, k, evaluated=score + k, returns=returns, seconds=seconds)
-        for name, score, returns, seconds in (slow, fast)
-        for k in range(5)
+        outcome("old", 3, 30.0, [0.0, 4.0, 8.0], seconds=5.0),
+        outcome("old", 1, 10.0, [2.0, 4.0, 4.0, 4.0], seconds=7.0, exact=False),
+        outcome("old", 2, 20.0, seconds=None),
+        outcome("new", 9, 35.0, [1.0, 10.0, 12.0], seconds=20.0),
+        outcome("new", 8, 25.0, [5.0, 10.0, 12.0], seconds=30.0),
+        outcome("new", 7, 15.0, [3.0, 8.0, 12.0], seconds=40.0),
+        outcome("new", 6, 45.0, [3.0, 8.0, 12.0], seconds=50.0),
     ]
 
 
-def test_experiments_on_one_task_stand_beside_each_other():
-    (task,) = compare(experiments())
-    slow, fast = task.standings
-    assert (task.score, task.target, task.name) == ("evaluated", 9.0, "env: Walker")
-    assert (slow.iqm, fast.iqm) == (6.0, 11.0)
-    assert slow.interval[0] < slow.iqm < slow.interval[1]
-    assert (slow.steps_to_target, fast.steps_to_target) == (40.0, 20.0)
-    assert (slow.area, fast.area) == pytest.approx(((0.5 + 1.5 + 6) / 3, (4.5 + 9 + 9.5) / 3))
-    assert slow.seconds == 8.0
-    assert tables.cautions(task) == []
+def test_each_number_of_a_comparison_is_of_its_own_experiment_and_seed():
+    (task,) = compare(runs(), fraction=0.5)
+    old, new = task.standings
+    assert (old.experiment, old.seeds, old.scores) == ("old", (1, 2, 3), (10.0, 20.0, 30.0))
+    assert (new.experiment, new.seeds, new.scores) == (
+        "new",
+        (6, 7, 8, 9),
+        (45.0, 15.0, 25.0, 35.0),
+    )
+    assert (old.trained, old.not_exact) == ((1, 3), (1,))
+    assert (new.trained, new.not_exact) == ((6, 7, 8, 9), ())
+    assert [c.final for c in old.curves] == [4.0, 8.0]
+    # half of the way from the mean start of `old`, 1, to the end of `new`, 12
+    assert task.target == 6.5
+    assert (old.reached, old.steps_to_target) == (1, None)  # 30 and never
+    assert (new.reached, new.steps_to_target) == (4, 20.0)
+    # all curves have the steps from 10 to 30
+    assert old.area == pytest.approx(((2 + 6) / 2 + (3 + 4) / 2) / 2)
+    areas = [(5.5 + 11) / 2, (7.5 + 11) / 2, (5.5 + 10) / 2, (5.5 + 10) / 2]
+    assert new.area == pytest.approx(np.mean(areas))
+    assert (old.seconds, new.seconds) == (None, 35.0)
     (pair,) = task.improvements
-    assert (pair.better, pair.than, pair.probability) == ("fast", "slow", 1.0)
+    assert (pair.better, pair.than) == ("new", "old")
+    assert pair.probability == (3 + 3 + 2 + 1) / 12
     assert pair.interval is None
-    assert pair.chance == pytest.approx(2 / 252)
+    for either in (task, *compare(runs()[::-1])):  # whichever comes first
+        assert tables.notes(either)[-1].startswith("With 3 seeds, a difference of means below")
+
+
+def test_records_have_each_number_in_its_column():
+    (task,) = compare(runs(), fraction=0.5)
+    old, new = tables.standing_records([task])
+    low, high = task.standings[1].interval
+    assert new == {
+        "environment": "env",
+        "behavior": "Walker",
+        "experiment": "new",
+        "seeds": 4,
+        "score": "evaluated",
+        "iqm": 30.0,
+        "iqm_low": low,
+        "iqm_high": high,
+        "tolerance_low": None,
+        "tolerance_high": None,
+        "mean": 30.0,
+        "trained_steps": 30.0,
+        "target": 6.5,
+        "seeds_at_target": 4,
+        "steps_to_target": 20.0,
+        "mean_height": task.standings[1].area,
+        "training_s": 35.0,
+    }
+    assert (old["seeds_at_target"], old["steps_to_target"]) == (1, None)
+    (pair,) = tables.pair_records([task])
+    assert (pair["better"], pair["than"]) == ("new", "old")
+    assert (pair["low"], pair["chance"]) == (None, task.improvements[0].chance)
+    row = dict(
+        zip((*tables.HEADER, tables.WALL_CLOCK), tables.rows(task, wall_clock=True)[0], strict=True)
+    )
+    assert row["Steps to target"] == "reached by 1 of 2 seeds"
+    assert (row["Mean"], row["Training time"]) == ("20", "-")
 
 
 @pytest.mark.parametrize("order", [("low", "high"), ("high", "low")])
 def test_an_interval_is_of_the_probability_that_it_stands_with(order):
     scores = {"low": (1, 2, 3, 4, 5), "high": (3, 4, 5, 6, 7)}
-    runs = [outcome(n, k, evaluated=float(v)) for n in order for k, v in enumerate(scores[n])]
-    (pair,) = compare(runs)[0].improvements
+    (pair,) = compared({name: scores[name] for name in order}).improvements
     # Of 25 pairs 19 are higher and 3 equal, which count half.
     assert (pair.better, pair.than, pair.probability) == ("high", "low", pytest.approx(20.5 / 25))
     assert pair.interval[0] < pair.probability < pair.interval[1]
@@ -111,61 +163,55 @@ def test_an_interval_is_of_the_probability_that_it_stands_with(order):
     ],
 )
 def test_a_probability_of_few_seeds_is_a_count_of_pairs_for_people_alone(low, high, text):
-    scores = {"low": low, "high": high}
-    runs = [outcome(n, k, evaluated=float(v)) for n in scores for k, v in enumerate(scores[n])]
-    tasks = compare(runs)
-    assert tables.pairs(tasks[0])[0][:3] == ("high", "low", text)
+    task = compared({"low": low, "high": high})
+    assert tables.pairs(task)[0][:3] == ("high", "low", text)
     won = sum((x > y) + (x == y) / 2 for x in high for y in low) / len(low) / len(high)
-    assert tables.pair_records(tasks)[0]["probability"] == pytest.approx(won)
-    assert bool(tasks[0].estimates) == (text == "0.82")
+    assert tables.pair_records([task])[0]["probability"] == pytest.approx(won)
+    assert bool(task.estimates) == (text == "0.82")
 
 
-def test_equal_runs_give_equal_comparisons_and_the_seed_matters():
-    def ends(**changes):
-        (task,) = compare(experiments(), **changes)
-        return [standing.interval for standing in task.standings]
-
-    assert ends() == ends()
-    noisy = [outcome("a", k, evaluated=float(v)) for k, v in enumerate((1, 4, 4.5, 7, 11, 12, 20))]
-    first, repeated, other = (compare(noisy, seed=s)[0].standings[0] for s in (0, 0, 1))
-    assert first.interval == repeated.interval != other.interval
+NOISY = (1, 4, 4.5, 7, 11, 12, 20)
 
 
-def test_an_interval_does_not_depend_on_the_other_experiments():
-    single = compare([run for run in experiments() if run.experiment == "fast"])[0].standings[0]
-    with_others = compare(experiments())[0].standings[1]
-    assert single.interval == with_others.interval
-
-
-def test_fewer_than_three_seeds_have_no_interval():
-    (task,) = compare(
-        [outcome(name, k, evaluated=float(k)) for name in ("a", "b") for k in range(2)]
+def test_an_interval_is_drawn_from_the_seed_and_the_place_of_its_experiment_alone():
+    first, other, second = (
+        [row.interval for row in compared(dict.fromkeys(names, NOISY), seed=seed).standings]
+        for names, seed in (("a", 0), ("a", 1), ("ab", 0))
     )
-    assert [row.interval for row in (*task.standings, *task.improvements)] == [None] * 3
-    assert tables.cautions(task) == ["a, b: 2 seeds are too few for an interval; run 5 or more."]
-    assert tables.rows(task)[0][3] == "too few seeds"
+    assert first == [row.interval for row in compared({"a": NOISY}).standings] != other
+    assert second[0] == first[0] != second[1]
+    assert second[1] == pytest.approx(first[0], abs=1.5)
 
 
-def test_three_seeds_have_an_interval_with_a_warning():
-    (task,) = compare([outcome("a", k, evaluated=float(k)) for k in range(3)])
-    assert task.standings[0].interval is not None
-    assert "3 seeds are few: the 95 % interval misses" in tables.cautions(task)[0]
+def test_experiments_that_do_not_overlap_have_a_chance_in_place_of_an_interval():
+    task = compared({"slow": range(4, 9), "fast": range(9, 14)})
+    slow, fast = task.standings
+    assert (slow.iqm, fast.iqm, task.name) == (6.0, 11.0, "env: Walker")
+    assert slow.interval[0] < slow.iqm < slow.interval[1]
+    assert tables.cautions(task) == []
+    (pair,) = task.improvements
+    assert (pair.better, pair.than, pair.probability) == ("fast", "slow", 1.0)
+    assert (pair.interval, pair.chance) == (None, pytest.approx(2 / 252))
+
+
+def test_fewer_than_three_seeds_have_no_interval_and_three_one_with_a_warning():
+    two, three = compared({"a": range(2), "b": range(2)}), compared({"a": range(3)})
+    assert [row.interval for row in (*two.standings, *two.improvements)] == [None] * 3
+    assert tables.cautions(two) == ["a, b: 2 seeds are too few for an interval; run 5 or more."]
+    assert tables.rows(two)[0][3] == "too few seeds"
+    assert three.standings[0].interval is not None
+    assert "3 seeds are few: the 95 % interval misses" in tables.cautions(three)[0]
 
 
 def test_ends_of_training_are_compared_when_one_run_was_not_evaluated():
-    runs = [outcome("a", 1, evaluated=50.0, returns=[1, 2]), outcome("b", 1, returns=[3, 4])]
-    (task,) = compare(runs)
+    (task,) = compare([outcome("a", 1, 50.0, [1, 2]), outcome("b", 1, returns=[3, 4])])
     assert task.score == "training"
     assert [standing.scores for standing in task.standings] == [(2.0,), (4.0,)]
 
 
 def test_other_environments_and_behaviors_are_other_tasks():
-    runs = [
-        outcome("a", 1, evaluated=1.0),
-        outcome("a", 1, evaluated=2.0, behavior="Goalie"),
-        outcome("b", 1, evaluated=3.0, environment="other"),
-    ]
-    tasks = compare(runs)
+    others = [outcome("a", 1, 2.0, behavior="Goalie"), outcome("b", 1, 3.0, environment="other")]
+    tasks = compare([outcome("a", 1, 1.0), *others])
     assert [task.name for task in tasks] == ["env: Walker", "env: Goalie", "other: Walker"]
     assert [len(task.improvements) for task in tasks] == [0, 0, 0]
 
@@ -177,7 +223,7 @@ def test_a_fraction_out_of_range_is_refused(fraction):
 
 
 def test_csv_has_an_empty_cell_for_what_is_not_known():
-    records = tables.standing_records(compare([outcome("a", 1, evaluated=1.23456789)]))
+    records = tables.standing_records(compare([outcome("a", 1, 1.23456789)]))
     text = tables.csv_text(records, tables.STANDING_COLUMNS)
     (row,) = csv.DictReader(io.StringIO(text))
     assert (row["iqm"], row["iqm_low"], row["target"], row["seeds"]) == ("1.23457", "", "", "1")
@@ -189,8 +235,7 @@ def test_durations_are_said_as_a_person_would():
 
 
 def test_the_notes_say_which_difference_would_not_be_seen():
-    runs = [outcome(name, k, evaluated=float(2 * k)) for name in ("a", "b") for k in range(3)]
-    (task,) = compare(runs)
+    task = compared(dict.fromkeys("ab", (0, 2, 4)))
     assert task.detectable == pytest.approx(6.13, abs=0.05)
     assert tables.notes(task)[-1].startswith(
         f"With 3 seeds, a difference of means below {task.detectable:.4g} would not be seen"

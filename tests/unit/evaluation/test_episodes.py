@@ -14,18 +14,93 @@ from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, Obser
 SPEC = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, ()))
 
 
+NAME = "Ball?team=0"
+
+
+def asking(ids, reward, group_reward=0.0):
+    obs = [np.zeros((len(ids), 1))]
+    return decision_steps(obs, ids, reward=reward, group_reward=group_reward)
+
+
+def ended(ids=(), reward=0.0, group_reward=0.0, interrupted=False):
+    values = {"reward": reward, "group_reward": group_reward, "interrupted": interrupted}
+    return terminal_steps([np.zeros((len(ids), 1))], list(ids), **values)
+
+
+MESSAGES = [
+    (asking([7, 3], [100.0, 200.0]), ended()),
+    # agent 3 ends and begins again in one message; neither ids nor rows are in order
+    (asking([3, 7], [500.0, 2.0], [0.0, 20.0]), ended([3], 1.0, 10.0)),
+    # agent 9 begins after the three episodes that count
+    (asking([9, 7, 3], [300.0, 4.0, 8.0], [0.0, 40.0, 80.0]), ended()),
+    (
+        asking([9], [900.0]),
+        ended(
+            [9, 7, 3], [16.0, 32.0, 64.0], [160.0, 320.0, 640.0], interrupted=[True, False, True]
+        ),
+    ),
+]
+
+
+COUNTED = [
+    # index, agent, return, decisions, interrupted
+    (0, 7, 2 + 20 + 4 + 40 + 32 + 320, 3, False),
+    (1, 3, 1 + 10, 1, False),
+    (2, 3, 8 + 80 + 64 + 640, 2, True),
+]
+
+
+class Played:
+    """Sends messages, of each behavior those under its name."""
+
+    def __init__(self, **messages) -> None:
+        self.messages = {name.replace("__", "?team="): rows for name, rows in messages.items()}
+        self.behavior_specs = dict.fromkeys(self.messages, SPEC)
+        self.at = 0
+        self.actions: dict[str, list[float]] = {}
+
+    def reset(self):
+        self.at = 0
+
+    def step(self):
+        self.at += 1
+
+    def get_steps(self, name):
+        rows = self.messages[name]
+        return rows[self.at] if self.at < len(rows) else (asking([], []), ended())
+
+    def set_actions(self, name, action):
+        self.actions.setdefault(name, []).append(float(action.continuous[0, 0]))
+
+
+class Policy:
+    """Answers with its own number, and notes what it is told in that order."""
+
+    def __init__(self, number=0.0) -> None:
+        self.number, self.log = number, []
+
+    def reset(self, seed):
+        self.log.append(("seed", seed))
+
+    def act(self, steps, deterministic=False):
+        self.log.append(("act", steps.agent_id.tolist(), deterministic))
+        return ActionTuple(np.full((len(steps), 1), self.number, dtype=np.float32))
+
+    def end(self, agent_ids):
+        if agent_ids:
+            self.log.append(("end", agent_ids))
+
+
 class Script:
-    """Agents whose episodes have scripted lengths; each step is worth `reward`.
+    """Agents whose episodes have scripted lengths; each step is worth 1.
 
     `lengths` gives each agent's episode lengths, then repeats the last. With `new_ids` an agent has
     another id in each episode, as in Unity.
     """
 
-    def __init__(self, lengths, *, reward=1.0, group_reward=0.0, first_reward=0.0, new_ids=False):
-        self.lengths, self.reward, self.group_reward = lengths, reward, group_reward
-        self.first_reward, self.new_ids = first_reward, new_ids
+    def __init__(self, lengths, *, new_ids=False, reward=1.0):
+        self.lengths, self.new_ids, self.reward = lengths, new_ids, reward
         self.next_id = 0
-        self.actions = []
 
     def reset(self):
         self.episode = [0] * len(self.lengths)
@@ -37,86 +112,115 @@ class Script:
         self.next_id += 1
         return 100 + self.next_id if self.new_ids else k
 
-    def step(self, action=None):
-        self.actions.append(action)
+    def step(self):
         self.ended = []
         for k, lengths in enumerate(self.lengths):
             self.age[k] += 1
             if self.age[k] == lengths[min(self.episode[k], len(lengths) - 1)]:
-                self.ended.append((self.ids[k], k))
+                self.ended.append(self.ids[k])
                 self.episode[k] += 1
                 self.ids[k], self.age[k] = self._new_id(k), 0
 
     def steps(self):
-        is_first = np.array(self.age) == 0
-        asking = decision_steps(
-            [np.array(self.age)[:, None]],
-            self.ids,
-            reward=np.where(is_first, self.first_reward, self.reward),
-            group_reward=np.where(is_first, 0, self.group_reward),
-        )
-        ended = terminal_steps(
-            [np.zeros((len(self.ended), 1))],
-            [agent for agent, _ in self.ended],
-            interrupted=[k % 2 == 1 for _, k in self.ended],
-            reward=self.reward,
-            group_reward=self.group_reward,
-        )
-        return asking, ended
+        return asking(self.ids, self.reward), ended(self.ended, self.reward)
 
 
 class ScriptedEnv:
     def __init__(self, **scripts):
         self.scripts = {name.replace("__", "?team="): s for name, s in scripts.items()}
-        self.pending = {}
-
-    @property
-    def behavior_specs(self):
-        return dict.fromkeys(self.scripts, SPEC)
+        self.behavior_specs = dict.fromkeys(self.scripts, SPEC)
 
     def reset(self):
         for script in self.scripts.values():
             script.reset()
 
     def step(self):
-        for name, script in self.scripts.items():
-            script.step(self.pending.pop(name))
+        for script in self.scripts.values():
+            script.step()
 
     def get_steps(self, name):
         return self.scripts[name].steps()
 
     def set_actions(self, name, action):
         assert len(action.continuous) == len(self.scripts[name].ids)
-        self.pending[name] = action
 
 
-class Player:
-    """Remembers what it was told."""
-
-    def __init__(self):
-        self.seeds, self.ended, self.deterministic = [], [], set()
-
-    def reset(self, seed):
-        self.seeds.append(seed)
-
-    def act(self, steps, deterministic=False):
-        self.deterministic.add(deterministic)
-        return ActionTuple(np.zeros((len(steps), 1), dtype=np.float32))
-
-    def end(self, agent_ids):
-        self.ended.extend(agent_ids)
+def play(env, episodes, policies=None):
+    policies = policies or {name: Policy() for name in env.scripts}
+    return evaluate(env, policies, episodes=episodes, seed=0)
 
 
-def play(env, episodes, policies=None, **options):
-    policies = policies or {name: Player() for name in env.scripts}
-    return evaluate(env, policies, episodes=episodes, seed=0, **options)
+def test_each_episode_has_the_rewards_of_its_own_agent_and_time():
+    policy, running = Policy(), []
+    episodes = evaluate(
+        Played(Ball__0=MESSAGES),
+        {"Ball": policy},
+        episodes=3,
+        seed=1,
+        on_running=lambda counted: running.append(dict(counted[NAME])),
+    )
+    assert [
+        (e.index, e.agent, e.episode_return, e.length, e.interrupted) for e in episodes
+    ] == COUNTED
+    assert running == [{7: 0, 3: 1}, {7: 0, 3: 2}, {7: 0, 3: 2}]
+    # the memory of agent 3 is forgotten before it acts in its next episode
+    assert policy.log[1:] == [
+        ("act", [7, 3], True),
+        ("end", [3]),
+        ("act", [3, 7], True),
+        ("act", [9, 7, 3], True),
+        ("end", [9, 7, 3]),
+    ]
 
 
-def test_returns_and_lengths_are_the_scripted_ones():
-    result = play(ScriptedEnv(Ball=Script([[3, 2]], reward=0.5)), 2)
-    assert [(e.index, e.behavior, e.agent) for e in result] == [(0, "Ball", 0), (1, "Ball", 0)]
-    assert [(e.episode_return, e.length) for e in result] == [(1.5, 3), (1.0, 2)]
-    assert [e.interrupted for e in result] == [False, False]
+def test_a_team_is_played_by_its_own_policy_before_that_of_its_behavior():
+    env = Played(Ball__0=MESSAGES, Ball__1=MESSAGES)
+    policies = {"Ball": Policy(1.0), "Ball?team=1": Policy(2.0)}
+    evaluate(env, policies, episodes=3, seed=1)
+    assert {name: set(actions) for name, actions in env.actions.items()} == {
+        "Ball?team=0": {1.0},
+        "Ball?team=1": {2.0},
+    }
+
+
+def test_every_behavior_gets_its_episodes_and_a_team_falls_back_to_its_behavior():
+    env = ScriptedEnv(Soccer__0=Script([[3]]), Soccer__1=Script([[4]]), Goalie=Script([[9]]))
+    result = play(env, 2, {"Soccer": Policy(), "Goalie": Policy()})
+    lengths = {"Goalie": 9, "Soccer?team=0": 3, "Soccer?team=1": 4}
+    told = [(e.behavior, e.length) for e in result]
+    assert told == [pair for pair in lengths.items() for _ in range(2)]
+
+
+def test_a_policy_draws_from_a_stream_of_the_seed_and_its_behavior_and_acts_as_asked():
+    def logs(*names, seed=4, **options):
+        policies = {name: Policy() for name in names}
+        env = Played(**dict.fromkeys(names, MESSAGES))
+        evaluate(env, policies, episodes=1, seed=seed, **options)
+        return {name: policy.log for name, policy in policies.items()}
+
+    both = {name: log[0] for name, log in logs("A", "B").items()}
+    assert both["A"] != both["B"]
+    assert both == {name: logs(name)[name][0] for name in "AB"}
+    assert logs("A", seed=5)["A"][0] != both["A"]
+    assert logs("A", deterministic=False)["A"][1] == ("act", [7, 3], False)
+
+
+@pytest.mark.parametrize(
+    ("scripts", "told"),
+    [
+        ({"Ball": Script([[10**9]])}, r"within 20 steps .*0 of 1 ended.*\['Ball'\]"),
+        (
+            {"Ball": Script([[1]]), "Cube": Script([[1]])},
+            r"'Ball'.*only for \['Cube'\];.* Ball\.onnx\)",
+        ),
+        ({"Ball": Script([[3]], reward=float("nan"))}, "Ball, agent 0: reward nan"),
+    ],
+    ids=["no end", "no policy", "a reward that is no number"],
+)
+def test_an_evaluation_that_cannot_go_on_says_why(scripts, told, monkeypatch):
+    monkeypatch.setattr("pipeline.evaluation.episodes.STEP_LIMIT", 20)
+    with pytest.raises(StageError, match=told):
+        play(ScriptedEnv(**scripts), 1, {"Cube": Policy()} if "Cube" in scripts else None)
 
 
 def test_long_episodes_that_started_first_are_waited_for():
@@ -139,73 +243,6 @@ def test_estimate_is_unbiased_when_lengths_vary(new_ids):
     assert np.mean(returns) == pytest.approx(21.0, abs=1.05)  # three standard errors
 
 
-def test_exactly_the_wanted_number_is_counted_with_more_agents_than_episodes():
-    result = play(ScriptedEnv(Ball=Script([[5], [4], [3]])), 2)
-    assert [(e.agent, e.length) for e in result] == [(0, 5), (1, 4)]
-
-
-def test_group_rewards_are_part_of_the_return():
-    result = play(ScriptedEnv(Ball=Script([[4]], reward=1.0, group_reward=0.25)), 1)
-    assert result[0].episode_return == 5.0
-
-
-def test_reward_before_the_first_action_is_left_out():
-    result = play(ScriptedEnv(Ball=Script([[4]], first_reward=100.0)), 3)
-    assert [e.episode_return for e in result] == [4.0, 4.0, 4.0]
-
-
-def test_interrupted_episodes_are_marked():
-    result = play(ScriptedEnv(Ball=Script([[2], [2]])), 2)
-    assert [e.interrupted for e in result] == [False, True]
-
-
-def test_every_behavior_gets_its_episodes_and_team_names_fall_back():
-    env = ScriptedEnv(Soccer__0=Script([[3]]), Soccer__1=Script([[4]]), Goalie=Script([[9]]))
-    policies = {"Soccer": Player(), "Goalie": Player()}
-    result = play(env, 2, policies)
-    assert [(e.behavior, e.length) for e in result] == [
-        ("Goalie", 9),
-        ("Goalie", 9),
-        ("Soccer?team=0", 3),
-        ("Soccer?team=0", 3),
-        ("Soccer?team=1", 4),
-        ("Soccer?team=1", 4),
-    ]
-
-
-def test_policy_is_told_who_ended_and_how_to_act():
-    player = Player()
-    play(ScriptedEnv(Ball=Script([[2], [3]])), 2, {"Ball": player}, deterministic=False)
-    assert player.ended == [0, 1]
-    assert player.deterministic == {False}
-    assert len(player.seeds) == 1
-
-
-def test_seed_reaches_the_policy():
-    seeds = []
-    for seed in (1, 1, 2):
-        player = Player()
-        evaluate(ScriptedEnv(Ball=Script([[1]])), {"Ball": player}, episodes=1, seed=seed)
-        seeds += player.seeds
-    assert seeds[0] == seeds[1] != seeds[2]
-
-
-def test_environment_without_ends_is_given_up_with_a_message(monkeypatch):
-    monkeypatch.setattr("pipeline.evaluation.episodes.STEP_LIMIT", 20)
-    with pytest.raises(StageError, match=r"within 20 steps .*0 of 1 ended.*\['Ball'\]"):
-        play(ScriptedEnv(Ball=Script([[10**9]])), 1)
-
-
-def test_behavior_without_a_policy_is_named():
-    with pytest.raises(StageError, match=r"'Ball'.*only for \['Cube'\];.* Ball\.onnx\)"):
-        play(ScriptedEnv(Ball=Script([[1]]), Cube=Script([[1]])), 1, {"Cube": Player()})
-
-
-def test_reward_that_is_not_finite_stops_the_evaluation():
-    with pytest.raises(StageError, match="Ball, agent 0: reward nan"):
-        play(ScriptedEnv(Ball=Script([[3]], reward=float("nan"))), 1)
-
-
 def test_episodes_are_written_as_csv(tmp_path):
     episodes = play(ScriptedEnv(Ball=Script([[3], [7]], reward=0.1)), 5)
     episodes[1] = replace(episodes[1], behavior='odd, "name"')
@@ -225,39 +262,21 @@ class Doomed(Script):
     """Agent 1 never decides: an end of it comes with each end of agent 0, and twice."""
 
     def steps(self):
-        asking, _ = super().steps()
-        ids = [0, 1, 1] if self.ended else []
-        ended = terminal_steps(
-            [np.zeros((len(ids), 1))],
-            ids,
-            interrupted=[False] * len(ids),
-            reward=self.reward,
-            group_reward=self.group_reward,
-        )
-        return asking, ended
+        return asking(self.ids, 1.0, 0.5), ended([0, 1, 1] if self.ended else [], 1.0, 0.5)
 
 
 def test_an_agent_that_ends_before_its_first_decision_has_an_episode_of_length_0():
-    episodes = play(ScriptedEnv(B=Doomed([[3]], group_reward=0.5)), 6)
-    assert [(e.agent, e.length, e.episode_return) for e in episodes] == [
-        *((0, 3, 4.5), (1, 0, 1.5)),
-        *((0, 3, 4.5), (1, 0, 1.5)),
-        *((0, 3, 4.5), (1, 0, 1.5)),
-    ]
+    episodes = play(ScriptedEnv(B=Doomed([[3]])), 6)
+    told = [(e.agent, e.length, e.episode_return) for e in episodes]
+    assert told == [(0, 3, 4.5), (1, 0, 1.5)] * 3
 
 
 def test_of_two_ends_of_an_agent_in_one_message_the_first_counts():
-    class Twice(Doomed):
+    class Twice(Script):
         def steps(self):
-            asking, ended = Script.steps(self)
-            n = len(ended)
-            both = terminal_steps(
-                [np.zeros((2 * n, 1))],
-                [*ended.agent_id] * 2,
-                reward=[1.0] * n + [7.0] * n,
-                interrupted=[False] * n + [True] * n,
-            )
-            return asking, both
+            n = len(self.ended)
+            rewards, interrupted = [1.0] * n + [7.0] * n, [False] * n + [True] * n
+            return asking(self.ids, 1.0), ended(self.ended * 2, rewards, interrupted=interrupted)
 
     episodes = play(ScriptedEnv(B=Twice([[2], [5]])), 4)
     assert sorted(e.length for e in episodes) == [2, 2, 2, 5]

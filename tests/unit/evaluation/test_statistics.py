@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import asdict
@@ -7,7 +8,170 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from pipeline.evaluation.statistics import summarize
+from pipeline.evaluation import statistics
+
+# Scores, and what rliable 1.2.0 (the package of Agarwal et al.) gives for them: the estimates to
+# all digits, the ends of its 5,000-draw (IQM) and 2,000-draw (probability) bootstrap intervals.
+ONE = np.array([1.13, 0.87, 1.64, 1.1, 0.46, 1.36, 2.3, 1.95, 0.3, -0.27])
+OTHER = np.array([-0.32, 0.34, -2.03, 0.08, -0.95, -0.43, -0.24, -0.02])
+
+
+def test_estimates_and_intervals_are_those_of_the_authors_package():
+    assert statistics.interquartile_means(ONE) == pytest.approx(1.0933333333, abs=1e-9)
+    assert statistics.probability_of_improvement(ONE, OTHER) == pytest.approx(0.9375)
+    rng = np.random.default_rng(0)
+    assert statistics.iqm_interval(ONE, rng) == pytest.approx((0.53325, 1.62), abs=0.05)
+    interval = statistics.improvement_interval(ONE, OTHER, rng)
+    assert interval == pytest.approx((0.8, 1.0), abs=0.03)
+
+
+def test_interquartile_mean_drops_a_quarter_at_each_end():
+    assert statistics.interquartile_means(np.array([-100.0, -50, 2, 3, 4, 5, 6, 900])) == 3.5
+    rows = np.array([[3.0, 1, 2], [7, 7, 7]])
+    np.testing.assert_array_equal(statistics.interquartile_means(rows), [2.0, 7.0])
+    with pytest.raises(ValueError, match="at least one value"):
+        statistics.interquartile_means(np.zeros(0))
+
+
+def test_ties_count_half():
+    same = np.array([1.0, 2.0])
+    assert statistics.probability_of_improvement(same, same) == 0.5
+    # 3 > 1, 3 > 2, 2 > 1, 2 = 2
+    assert statistics.probability_of_improvement(np.array([3.0, 2.0]), same) == 3.5 / 4
+
+
+@pytest.mark.parametrize(
+    "scores", [([1.0, 2, 3], [4.0, 5, 6]), ([1.0, 5, 7, 8], [4.0, 5]), ([2.0, 2], [2.0, 2, 9])]
+)
+def test_chance_of_a_separation_is_its_share_of_all_ways_to_divide_the_scores(scores):
+    x, y = map(np.array, scores)
+    pooled = np.concatenate([x, y])
+
+    def clearness(first):
+        rest = np.delete(pooled, first)
+        return abs(statistics.probability_of_improvement(pooled[list(first)], rest) - 0.5)
+
+    here = clearness(tuple(range(len(x))))
+    ways = [clearness(way) for way in itertools.combinations(range(len(pooled)), len(x))]
+    expected = np.mean([way >= here - 1e-9 for way in ways])
+    assert statistics.chance_of_separation(x, y) == pytest.approx(expected)
+    assert statistics.chance_of_separation(y, x) == pytest.approx(expected)
+
+
+def test_chance_of_a_separation_is_that_of_the_tables():
+    # Mann and Whitney 1947, table I: P(U <= 0) is 0.05 of 3 and 3, 0.004 of 5 and 5.
+    assert statistics.chance_of_separation(np.arange(3.0), np.arange(3.0) + 9) == 2 / 20
+    assert statistics.chance_of_separation(np.arange(5.0), np.arange(5.0) + 9) == 2 / 252
+    assert statistics.chance_of_separation(np.ones(1), np.zeros(1)) == 1.0
+
+
+def test_few_seeds_are_said_to_be_few():
+    said = [statistics.caution(n) for n in (1, 2, 3, 4, 5)]
+    assert said[:2] == [
+        "1 seed is too few for an interval; run 5 or more",
+        "2 seeds are too few for an interval; run 5 or more",
+    ]
+    starts = ["3 seeds are few: ", "4 seeds are few: ", ""]
+    assert [text[: len(start)] for text, start in zip(said[2:], starts, strict=True)] == starts
+    assert said[4] == ""
+
+
+def test_intervals_over_three_seeds_cover_less_than_they_say_and_over_ten_nearly_that():
+    def coverage(n_seeds: int) -> float:
+        rng = np.random.default_rng(1)
+        intervals = [
+            statistics.iqm_interval(rng.normal(0.0, 1.0, n_seeds), rng) for _ in range(300)
+        ]
+        return float(np.mean([low <= 0.0 <= high for low, high in intervals]))
+
+    assert coverage(3) == pytest.approx(0.74, abs=0.08)
+    assert coverage(10) == pytest.approx(0.94, abs=0.05)
+
+
+def test_a_detectable_difference_is_detected_in_four_of_five_repetitions():
+    rng = np.random.default_rng(5)
+    # the pooled variance of these is exactly 4
+    groups = [np.array([-2.0, 0.0, 2.0]), np.array([5.0, 7.0, 9.0])]
+    difference = statistics.detectable_difference(groups)
+    ours = rng.normal(0.0, 2.0, (20_000, 3))
+    theirs = rng.normal(difference, 2.0, (20_000, 3))
+    spread = np.sqrt((ours.var(axis=1, ddof=1) + theirs.var(axis=1, ddof=1)) / 3)
+    seen = np.abs(theirs.mean(axis=1) - ours.mean(axis=1)) / spread > 2.776
+    assert seen.mean() == pytest.approx(0.8, abs=0.01)
+
+
+def test_a_detectable_difference_needs_two_groups_that_spread():
+    same, single = np.array([1.0, 1.0]), np.array([3.0])
+    assert statistics.detectable_difference([same, same]) is None
+    assert statistics.detectable_difference([np.array([1.0, 2.0]), single]) is None
+    with_many = statistics.detectable_difference([np.arange(20.0), np.arange(20.0)])
+    with_few = statistics.detectable_difference([np.arange(0.0, 20, 5), np.arange(0.0, 20, 5)])
+    assert with_many < with_few
+
+
+def held(n_seeds: int, draw) -> float:
+    """Return how often the interval of n seeds contains the value of a further seed."""
+    rng = np.random.default_rng(7)
+    hits = []
+    for _ in range(2000):
+        low, high = statistics.tolerance_interval(draw(rng, n_seeds))
+        hits.append(low <= draw(rng, 1)[0] <= high)
+    return float(np.mean(hits))
+
+
+def test_a_tolerance_interval_holds_a_new_seed_in_nine_of_ten_cases():
+    def normal(rng, n):
+        return rng.normal(3.0, 2.0, n)
+
+    def skewed(rng, n):
+        return rng.exponential(1.0, n) ** 2
+
+    assert held(5, normal) == pytest.approx(0.9, abs=0.02)
+    assert held(10, normal) == pytest.approx(0.9, abs=0.02)
+    # of any distribution once the scores themselves are the ends
+    assert held(19, skewed) == pytest.approx(0.9, abs=0.02)
+    assert held(39, skewed) == pytest.approx(0.9, abs=0.02)
+
+
+def test_a_tolerance_interval_is_that_of_the_tables():
+    # t(0.95, 4) = 2.1318; the standard deviation of 1 to 5 is the root of 2.5
+    half = 2.131847 * np.sqrt(2.5) * np.sqrt(1 + 1 / 5)
+    interval = statistics.tolerance_interval(np.array([3.0, 1, 5, 2, 4]))
+    assert interval == pytest.approx((3 - half, 3 + half), abs=1e-5)
+    assert statistics.tolerance_interval(np.arange(19.0)) == (0.0, 18.0)
+    assert statistics.tolerance_interval(np.arange(39.0)) == (1.0, 37.0)
+    assert statistics.tolerance_interval(np.arange(4.0)) is None
+
+
+def test_no_scores_have_no_interval():
+    with pytest.raises(ValueError, match="at least one score"):
+        statistics.iqm_interval(np.zeros(0), np.random.default_rng(0))
+
+
+def test_both_groups_are_drawn_for_an_interval():
+    rng = np.random.default_rng(0)
+    spread, level = np.array([0.0, 0.0, 10.0, 10.0]), np.full(4, 5.0)
+    for pair in ((spread, level), (level, spread)):
+        low, high = statistics.improvement_interval(*pair, rng)
+        assert low < 0.3
+        assert high > 0.7
+
+
+def test_a_detectable_difference_is_that_of_the_smallest_group_with_the_common_spread():
+    few, many = np.array([-1.0, 0.0, 1.0]), np.tile([-1.0, 0.0, 1.0], 3)
+    spread = np.sqrt((2 + 6) / (2 + 8))  # pooled over 2 and 8 degrees of freedom
+    alike = np.array([-spread, 0.0, spread])
+    assert statistics.detectable_difference([many, few]) == pytest.approx(
+        statistics.detectable_difference([alike, alike])
+    )
+
+
+def test_a_band_has_the_interval_of_its_curves_at_each_point():
+    curves = np.random.default_rng(0).normal(0.0, 1.0, (6, 3)) + np.array([0.0, 10.0, 20.0])
+    low, high = statistics.iqm_band(curves, np.random.default_rng(3))
+    for point in range(3):
+        interval = statistics.iqm_interval(curves[:, point], np.random.default_rng(4))
+        assert (low[point], high[point]) == pytest.approx(interval, abs=0.1)
 
 
 # Two-sided 95 % quantiles from a table of Student's t.
@@ -17,32 +181,24 @@ from pipeline.evaluation.statistics import summarize
 )
 def test_intervals_are_those_of_students_t(n, quantile):
     values = np.random.default_rng(n).normal(size=n)
-    summary = summarize(values)
+    summary = statistics.summarize(values)
     half = quantile * values.std(ddof=1) / math.sqrt(n)
     assert summary.ci_high - summary.mean == pytest.approx(half, rel=1e-7)
     assert summary.mean - summary.ci_low == pytest.approx(half, rel=1e-7)
 
 
-def test_summary_of_a_hand_worked_sample():
-    # mean 5, squared deviations 9+1+1+9 = 20, std √(20/3); t(0.975, 3) = 3.18245.
-    summary = summarize([2.0, 4.0, 6.0, 8.0])
+def test_summary_of_a_hand_worked_sample_and_of_one_value():
+    # mean 5, squared deviations 9+1+1+9 = 20, std √(20/3)
+    summary = statistics.summarize([2.0, 4.0, 6.0, 8.0])
     assert (summary.n, summary.mean, summary.median) == (4, 5.0, 5.0)
     assert (summary.minimum, summary.maximum) == (2.0, 8.0)
     assert summary.std == pytest.approx(2.581989)
-    half = 3.1824463 * 2.581989 / 2
-    assert (summary.ci_low, summary.ci_high) == (
-        pytest.approx(5 - half, abs=1e-5),
-        pytest.approx(5 + half, abs=1e-5),
-    )
-
-
-def test_one_value_has_no_spread_and_is_json():
-    summary = summarize([3.0])
-    assert (summary.mean, summary.std, summary.ci_low, summary.ci_high) == (3.0, None, None, None)
-    assert json.loads(json.dumps(asdict(summary), allow_nan=False))["n"] == 1
+    one = statistics.summarize([3.0])
+    assert (one.mean, one.std, one.ci_low, one.ci_high) == (3.0, None, None, None)
+    assert json.loads(json.dumps(asdict(one), allow_nan=False))["n"] == 1
 
 
 @pytest.mark.parametrize("values", [[], [1.0, float("nan")], [float("inf")]])
 def test_values_that_cannot_be_summarised_are_refused(values):
     with pytest.raises(ValueError, match="a summary needs"):
-        summarize(values)
+        statistics.summarize(values)

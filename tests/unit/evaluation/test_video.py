@@ -20,6 +20,8 @@ from pipeline.simulators import registry
 from pipeline.simulators.bridges import batches
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 
+from .test_episodes import MESSAGES, Played, Policy
+
 
 class RandomPolicy:
     """Draws actions from the seed that it is given."""
@@ -223,3 +225,31 @@ def test_the_same_pictures_give_the_same_mp4(tmp_path):
     content = (tmp_path / "a.mp4").read_bytes()
     assert content[4:8] == b"ftyp"
     assert content == (tmp_path / "b.mp4").read_bytes()
+
+
+def test_films_show_their_own_episode_of_agents_that_play_several(tmp_path, monkeypatch):
+    shown: dict[str, list[tuple[int, int]]] = {}
+
+    class Stage:
+        """Draws nothing but the number of the step and the agent."""
+
+        def __init__(self):
+            self.env = Played(Ball__0=MESSAGES)
+
+        def render(self, agent):
+            return np.array([[[self.env.at, agent]]])
+
+    stage = Stage()
+    stage.env.close = lambda: None
+    monkeypatch.setattr(video, "_opened", lambda *_: stage)
+    monkeypatch.setattr(video, "InProcessEnvironment", lambda simulator: simulator.env)
+    monkeypatch.setattr(video, "_reduced", lambda image: image)
+    monkeypatch.setattr(
+        video,
+        "write",
+        lambda path, frames, *_: shown.update({path.name: [tuple(f[0, 0]) for f in frames]}),
+    )
+    played = evaluate(Played(Ball__0=MESSAGES), {"Ball": Policy()}, episodes=3, seed=1)
+    wanted = {tmp_path / f"{number}.gif": played[number] for number in (1, 2)}
+    video.film(tmp_path, (), {"Ball": Policy()}, played, wanted, seed=1)
+    assert shown == {"1.gif": [(0, 3)], "2.gif": [(1, 3), (2, 3)]}

@@ -39,17 +39,20 @@ def fetch(**changed: str) -> str:
 FETCH = fetch()[:-1] + ", "
 
 
-def test_each_source_has_keys_of_its_own() -> None:
-    assert read("{source: builtin, name: x}") == BuiltinSource(source="builtin", name="x")
-    assert read("{source: path, path: a, args: [b]}") == PathSource(
-        source="path", path="a", args=("b",)
-    )
-    assert read("{source: gymnasium, id: CartPole-v1}") == GymnasiumSource(
-        source="gymnasium", id="CartPole-v1", copies=16
-    )
-    assert read("{source: pettingzoo, id: a.b_v1, teams: {x_0: 1}}") == PettingzooSource(
-        source="pettingzoo", id="a.b_v1", copies=4, teams={"x_0": 1}
-    )
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("{source: builtin, name: x}", BuiltinSource(source="builtin", name="x")),
+        ("{source: path, path: a, args: [b]}", PathSource(path="a", args=("b",))),
+        ("{source: gymnasium, id: x}", GymnasiumSource(source="gymnasium", id="x", copies=16)),
+        (
+            "{source: pettingzoo, id: a.b_v1, teams: {x_0: 1}}",
+            PettingzooSource(source="pettingzoo", id="a.b_v1", copies=4, teams={"x_0": 1}),
+        ),
+    ],
+)
+def test_each_source_has_keys_of_its_own(text, meant):
+    assert read(text) == meant
 
 
 @pytest.mark.parametrize(
@@ -106,38 +109,32 @@ def test_a_bridge_is_told_what_was_written_and_no_defaults() -> None:
 # --- environments from outside ---------------------------------------------------------------
 
 
-def test_one_archive_for_all_platforms_is_read() -> None:
-    game = read(f"{{source: fetch, url: 'https://x/g.zip', sha256: {DIGEST.upper()}, args: [--a]}}")
-    assert game.source == "fetch"
-    assert game.args == ("--a",)
-    assert isinstance(game, FetchSource)
-    for platform in ("linux", "darwin", "windows"):
-        assert game.archive(platform) == ("https://x/g.zip", DIGEST)
+L, W = "https://x/l.zip", "https://x/w.zip"
+BOTH = f"url: {{linux: '{L}', windows: '{W}'}}, sha256: {{linux: {DIGEST}, windows: {'cd' * 32}}}"
 
 
-@pytest.mark.parametrize("number", ["1" * 64, "12e" + "3" * 61, "0" * 64])
-def test_a_digest_that_looks_like_a_number_is_text(number: str) -> None:
-    game = read(f"{{source: fetch, url: 'https://x/g.zip', sha256: {number}}}")
-    assert isinstance(game, FetchSource)
-    assert game.archive("linux") == ("https://x/g.zip", number)
-
-
-def test_an_archive_for_one_platform_is_for_no_other() -> None:
-    game = read(FETCH + "platform: linux}")
-    assert isinstance(game, FetchSource)
-    assert game.archive("linux")
-    assert game.archive("darwin") is None
-    assert game.platforms() == ("linux",)
-
-
-def test_archives_for_several_platforms_are_read() -> None:
-    game = read(
-        "{source: fetch, url: {linux: 'https://x/l.zip', windows: 'https://x/w.zip'},"
-        f" sha256: {{linux: {DIGEST}, windows: {'cd' * 32}}}, executable: game/Game.x86_64}}"
-    )
-    assert isinstance(game, FetchSource)
-    assert game.archive("windows") == ("https://x/w.zip", "cd" * 32)
-    assert game.archive("darwin") is None
+@pytest.mark.parametrize(
+    ("text", "archives"),
+    [
+        (
+            f"url: '{L}', sha256: {DIGEST.upper()}",
+            dict.fromkeys(("linux", "darwin", "windows"), (L, DIGEST)),
+        ),
+        (f"url: '{L}', sha256: {DIGEST}, platform: linux", {"linux": (L, DIGEST)}),
+        (BOTH, {"linux": (L, DIGEST), "windows": (W, "cd" * 32)}),
+        *(
+            (f"url: '{L}', platform: linux, sha256: {number}", {"linux": (L, number)})
+            for number in ("1" * 64, "12e" + "3" * 61, "0" * 64)  # text all the same
+        ),
+    ],
+)
+def test_an_archive_is_for_the_platforms_that_it_names_or_for_all(text, archives):
+    game = read(f"{{source: fetch, {text}, args: [--a]}}")
+    assert (type(game), game.source, game.args) == (FetchSource, "fetch", ("--a",))
+    found = {name: game.archive(name) for name in ("linux", "darwin", "windows")}
+    assert {name: archive for name, archive in found.items() if archive} == archives
+    if "platform" in text:
+        assert game.platforms() == ("linux",)
 
 
 def test_the_module_that_is_watched_is_the_one_that_python_imports(tmp_path, monkeypatch):
@@ -156,21 +153,12 @@ def test_the_module_that_is_watched_is_the_one_that_python_imports(tmp_path, mon
 
 
 def test_a_path_without_suffix_means_the_build_that_is_there(tmp_path):
+    builds = {"linux": "linux.x86_64", "windows": "windows.exe", "mac": "mac.app", "plain": "plain"}
     for name in ("linux.x86_64", "windows.exe", "plain", "plain.x86_64"):
         (tmp_path / name).touch()
     (tmp_path / "mac.app").mkdir()
-    builds = {
-        name: PathSource(path=name).found(tmp_path)
-        for name in ("linux", "windows", "mac", "plain", "linux.x86_64", "missing")
-    }
-    assert builds == {
-        "linux": "linux.x86_64",
-        "windows": "windows.exe",
-        "mac": "mac.app",
-        "plain": "plain",
-        "linux.x86_64": "linux.x86_64",
-        "missing": "missing",
-    }
+    builds |= {name: name for name in ("linux.x86_64", "missing")}
+    assert {name: PathSource(path=name).found(tmp_path) for name in builds} == builds
 
 
 def test_the_plan_says_what_a_build_depends_on(tmp_path):

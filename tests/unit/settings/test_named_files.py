@@ -10,8 +10,12 @@ from refusals import refusal
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
 from pipeline.settings.params import load_params
-from pipeline.settings.plan import check_files
-from pipeline.settings.run_file import refuse_missing_demonstrations
+from pipeline.settings.plan import check_files, check_settings
+from pipeline.settings.run_file import (
+    missing_demonstrations,
+    refuse_missing_demonstrations,
+    refuse_missing_weights,
+)
 
 PARAMS = """\
 environments: {ball: {source: builtin, name: balance_ball}}
@@ -99,14 +103,62 @@ def test_what_params_yaml_names_is_looked_for(trainer, change, expected):
     assert refusal(SettingsError, check_files, load_params()).startswith(expected)
 
 
-@pytest.mark.parametrize(
-    "trainer",
-    [
-        "A: {behavioral_cloning: {demo_path: data/demos/played.demo}}",
-        "A: {init_path: results/train/other/seed1/policy.pt}",
-    ],
-)
-def test_what_a_stage_makes_need_not_be_there(trainer):
-    run(f"behaviors:\n  {trainer}\n")
+def test_what_a_stage_makes_need_not_be_there():
+    run("behaviors:\n  A: {init_path: results/train/other/seed1/policy.pt}\n")
     Path("params.yaml").write_text(PARAMS)
     check_files(load_params())
+
+
+def cloning(*behaviors):
+    """Behaviors A, B and C, which clone these paths."""
+    sections = [{"demo_path": paths.split()} if paths else None for paths in behaviors]
+    listed = {name: {"behavioral_cloning": c} for name, c in zip("ABC", sections, strict=False)}
+    return load_run_settings(None, overrides={"behaviors": listed})
+
+
+def told(messages) -> list[str]:
+    """The paths that messages are about."""
+    return [text.split(" is not there")[0].split(": ")[-1] for text in messages]
+
+
+def test_of_several_paths_and_behaviors_the_first_that_is_missing_is_told(folder, caplog):
+    place = folder / "elsewhere"
+    place.mkdir()
+    (place / "there.demo").touch()
+    paths = ("there.demo a1.demo a2.demo", "b1.demo")
+    missing = missing_demonstrations(cloning(*paths), folder=place)
+    assert told(missing.values()) == ["a1.demo", "b1.demo"]
+    said = refusal(SettingsError, refuse_missing_demonstrations, cloning(*paths), folder=place)
+    assert said == missing["behaviors.A"]
+    refuse_missing_demonstrations(cloning(*paths, ""), folder=place)  # C learns without one
+    assert told(caplog.messages) == ["a1.demo", "b1.demo"]
+
+
+def test_the_second_path_may_be_what_a_stage_records_if_it_is_waited_for(folder):
+    (folder / "own.demo").touch()
+    run("behaviors: {A: {behavioral_cloning: {demo_path: [own.demo, data/demos/two.demo]}}}")
+    two = "  two: {environment: ball, episodes: 2, seed: 1}\nexperiments:"
+    text = PARAMS.replace("demonstrations: {", "demonstrations:\n  ").replace("1}}\n", "1}\n")
+    text = text.replace("experiments:", two)
+    Path("params.yaml").write_text(text)
+    said = refusal(SettingsError, check_settings, load_params())
+    assert "reads data/demos/two.demo, which the stage demos makes" in said
+    waits = "pretrain: {epochs: 1, batch_size: 2, learning_rate: 0.1}, demonstrations: two"
+    text = text.replace("stages: [train]", f"stages: [pretrain, train], {waits}")
+    Path("params.yaml").write_text(text)
+    check_settings(load_params())
+    check_files(load_params())  # it need not be there yet
+
+
+@pytest.mark.parametrize("first", [None, "there.pt", "results/other/checkpoint.pt"])
+def test_weights_of_the_second_behavior_are_looked_for_and_told_with_their_place(
+    first: str | None, folder
+) -> None:
+    place = folder / "elsewhere"
+    place.mkdir()
+    (place / "there.pt").touch()
+    (folder / "t.yaml").write_text("behaviors: {A: {max_steps: 5}, B: {max_steps: 5}}\n")
+    overrides = {"behaviors.A.init_path": first, "behaviors.B.init_path": "gone.pt"}
+    loaded = load_run_settings(folder / "t.yaml", overrides=overrides, overrides_from="mine")
+    said = refusal(SettingsError, refuse_missing_weights, loaded, folder=place)
+    assert said.startswith("mine: behaviors.B.init_path: gone.pt is not there")

@@ -144,15 +144,11 @@ def test_some_hyperparameters_follow_another_unless_they_are_given(
     assert {getattr(both, key) for key in others} <= {value}
 
 
-def test_a_team_learns_for_five_snapshots_when_nothing_else_is_said() -> None:
-    settings = behavior("{self_play: {save_steps: 300}}").self_play
-    assert settings is not None
-    assert settings.team_change == 1500
-
-
-def test_even_checkpoints_divide_the_run() -> None:
-    settings = behavior("{even_checkpoints: true, max_steps: 1000, checkpoint_interval: 7}")
-    assert settings.checkpoint_interval == 200
+def test_some_settings_follow_from_others():
+    """A team learns for five snapshots; even checkpoints divide the run."""
+    assert behavior("{self_play: {save_steps: 300}}").self_play.team_change == 1500
+    even = behavior("{even_checkpoints: true, max_steps: 1000, checkpoint_interval: 7}")
+    assert even.checkpoint_interval == 200
 
 
 @pytest.mark.parametrize("text", ["1e4", "1.0e4", "1.0e+4", "10000.0", "'1e4'", "010000"])
@@ -301,16 +297,23 @@ def test_an_unlisted_behavior_gets_the_default_settings() -> None:
     assert settings.for_behavior("B?team=0").max_steps == 5
 
 
-def test_an_unlisted_behavior_of_a_file_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        (
+            "Waler?team=0",
+            " ({file}). The environment gives this name: rename 'Walker' there to 'Waler'.",
+        ),
+        ("Hopper", ". Add an entry for Hopper there, or set default_settings."),
+    ],
+)
+def test_an_unlisted_behavior_of_a_file_is_an_error(name, remedy, tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("behaviors: {Walker: {}}")
-    message = refusal(SettingsError, load_run_settings(file).for_behavior, "Waler?team=0")
-    assert message == (
-        f"The behavior name Waler has not been specified in the trainer configuration ({file}). "
-        "The environment gives this name: rename 'Walker' there to 'Waler'."
-    )
-    message = refusal(SettingsError, load_run_settings(file).for_behavior, "Hopper")
-    assert message.endswith("Add an entry for Hopper there, or set default_settings.")
+    message = refusal(SettingsError, load_run_settings(file).for_behavior, name)
+    start = f"The behavior name {name.partition('?')[0]} has not been specified in the trainer "
+    assert message.startswith(f"{start}configuration")
+    assert message.endswith(remedy.format(file=file))
 
 
 def test_without_a_file_every_behavior_gets_ppo_with_a_warning(
@@ -356,30 +359,6 @@ def test_samplers_count_up_from_the_seed_that_was_decided_not_from_that_of_the_f
     assert seeds == [[[20], [11], [21, 22]], [[-1], [11], [-1, -1]]]
 
 
-def test_the_documented_spelling_of_a_sampler_is_accepted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    parameters = load(
-        "environment_parameters: {g: {sampler_type: multirange_uniform, "
-        "sampler_parameters: {intervals: [[7, 10], [15, 20]]}}}"
-    ).environment_parameters
-    assert parameters is not None
-    assert parameters["g"].curriculum[0].value == MultiRangeUniformSampler(
-        intervals=((7.0, 10.0), (15.0, 20.0))
-    )
-    assert "is called 'multirangeuniform'" in caplog.text
-
-
-def test_criteria_of_the_last_lesson_are_ignored_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    load(
-        "environment_parameters: {g: {curriculum: [{name: a, value: 1, "
-        "completion_criteria: {behavior: B}}]}}"
-    )
-    assert "the last lesson never ends" in caplog.text
-
-
 RATED = """behaviors:
   Pong:
     trainer_type: ppo
@@ -396,13 +375,33 @@ environment_parameters:
         value: 1
       - {name: fast, value: 2}
 """
+MULTIRANGE = (
+    "{sampler_type: multirange_uniform, sampler_parameters: {intervals: [[7, 10], [15, 20]]}}"
+)
 
 
-def test_a_lesson_that_measures_an_unknown_behavior_is_warned_about(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    load(RATED.replace("behavior: Pong", "behavior: Png"))
-    assert "no behavior is called 'Png'; did you mean 'Pong'?" in caplog.text
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"environment_parameters: {{g: {MULTIRANGE}}}", "is called 'multirangeuniform'"),
+        (
+            "environment_parameters: {g: {curriculum: [{name: a, value: 1, "
+            "completion_criteria: {behavior: B}}]}}",
+            "the last lesson never ends",
+        ),
+        (
+            RATED.replace("behavior: Pong", "behavior: Png"),
+            "no behavior is called 'Png'; did you mean 'Pong'?",
+        ),
+    ],
+    ids=["the documented spelling", "criteria of the last lesson", "an unknown behavior"],
+)
+def test_what_a_parameter_means_otherwise_is_warned_about(text, told, caplog):
+    parameters = load(text).environment_parameters
+    assert told in caplog.text
+    if "g" in parameters and "multirange" in text:
+        ranges = MultiRangeUniformSampler(intervals=((7.0, 10.0), (15.0, 20.0)))
+        assert parameters["g"].curriculum[0].value == ranges
 
 
 @pytest.mark.parametrize("written", ["elo", "Elo"])
@@ -573,56 +572,29 @@ def test_written_settings_read_back_equal(settings: RunSettings) -> None:
     assert reloaded == settings
 
 
-def test_the_written_order_is_that_of_the_reference() -> None:
-    mapping = to_mapping(load(EXAMPLE))
-    assert list(mapping) == [
-        "default_settings",
-        "behaviors",
-        "env_settings",
-        "engine_settings",
-        "environment_parameters",
-        "checkpoint_settings",
-        "torch_settings",
-        "debug",
-    ]
-    assert list(mapping["behaviors"]["Rover"]) == [
-        "trainer_type",
-        "hyperparameters",
-        "checkpoint_interval",
-        "network_settings",
-        "reward_signals",
-        "init_path",
-        "keep_checkpoints",
-        "even_checkpoints",
-        "max_steps",
-        "time_horizon",
-        "summary_freq",
-        "threaded",
-        "self_play",
-        "behavioral_cloning",
-    ]
+def test_the_written_order_is_that_of_the_reference():
+    document = parse_yaml(EXAMPLE, source="config.yaml")
+    before = to_plain(document)
+    mapping = to_mapping(structure(document))
+    assert to_plain(document) == before, "reading does not change it"
+    assert " ".join(mapping) == (
+        "default_settings behaviors env_settings engine_settings environment_parameters "
+        "checkpoint_settings torch_settings debug"
+    )
+    assert " ".join(mapping["behaviors"]["Rover"]) == (
+        "trainer_type hyperparameters checkpoint_interval network_settings reward_signals "
+        "init_path keep_checkpoints even_checkpoints max_steps time_horizon summary_freq threaded "
+        "self_play behavioral_cloning"
+    )
+    constant = {"sampler_type": "constant", "sampler_parameters": {"seed": -1, "value": 0.1}}
     assert mapping["environment_parameters"]["slope"] == {
-        "curriculum": [
-            {
-                "name": "slope",
-                "completion_criteria": None,
-                "value": {
-                    "sampler_type": "constant",
-                    "sampler_parameters": {"seed": -1, "value": 0.1},
-                },
-            }
-        ]
+        "curriculum": [{"name": "slope", "completion_criteria": None, "value": constant}]
     }
 
 
-def test_unused_additions_are_not_written_so_that_mlagents_can_read_the_file() -> None:
-    assert (
-        "max_grad_norm"
-        not in to_mapping(load("behaviors: {A: {}}"))["behaviors"]["A"]["hyperparameters"]
-    )
-
-
-def test_an_addition_that_a_behavior_turns_off_stays_off_when_written() -> None:
+def test_an_addition_is_written_where_it_is_used_so_that_mlagents_can_read_other_files():
+    plain = to_mapping(load("behaviors: {A: {}}"))["behaviors"]["A"]
+    assert "max_grad_norm" not in plain["hyperparameters"]
     settings = load("""
 default_settings: {trainer_type: ppo, hyperparameters: {max_grad_norm: 0.5}}
 behaviors: {A: {hyperparameters: {max_grad_norm: null}}, B: {}}
@@ -630,13 +602,6 @@ behaviors: {A: {hyperparameters: {max_grad_norm: null}}, B: {}}
     reloaded = load(dump_yaml(to_mapping(settings)))
     assert reloaded.behaviors["A"].hyperparameters.max_grad_norm is None
     assert reloaded.behaviors["B"].hyperparameters.max_grad_norm == 0.5
-
-
-def test_reading_does_not_change_the_document() -> None:
-    document = parse_yaml(EXAMPLE, source="config.yaml")
-    before = to_plain(document)
-    structure(document)
-    assert to_plain(document) == before
 
 
 def test_a_trainer_type_without_hyperparameters_has_the_defaults_of_that_trainer():

@@ -106,8 +106,13 @@ MISTAKES = [
 ]
 
 
+ENDLESS, ENDS = (
+    f"{{name: {name}, value: 1{more}}}"
+    for name, more in (("x", ""), ("y", ", completion_criteria: {behavior: A, threshold: 1}"))
+)
 # A whole file, and how the message begins behind the file's name. To say nothing is a slip.
 WHOLE = [
+    (f"behaviours: {{A: {'x' * 500}}}", ":1: unknown key 'behaviours' (value {'A': 'xxxxxxxx"),
     ("behaviors: {A: }", ":1: behaviors.A: needs a map of keys to values, got nothing"),
     ("behaviors: [A]", ":1: behaviors: needs a map of keys to values, got ['A']"),
     (
@@ -147,8 +152,8 @@ WHOLE = [
         ":1: environment_parameters.a.curriculum: needs at least one lesson",
     ),
     (
-        "environment_parameters: {a: {curriculum: [{name: x, value: 1}, {name: y, value: 2}]}}",
-        ":1: environment_parameters.a.curriculum[0]: A non-terminal lesson does not have "
+        f"environment_parameters: {{a: {{curriculum: [{ENDS}, {ENDS}, {ENDLESS}, {ENDLESS}]}}}}",
+        ":1: environment_parameters.a.curriculum[2]: A non-terminal lesson does not have "
         "a completion_criteria for a.",
     ),
     (
@@ -263,7 +268,22 @@ IN_PARAMS = [
         "experiments.cloned.stages: evaluate needs the section 'evaluation'",
     ),
     ("runtime:", "runs: {}\nruntime:", 1, "unknown key 'runs' (value {})"),
+    ("runtime:", "track: [jsonl, mlfow]\nruntime:", 1, "track: 'mlfow' is not allowed; did you m"),
+    ("runtime:", "track: jsonl\nruntime:", 1, "track: needs a list of sinks, got 'jsonl'"),
+    (
+        "overrides: {}",
+        "overrides:\n      behaviors: {Ball: {a..b: 1}}",
+        22,
+        "a..b: a part of this dotted key is empty",
+    ),
+    (
+        "overrides: {}",
+        "overrides:\n      {behaviors.Ball.max_steps: 3, behaviors: {Ball: {max_steps: 4}}}",
+        22,
+        "behaviors.Ball.max_steps: is written twice, once of them with a dotted key; keep one",
+    ),
 ]
+SECOND = "{experiment: base, method: list, configurations: [{a.b: 1}, {a.c: 2}], seeds: [1]}"
 # What is replaced by what in params.yaml with a sweep, and words of the message.
 IN_SWEEPS = [
     ("experiment: base", "experiment: bass", "sweeps.rates.experiment: 'bass' is not allowed"),
@@ -308,6 +328,17 @@ IN_SWEEPS = [
     ("[base-1, rates]", "[]", "subsets.smoke: names nothing; list some of base, rates_best"),
     ("  smoke:", "  rates:", "is the name of an experiment or sweep too; rename one"),
     ("sweeps:\n", "swept:\n", "unknown key 'swept' (value"),
+    # the second of two sweeps or subsets
+    ("subsets:\n", f"  other: {SECOND}\nsubsets:\n".replace("base", "bose"), "sweeps.other.exper"),
+    ("subsets:\n", f"  a.b: {SECOND}\nsubsets:\n", "sweeps.a.b: the name 'a.b'"),
+    ("subsets:\n", "subsets:\n  a.b: [base]\n", "subsets.a.b: the name 'a.b'"),
+    ("subsets:\n", "subsets:\n  few: [base, bose]\n", "subsets.few: there is no experiment"),
+    (
+        "experiments:\n",
+        "experiments:\n  rates_best: {environment: ball, trainer: t.yaml, overrides: {}, "
+        "seeds: [1], stages: [train]}\n",
+        "would lie in those of the experiment 'rates_best'",
+    ),
 ]
 # One environment of params.yaml, and words of the message.
 IN_ENVIRONMENTS = [
@@ -420,6 +451,7 @@ def test_a_mistake_is_told_in_one_line_with_place_and_remedy(
     read = load_params if name == "params.yaml" else load_run_settings
     message = message_of(read, tmp_path / name, text)
     assert message.startswith(begin)
+    assert len(message) < 1000
     for words in said:
         assert words in message
 
@@ -465,26 +497,19 @@ def test_a_word_of_another_trainer_is_answered_with_the_key_or_its_trainers(
     assert "did you mean" not in message
 
 
-def test_the_file_without_a_mistake_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
-    file.write_text(FILE)
-    assert load_run_settings(file).behaviors["Walker"].max_steps == 1_000_000
-
-
-def test_a_long_value_is_shortened(tmp_path: Path) -> None:
-    text = f"behaviours: {{A: {'x' * 500}}}"
-    assert "..." in message_of(load_run_settings, tmp_path / "x.yaml", text)
-
-
-def test_behaviors_may_be_none_beside_default_settings(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("behaviors: {}\ndefault_settings: {}\n")
-    assert load_run_settings(path).behaviors == {}
-
-
-def test_a_signal_set_to_null_is_not_inherited(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text(
-        "default_settings: {}\nbehaviors:\n  A:\n    reward_signals: {extrinsic: null, rnd: {}}\n"
-    )
-    assert list(load_run_settings(path).behaviors["A"].reward_signals) == ["rnd"]
+@pytest.mark.parametrize(
+    ("text", "signals"),
+    [
+        (FILE, {"Walker": ["extrinsic", "gail"]}),
+        ("behaviors: {}\ndefault_settings: {}\n", {}),
+        (
+            "default_settings: {}\nbehaviors: {A: {reward_signals: {extrinsic: null, rnd: {}}}}\n",
+            {"A": ["rnd"]},
+        ),
+    ],
+    ids=["every block", "no behavior", "a signal that is not inherited"],
+)
+def test_what_is_no_mistake_is_read(text, signals, tmp_path):
+    (tmp_path / "x.yaml").write_text(text)
+    behaviors = load_run_settings(tmp_path / "x.yaml").behaviors
+    assert {name: [*behavior.reward_signals] for name, behavior in behaviors.items()} == signals

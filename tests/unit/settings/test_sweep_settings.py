@@ -10,11 +10,13 @@ from statistics import fmean
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refusal
 
 from pipeline.errors import SettingsError
 from pipeline.settings.params import load_params
-from pipeline.settings.plan import plan, write_plan
-from pipeline.settings.sweeps import Axis, Interval, SweepParams
+from pipeline.settings.plan import check_settings, plan, write_plan
+from pipeline.settings.reader import ContradictionError
+from pipeline.settings.sweeps import Axis, BestParams, Interval, SweepParams
 
 FILE = """\
 environments:
@@ -71,10 +73,12 @@ def test_a_grid_has_every_combination_once(folder: Path):
     }
 
 
-def test_a_list_is_taken_as_it_stands():
-    configurations = ({"a.b": 1}, {"c": "x", "a.b": 2})
-    sweep = SweepParams(experiment="base", method="list", configurations=configurations, seeds=(1,))
-    assert sweep.trials() == {"001": configurations[0], "002": configurations[1]}
+def test_each_configuration_of_a_list_is_alone_and_seeds_of_the_best_are_checked() -> None:
+    changes = ({"a.b": 1}, {"a.c": 2})
+    common = {"experiment": "e", "method": "list", "configurations": changes, "seeds": (1,)}
+    assert SweepParams(**common).trials() == {"001": {"a.b": 1}, "002": {"a.c": 2}}
+    with pytest.raises(ContradictionError, match="best"):
+        SweepParams(**common, best=BestParams(seeds=(5, 5)))
 
 
 LOG = Axis(interval=Interval(min=1e-5, max=1e-2, scale="log"))
@@ -92,10 +96,6 @@ def test_a_parameter_more_leaves_the_others_as_they_were():
     assert [trial["rate"] for trial in rate_and_size.values()] == [
         trial["rate"] for trial in rate_only.values()
     ]
-
-
-def test_another_seed_draws_other_values():
-    assert random_sweep(rate=LOG) != random_sweep(rate=LOG, seed=1)
 
 
 def test_a_logarithmic_interval_reaches_every_order_of_magnitude():
@@ -119,15 +119,6 @@ def test_what_is_drawn_lies_in_the_interval(low: float, width: float, seed: int,
         assert isinstance(trial["x"], int if whole else float)
 
 
-def test_a_trial_is_its_experiment_with_the_values_laid_on_its_overrides(folder: Path):
-    params = load_params(folder / "params.yaml")
-    settings = params.run_settings("rates/006").behaviors["Ball"]
-    assert settings.hyperparameters.learning_rate == 1e-3
-    assert settings.max_steps == 2000
-    assert settings.hyperparameters.batch_size == 10
-    assert params.experiment("rates/006").seeds == (1,)
-
-
 def test_the_best_cannot_be_trained_before_the_sweep_has_chosen_it(folder: Path):
     params = load_params(folder / "params.yaml")
     with pytest.raises(SettingsError, match=r"best\.json.* is missing: .*dvc repro sweep@rates"):
@@ -138,13 +129,6 @@ def test_the_best_cannot_be_trained_before_the_sweep_has_chosen_it(folder: Path)
     assert params.run_settings("rates_best").behaviors["Ball"].max_steps == 500
 
 
-def test_the_trials_of_a_sweep_are_not_filmed_but_its_best_is(folder: Path):
-    (folder / "params.yaml").write_text(FILE.replace("seed: 9}", "seed: 9, video: true}"))
-    tables = plan(load_params(folder / "params.yaml"))["runs"]
-    assert list(tables["evaluate"]) == [f"rates-{number:03}-1" for number in range(1, 7)]
-    assert list(tables["evaluate_video"]) == ["base-1", "base-2", "rates_best-7", "rates_best-8"]
-
-
 def test_a_video_of_a_unity_project_is_refused_before_anything_runs(folder: Path):
     text = FILE.replace("source: builtin", "source: unity").replace(
         "name: balance_ball", "project: U"
@@ -152,27 +136,6 @@ def test_a_video_of_a_unity_project_is_refused_before_anything_runs(folder: Path
     (folder / "params.yaml").write_text(text.replace("seed: 9}", "seed: 9, video: true}"))
     with pytest.raises(SettingsError, match=r"base\.evaluation\.video: a Unity player cannot be"):
         load_params(folder / "params.yaml")
-
-
-def test_the_plan_has_the_trials_and_the_best(folder: Path):
-    tables = plan(load_params(folder / "params.yaml"))["runs"]
-    assert list(tables["train_from_scratch"]) == [
-        *(f"rates-{number:03}-1" for number in range(1, 7)),
-        "base-1",
-        "base-2",
-    ]
-    assert tables["train_from_scratch"]["rates-001-1"]["values"][RATE] == 1e-4
-    assert list(tables["train_chosen"]) == ["rates_best-7", "rates_best-8"]
-    assert {"rates_best-7", "rates-006-1", "base-2"} <= tables["evaluate"].keys()
-
-
-def test_a_subset_names_runs_of_experiments_and_sweeps(folder: Path):
-    params = load_params(folder / "params.yaml")
-    trials = [(f"rates/{number:03}", 1) for number in range(1, 7)]
-    best = [("rates_best", 7), ("rates_best", 8)]
-    assert params.runs_of("smoke") == [("base", 1), *trials, *best]
-    assert params.runs_of("base") == [("base", 1), ("base", 2)]
-    assert params.runs_of("base-3") == []
 
 
 def test_a_swept_key_that_no_trainer_has_is_refused_by_the_plan(folder: Path):
@@ -253,6 +216,8 @@ def test_the_plan_has_an_entry_for_each_proposal(folder: Path):
     assert proposals["rates-003"]["before"] == "build/env/ball"
     assert proposals["rates-004"]["before"] == "results/propose/rates/003.json"
     assert proposals["rates-004"]["told"] == "rates/002"
+    sweep = params.sweeps["rates"]
+    assert replace(sweep, behavior="Foe").search() != sweep.search(), "whose score counts"
     longer = adaptive(folder, ADAPTIVE.replace("runs: 6", "runs: 9"))
     assert longer.search() == params.sweeps["rates"].search()
     params = load_params(folder / "params.yaml")
@@ -269,3 +234,22 @@ def test_pruning_needs_one_learner(folder: Path):
         SettingsError, match=r"rates\.prune_after: needs an experiment that one pro"
     ):
         adaptive(folder, text)
+
+
+@pytest.mark.parametrize(
+    "method", ["grid", "random, runs: 9, seed: 1", "optuna, runs: 3, seed: 1", "list"]
+)
+def test_a_value_of_a_sweep_is_named_by_its_own_line(method, folder):
+    """Also the second trial of a list is read before anything runs."""
+    file, key = folder / "params.yaml", "behaviors.Ball.max_steps"
+    lines = f"parameters:\n      {key}:\n      - 5\n      - many\n"
+    if method == "list":
+        lines = f"configurations:\n    - {key}: 5\n    - {key}: many\n"
+    head = f"  rates:\n    experiment: base\n    seeds: [1]\n    method: {method}\n    {lines}"
+    text = FILE.partition("  rates:")[0] + head.replace(", ", "\n    ")
+    file.write_text(text.replace("many", "6"))
+    check_settings(load_params(file))
+    file.write_text(text)
+    assert refusal(SettingsError, check_settings, load_params(file)) == (
+        f"{file}:{text.count(chr(10))}: {key}: needs a whole number, got 'many'"
+    )

@@ -65,16 +65,13 @@ def value_of(text: str) -> Any:
         ("e5", "e5"),
         (".inf", math.inf),
         ("-.INF", -math.inf),
+        (".nan", math.nan),
     ],
 )
 def test_a_scalar_means_what_yaml_1_2_says(text: str, value: Any) -> None:
     parsed = value_of(f"key: {text}" if text != "-" else "key:\n-")["key"]
-    assert parsed == value
+    assert parsed == value or (math.isnan(parsed) and math.isnan(value))
     assert type(parsed) is type(value)
-
-
-def test_nan_is_a_float() -> None:
-    assert math.isnan(value_of("key: .nan")["key"])
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n", "\ufeff"])
@@ -146,42 +143,27 @@ def test_what_is_not_plain_data_is_refused_with_its_line(text: str, where: str, 
     assert words in message
 
 
-def test_a_short_file_that_describes_millions_of_values_is_refused() -> None:
+def test_a_short_file_that_describes_millions_of_values_or_many_levels_is_refused():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]" for k in range(1, 9)]
-    with pytest.raises(SettingsError, match="more than 50000 values"):
-        parse_yaml("\n".join(lines), source="x.yaml")
+    for text, said in {
+        "\n".join(lines): "more than 50000 values",
+        "[" * 20000 + "]" * 20000: "nested too deeply",
+    }.items():
+        assert said in refusal(SettingsError, parse_yaml, text, source="x.yaml")
 
 
-def test_deep_nesting_is_refused() -> None:
-    with pytest.raises(SettingsError, match="nested too deeply"):
-        parse_yaml("[" * 20000 + "]" * 20000, source="x.yaml")
-
-
-def test_a_missing_file_is_named_in_full(tmp_path: Path) -> None:
-    path = tmp_path / "none.yaml"
-    remedy = "`pipeline init DIR` writes a project with one."
-    message = f"Config file could not be found at {path}. {remedy}"
-    assert refusal(SettingsError, read_yaml, path) == message
-
-
-def test_the_nearest_file_is_proposed_for_a_missing_one(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "ppo").mkdir()
-    (tmp_path / "ppo/3DBall.yaml").touch()
-    with pytest.raises(SettingsError, match=r"3DBal\.yaml; did you mean '\S+/ppo/3DBall\.yaml'\?$"):
-        read_yaml(tmp_path / "3DBal.yaml")
-
-
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="cannot be read: Is a directory"):
-        read_yaml(tmp_path)
-
-
-def test_a_file_in_another_encoding_is_refused_with_its_line(tmp_path: Path) -> None:
-    file = tmp_path / "latin.yaml"
-    file.write_bytes("a: 1\nb: café\n".encode("latin-1"))
-    message = refusal(SettingsError, read_yaml, file)
-    assert message.startswith(f"{file}:2: Config file is not UTF-8 (byte 0xe9)")
+    (tmp_path / "ppo/3DBall.yaml").write_bytes("a: 1\nb: café\n".encode("latin-1"))
+    remedy = "`pipeline init DIR` writes a project with one."
+    for name, said in {
+        "none.yaml": f"Config file could not be found at {tmp_path}/none.yaml. {remedy}",
+        "3DBal.yaml": f"3DBal.yaml; did you mean '{tmp_path}/ppo/3DBall.yaml'?",
+        "ppo": "cannot be read: Is a directory",
+        "ppo/3DBall.yaml": f"{tmp_path}/ppo/3DBall.yaml:2: Config file is not UTF-8 (byte 0xe9)",
+    }.items():
+        assert said in refusal(SettingsError, read_yaml, tmp_path / name)
 
 
 SCALARS = (

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import SettingsError, StageError
+from pipeline.stages.shared import attempt as attempts
 from pipeline.stages.shared import process
 from pipeline.stages.shared.attempt import Attempt, Job, attempt_at, note_finished
 
@@ -65,20 +66,33 @@ def stop(root: Path, **changes) -> None:
         killed()
 
 
-def test_outputs_appear_only_when_the_stage_succeeds(root: Path):
-    def broken() -> None:
-        with attempt_at(job(), root) as attempt:
-            make(attempt)
-            raise RuntimeError("boom")
+def fail(root: Path, error: type[Exception], name: str) -> None:
+    """An attempt that makes one of its outputs alone."""
+    with attempt_at(job(), root) as attempt:
+        attempt.out("model.bin").touch()
+        attempt.out(name)
+        if error is RuntimeError:
+            raise error("boom")
 
-    with pytest.raises(RuntimeError):
-        broken()
-    assert not (root / "results/a").exists()
+
+def test_outputs_appear_only_when_the_stage_succeeds_with_all_that_it_declares(root):
+    for error, said, name in (
+        (RuntimeError, "boom", "curves"),
+        (StageError, "did not make results/a/curves", "model.bin"),
+        (ValueError, "declares no output", "other.bin"),
+    ):
+        with pytest.raises(error, match=said):
+            fail(root, error, name)
+        assert not (root / "results/a").exists()
     with attempt_at(job(), root) as attempt:
         make(attempt)
+        (attempt.run / "checkpoint").touch()
         assert not (root / "results/a").exists()
     assert (root / "results/a/model.bin").read_text() == "weights"
     assert (root / "results/a/curves/a.png").read_text() == "picture"
+    again = finish(root)
+    assert not again.resumed
+    assert list(again.run.iterdir()) == []
 
 
 def test_a_new_result_replaces_the_old_folder_whole(root: Path):
@@ -151,15 +165,14 @@ def test_temporary_files_that_a_library_of_a_killed_attempt_has_left_are_gone_af
     assert attempt.folder in temporary.parents
 
 
-def test_a_missing_output_publishes_nothing(root: Path):
-    unmade = pytest.raises(StageError, match="did not make results/a/curves")
-    with unmade, attempt_at(job(), root) as attempt:
-        attempt.out("model.bin").touch()
-    assert not (root / "results/a").exists()
-
-
-def test_a_killed_attempt_is_resumed_with_the_same_inputs(root: Path):
+@pytest.mark.parametrize(
+    "other", [None, "src/pipeline/stages/other.py", "folder/.snakemake_timestamp"]
+)
+def test_a_killed_attempt_is_resumed_with_the_same_inputs(root, other):
+    """Code of another stage and Snakemake's mark in a folder change nothing."""
     stop(root)
+    if other:
+        (root / other).write_text("VALUE = 1\n")
     with attempt_at(job(), root) as attempt:
         assert attempt.resumed
         assert (attempt.run / "checkpoint").read_text() == "half way"
@@ -214,22 +227,6 @@ def test_a_killed_attempt_is_started_afresh_with_other_inputs(root: Path, change
     assert list(attempt.run.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["src/pipeline/stages/other.py", "folder/.snakemake_timestamp"])
-def test_code_of_another_stage_and_snakemakes_mark_in_a_folder_change_nothing(root: Path, name):
-    stop(root)
-    (root / name).write_text("VALUE = 1\n")
-    assert finish(root).resumed
-
-
-def test_a_finished_attempt_is_not_resumed(root: Path):
-    with attempt_at(job(), root) as attempt:
-        (attempt.run / "checkpoint").touch()
-        make(attempt)
-    attempt = finish(root)
-    assert not attempt.resumed
-    assert list(attempt.run.iterdir()) == []
-
-
 def lost(root: Path) -> None:
     """An attempt that has finished, and whose outputs the engine has deleted again."""
     with attempt_at(job(takes_long=True), root) as attempt:
@@ -275,7 +272,7 @@ def test_what_finished_in_a_call_that_was_killed_is_taken(root: Path, monkeypatc
         assert attempt.done
     assert (root / "results/a/model.bin").read_text() == "weights"
     note_finished(root, "next")
-    monkeypatch.setenv("PIPELINE_CALL", "forced")
+    monkeypatch.setenv("PIPELINE_CALL", "forced")  # or by a user: it is made again
     assert not finish(root, takes_long=True).done
 
 
@@ -298,14 +295,7 @@ def test_dvc_takes_what_was_made_of_the_same_values_in_another_spelling(
     assert (root / "results/a/model.bin").read_text() == "weights"
 
 
-def test_what_is_asked_for_anew_is_made_again(root: Path):
-    lost(root)
-    assert not finish(root, takes_long=True).done
-
-
 def test_a_second_process_on_the_same_job_is_refused_with_the_holder(root: Path):
-    import os
-
     def second() -> None:
         with attempt_at(job(), root):
             raise AssertionError("two attempts")
@@ -339,11 +329,6 @@ def test_facts_lie_outside_of_the_declared_outputs(root: Path):
     assert facts["duration_s"] >= 0
     assert set(facts["inputs"]) == {"data.txt", "folder"}
     assert facts["versions"]["numpy"]
-
-
-def test_only_declared_outputs_can_be_written(root: Path):
-    with pytest.raises(ValueError, match="declares no output"), attempt_at(job(), root) as attempt:
-        attempt.out("other.bin")
 
 
 def test_a_result_of_parameters_that_were_changed_meanwhile_is_not_given_to_dvc(
@@ -407,3 +392,37 @@ def test_an_edit_in_the_meantime_is_named(name: str, root: Path, caplog: pytest.
     caplog.clear()
     finish(root)
     assert caplog.messages == []
+
+
+def test_a_result_is_marked_after_its_files_and_its_copy_are_in_place(root, monkeypatch):
+    seen, mark, copy = [], attempts._mark, shutil.copytree
+    target = root / "results/a/model.bin"
+
+    def marked(current, *, finished):
+        seen.append((finished, target.exists(), (current.folder / "kept/model.bin").exists()))
+        mark(current, finished=finished)
+
+    def copied(source, to, *more):
+        seen.append(("copy", target.exists()))
+        return copy(source, to, *more)
+
+    monkeypatch.setattr(attempts, "_mark", marked)
+    monkeypatch.setattr(attempts.shutil, "copytree", copied)
+    finish(root, takes_long=True, outputs=(Path("results/a/model.bin"), Path("results/a/curves")))
+    assert seen[:2] + seen[-1:] == [(False, False, False), ("copy", False), (True, True, True)]
+
+
+def test_the_end_of_a_call_is_noted_in_each_of_its_finished_jobs_and_in_no_other(tmp_path: Path):
+    marks = {
+        "train/a": {"call": "me", "finished": True},
+        "train/b": {"call": "me", "finished": False},
+        "export/a": {"call": "other", "finished": True},
+        "report/all": {"call": "me", "finished": True},
+    }
+    paths = {job: tmp_path / attempts.WORK / job / "attempt.json" for job in marks}
+    for job, path in paths.items():
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(marks[job]))
+    attempts.note_finished(tmp_path, "me")
+    left = {job: json.loads(path.read_text()).get("call") for job, path in paths.items()}
+    assert left == {"train/a": None, "train/b": "me", "export/a": "other", "report/all": None}

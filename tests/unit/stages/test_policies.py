@@ -9,16 +9,20 @@ from pipeline.trainer.checkpoints.file import save_checkpoint
 
 
 def test_policies_of_several_behaviors_come_apart_as_they_were(tmp_path):
-    checkpoints = {}
-    for name in ("B", "My Behavior"):
-        checkpoints[name] = tmp_path / f"{name}.pt"
+    """Their order does not matter."""
+    checkpoints, history = {}, [{"stage": "train"}, {"stage": "export"}]
+    for name in ("B", "My Behavior", "A"):
+        checkpoints[name] = tmp_path / f"{name}-1.pt"
         save_checkpoint(checkpoints[name], {"behavior": name, "weights": torch.ones(3)})
-    policies.join(checkpoints, tmp_path / "policy.pt", history=[{"stage": "train"}])
-    paths = policies.split(tmp_path / "policy.pt", tmp_path / "again")
+    one, two = tmp_path / "one.pt", tmp_path / "two.pt"
+    policies.join(checkpoints, one, history=history)
+    policies.join(dict(reversed(checkpoints.items())), two, history=history)
+    assert one.read_bytes() == two.read_bytes()
+    paths = policies.split(one, tmp_path / "again")
     assert paths == {name: tmp_path / "again" / f"{name}.pt" for name in checkpoints}
     for name, path in paths.items():
         assert path.read_bytes() == checkpoints[name].read_bytes()
-    assert policies.history(tmp_path / "policy.pt") == [{"stage": "train"}]
+    assert policies.history(one) == history
 
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "", "a/b", "a" * 300])

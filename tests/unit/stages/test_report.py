@@ -116,19 +116,17 @@ def test_with_too_few_seeds_each_is_drawn_alone(tmp_path):
     assert not re.search(r"\bnan\b", text)
 
 
-def test_a_probability_is_drawn_from_five_seeds_on(tmp_path):
-    four, five = (page(tmp_path, n_seeds=n) for n in (4, 5))
-    assert "Probability of improvement" not in four[2]
-    assert "Probability of improvement" in five[2]
-    drawn = [[figure.what for figure in report._draw(*one[:2], tmp_path)] for one in (four, five)]
-    assert drawn[1] == [*drawn[0], "Probability of improvement on ball: Ball"]
-
-
-def test_captions_name_only_what_is_drawn(tmp_path):
-    few, some, enough = (page(tmp_path, n_seeds=n)[2] for n in (2, 3, 5))
-    thin = ["Thin lines are seeds" in text for text in (few, some, enough)]
-    wider = ["The thin line is the 90 % tolerance interval" in text for text in (few, some, enough)]
-    assert (thin, wider) == ([False, True, True], [False, False, True])
+def test_what_is_drawn_and_named_depends_on_the_number_of_seeds(tmp_path):
+    pages = [page(tmp_path, n_seeds=n) for n in (2, 3, 4, 5)]
+    for text, shown in (
+        ("Thin lines are seeds", [False, True, True, True]),
+        ("The thin line is the 90 % tolerance interval", [False, False, False, True]),
+        ("Probability of improvement", [False, False, False, True]),
+    ):
+        assert [text in one[2] for one in pages] == shown
+    four, five = ([figure.what for figure in report._draw(*one[:2], tmp_path)] for one in pages[2:])
+    assert five == [*four, "Probability of improvement on ball: Ball"]
+    assert page(tmp_path, n_seeds=5)[2] == pages[3][2], "equal results give an equal page"
 
 
 def test_curves_are_said_to_be_of_drawn_actions(tmp_path):
@@ -150,10 +148,6 @@ def test_ticks_are_in_steps_of_one_two_or_five():
     assert ticks(1000.0, 5000.0) == ["1k", "2k", "3k", "4k", "5k"]
     assert ticks(0.0, 1.2e6) == ["0", "500k", "1M"]
     assert ticks(0.0, 900.0) == ["0", "200", "400", "600", "800"]
-
-
-def test_equal_results_give_an_equal_page(tmp_path):
-    assert page(tmp_path)[2] == page(tmp_path)[2]
 
 
 def test_the_seed_of_a_curve_is_known_where_another_has_none(tmp_path):

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from small_project import left, params_of
 
 from pipeline.errors import StageError
 from pipeline.evaluation.comparison import Outcome, compare
@@ -15,28 +16,14 @@ from pipeline.settings.plan import write_plan
 from pipeline.settings.sweeps import SweepParams, proposal_file
 from pipeline.stages import report
 from pipeline.stages.propose import propose
-from pipeline.stages.shared import attempt, policies
 from pipeline.stages.sweep import rank_named
 from pipeline.tracking.run_metadata import POLICY_DIGEST, dvc_digest
 
 RATE = "behaviors.Foe.hyperparameters.learning_rate"
-PARAMS = f"""\
+SWEEPS = f"""
 environments:
   ball: {{source: builtin, name: balance_ball}}
   duel: {{source: builtin, name: pong}}
-experiments:
-  plain:
-    overrides: {{}}
-    evaluation: {{episodes: 2, seed: 9}}
-    SHARED
-  base:
-    overrides: {{behaviors.Foe.max_steps: 7, behaviors.Ball.max_steps: 9}}
-    evaluation: {{episodes: 2, seed: 9, video: true}}
-    SHARED
-  other:
-    overrides: {{behaviors.Foe.hyperparameters.learning_rate: 0.5}}
-    evaluation: {{episodes: 2, seed: 9, video: true}}
-    SHARED
 sweeps:
   first: {{experiment: plain, method: list, configurations: [{{{RATE}: 0.1}}], seeds: [1]}}
   rates:
@@ -51,39 +38,15 @@ sweeps:
     startup: 4
     seeds: [1, 2]
 """
-SHARED = """environment: ball
-    trainer: t.yaml
-    seeds: [1, 2]
-    stages: [train, export, evaluate]"""
+FILMED = {"seeds": [1, 2], "evaluation": {"episodes": 2, "seed": 9, "video": True}}
+EXPERIMENTS = {
+    "plain": {"seeds": [1, 2]},
+    "base": FILMED | {"overrides": {"behaviors.Foe.max_steps": 7, "behaviors.Ball.max_steps": 9}},
+    "other": FILMED | {"overrides": {RATE: 0.5}},
+}
+
+
 SCORES = {"001": 5.0, "002": 2.0, "003": 3.0, "004": 2.0}
-
-
-def evaluated(root: Path, trial: str, seed: int, score: float) -> Path:
-    policy = root / f"results/train/{trial}/seed{seed}/policy.pt"
-    metrics = root / f"results/evaluate/{trial}/seed{seed}/metrics.json"
-    for path in (policy, metrics):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    policy.write_text(f"{trial} {seed}")
-    digest = {POLICY_DIGEST: dvc_digest(policy)}
-    numbers = {"Ball": {"mean_return": -score, **digest}, "Foe": {"mean_return": score, **digest}}
-    metrics.write_text(json.dumps(numbers))
-    curve = f"Ball,100,{-score}\nFoe,100,{score}\nFoe,200,{score + seed}\n"
-    policy.with_name("progress.csv").write_text(f"behavior,step,reward\n{curve}")
-    return policy
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A project with a sweep whose trials have been evaluated with both seeds."""
-    foes = "{Ball: {trainer_type: ppo}, Foe: {trainer_type: ppo}}"
-    (tmp_path / "t.yaml").write_text(f"behaviors: {foes}\n")
-    (tmp_path / "params.yaml").write_text(PARAMS.replace("SHARED", SHARED))
-    (tmp_path / "build/env/ball").mkdir(parents=True)
-    write_plan(load_params(tmp_path / "params.yaml"), tmp_path / "workflow/runs.yaml")
-    for number, score in SCORES.items():
-        for seed in (1, 2):
-            evaluated(tmp_path, f"rates/{number}", seed, score + 4 * (seed - 1))
-    return tmp_path
 
 
 def test_a_sweep_ranks_its_own_trials_by_their_mean_over_the_seeds(root: Path):
@@ -169,8 +132,30 @@ def outcomes(scores: dict[str, dict[str, list[float]]], **more: object) -> list[
     ]
 
 
+def evaluated(root, trial: str, seed: int, score: float) -> None:
+    run = f"{trial}/seed{seed}"
+    curve = f"Ball,100,{-score}\nFoe,100,{score}\nFoe,200,{score + seed}\n"
+    folder = left(root, "train", run, policy=f"{trial} {seed}", progress=curve)
+    digest = {POLICY_DIGEST: dvc_digest(folder / "policy.pt")}
+    metrics = {"Ball": {"mean_return": -score, **digest}, "Foe": {"mean_return": score, **digest}}
+    left(root, "evaluate", run, metrics=metrics)
+
+
 @pytest.fixture
-def params(root: Path) -> Params:
+def root(tmp_path) -> Path:
+    """A project with a sweep whose trials have been evaluated with both seeds."""
+    both = "Foe: {trainer_type: ppo}, Ball"
+    params = params_of(tmp_path, behavior=both, sections=SWEEPS, **EXPERIMENTS)
+    (tmp_path / "build/env/ball").mkdir(parents=True)
+    write_plan(params, tmp_path / "workflow/runs.yaml")
+    for number, score in SCORES.items():
+        for seed in (1, 2):
+            evaluated(tmp_path, f"rates/{number}", seed, score + 4 * (seed - 1))
+    return tmp_path
+
+
+@pytest.fixture
+def params(root) -> Params:
     return load_params(root / "params.yaml")
 
 
@@ -249,35 +234,3 @@ def test_the_film_of_each_experiment_is_of_its_median_seed(
     assert films["ball", "Zoo"] == [], "another behavior of the same episodes"
     texts = [(folder / film.file).read_text() for film in films["ball", "Foe"]]
     assert texts == ["base 3", "other 3"]
-
-
-def test_checkpoints_in_any_order_give_the_same_file_and_come_back_as_they_were(tmp_path: Path):
-    from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
-
-    files = {name: tmp_path / f"{name}.pt" for name in ("b", "a")}
-    for name, path in files.items():
-        save_checkpoint(path, {"step": len(name), "name": name})
-    policies.join(files, tmp_path / "one.pt", history=[{"stage": "x"}])
-    policies.join(dict(reversed(files.items())), tmp_path / "two.pt", history=[{"stage": "x"}])
-    assert (tmp_path / "one.pt").read_bytes() == (tmp_path / "two.pt").read_bytes()
-    parts = policies.split(tmp_path / "one.pt", tmp_path / "parts")
-    assert {name: load_checkpoint(path)["name"] for name, path in parts.items()} == {
-        "a": "a",
-        "b": "b",
-    }
-
-
-def test_the_end_of_a_call_is_noted_in_each_of_its_finished_jobs_and_in_no_other(tmp_path: Path):
-    marks = {
-        "train/a": {"call": "me", "finished": True},
-        "train/b": {"call": "me", "finished": False},
-        "export/a": {"call": "other", "finished": True},
-        "report/all": {"call": "me", "finished": True},
-    }
-    paths = {job: tmp_path / attempt.WORK / job / "attempt.json" for job in marks}
-    for job, path in paths.items():
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(marks[job]))
-    attempt.note_finished(tmp_path, "me")
-    left = {job: json.loads(path.read_text()).get("call") for job, path in paths.items()}
-    assert left == {"train/a": None, "train/b": "me", "export/a": "other", "report/all": None}

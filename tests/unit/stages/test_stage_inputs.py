@@ -17,8 +17,7 @@ from pipeline.settings.params import load_params
 from pipeline.stages import demos, evaluate, export, pretrain, train
 from pipeline.stages.propose import _medians
 from pipeline.stages.reporting.results import trials_of
-from pipeline.stages.shared import attempt, policies, run_context
-from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
+from pipeline.stages.shared import run_context
 
 PARAMS = """\
 runtime: {torch_threads: 2, device: cpu}
@@ -151,23 +150,6 @@ def test_a_row_is_of_its_run_and_of_the_policy_that_it_works_on(run, tmp_path):
     assert key("train").policy is None, "which it is about to make"
 
 
-def test_a_behavior_gets_back_its_own_checkpoint(tmp_path):
-    paths = {}
-    for name in ("B", "A"):
-        paths[name] = tmp_path / f"{name}-1.pt"
-        save_checkpoint(paths[name], {"behavior": name, "learner": {"step": ord(name)}})
-    policies.join(paths, tmp_path / "policy.pt", history=[{"stage": "train"}, {"stage": "export"}])
-    split = policies.split(tmp_path / "policy.pt", tmp_path / "split")
-    assert {name: load_checkpoint(path)["learner"]["step"] for name, path in split.items()} == {
-        "A": 65,
-        "B": 66,
-    }
-    assert [entry["stage"] for entry in policies.history(tmp_path / "policy.pt")] == [
-        "train",
-        "export",
-    ]
-
-
 def test_results_of_a_run_are_read_by_behavior(tmp_path):
     results = tmp_path / "results"
     for seed in (1, 2):
@@ -255,29 +237,3 @@ def test_a_recorded_episode_has_the_actions_and_rewards_of_its_own_agent(tmp_pat
     assert demo.returns() == [20 + 200, 10 + 10 + 100]  # without the first reward of each
     assert demo.obs[0].ravel().tolist() == [2.0, 2.0, 2.5, 1.0, 1.0, 1.0, 1.5]
     assert demo.continuous.ravel().tolist() == pytest.approx([0.2, 0.2, 0.0, 0.1, 0.1, 0.1, 0.0])
-
-
-def test_a_result_is_marked_after_its_files_and_its_copy_are_in_place(tmp_path, monkeypatch):
-    package = tmp_path / "src/pipeline/stages"
-    package.mkdir(parents=True)
-    (package / "report.py").touch()
-    seen = []
-    mark, copy = attempt._mark, attempt.shutil.copytree
-    target = tmp_path / "results/a.txt"
-
-    def marked(current, *, finished):
-        seen.append((finished, target.exists(), (current.folder / "kept/a.txt").exists()))
-        mark(current, finished=finished)
-
-    def copied(source, to):
-        seen.append(("copy", target.exists()))
-        return copy(source, to)
-
-    monkeypatch.setattr(attempt, "_mark", marked)
-    monkeypatch.setattr(attempt.shutil, "copytree", copied)
-    job = attempt.Job(
-        stage="report", instance="all", params={}, outputs=(Path("results/a.txt"),), takes_long=True
-    )
-    with attempt.attempt_at(job, tmp_path) as current:
-        current.out("a.txt").write_text("made")
-    assert seen == [(False, False, False), ("copy", False), (True, True, True)]

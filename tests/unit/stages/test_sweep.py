@@ -8,9 +8,10 @@ import json
 from pathlib import Path
 
 import pytest
+from small_project import left, params_of
 
 from pipeline.errors import StageError
-from pipeline.settings.params import Params, load_params
+from pipeline.settings.params import Params
 from pipeline.settings.sweeps import SweepParams
 from pipeline.stages import report
 from pipeline.stages.reporting import render
@@ -63,30 +64,16 @@ def test_the_score_is_that_of_the_named_behavior(tmp_path: Path):
         score_of(path, sweep(behavior="C"))
 
 
-PARAMS = """\
-runtime: {torch_threads: 1, device: cpu}
-environments:
-  ball: {source: builtin, name: balance_ball, args: []}
-demonstrations: {}
-experiments:
-  walk:
-    environment: ball
-    trainer: walk.yaml
-    overrides: {}
-    seeds: [1]
-    stages: [train, export, evaluate]
-    evaluation: {episodes: 4, seed: 1}
-sweeps:
-  rates:
-    experiment: walk
-    method: list
-    configurations:
-      - {behaviors.Walker.hyperparameters.learning_rate: 0.1}
-      - {behaviors.Walker.hyperparameters.learning_rate: 0.2}
-      - {behaviors.Walker.network_settings.hidden_units: 64}
-    seeds: [1, 2]
-    best: {seeds: [11, 12]}
-"""
+RATE, UNITS = (
+    f"behaviors.Walker.{key}"
+    for key in ("hyperparameters.learning_rate", "network_settings.hidden_units")
+)
+SWEEP = {
+    "experiment": "walk",
+    "method": "list",
+    "configurations": [{RATE: 0.1}, {RATE: 0.2}, {UNITS: 64}],
+    "seeds": [1, 2],
+}
 SCORES = {
     "rates/001": {1: 1.0, 2: 2.0},
     "rates/002": {1: 5.0, 2: 7.0},
@@ -95,17 +82,20 @@ SCORES = {
 }
 
 
+def swept(root, **more) -> Params:
+    """A sweep of three trials, with further keys."""
+    sections = json.dumps({"sweeps": {"rates": SWEEP | more}})
+    return params_of(root, "walk", behavior="Walker", sections=sections)
+
+
 @pytest.fixture
-def params(tmp_path: Path) -> Params:
+def params(tmp_path) -> Params:
     """A sweep of three trials, evaluated."""
     for experiment, scores in SCORES.items():
         for seed, score in scores.items():
-            file = tmp_path / f"results/evaluate/{experiment}/seed{seed}/metrics.json"
-            file.parent.mkdir(parents=True)
-            file.write_text(json.dumps({"Walker": {"mean_return": score}}))
-    (tmp_path / "walk.yaml").write_text("behaviors: {Walker: {trainer_type: ppo}}\n")
-    (tmp_path / "params.yaml").write_text(PARAMS)
-    return load_params(tmp_path / "params.yaml")
+            metrics = {"Walker": {"mean_return": score}}
+            left(tmp_path, "evaluate", f"{experiment}/seed{seed}", metrics=metrics)
+    return swept(tmp_path, best={"seeds": [11, 12]})
 
 
 def test_trials_are_listed_best_first_and_the_best_is_told_with_its_score_on_fresh_seeds(
@@ -123,20 +113,14 @@ def test_trials_are_listed_best_first_and_the_best_is_told_with_its_score_on_fre
     ) in search.notes[1]
 
 
-def test_trials_that_share_the_best_score_are_counted(tmp_path: Path, params: Params):
+def test_trials_that_share_the_best_score_are_counted(tmp_path, params):
     assert not [note for note in report.searches(tmp_path, params)[0].notes if "share" in note]
     for seed in (1, 2):
-        file = tmp_path / f"results/evaluate/rates/003/seed{seed}/metrics.json"
-        file.write_text(json.dumps({"Walker": {"mean_return": 6.0}}))
+        metrics = {"Walker": {"mean_return": 6.0}}
+        left(tmp_path, "evaluate", f"rates/003/seed{seed}", metrics=metrics)
     notes = report.searches(tmp_path, params)[0].notes
     assert notes[1].startswith("2 trials share the best score")
     assert notes[2].startswith("The best, rates/002, came to 4.5")
-
-
-def test_every_evaluation_of_a_trial_is_an_input(params: Params):
-    paths = [path.as_posix() for path in report.inputs(params)]
-    assert len([path for path in paths if path.startswith("results/evaluate/rates/")]) == 6
-    assert "results/evaluate/rates/003/seed2/metrics.json" in paths
 
 
 def test_both_pages_show_the_sweep(tmp_path: Path, params: Params):
@@ -149,9 +133,7 @@ def test_both_pages_show_the_sweep(tmp_path: Path, params: Params):
     assert "on the fresh seeds 11, 12" in page
 
 
-def test_a_sweep_without_fresh_seeds_is_warned_about(tmp_path: Path, params: Params):
+def test_a_sweep_without_fresh_seeds_is_warned_about(tmp_path, params):
     assert not [note for note in report.searches(tmp_path, params)[0].notes if "no number" in note]
-    without = PARAMS.replace("    best: {seeds: [11, 12]}\n", "")
-    (tmp_path / "params.yaml").write_text(without)
-    [search] = report.searches(tmp_path, load_params(tmp_path / "params.yaml"))
+    [search] = report.searches(tmp_path, swept(tmp_path))
     assert search.notes[-1].startswith("The trials were chosen between by the seeds that are shown")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import shutil
@@ -9,24 +8,14 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from mlflow.exceptions import MlflowException
 from mlflow_runs import client, exported, finished, key, md5
 
 from pipeline.tracking import names
 from pipeline.tracking.curve_csv import CsvSink, read_points
-from pipeline.tracking.mlflow_run import (
-    BUILD,
-    SCORE,
-    MlflowRun,
-    _move_aliases,
-    alias_of,
-    best,
-    enabled,
-)
+from pipeline.tracking.mlflow_run import MlflowRun, enabled
 from pipeline.tracking.mlflow_store import Store, flatten
 from pipeline.tracking.run_metadata import InputData, RunMetadata
 
@@ -246,9 +235,7 @@ def test_a_killed_run_is_continued_or_closed(tmp_path: Path, monkeypatch):
     killed = MlflowRun(key(tmp_path, "train"))
     killed.metrics("Walker", {"loss": 1.0}, 1)
     with monkeypatch.context() as patched:
-        patched.setattr(
-            MlflowRun, "_terminate", lambda *_: None
-        )  # nobody ends it, and the run stays open
+        patched.setattr(MlflowRun, "_terminate", lambda *_: None)  # nobody ends it
         finished(killed)
     assert client(tmp_path).get_run(killed.run_id).info.status == "RUNNING"
 
@@ -377,77 +364,6 @@ def test_the_registered_model_is_the_exported_file_and_loads_both_ways(tmp_path:
     assert (model.status, model.name) == ("READY", "Walker")
     assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": NAME, "version": 1}]
     assert {metric.key: metric.value for metric in model.metrics} == {"train/mean_reward": 2.0}
-
-
-def test_an_alias_goes_to_a_version_that_another_stage_scores_at_the_same_time():
-    """Each of two stages on a server sees only its own score when it looks first."""
-
-    class Registry:
-        aliases: dict[str, str] = {}  # noqa: RUF012  # of this one test
-        looks = 0
-
-        def search_model_versions(self, _: str) -> list[SimpleNamespace]:
-            tags = [{SCORE: score, BUILD: "b", "experiment": "walk"} for score in ("5.0", "9.0")]
-            self.looks += 1
-            seen = [tags[0], {}] if self.looks == 1 else tags
-            return [SimpleNamespace(version=k, tags=tag) for k, tag in enumerate(seen, start=1)]
-
-        def get_registered_model(self, _: str) -> Registry:
-            return self
-
-        def set_registered_model_alias(self, _: str, alias: str, version: str) -> None:
-            self.aliases[alias] = version
-
-    registry = Registry()
-    _move_aliases(registry, NAME, {BUILD: "b", "experiment": "walk"})
-    assert registry.aliases == {"best": "2", "walk": "2"}
-    assert registry.looks == 3
-
-
-@pytest.mark.parametrize("is_race", [True, False])
-def test_an_alias_that_two_stages_set_at_once_is_set(is_race):
-    """The store of a server refuses the slower one, where the alias is new."""
-
-    class Registry:
-        def __init__(self) -> None:
-            self.aliases: dict[str, str] = {}
-            self.refusals = 0
-
-        def search_model_versions(self, _: str) -> list[SimpleNamespace]:
-            tags = [{SCORE: score, BUILD: "b", "experiment": "walk"} for score in ("5.0", "9.0")]
-            return [SimpleNamespace(version=k, tags=tag) for k, tag in enumerate(tags, start=1)]
-
-        def get_registered_model(self, _: str) -> SimpleNamespace:
-            return SimpleNamespace(aliases=dict(self.aliases))
-
-        def set_registered_model_alias(self, _: str, alias: str, version: str) -> None:
-            if self.refusals == 0 or not is_race:
-                self.refusals += 1
-                self.aliases |= {alias: "1"} if is_race else {}
-                raise MlflowException("UNIQUE constraint failed: registered_model_aliases.name")
-            self.aliases[alias] = version
-
-    registry = Registry()
-    with contextlib.nullcontext() if is_race else pytest.raises(MlflowException):
-        _move_aliases(registry, NAME, {BUILD: "b", "experiment": "walk"})
-    assert registry.aliases == ({"best": "2", "walk": "2"} if is_race else {})
-
-
-def test_scores_in_another_build_of_the_environment_are_not_compared():
-    old = {"1": {SCORE: "9.0", BUILD: "old"}, "3": {"seed": "7"}}
-    new = {"2": {SCORE: "1.0", BUILD: "new"}}
-    assert best(old | new, "new", "1") == "2"
-    assert best(old, "new", "1") == "1"
-    assert best({}, "new", None) is None
-    assert best(old | {"10": {SCORE: "9.0", BUILD: "old"}}, "old", None) == "1"
-
-
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [("walk", "walk"), ("sweep/001", "sweep_001"), ("best", "best_"), ("v2", "v2_")],
-)
-def test_an_experiments_alias_is_one_that_mlflow_takes(name, wanted):
-    assert alias_of(name) == wanted
 
 
 def test_an_unreachable_server_costs_one_warning_and_seconds(tmp_path, monkeypatch, caplog):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,6 @@ from pipeline.settings.plan import plan
 from pipeline.stages import export, train
 from pipeline.stages.shared import run_context
 from pipeline.tracking.base import Tracker
-from pipeline.tracking.run_metadata import flat
 from pipeline.tracking.sinks import mlflow as mlflow_sink
 from pipeline.tracking.sinks import named_sinks, run_outside_dag
 
@@ -248,11 +248,6 @@ def test_wandb_that_cannot_open_is_named_once_and_left_alone(folder: Path, caplo
     ]
 
 
-def test_numbers_of_several_behaviors_begin_with_their_behavior():
-    assert flat({"A": {"steps": 1}}) == {"steps": 1}
-    assert flat({"A": {"steps": 1}, "B": {"steps": 2}}) == {"A/steps": 1, "B/steps": 2}
-
-
 def test_a_row_is_told_with_what_the_run_was_started(folder: Path):
     text = "behaviors: {Walker: {max_steps: 40}, Guide: {max_steps: 70}}"
     (folder / "trainer.yaml").write_text(f"{text}\nenv_settings: {{num_envs: 2}}\n")
@@ -266,6 +261,7 @@ def test_a_row_is_told_with_what_the_run_was_started(folder: Path):
     assert (described(folder).keep_earlier, described(folder).key.resumed) == (False, False)
     assert (run.debug_folder, run.key.seed) == (folder / "debug", 3)
     assert (run.max_steps, run.prefixed) == ({"Walker": 40, "Guide": 70}, True)
+    assert not replace(run, max_steps={"Walker": 40}).prefixed
 
 
 def test_mlflow_is_told_once_of_the_run_and_of_each_behavior_its_own(folder: Path, monkeypatch):

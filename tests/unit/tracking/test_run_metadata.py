@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mlflow_runs import md5
 
-from pipeline.tracking.run_metadata import dvc_digest, parameters
+from pipeline.tracking.run_metadata import dvc_digest, flat, parameters
 
 SETTINGS = {
     "trainer_type": "ppo",
@@ -25,13 +25,6 @@ def test_hyperparameters_are_named_as_people_know_them_and_nothing_empty_is_list
     }
 
 
-def test_several_behaviors_keep_their_names():
-    names = parameters({"A": SETTINGS, "B": SETTINGS})
-    assert "A.learning_rate" in names
-    assert "B.learning_rate" in names
-    assert "learning_rate" not in names
-
-
 def test_the_digest_of_a_folder_is_that_of_its_list_of_files(tmp_path: Path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b/c.txt").write_bytes(b"1")
@@ -42,3 +35,11 @@ def test_the_digest_of_a_folder_is_that_of_its_list_of_files(tmp_path: Path):
     expected = md5(json.dumps(listed).encode())
     assert dvc_digest(tmp_path) == f"{expected}.dir"
     assert dvc_digest(tmp_path / "a.txt") == md5_of_2
+
+
+def test_names_of_numbers_and_settings_begin_with_their_behavior_where_there_are_several():
+    metrics = {"A": {"reward": 1.0}, "B": {"reward": 2.0}}
+    assert flat(metrics) == {"A/reward": 1.0, "B/reward": 2.0}
+    assert flat({"A": metrics["A"]}) == {"reward": 1.0}
+    settings = {name: {"hyperparameters": {"beta": k}} for k, name in enumerate("AB", 1)}
+    assert parameters(settings) == {"A.beta": 1, "B.beta": 2}

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import math
 import time
 from dataclasses import replace
@@ -12,51 +11,11 @@ import pytest
 
 from pipeline.errors import SettingsError
 from pipeline.tracking import names
-from pipeline.tracking.base import Sink, Tracker, Update
+from pipeline.tracking.base import Tracker
 from pipeline.tracking.console import ConsoleSink, duration, summary_line
 from pipeline.tracking.curve_csv import CsvSink
 from pipeline.tracking.sinks import TrackedRun, named_sinks, standard_sinks, tensorboard
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
-
-
-class Recorder(Sink):
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, dict[str, float], int]] = []
-        self.closed = 0
-
-    def metrics(self, behavior, values, step):
-        self.seen.append((behavior, dict(values), step))
-
-    def close(self):
-        self.closed += 1
-
-
-class Broken(Recorder):
-    def metrics(self, behavior, values, step):
-        super().metrics(behavior, values, step)
-        raise OSError("disk full")
-
-    def close(self):
-        raise OSError("disk full")
-
-
-def test_a_broken_sink_is_named_once_and_the_others_get_everything(caplog):
-    broken, good = Broken(), Recorder()
-    with caplog.at_level(logging.WARNING), Tracker([broken, good]) as tracker:
-        for step in (10, 20, 30):
-            tracker.metrics("Walker", {"loss": 1.0}, step)
-    assert [step for _, _, step in good.seen] == [10, 20, 30]
-    assert len(broken.seen) == 3
-    assert good.closed == 1
-    assert tracker.failures == {"Broken": 4}
-    assert [r.message for r in caplog.records if "Broken" in r.message and "disk full" in r.message]
-    assert len(caplog.records) == 1
-
-
-def test_values_that_are_not_finite_reach_no_sink():
-    sink = Recorder()
-    Tracker([sink]).metrics("Walker", {"a": math.nan, "b": math.inf, "c": 2.0}, 5)
-    assert sink.seen == [("Walker", {"c": 2.0}, 5)]
 
 
 def tracked(folder: Path, **more) -> TrackedRun:
@@ -102,41 +61,6 @@ def test_a_named_sink_that_cannot_open_is_left_out_with_a_warning(tmp_path: Path
     assert "The sink mlflow takes no part in this run: a row of MLflow needs" in caplog.text
 
 
-def lines(folder: Path) -> list[tuple[str, int, float]]:
-    read = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(row["behavior"], row["step"], row["loss"]) for row in read]
-
-
-def test_json_lines_have_every_summary_and_a_resumed_run_repeats_none(tmp_path: Path):
-    run = TrackedRun(folder=tmp_path, max_steps={"A": 30, "B": 30})
-    (first,) = named_sinks(run, ["jsonl"])
-    for step in (10, 20):
-        first.metrics("A", {"loss": 1.0, names.IS_TRAINING: 1.0}, step)
-        first.metrics("B", {"loss": 2.0}, step)
-    assert "Is Training" not in (tmp_path / "metrics.jsonl").read_text()
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"behavior": "A", "st')  # a kill
-    (resumed,) = named_sinks(run, ["jsonl"])
-    resumed.metrics("A", {"loss": 3.0}, 20)
-    resumed.metrics("B", {"loss": 4.0}, 30)
-    assert lines(tmp_path) == [
-        ("A", 10, 1.0),
-        ("B", 10, 2.0),
-        ("B", 20, 2.0),
-        ("A", 20, 3.0),
-        ("B", 30, 4.0),
-    ]
-
-
-def test_json_lines_of_a_new_run_begin_anew(tmp_path: Path):
-    run = TrackedRun(folder=tmp_path, max_steps={"A": 30}, keep_earlier=False)
-    for loss in (1.0, 2.0):
-        (sink,) = named_sinks(run, ["jsonl"])
-        sink.metrics("A", {"loss": loss}, 10)
-        sink.metrics("B", {"loss": loss}, 10)
-    assert lines(tmp_path) == [("A", 10, 2.0), ("B", 10, 2.0)]
-
-
 @pytest.mark.parametrize(
     ("values", "line"),
     [
@@ -159,33 +83,6 @@ def test_summary_line_reads_as_in_ml_agents(values, line):
     assert summary_line("3DBall", values, 12000, elapsed_s=3.14159) == start + line
 
 
-def test_console_tells_speed_and_time_left():
-    now = iter([0.0, 1.0, 1.0, 3.0, 3.0])
-    stream = io.StringIO()
-    sink = ConsoleSink(stream=stream, clock=lambda: next(now))
-    sink.began("B", {"max_steps": 2000})
-    sink.metrics("B", {names.REWARD: 0.5, names.REWARD_STD: 0.0}, 200)
-    sink.metrics("B", {names.REWARD: 1.0, names.REWARD_STD: 0.0}, 400)
-    *_, first, second = stream.getvalue().splitlines()
-    assert first.startswith("[INFO] B. Step: 200. Time Elapsed: 1.000 s.")
-    assert "steps/s" not in first
-    assert second.endswith("Training. (100 steps/s, 0:16 left)")
-
-
-def test_console_shows_a_bar_on_a_terminal():
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    stream = Terminal()
-    sink = ConsoleSink(stream=stream)
-    sink.began("B", {"max_steps": 1000})
-    sink.metrics("B", {names.REWARD: 0.5}, 500)
-    sink.close()
-    assert "500 steps" in stream.getvalue()
-    assert "reward 0.500" in stream.getvalue()
-
-
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75, "1:15"), (3675.2, "1:01:15")])
 def test_duration_reads_as_a_clock(seconds, text):
     assert duration(seconds) == text
@@ -194,24 +91,6 @@ def test_duration_reads_as_a_clock(seconds, text):
 def summary(reward: float, **more: float) -> dict[str, float]:
     values = {names.REWARD: reward, names.LEARNING_RATE: 3e-4, names.IS_TRAINING: 1.0}
     return values | {"Time/update": time.perf_counter()} | more
-
-
-def test_resumed_csv_equals_an_uninterrupted_one(tmp_path: Path):
-    uninterrupted, resumed = tmp_path / "whole.csv", tmp_path / "resumed.csv"
-
-    def play(path: Path, *steps: int) -> None:
-        sink = CsvSink(path)
-        for step in steps:
-            sink.metrics("B", summary(step / 10), step)
-            sink.metrics("C", summary(step), step)
-
-    play(uninterrupted, 10, 20, 30, 40)
-    play(resumed, 10, 20, 30)
-    with resumed.open("a") as file:
-        file.write("B,35,0.1")  # a kill in the middle of a row
-    play(resumed, 30, 40)  # the checkpoint was made after step 20
-    lines = sorted(resumed.read_text().splitlines())
-    assert lines == sorted(uninterrupted.read_text().splitlines())
 
 
 def test_csv_has_the_columns_that_plots_name_and_gets_another_for_a_new_tag(tmp_path: Path):
@@ -258,7 +137,7 @@ def test_tensorboard_gets_the_tags_per_behavior(tmp_path: Path):
 
 
 def test_tensorboard_gets_a_histogram_of_the_returns_behind_a_mean(tmp_path: Path):
-    with Tracker([TensorBoardSink(tracked(tmp_path)), Recorder()]) as tracker:
+    with Tracker([TensorBoardSink(tracked(tmp_path))]) as tracker:
         tracker.distribution("B", names.REWARD, [1.0, 2.0, 2.0, math.nan, 5.0], 1000)
         tracker.distribution("B", names.REWARD, [], 2000)
         tracker.distribution("B", names.REWARD, [3.0], 3000)
@@ -273,28 +152,6 @@ def test_tensorboard_gets_a_histogram_of_the_returns_behind_a_mean(tmp_path: Pat
     assert list(several.bucket) == [1.0, 2.0, 0.0, 1.0]
     assert list(several.bucket_limit) == [2.0, 3.0, 4.0, 5.0]
     assert sum(single.bucket) == single.num == 1.0
-
-
-def test_event_files_of_an_earlier_run_are_deleted_with_a_warning_unless_it_goes_on(
-    tmp_path: Path, caplog
-):
-    left = tmp_path / "B/events.out.tfevents.1.host"
-    left.parent.mkdir()
-    left.write_bytes(b"")
-    (tmp_path / "B/checkpoint.pt").touch()
-    sink = TensorBoardSink(tracked(tmp_path))
-    sink.metrics("B", {"a": 1.0}, 5)
-    sink.close()
-    assert left.exists()
-    sink = TensorBoardSink(tracked(tmp_path, keep_earlier=False))
-    with caplog.at_level(logging.WARNING):
-        sink.metrics("B", {"a": 1.0}, 5)
-    sink.metrics("B", {"a": 1.0}, 6)
-    sink.close()
-    assert not left.exists()
-    assert f"Deleting TensorBoard data {left} that was left over" in caplog.text
-    assert (tmp_path / "B/checkpoint.pt").exists()
-    assert [e.step for e in events(tmp_path / "B") if e.summary.value] == [5, 6]
 
 
 def test_a_full_disk_costs_tensorboard_one_warning(tmp_path: Path, caplog, capfd, monkeypatch):
@@ -326,17 +183,54 @@ def test_console_shows_the_settings_of_a_behavior_as_in_ml_agents():
     )
 
 
-def test_what_only_some_sinks_take_does_not_trouble_the_others(caplog):
-    class Fails(Recorder):
-        def updated(self, *_: object):
-            raise OSError("disk full")
+def test_a_resumed_behavior_drops_its_own_later_summaries_alone(tmp_path):
+    """A kill in the middle of a row leaves no trace in the curve or the JSON lines."""
+    run, rows = tracked(tmp_path), {}
 
-        began = distribution = updated
+    def play(folder, *steps) -> None:
+        sinks = [CsvSink(folder / "progress.csv"), *named_sinks(tracked(folder), ["jsonl"])]
+        for behavior, step in steps:
+            for sink in sinks:
+                sink.metrics(behavior, summary(step / 10), step)
 
-    plain, fails = Recorder(), Fails()
-    tracker = Tracker([plain, fails])
-    tracker.began("B", {})
-    tracker.updated("B", Update(step=1, update_s=0.0, n_episodes=0, recent_returns=()))
-    tracker.distribution("B", names.REWARD, [1.0], 5)
-    assert plain.seen == []
-    assert tracker.failures == {"Fails": 3}
+    before = (("A", 10), ("B", 15), ("A", 20), ("B", 30))
+    after = (("B", 30), ("A", 20), ("A", 30))
+    for name in ("whole", "resumed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        if name == "whole":
+            play(folder, ("A", 10), ("B", 15), *after)
+        else:
+            play(folder, *before)
+            for file, half in (("progress.csv", "B,35,0.1"), ("metrics.jsonl", '{"behavior": "A"')):
+                with (folder / file).open("a") as written:
+                    written.write(half)
+            play(folder, *after)
+        text = (folder / "metrics.jsonl").read_text()
+        assert names.IS_TRAINING not in text
+        read = [json.loads(line) for line in text.splitlines()]
+        values = [(row["behavior"], row["step"], row[names.REWARD]) for row in read]
+        rows[name] = sorted(values), sorted((folder / "progress.csv").read_text().splitlines())
+    assert rows["whole"] == rows["resumed"]
+    assert [step for _, step, _ in rows["whole"][0]] == [10, 20, 30, 15, 30]
+    for _ in range(2):  # new runs, once for all behaviors
+        (sink,) = named_sinks(replace(run, keep_earlier=False), ["jsonl"])
+        for behavior in "AB":
+            sink.metrics(behavior, {}, 5)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_speed_and_time_left_are_of_the_same_behavior():
+    clock = iter(float(second) for second in range(0, 1000, 10)).__next__
+    stream = io.StringIO()
+    sink = ConsoleSink(stream=stream, clock=clock)
+    for behavior, max_steps in (("A", 1000), ("B", 90)):
+        sink.began(behavior, {"max_steps": max_steps})
+    for behavior, step in (("A", 100), ("B", 10), ("A", 500), ("B", 50)):
+        sink.metrics(behavior, {}, step)
+    *_, first, second, third, fourth = stream.getvalue().splitlines()
+    assert first.startswith("[INFO] A. Step: 100. Time Elapsed: 20.000 s.")
+    assert "steps/s" not in first + second
+    # each reads the clock twice a summary: 40 s between two summaries of a behavior
+    assert third.endswith("(10 steps/s, 0:50 left)")
+    assert fourth.endswith("(1 steps/s, 0:40 left)")

@@ -34,9 +34,17 @@ def test_a_run_that_never_starts_writes_nothing(sink):
     assert not sink.path.exists()
 
 
+def test_learning_begins_with_the_first_summary_if_nobody_has_said_so(sink, clock):
+    for clock.now in (103.0, 105.0):
+        sink.metrics("A", {}, 1)
+    assert sink.tree()["children"]["TrainerController.start_learning"]["total"] == 2.0
+
+
 def test_exact_seconds_make_a_tree_whose_parts_add_up(sink, clock):
-    clock.now = 102.0
-    sink.start()
+    for clock.now in (102.0, 104.0):  # the first of several starts counts
+        sink.start()
+    assert sink.tree()["children"]["TrainerController.start_learning"]["total"] == 2.0
+    sink.updated("B", Update(step=1, update_s=0.0, n_episodes=0, recent_returns=()))
     sink.metrics("B", {names.REWARD: 1.0, **times(0.5)}, 10)
     clock.now = 112.0
     sink.close()
@@ -87,11 +95,18 @@ def test_a_run_that_fails_has_the_seconds_of_its_summaries(sink, clock):
     assert tree["total"] == 30.0
 
 
-def test_gauges_hold_the_range_of_each_number(sink):
+def test_gauges_hold_the_range_of_each_number_of_each_behavior(sink):
     for step, reward in enumerate([2.0, -1.0, 0.5]):
-        sink.metrics("B", {names.REWARD: reward, **times(1)}, step)
+        for behavior, factor in (("A", 10), ("B", 1)):
+            sink.metrics(behavior, {names.REWARD: factor * reward, **times(1)}, step)
     assert sink.tree()["gauges"] == {
-        "B.Environment.CumulativeReward.mean": {"value": 0.5, "min": -1.0, "max": 2.0, "count": 3}
+        f"{name}.Environment.CumulativeReward.mean": {
+            "value": 0.5 * factor,
+            "min": -1.0 * factor,
+            "max": 2.0 * factor,
+            "count": 3,
+        }
+        for name, factor in (("A", 10), ("B", 1))
     }
 
 

@@ -17,18 +17,21 @@ def update(step: int, update_s: float, *returns: float, n_episodes: int) -> Upda
     return Update(step=step, update_s=update_s, n_episodes=n_episodes, recent_returns=recent)
 
 
-def test_every_update_is_a_row_with_what_happened_since_the_one_before(tmp_path: Path):
-    clock = iter((50.0, 54.0, 60.0, 61.0)).__next__
+def test_every_update_is_a_row_with_what_happened_to_its_behavior_since_the_one_before(tmp_path):
+    clock = iter((50.0, 54.0, 60.0, 61.0, 70.0, 75.0)).__next__
     with Tracker([UpdatesCsvSink(tmp_path, clock=clock)]) as tracker:
-        tracker.updated("B", update(100, 1.0, 2.0, 4.0, n_episodes=2))
-        tracker.updated("B", update(220, 3.0, 2.0, 4.0, 7.0, n_episodes=3))
-        tracker.updated("B", update(320, 3.5, 2.0, 4.0, 7.0, n_episodes=3))
-    assert (tmp_path / "B.csv").read_text().splitlines() == [
-        HEADER,
-        "B,1,4,3,100,3",
-        "B,2,10,4,120,7",
-        "B,0.5,11,0.5,100,",
-    ]
+        tracker.metrics("C", {"a": 1.0}, 5)  # summaries make no file
+        tracker.updated("A", update(100, 1.0, 2.0, 4.0, n_episodes=2))
+        assert len((tmp_path / "A.csv").read_text().splitlines()) == 2, "at once"
+        tracker.updated("B", update(1000, 5.0, 50.0, n_episodes=1))
+        tracker.updated("A", update(150, 1.5, 2.0, 4.0, 9.0, n_episodes=3))
+        tracker.updated("B", update(1700, 7.0, 50.0, 70.0, 90.0, n_episodes=3))
+        tracker.updated("A", update(250, 2.0, 2.0, 4.0, 9.0, n_episodes=3))
+    rows = {path.name: path.read_text().splitlines() for path in tmp_path.iterdir()}
+    assert rows == {
+        "A.csv": [HEADER, "A,1,4,3,100,3", "A,0.5,11,6.5,50,9", "A,0.5,25,13.5,100,"],
+        "B.csv": [HEADER, "B,5,10,5,1000,50", "B,2,20,8,700,80"],
+    }
 
 
 def test_a_resumed_run_goes_on_without_inventing_what_it_does_not_know(tmp_path: Path):
@@ -42,12 +45,3 @@ def test_a_resumed_run_goes_on_without_inventing_what_it_does_not_know(tmp_path:
         "B,0.5,2,1.5,100,1",
         "B,0.5,2,1.5,,",
     ]
-
-
-def test_behaviors_have_files_of_their_own_and_summaries_make_none(tmp_path: Path):
-    sink = UpdatesCsvSink(tmp_path)
-    sink.metrics("C", {"a": 1.0}, 5)
-    sink.updated("A", update(1, 0.1, n_episodes=0))
-    sink.updated("B", update(1, 0.1, n_episodes=0))
-    sink.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["A.csv", "B.csv"]

@@ -85,18 +85,6 @@ def test_the_age_of_a_file_is_told_in_one_line(loaded, caplog):
     assert "`pipeline config upgrade " in caplog.messages[0]
 
 
-def test_a_section_takes_what_it_does_not_say_from_the_default_section(loaded):
-    behavior = loaded(PPO + "Agent: {batch_size: 20, hidden_units: 7}\n").behaviors["Agent"]
-    default = loaded(PPO).default_settings
-    assert behavior.hyperparameters.batch_size == 20
-    assert behavior.hyperparameters.beta == default.hyperparameters.beta
-    assert behavior.network_settings == NetworkSettings(
-        hidden_units=7, normalize=True, num_layers=3, vis_encode_type="resnet"
-    )
-    assert behavior.reward_signals == default.reward_signals
-    assert behavior.max_steps == 50000
-
-
 def test_a_name_stands_for_another_section(loaded):
     text = PPO + "A: B\nB: C\nC: {batch_size: 20}\nD: default\n"
     settings = loaded(text)

@@ -59,10 +59,6 @@ def single(written):
     return written(json.dumps(CURRICULUM, indent="\t"), "Walker.json")
 
 
-def test_a_json_file_with_tabs_is_the_curriculum_of_the_behavior_it_is_named_after(loaded, single):
-    assert loaded(TRAINER, curriculum=single).environment_parameters == EXPECTED
-
-
 def test_a_folder_holds_a_file_for_each_behavior(loaded, written):
     written(json.dumps(CURRICULUM), "all/Walker.json")
     second = CURRICULUM | {"parameters": {"speed": [1, 2, 3]}}
@@ -73,29 +69,39 @@ def test_a_folder_holds_a_file_for_each_behavior(loaded, written):
     assert parameters == EXPECTED | {"speed": lessons([1.0, 2.0, 3.0], "Jumper")}
 
 
-def test_a_yaml_file_is_keyed_by_behavior(loaded, written):
-    path = written(json.dumps({"Walker": CURRICULUM}), "walk.yaml")
-    assert loaded(TRAINER, curriculum=path).environment_parameters == EXPECTED
+ONE = json.dumps(CURRICULUM)
 
 
-def test_a_section_of_0_17_is_read_like_the_file(loaded, caplog):
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [
+        (TRAINER, ("Walker.json", json.dumps(CURRICULUM, indent="\t"))),
+        (TRAINER, ("walk.yaml", f'{{"Walker": {ONE}}}')),
+        (TRAINER + f'curriculum: {{"Walker": {ONE}}}\n', None),
+        (f"behaviors: {{Walker: {{trainer: ppo, curriculum: {ONE}}}}}\n", None),
+        ("behaviors: {Walker: {}}\n", ("lesson-plan.json", ONE)),
+    ],
+    ids=[
+        "JSON with tabs",
+        "YAML by behavior",
+        "a section of 0.17",
+        "in a flat behavior",
+        "one for all",
+    ],
+)
+def test_a_curriculum_is_the_same_wherever_it_is_written(loaded, written, caplog, text, file):
     caplog.set_level(logging.INFO)
-    text = TRAINER + "curriculum: " + json.dumps({"Walker": CURRICULUM}) + "\n"
-    assert loaded(text).environment_parameters == EXPECTED
-    assert "the format is that of ML-Agents 0.17" in caplog.messages[0]
+    paths = {"curriculum": written(*file[::-1])} if file else {}
+    assert loaded(text, **paths).environment_parameters == EXPECTED
+    if text.startswith(TRAINER + "curriculum"):
+        assert "the format is that of ML-Agents 0.17" in caplog.messages[0]
 
 
-def test_a_curriculum_inside_of_a_flat_behavior_is_that_behaviors(loaded):
-    text = "behaviors: {Walker: {trainer: ppo, curriculum: " + json.dumps(CURRICULUM) + "}}\n"
-    assert loaded(text).environment_parameters == EXPECTED
-
-
-def test_a_curriculum_of_the_whole_environment_belongs_to_the_only_behavior(loaded, written):
-    path = written(json.dumps(CURRICULUM), "lesson-plan.json")
-    parameters = loaded("behaviors: {Walker: {}}\n", curriculum=path).environment_parameters
-    assert parameters == EXPECTED
+def test_a_curriculum_of_the_whole_environment_needs_a_behavior_where_there_are_several(
+    loaded, written
+):
     with pytest.raises(SettingsError, match=r"after it: Walker.json or Jumper.json"):
-        loaded(TRAINER, curriculum=path)
+        loaded(TRAINER, curriculum=written(ONE, "lesson-plan.json"))
 
 
 def test_missing_fields_have_the_values_of_their_time(loaded, written):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +17,8 @@ from pipeline.settings import RunSettings
 from pipeline.tracking import names, sinks
 from pipeline.tracking.base import Sink, Tracker, Update
 from pipeline.tracking.console import ConsoleSink
-from pipeline.tracking.curve_csv import UpdatesCsvSink
 from pipeline.tracking.sinks import TrackedRun, standard_sinks, stats_writers
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
-from pipeline.tracking.timers import TimersSink
 
 CALLS = ("began", "samples", "metrics", "distribution", "updated", "saved", "ended", "failed")
 
@@ -78,7 +75,8 @@ def test_every_sink_is_told_everything_in_order_also_behind_two_that_fail(caplog
     for sink in (broken, good, other, last):
         assert sink.calls == expected
     assert tracker.failures == {"Fails": 9, "Other": 9}
-    assert [message.split(" failed")[0] for message in caplog.messages] == ["Fails", "Other"]
+    told = [message.split(")")[0] for message in caplog.messages]
+    assert told == [f"{name} failed (OSError: began is full" for name in ("Fails", "Other")]
 
 
 class Writer:
@@ -138,6 +136,35 @@ def test_the_errors_of_all_writers_are_told_together():
         stats_writers.StatsWriterSink(writers).metrics("A", {}, 7)
 
 
+def test_writers_get_the_samples_of_the_behavior_that_is_summarised():
+    told = []
+
+    class Short:
+        def on_add_stat(self, category, key, value, _aggregation):
+            told.append((category, key, value))
+
+        def write_stats(self, category, values, step):
+            told.append((category, step, values["Goals"].aggregated_value))
+
+    sink = stats_writers.StatsWriterSink([Short()])
+    for behavior, values in (("A", [1.0, 2.0]), ("B", [10.0])):
+        sink.samples(behavior, {"Goals": (StatsAggregationMethod.SUM, values)})
+    for behavior, step in (("A", 30), ("B", 20)):
+        sink.metrics(behavior, {"Goals": 0.0}, step)
+    assert told == [
+        ("A", "Step", 30.0),
+        ("A", "Goals", 1.0),
+        ("A", "Goals", 2.0),
+        ("A", 30, 3.0),
+        ("B", "Step", 20.0),
+        ("B", "Goals", 10.0),
+        ("B", 20, 10.0),
+    ]
+    told.clear()
+    sink.metrics("A", {"Goals": 7.0}, 40)  # a summary without samples has none of the one before
+    assert told == [("A", "Step", 40.0), ("A", "Goals", 7.0), ("A", 40, 7.0)]
+
+
 def test_writers_are_those_of_every_package_but_one_that_fails(tmp_path, monkeypatch, caplog):
     made, seen = [Writer() for _ in range(3)], []
 
@@ -176,7 +203,8 @@ def test_each_behavior_has_a_bar_a_speed_and_an_end_of_its_own(monkeypatch):
     monkeypatch.setattr(progress, "tell", lambda **facts: told.append(tuple(facts.values())))
     # the start, and once for each summary
     clock = iter((0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0)).__next__
-    sink = ConsoleSink(stream=Terminal(), clock=clock)
+    stream = Terminal()
+    sink = ConsoleSink(stream=stream, clock=clock)
     for behavior, max_steps in (("A", 1000), ("B", 90), ("C", 50)):
         sink.began(behavior, {"max_steps": max_steps})
     for behavior, step, reward, trains in (
@@ -210,64 +238,33 @@ def test_each_behavior_has_a_bar_a_speed_and_an_end_of_its_own(monkeypatch):
     }
     sink.close()
     sink.close()
+    assert "440 steps" in stream.getvalue()
+    assert "reward 6.000" in stream.getvalue()
 
 
-def test_each_behavior_has_event_files_of_its_own_and_old_ones_go_once(tmp_path: Path):
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_each_behavior_has_event_files_of_its_own_and_old_ones_go_once_unless_the_run_goes_on(
+    goes_on, tmp_path, caplog
+):
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     old = [tmp_path / f"{name}/events.out.tfevents.{n}.here" for name in "AB" for n in (1, 2)]
     for path in old:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"")
-    run = TrackedRun(folder=tmp_path, max_steps={}, keep_earlier=False)
-    sink = TensorBoardSink(run)
+    (tmp_path / "A/checkpoint.pt").touch()
+    sink = TensorBoardSink(TrackedRun(folder=tmp_path, max_steps={}, keep_earlier=goes_on))
     for behavior, step in (("A", 1), ("B", 2), ("A", 3), ("B", 4)):
         sink.began(behavior, {"step": step})
         sink.metrics(behavior, {"a": step}, step)
     sink.close()
-    assert not any(path.exists() for path in old)
+    assert {path.exists() for path in old} == {goes_on}
+    assert (f"Deleting TensorBoard data {old[0]} that was left over" in caplog.text) != goes_on
+    (tmp_path / "A/checkpoint.pt").unlink()
     for behavior, steps in (("A", [0, 1, 0, 3]), ("B", [0, 2, 0, 4])):
-        (path,) = (tmp_path / behavior).iterdir()
+        (path,) = set((tmp_path / behavior).iterdir()) - set(old)
         events = LegacyEventFileLoader(str(path)).Load()
         assert [event.step for event in events if event.summary.value] == steps
-
-
-def test_an_update_is_in_the_file_at_once(tmp_path: Path):
-    sink = UpdatesCsvSink(tmp_path)
-    for step in (1, 2):
-        update = Update(step=step, update_s=0.0, n_episodes=0, recent_returns=())
-        sink.updated("A", update)
-        assert len((tmp_path / "A.csv").read_text().splitlines()) == 1 + step
-    sink.close()
-
-
-def test_times_that_are_exact_stay_as_they_were_at_the_end(tmp_path: Path):
-    now = [100.0]
-    sink = TimersSink(tmp_path / "timers.json", clock=lambda: now[0])
-    for now[0] in (103.0, 105.0):
-        sink.start()
-    sink.metrics("A", {"Time/update": 50.0}, 1)
-    learning = sink.tree()["children"]["TrainerController.start_learning"]
-    assert learning["total"] == 2.0, "since the first of several starts"
-    sink.updated("A", Update(step=1, update_s=0.0, n_episodes=0, recent_returns=()))
-    now[0] = 110.0
-    sink.finish({"total": 6.0, "update": 2.0}, n_updates=8, n_exchanges=3)
-    now[0] = 200.0
-    sink.close()  # of the tracker
-    tree = json.loads((tmp_path / "timers.json").read_text())
-    learning = tree["children"]["TrainerController.start_learning"]
-    assert (tree["total"], learning["total"]) == (10.0, 6.0)
-    assert learning["children"]["_update_policy"] == {"total": 2.0, "count": 8, "self": 2.0}
-    assert tree["gauges"] == {}
-
-
-def test_learning_begins_with_the_first_summary_if_nobody_has_said_so(tmp_path: Path):
-    now = [100.0]
-    sink = TimersSink(tmp_path / "timers.json", clock=lambda: now[0])
-    for now[0] in (103.0, 105.0):
-        sink.metrics("A", {}, 1)
-    learning = sink.tree()["children"]["TrainerController.start_learning"]
-    assert learning["total"] == 2.0
 
 
 def test_the_sinks_of_packages_take_part_behind_one_that_cannot(tmp_path, monkeypatch, caplog):

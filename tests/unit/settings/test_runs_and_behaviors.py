@@ -5,17 +5,27 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
 
 from pipeline.errors import SettingsError
-from pipeline.settings import load_run_settings
+from pipeline.plugins import Group
+from pipeline.settings import load_run_settings, parse_yaml, to_mapping
 from pipeline.settings.params import Params, load_params
 from pipeline.settings.plan import plan
-from pipeline.settings.run_file import demonstrations
-from pipeline.settings.schema import HYPERPARAMETERS, RunSettings
+from pipeline.settings.run_file import demonstrations, structure
+from pipeline.settings.schema import (
+    HYPERPARAMETERS,
+    CuriositySettings,
+    ExtrinsicSettings,
+    NetworkSettings,
+    POCASettings,
+    RNDSettings,
+    RunSettings,
+    SACSettings,
+    TrainerSettings,
+)
 from pipeline.settings.sweeps import Axis, Interval
 
 RATE, STEPS = "behaviors.Ball.hyperparameters.learning_rate", "behaviors.Ball.max_steps"
@@ -62,12 +72,17 @@ sweeps:
 """)
 
 
+def described(folder, **sections) -> Params:
+    """The parameters of FILE, with other sections."""
+    for name, trainer in (("t", "sac"), ("u", "ppo")):
+        (folder / f"{name}.yaml").write_text(f"behaviors: {{Ball: {{trainer_type: {trainer}}}}}\n")
+    (folder / "params.yaml").write_text(yaml.safe_dump(FILE | sections, sort_keys=False))
+    return load_params(folder / "params.yaml")
+
+
 @pytest.fixture
-def params(tmp_path: Path) -> Params:
-    (tmp_path / "t.yaml").write_text("behaviors: {Ball: {trainer_type: sac}}\n")
-    (tmp_path / "u.yaml").write_text("behaviors: {Ball: {trainer_type: ppo}}\n")
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(FILE, sort_keys=False))
-    return load_params(tmp_path / "params.yaml")
+def params(tmp_path) -> Params:
+    return described(tmp_path)
 
 
 def test_each_stage_of_each_run_has_an_entry_with_what_it_depends_on(
@@ -98,6 +113,7 @@ def test_each_stage_of_each_run_has_an_entry_with_what_it_depends_on(
         **{f"base-{seed}": run("base", seed, threads=3) for seed in (1, 2)},
     }
     assert tables["train_from_scratch"] == trained
+    assert list(tables["train_from_scratch"]) == list(trained), "trials, and then experiments"
     assert tables["train_from_scratch"]["search-001-6"].keys() >= {"values", "threads"}
     chosen = {
         f"search-{n}-6": run(f"search/{n}", 6, threads=3, chosen=f"results/propose/search/{n}.json")
@@ -115,6 +131,8 @@ def test_each_stage_of_each_run_has_an_entry_with_what_it_depends_on(
     assert tables["evaluate"] == plain
     assert tables["evaluate_video"] == filmed
     assert tables["export"] == plain | filmed
+    assert tables["demonstrations"] == {"expert": {"environment": "ball"}}
+    assert tables["file_demonstrations"] == {}
     grid = {"experiment": "base", "metric": "mean_return", "goal": "maximize", "seeds": [5]}
     trials = {"001": {STEPS: 900, RATE: 0.1}, "002": {STEPS: 900, RATE: 0.2}}
     assert tables["sweeps"]["grid"] == grid | {"trials": trials}
@@ -141,21 +159,13 @@ def test_settings_of_a_run_are_the_same_whichever_others_were_read_before(params
             assert ball.max_steps == steps[name]
             assert ball.hyperparameters.learning_rate == rates[name]
             assert ball.trainer_type == ("sac" if name == "cloned" else "ppo")
+    for value in (0.5, 0.25):
+        ball = params.trial_settings("grid", {RATE: value}).behaviors["Ball"]
+        assert (ball.trainer_type, ball.max_steps) == ("ppo", 800)
+        assert ball.hyperparameters.learning_rate == value
     first = params.sweeps["search"].trials()["001"]
     ball = params.run_settings("search/001").behaviors["Ball"]
     assert (ball.hyperparameters.learning_rate, ball.max_steps) == (first[RATE], first[STEPS])
-
-
-def test_a_run_plays_the_environment_of_its_experiment_whatever_its_overrides_say(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "u.yaml").write_text("behaviors: {Ball: {}}\nenv_settings: {env_path: y}\n")
-    base = FILE["experiments"]["base"] | {"overrides": {"env_settings.env_path": "x"}}
-    text = yaml.safe_dump(FILE | {"experiments": {"base": base}, "sweeps": {}})
-    (tmp_path / "params.yaml").write_text(text)
-    params = load_params(tmp_path / "params.yaml")
-    assert params.run_settings("base").env_settings.env_path == "x"
-    assert params.run_settings("base", env_path="built").env_settings.env_path == "built"
 
 
 def test_packages_of_a_run_are_those_of_its_overrides(
@@ -309,6 +319,175 @@ def test_networks_of_an_experiment_are_those_of_its_trainer_and_of_nothing_else(
         others.for_behavior("Other")
 
 
-def test_runs_of_a_sweep_are_its_trials_and_its_best(params: Params) -> None:
-    assert params.runs_of("grid") == [("grid/001", 5), ("grid/002", 5), ("grid_best", 7)]
-    assert params.runs_of("search") == [(f"search/00{number}", 6) for number in (1, 2, 3)]
+def test_equal_overrides_are_one_text_however_they_are_written_and_each_experiment_has_its_own(
+    tmp_path,
+):
+    """The best of a sweep, whose values are not known yet, is not among the experiments."""
+    base, spelled = FILE["experiments"]["base"], []
+    for overrides in ({STEPS: "7.5e2"}, {"behaviors": {"Ball": {"max_steps": "750"}}}):
+        experiments = FILE["experiments"] | {"base": base | {"overrides": overrides}}
+        spelled.append(described(tmp_path, experiments=experiments).in_one_spelling())
+    assert spelled[0] == spelled[1]
+    steps = {
+        name: values["overrides"]["behaviors"]["Ball"]["max_steps"]
+        for name, values in spelled[0]["experiments"].items()
+    }
+    assert steps == {"cloned": 700, "base": 750}
+    assert type(steps["base"]) is int
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        ("base", [("base", 1), ("base", 2)]),
+        ("base-3", []),
+        ("to-and-fro-3", [("to-and-fro", 3)]),
+        ("grid", [("grid/001", 5), ("grid/002", 5), ("grid_best", 7)]),
+        ("search", [(f"search/00{number}", 6) for number in (1, 2, 3)]),
+        ("few", [("base", 2), ("to-and-fro", 3), ("base", 1), ("grid_best", 7)]),
+        ("swept", [("base", 1), ("grid/001", 5), ("grid/002", 5), ("grid_best", 7)]),
+    ],
+)
+def test_a_name_stands_for_runs_of_an_experiment_sweep_or_subset_each_once(name, runs, tmp_path):
+    experiments = {"to-and-fro" if k == "cloned" else k: v for k, v in FILE["experiments"].items()}
+    few = ["base-2", "to-and-fro-3", "base", "grid_best"]
+    subsets = {"few": few, "swept": ["base-1", "grid"]}
+    params = described(tmp_path, experiments=experiments, subsets=subsets)
+    assert params.runs_of(name) == runs
+
+
+def network(encoder: str) -> NetworkSettings:
+    return NetworkSettings(vis_encode_type=encoder)
+
+
+def test_packages_are_those_of_every_behavior_signal_network_and_of_the_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def versions(group: Group, *names: str) -> dict[str, str]:
+        return {f"{name} of {group.name.partition('.')[2]}": "1" for name in names}
+
+    monkeypatch.setattr(Group, "versions", versions)
+    settings = RunSettings(
+        behaviors={
+            "A": TrainerSettings(
+                network_settings=network("resnet"),
+                reward_signals={
+                    "extrinsic": ExtrinsicSettings(),
+                    "rnd": RNDSettings(network_settings=network("nature_cnn")),
+                },
+            ),
+            "B": TrainerSettings(
+                trainer_type="sac",
+                hyperparameters=SACSettings(),
+                reward_signals={"curiosity": CuriositySettings()},
+            ),
+        },
+        default_settings=TrainerSettings(
+            trainer_type="poca",
+            hyperparameters=POCASettings(),
+            network_settings=network("match3"),
+        ),
+    )
+    assert list(settings.plugins()) == [
+        "curiosity of reward_signals",
+        "extrinsic of reward_signals",
+        "match3 of encoders",
+        "nature_cnn of encoders",
+        "poca of algorithms",
+        "ppo of algorithms",
+        "resnet of encoders",
+        "rnd of reward_signals",
+        "sac of algorithms",
+        "simple of encoders",
+    ]
+
+
+def test_a_path_is_where_the_behavior_has_it_and_else_where_the_defaults_have_it() -> None:
+    settings = RunSettings(
+        places={
+            "default_settings.init_path": "f:1",
+            "behaviors.A.init_path": "f:2",
+            "env_settings.env_path": "f:3",
+            "default_settings.env_path": "f:4",
+        }
+    )
+    places = {
+        key: settings.place_of(key)
+        for key in (
+            "behaviors.A.init_path",
+            "behaviors.B.init_path",
+            "behaviors.B.demo_path",
+            "env_settings.env_path",
+            "torch_settings.B.init_path",
+        )
+    }
+    assert list(places.values()) == ["f:2", "f:1", None, "f:3", None]
+
+
+def test_a_behavior_that_took_the_defaults_is_not_listed_afterwards() -> None:
+    settings = load_run_settings(
+        None,
+        overrides={
+            "default_settings": {"trainer_type": "sac"},
+            "behaviors": {"A": {"trainer_type": "ppo"}},
+        },
+    )
+    before = to_mapping(settings)
+    taken = {name: settings.for_behavior(name) for name in ("B?team=1", "A?team=0", "C", "B")}
+    assert {name: taken[name].trainer_type for name in taken} == {
+        "B?team=1": "sac",
+        "A?team=0": "ppo",
+        "C": "sac",
+        "B": "sac",
+    }
+    assert to_mapping(settings) == before
+
+
+def read_text(text: str) -> RunSettings:
+    return structure(parse_yaml(text, source="f"))
+
+
+def test_a_misspelt_signal_is_told_together_with_what_is_wrong_in_one_above_it() -> None:
+    signals = "{extrinsic: {gamma: 7}, gial: {}}"
+    with pytest.raises(SettingsError) as caught:
+        read_text(f"behaviors: {{A: {{reward_signals: {signals}}}}}")
+    assert [word in str(part) for part in caught.value.parts for word in ("gamma", "gial")] == [
+        *(True, False),
+        *(False, True),
+    ]
+
+
+def test_a_document_with_keys_of_the_past_is_read_alike_a_second_time(caplog) -> None:
+    document = parse_yaml(
+        "behaviors: {A: {framework: x, network_settings: {conditioning_type: none},"
+        " reward_signals: {curiosity: {encoding_size: 9}}}}",
+        source="f",
+    )
+    first, n_told = structure(document), len(caplog.messages)
+    assert structure(document) == first
+    assert first.behaviors["A"].reward_signals["curiosity"].network_settings.hidden_units == 9
+    assert (n_told, len(caplog.messages)) == (3, 6)
+
+
+def test_what_only_the_defaults_have_is_taken_from_every_behavior_that_is_written() -> None:
+    signals = {"extrinsic": {}, "rnd": {}}
+    loaded = load_run_settings(
+        None,
+        overrides={
+            "default_settings": {"trainer_type": "ppo", "reward_signals": signals},
+            "behaviors": {name: {"reward_signals": {"rnd": None}} for name in "ABC"},
+        },
+    )
+    written = to_mapping(loaded)
+    for name in "ABC":
+        assert list(written["behaviors"][name]["reward_signals"]) == ["extrinsic", "rnd"]
+        assert written["behaviors"][name]["reward_signals"]["rnd"] is None
+    assert load_run_settings(None, overrides=written) == loaded
+
+
+def test_a_key_of_the_past_in_the_defaults_is_no_key_of_a_behavior(caplog) -> None:
+    defaults = {"trainer_type": "ppo", "framework": "tensorflow", "max_steps": 7}
+    overrides = {"default_settings": defaults, "behaviors": {"A": {}, "B": {}}}
+    loaded = load_run_settings(None, overrides=overrides)
+    assert [loaded.behaviors[name].max_steps for name in "AB"] == [7, 7]
+    assert len(caplog.messages) == 1, "once, where it is written"

@@ -1,0 +1,119 @@
+"""Which version of a model is the best, and has the aliases, of a registry without a server."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from mlflow.exceptions import MlflowException
+
+from pipeline.tracking.mlflow_run import (
+    BUILD,
+    EXPERIMENT,
+    SCORE,
+    _move_aliases,
+    alias_of,
+    best,
+    score,
+)
+
+NAME = "walk.Walker"
+
+
+def version(number, run="run", name=NAME, **tags) -> SimpleNamespace:
+    source = f"models:/m-{run}-{number}"
+    return SimpleNamespace(version=number, run=run, name=name, source=source, tags=tags)
+
+
+class Registry:
+    """Versions of models, and their aliases.
+
+    At the first look the second version has no score yet; `refuses` says how often an alias that is
+    new is refused, since another stage sets it at the same time.
+    """
+
+    def __init__(self, *versions, looks_early=False, refuses=0, is_race=True) -> None:
+        self.versions, self.aliases, self.metrics = list(versions), {}, []
+        self.looks, self.looks_early, self.refuses, self.is_race = 0, looks_early, refuses, is_race
+
+    def search_model_versions(self, query):
+        self.looks += 1
+        key, value = query.split(" = ")
+        field = {"run_id": "run", "name": "name"}[key]
+        found = [one for one in self.versions if getattr(one, field) == value.strip("'")]
+        if self.looks_early and self.looks == 1:
+            return [found[0], version(found[1].version)]
+        return found
+
+    def set_model_version_tag(self, name, number, key, value):
+        (one,) = (v for v in self.versions if (v.name, v.version) == (name, number))
+        one.tags[key] = value
+
+    def log_metric(self, run, key, value, *, step, model_id):
+        self.metrics.append((run, key, value, step, model_id))
+
+    def get_registered_model(self, _):
+        return SimpleNamespace(aliases=dict(self.aliases))
+
+    def set_registered_model_alias(self, _, alias, number):
+        if self.refuses:
+            self.refuses -= 1
+            self.aliases |= {alias: "1"} if self.is_race else {}
+            raise MlflowException("UNIQUE constraint failed: registered_model_aliases.name")
+        self.aliases[alias] = number
+
+
+def test_a_score_is_of_the_newest_policy_of_its_run_and_aliases_of_their_candidates():
+    scored = {SCORE: "9.0", BUILD: "now", EXPERIMENT: "other"}
+    registry = Registry(
+        version("2", SCORE="4.0"),
+        version("10"),
+        version("11", name="walk.Goalie"),
+        version("3", "rival", **scored),
+        version("4", "rival", **scored | {SCORE: "99.0", BUILD: "before"}),
+    )
+    score(registry, "run", NAME, {SCORE: "7.0", BUILD: "now", EXPERIMENT: "mine"})
+    old, new, goalie = registry.versions[:3]
+    assert new.tags == {SCORE: "7.0", BUILD: "now", EXPERIMENT: "mine"}
+    assert (old.tags, goalie.tags) == ({"SCORE": "4.0"}, {})
+    assert registry.metrics == [("run", "evaluate/mean_return", 7.0, 0, "m-run-10")]
+    assert registry.aliases == {"best": "3", "mine": "10"}
+
+
+SCORED = {BUILD: "b", EXPERIMENT: "walk"}
+
+
+@pytest.mark.parametrize(
+    ("options", "looks"),
+    [({"looks_early": True}, 3), ({"refuses": 1}, None), ({"refuses": 9, "is_race": False}, None)],
+    ids=["scored at the same time", "set at the same time", "refused for another reason"],
+)
+def test_an_alias_goes_to_the_best_although_another_stage_is_at_work(options, looks):
+    """Each of two stages sees only its own score at first, or a new alias is refused to one."""
+    versions = (version(k, **{SCORE: points}, **SCORED) for k, points in ((1, "5.0"), (2, "9.0")))
+    registry = Registry(*versions, **options)
+    if options.get("is_race", True):
+        _move_aliases(registry, NAME, SCORED)
+        assert registry.aliases == {"best": "2", "walk": "2"}
+    else:
+        with pytest.raises(MlflowException):
+            _move_aliases(registry, NAME, SCORED)
+        assert registry.aliases == {}
+    assert looks in (None, registry.looks)
+
+
+def test_scores_in_another_build_of_the_environment_are_not_compared():
+    old = {"1": {SCORE: "9.0", BUILD: "old"}, "3": {"seed": "7"}}
+    new = {"2": {SCORE: "1.0", BUILD: "new"}}
+    assert best(old | new, "new", "1") == "2"
+    assert best(old, "new", "1") == "1"
+    assert best({}, "new", None) is None
+    assert best(old | {"10": {SCORE: "9.0", BUILD: "old"}}, "old", None) == "1"
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("walk", "walk"), ("sweep/001", "sweep_001"), ("best", "best_"), ("v2", "v2_")],
+)
+def test_an_experiments_alias_is_one_that_mlflow_takes(name, wanted):
+    assert alias_of(name) == wanted
