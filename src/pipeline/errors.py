@@ -11,7 +11,7 @@ import re
 import shlex
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -143,6 +143,12 @@ def brief(value: object) -> str:
     """Return a name or a shape as printable text, cut where it is long."""
     text = printable(str(value))
     return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}..."
+
+
+def few(names: Sequence[str], most: int) -> str:
+    """Return the first of some names as text, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def shown(text: str) -> str:
