@@ -330,7 +330,8 @@ def _parameters_now(stage: str, run: run_context.Run) -> Mapping[str, Any]:
         return provenance.train_parameters(run)
     from pipeline.stages import export, pretrain
 
-    return (pretrain if stage == "pretrain" else export).job_of(run).params
+    job_of = pretrain.job_of if stage == "pretrain" else export.job_of
+    return job_of(run).params
 
 
 def _input(kind: str, entry: Mapping[str, str], root: Path) -> Check:
