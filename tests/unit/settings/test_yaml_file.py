@@ -163,6 +163,11 @@ def test_a_missing_file_is_named_in_full(tmp_path: Path) -> None:
     remedy = "`pipeline init DIR` writes a project with one."
     message = f"Config file could not be found at {path}. {remedy}"
     assert refusal(SettingsError, read_yaml, path) == message
+    (tmp_path / "ppo").mkdir()
+    message = f"Config file could not be found at {path}; {tmp_path} has ppo/. {remedy}"
+    assert refusal(SettingsError, read_yaml, path) == message
+    said = refusal(SettingsError, read_yaml, path, what="Parameter file")
+    assert said == f"Parameter file could not be found at {path}. {remedy}"
 
 
 def test_the_nearest_file_is_proposed_for_a_missing_one(tmp_path: Path) -> None:
