@@ -73,7 +73,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "done: source .venv/bin/activate"
 
 run: $(STAMP)
-	pipeline run --engine dvc
+	pipeline run --cores 2
 
 test: $(STAMP)
 	$(PYTEST) $(BY_FILE) -m "not slow and not tools"

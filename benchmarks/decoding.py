@@ -3,9 +3,9 @@
     python benchmarks/decoding.py [--agents 1 12 64 256 1000] [--rounds 20]
 
 The messages are those of balance_ball's agents (8 numbers observed) when no episode has ended. They
-are read agent by agent (`protocol.decoding`), field by field (`protocol.vectorized`), and with the
-layout of an earlier message (`protocol.layout_cache`), in turn within a round, on one processor;
-medians over the rounds.
+are read agent by agent (`protocol.decoding`), field by field, and with the layout of an earlier
+message (both `protocol.layout_cache`), in turn within a round, on one processor; medians over the
+rounds.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 from pipeline.protocol.decoding import decode_steps
 from pipeline.protocol.encoding import steps_bytes
 from pipeline.protocol.generated.messages import ReceivedAgentInfosProto
-from pipeline.protocol.layout_cache import Decoder
-from pipeline.protocol.vectorized import read_fields
+from pipeline.protocol.layout_cache import Decoder, read_fields
 from pipeline.simulators.games.balance_ball import BEHAVIOR, BalanceBall
 
 if TYPE_CHECKING:

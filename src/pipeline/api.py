@@ -434,8 +434,8 @@ def _is_program(source: object) -> bool:
 
 
 def _path_of(name: str) -> str:
-    """Return the path of an executable, which params.yaml may have by a name."""
-    return getattr(environment_of(name), "path", name)
+    """Return the path of an executable, which params.yaml may have by a name, or its folder."""
+    return str(in_folder(Path(getattr(environment_of(name), "path", name))))
 
 
 def _of_object(env: Any, seed: int) -> BaseEnv:

@@ -20,9 +20,9 @@ GROUPS = {
         "init": "write a project that trains in an environment of yours",
         "doctor": "check this machine and folder, and say what to do",
     },
-    "the whole pipeline, also by `dvc repro` and `snakemake --cores 8`": {
+    "the whole pipeline, by Snakemake or DVC": {
         "plan": "write the table of runs from params.yaml",
-        "run": "bring some experiments, sweeps, runs or subsets up to date",
+        "run": "bring everything, or some experiments, sweeps, runs or subsets, up to date",
         "compare": "compare runs over their seeds: returns, probabilities, steps to learn, time",
         "ui": "show runs in the browser, on this machine only",
         "runs": "say which MLflow run and which DVC revision belong together",
@@ -188,7 +188,7 @@ def _missing(error: ModuleNotFoundError) -> int:
     extra = extras.get(package, "train")
     print(
         f"error: this needs the package {package}, which is not installed; install the whole: "
-        f"pip install 'rl-pipeline[{extra}]', or in a checkout: pip install -e '.[{extra}]'",
+        f"pip install 'rl-pipeline[{extra}]'",
         file=sys.stderr,
     )
     return PipelineError.exit_code

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.protocol.demo import read_demo, writing_demo
-from pipeline.protocol.demo_file import delimited_message
+from pipeline.protocol.demo import delimited_message, read_demo, writing_demo
 from pipeline.protocol.generated.messages import DemonstrationMetaProto
 from pipeline.protocol.specs import ActionSpec, ActionTuple
 

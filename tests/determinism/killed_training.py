@@ -17,7 +17,7 @@ import remembering
 import torch
 import toys
 
-import pipeline.trainer.overlap
+import pipeline.trainer.updates
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.simulators import registry
 from pipeline.trainer.learner import Learner
@@ -117,7 +117,7 @@ def ending(due: Callable[[Learner], int]) -> Iterator[None]:
 
 def main(folder: str, name: str, max_updates: str, kill_at: str, how: str) -> None:
     if "long" in how:
-        pipeline.trainer.overlap.PER_STEP = 30_000
+        pipeline.trainer.updates.PER_STEP = 30_000
 
     def due(learner: Learner) -> int:
         if learner.n_updates == int(kill_at):

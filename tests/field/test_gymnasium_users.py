@@ -21,9 +21,9 @@ from pipeline.errors import (
     UnityObservationException,
 )
 from pipeline.protocol.specs import ActionTuple
+from pipeline.simulators.bridges.batches import picture
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
-from pipeline.simulators.bridges.pictures import picture
 from pipeline.simulators.bridges.spaces import Actions, Observations
 
 

@@ -26,8 +26,14 @@ from pipeline.errors import (
     UnityEnvironmentException,
 )
 from pipeline.export.layout import load as load_model
-from pipeline.protocol.demo import describe, read_demo, writing_demo
-from pipeline.protocol.demo_file import BRAIN_OFFSET, delimited_message, parse_demo
+from pipeline.protocol.demo import (
+    BRAIN_OFFSET,
+    delimited_message,
+    describe,
+    parse_demo,
+    read_demo,
+    writing_demo,
+)
 from pipeline.protocol.simulator import no_state
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings, read_yaml

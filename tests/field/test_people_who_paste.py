@@ -187,7 +187,7 @@ def test_what_init_says_and_writes_can_be_pasted(tmp_path: Path, monkeypatch, pa
     project = f"my {ODD}"
     assert cli.main(["init", project, "--env", f"./{ODD}.x86_64"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert pasted(said[-1]) == ["pipeline", "run", "--engine", "dvc"]
+    assert pasted(said[-1]) == ["pipeline", "run", "--cores", "2"]
     assert pasted.folder == str(tmp_path / project)
     readme = Path(project, "README.md").read_text()
     (learn,) = [line for line in readme.splitlines() if line.startswith("pipeline learn")]

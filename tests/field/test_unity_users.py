@@ -14,9 +14,9 @@ from fake_player import CONFIG, START
 
 import pipeline
 from pipeline import cli
-from pipeline.envs import launch, silence
+from pipeline.envs import base, launch
+from pipeline.envs.base import SilenceWatch
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.envs.silence import SilenceWatch
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
@@ -36,8 +36,8 @@ LIMIT = 100
 
 @pytest.fixture(autouse=True)
 def early_line(monkeypatch):
-    assert (silence.FIRST_S, silence.FIRST_EXCHANGES) == (30.0, 10_000)
-    monkeypatch.setattr(silence, "FIRST_EXCHANGES", LIMIT)
+    assert (base.FIRST_S, base.FIRST_EXCHANGES) == (30.0, 10_000)
+    monkeypatch.setattr(base, "FIRST_EXCHANGES", LIMIT)
 
 
 def greeting() -> m.UnityMessageProto:
@@ -67,7 +67,7 @@ class Player:
     It takes `seconds` for each message.
     """
 
-    port, peer = 5005, "127.0.0.1"
+    port, has_greeted = 5005, True
 
     def __init__(self, *messages: m.UnityMessageProto, seconds: float = 0.0):
         self._messages = [greeting(), m.UnityMessageProto(header={"status": 200}), *messages]

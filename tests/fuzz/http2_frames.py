@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.protocol import frames as f
 from pipeline.protocol.calls import METHOD
 from pipeline.protocol.frames import frame
-from pipeline.protocol.incoming import MAX_CALLS
+from pipeline.protocol.server import MAX_CALLS
 
 
 @st.composite

@@ -18,8 +18,8 @@ from typing import Any
 from fuzzing.frame import fuzz
 from hypothesis import strategies as st
 
+from pipeline.envs.sources.fetch import unpack
 from pipeline.envs.sources.programs import find_program
-from pipeline.envs.sources.unpack import unpack
 from pipeline.errors import FetchError
 
 from .mutations import mutated, usually

@@ -1,7 +1,7 @@
 """The ways to read a message about a behavior, against each other.
 
-`decode_steps` reads any message, agent by agent, `vectorized` all agents at once, and the `Decoder`
-messages that are like an earlier one. All must give the same arrays, or refuse alike.
+`decode_steps` reads any message, agent by agent, `read_fields` all agents at once, and `Decoder`
+those that are like an earlier one. All must give the same arrays, or refuse alike.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from wire_messages import decode_steps
 
 from pipeline.errors import PipelineError
-from pipeline.protocol import vectorized
 from pipeline.protocol.actions import actions_bytes, decode_actions, decode_entries
 from pipeline.protocol.generated import messages as m
-from pipeline.protocol.layout_cache import Decoder
+from pipeline.protocol.layout_cache import Decoder, read_fields
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 
 from .agents import ACTIONS, SPECS, SPOILS, message_of
@@ -76,7 +75,7 @@ def _assert_same(left: Any, right: Any) -> None:
 
 def _read_together(data: bytes, spec: BehaviorSpec) -> Any:
     """Read the few agents with the reader for many; None where that is impossible."""
-    fields = vectorized.read_fields(data, spec, lambda *_: None)
+    fields = read_fields(data, spec, lambda *_: None)
     TALLY.outcomes["read together"] += fields is not None
     return None if fields is None else _outcome(lambda: fields.steps(spec, "b"))
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from wire_messages import encode_actions
 
 from pipeline.data.demonstrations import load_expert_rows
-from pipeline.protocol.demo import read_demo
-from pipeline.protocol.demo_file import BRAIN_OFFSET, delimited_message
+from pipeline.protocol.demo import BRAIN_OFFSET, delimited_message, read_demo
 from pipeline.protocol.encoding import brain_parameters
 from pipeline.protocol.generated import messages as m
 

@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 
 from pipeline.protocol import frames
 from pipeline.protocol.calls import METHOD
-from pipeline.protocol.channel import OutgoingConnection
 from pipeline.protocol.frames import (
     END_STREAM,
     MAX_BLOCK_BYTES,
@@ -35,9 +34,8 @@ from pipeline.protocol.frames import (
     WINDOW_UPDATE,
     request_block,
 )
-from pipeline.protocol.http2 import PREFACE
-from pipeline.protocol.incoming import IncomingConnection
-from pipeline.protocol.server import Server
+from pipeline.protocol.http2 import PREFACE, OutgoingConnection
+from pipeline.protocol.server import IncomingConnection, Server
 
 from .http2_frames import NOISE, PIECES, conversations, data_frames, header_frames, spoiled
 
@@ -323,7 +321,7 @@ def test_strict_client_gets_every_answer_in_its_windows(
     example: dict[str, Any], folder: Path
 ) -> None:
     talk = Talk(lambda wire: IncomingConnection(wire, METHOD), example)
-    talk.ours._make_way = talk.make_way
+    talk.ours._wait_writable = talk.make_way
     talk.make_way()
     for number, (size, answer, window) in enumerate(example["calls"]):
         stream = 2 * number + 1
@@ -344,7 +342,7 @@ def test_strict_server_gets_every_call_in_its_windows(
     example: dict[str, Any], folder: Path
 ) -> None:
     talk = Talk(OutgoingConnection, example)
-    talk.ours._make_way = talk.make_way
+    talk.ours._wait_writable = talk.make_way
     talk.make_way()
     for number, (size, answer, window) in enumerate(example["calls"]):
         stream = 2 * number + 1

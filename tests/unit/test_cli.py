@@ -18,7 +18,7 @@ def test_help_teaches_by_example(capsys):
         cli.main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    for example in ("pipeline init", "dvc repro", "snakemake --cores", "pipeline learn config/"):
+    for example in ("pipeline init", "pipeline run", "pipeline learn config/"):
         assert example in text
     assert [text.count(f"\n  {name} ") for name in cli.COMMANDS] == [1] * len(cli.COMMANDS)
 
@@ -151,7 +151,7 @@ def test_plan_writes_the_table_and_check_compares_it(tmp_path, monkeypatch, caps
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5}, raising=False)
     assert cli.main(["plan", "--check"]) == 2
     assert cli.main(["plan"]) == 0
-    assert "`snakemake --cores 3`" in capsys.readouterr().out, "the cores of this machine"
+    assert "`pipeline run --cores 3`" in capsys.readouterr().out, "the cores of this machine"
     assert cli.main(["plan", "--check"]) == 0
     assert "up to date" in capsys.readouterr().out
     (tmp_path / "params.yaml").write_text(text.replace("      - 2\n", "      - 3\n", 1))

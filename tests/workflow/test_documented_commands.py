@@ -20,17 +20,17 @@ ELSEWHERE = {
     "git clone URL rl-pipeline && cd rl-pipeline": "every test of tests/workflow works in a copy",
     "make install": "what CI begins with",
     "source .venv/bin/activate": "what CI begins with",
-    "make run": "pipeline run --engine dvc, in tests/workflow/test_engines.py and test_progress.py",
+    "pipeline run --cores 2": "tests/workflow/test_engines.py and test_project_of_the_wheel.py",
     "pip install 'rl-pipeline[slurm]' -c constraints.txt": "an index is asked; `snakemake --profile"
     " profiles/slurm` needs it",
     "snakemake --profile profiles/slurm": "tests/workflow/test_clusters.py, where it is installed",
-    "python benchmarks/throughput.py": "needs `make peer`",
-    "python benchmarks/learning.py --case ppo --steps 300000 --curves": "needs `make peer`",
+    "python benchmarks/throughput.py --rounds 5": "needs `make peer`",
+    "python benchmarks/throughput.py --rounds 5 --steps 120000 --compile --threaded": "the same",
+    "python benchmarks/learning.py --case ppo": "needs `make peer`",
+    "python benchmarks/learning.py --case sac --seeds {1..16}": "needs `make peer`",
     "python benchmarks/cluster_jobs.py --jobs 64 --kill 10 --at-once 4": "test_clusters.py",
     "pipeline ui": "tests/unit/commands: it serves until it is ended",
     "tensorboard --logdir results": "not ours: it serves until it is ended",
-    "dvc repro": "tests/workflow/test_whole_graph.py",
-    "pipeline run --engine dvc": "tests/workflow/test_project_of_the_wheel.py",
     "pipeline sync": "tests/workflow/test_whole_graph.py",
     "pipeline compare": "tests/workflow/test_whole_graph.py",
     "pipeline doctor": "tests/unit/commands: whether it is content depends on the machine",
@@ -39,7 +39,7 @@ ELSEWHERE = {
     "pipeline learn own.yaml --env rooms:Rooms --run-id rooms --seed 1": "the same",
     "cd my_game": "a step into the folder that the line before has made",
     "pipeline evaluate results/export/grid_world_ppo/seed1/GridWorld.onnx --env grid_world "
-    "--episodes 10 --video grid.gif": "needs `make run`; the README's has a video, too",
+    "--episodes 10 --video grid.gif": "needs `pipeline run`; the README's has a video, too",
 }
 """Commands that no test of this file runs, and why."""
 

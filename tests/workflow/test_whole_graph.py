@@ -250,7 +250,7 @@ def test_experiments_of_dvc_have_rows_of_their_own(copied: Path):
 
     tried("here", 5)
     documented = re.search(
-        r"^dvc (exp show .*)$", (ROOT / "docs/how-to/pipeline.md").read_text(), re.MULTILINE
+        r"^dvc (exp show .*)$", (ROOT / "docs/how-to/dvc.md").read_text(), re.MULTILINE
     )
     assert documented is not None
     csv_lines = run(root, "dvc", *shlex.split(documented[1]), "--csv").stdout.splitlines()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
@@ -21,21 +20,18 @@ from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import tensors
 from pipeline.algos.schedules import completed
+from pipeline.arrays import BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field
 from pipeline.data.replay import Replay
 from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError
 from pipeline.nets.actor_critic import Critic
-from pipeline.nets.encoder import HyperLayer
+from pipeline.nets.fast.adam import FlatAdam
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.schema import NetworkSettings, TrainerSettings
 
 if TYPE_CHECKING:
     from pipeline.algos.bc import BehavioralCloning
-    from pipeline.arrays import BoolArray, FloatArray
-    from pipeline.nets.optimizer import FlatAdam
-
-_log = logging.getLogger(__name__)
 
 
 class Algorithm(ABC):
@@ -234,23 +230,9 @@ class Algorithm(ABC):
 
     def compile(self) -> None:
         """Have gradient steps compiled from now on, where a compiler is installed."""
-        from pipeline.nets.compiled import CompiledSteps, compiler  # takes a second to import
+        from pipeline.nets.fast.compiled import compile_steps  # takes a second to import
 
-        if self.device.type == "cpu" and compiler() is None:
-            _log.warning(
-                "torch_settings.compile: no C++ compiler is installed here (g++, or what CXX "
-                "names), so nothing is compiled."
-            )
-            return
-        modules = (module for network in self.own_networks.values() for module in network.modules())
-        if any(isinstance(module, HyperLayer) for module in modules):
-            # its work depends on how many goals a minibatch has
-            _log.warning(
-                "torch_settings.compile: networks with a goal signal and goal_conditioning_type "
-                "hyper are not compiled."
-            )
-            return
-        self.optimizer.compiled = CompiledSteps(self.optimizer)
+        compile_steps(self.optimizer, self.own_networks.values())
 
     def copy_for_acting(self) -> Algorithm:
         """Copy what `act` needs, and no more of `own_networks`, to act while this one learns."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +23,11 @@ from pipeline import seeding
 from pipeline.algos.policy import Policy
 from pipeline.algos.rows import Rows, forgetful_sequences, tensors
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, completed, scheduled
+from pipeline.arrays import AnyArray
 from pipeline.data.columns import cut, rows_of
 from pipeline.data.demonstrations import ExpertRows, load_expert_rows
-from pipeline.nets.optimizer import FusedAdam
+from pipeline.nets.fast.adam import FusedAdam
 from pipeline.settings.schema import TrainerSettings
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray
 
 DEFAULT_EPOCHS = 3
 # Rows that are measured at once.

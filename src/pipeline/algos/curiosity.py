@@ -20,8 +20,8 @@ from pipeline.algos.reward_signals import RewardSignal
 from pipeline.algos.rows import Rows
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
+from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.layers import DenseSwish, linear
-from pipeline.nets.optimizer import FlatAdam
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.schema import CuriositySettings, NetworkSettings
 
@@ -111,13 +111,11 @@ class Curiosity(RewardSignal):
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
         """One step of features and both models."""
-        self.optimizer.zero_gradients()
         network, features = self.network, self.network.features(rows)
         errors = network.forward_error(rows, *features), network.inverse_error(rows, *features)
         forward, inverse = (error.mean() for error in errors)
         loss = LOSS_WEIGHT * (FORWARD_WEIGHT * forward + INVERSE_WEIGHT * inverse)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.optimizer.step()
+        self.optimizer.minimize(loss)
         self.has_learned = True
         return {
             "Losses/Curiosity Forward Loss": forward.detach(),

@@ -22,8 +22,8 @@ from pipeline.algos.rows import Rows, tensors
 from pipeline.data.demonstrations import load_expert_rows
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
+from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.layers import linear, xavier
-from pipeline.nets.optimizer import FlatAdam
 from pipeline.protocol.specs import BehaviorSpec, ObservationSpec
 from pipeline.settings.schema import GAILSettings, NetworkSettings
 
@@ -174,9 +174,7 @@ class GAIL(RewardSignal):
             stats |= {"Losses/GAIL KL Loss": kl.detach(), "Policy/GAIL Beta": self.beta}
         penalty = self.gradient_penalty(pairs)
         stats["Policy/GAIL Grad Mag Loss"] = penalty.detach()
-        self.optimizer.zero_gradients()
-        (loss + GRADIENT_WEIGHT * penalty).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.optimizer.step()
+        self.optimizer.minimize(loss + GRADIENT_WEIGHT * penalty)
         return stats
 
     def gradient_penalty(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

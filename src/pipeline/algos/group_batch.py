@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,14 +11,13 @@ from torch import Tensor
 
 from pipeline.algos.process_group import ProcessGroup
 from pipeline.algos.rows import Rows, tensors
-from pipeline.data.columns import Length, rows_of
+from pipeline.arrays import AnyArray, BoolArray
+from pipeline.data.columns import rows_of
 from pipeline.data.rollout import Rollout
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.encoder import Normalizers
+from pipeline.nets.fast.adam import Length, flat_inputs
 from pipeline.nets.group_critic import GroupLayout
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,37 +160,26 @@ class CriticInput:
     obs: list[Tensor]
     memory: Tensor | None
     actions: Tensor | None
-    groups: GroupLayout
     moment: Tensor | None
     """int64 [B] which of the groups each row is of."""
+    groups: GroupLayout
 
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """Its tensors by name, those of observations in a list."""
-        named = {
-            "mate_memory": self.memory,
-            "mate_actions": self.actions,
-            "group": self.moment,
-        }
-        given_tensors = {name: values for name, values in named.items() if values is not None}
-        return {"mate_obs": self.obs, **given_tensors, **self.groups.columns}
+    def lengths(self, name: str, row_names: Iterable[str], n_rows: int) -> dict[str, Length] | None:
+        """Lengths as `FlatAdam.descend` takes them, of this input and of the inputs of rows.
 
-    def lengths(self, n_rows: int) -> dict[str, Length]:
-        """Lengths of `inputs` in minibatches of about `n_rows` rows, where members are absent."""
+        Where members are absent, nearly every minibatch of about `n_rows` rows has another number
+        of rows, and of moments.
+        """
         N = self.groups.size
+        if self.groups.partial is None:
+            # Where rows of some members are still to come, minibatches differ in their number.
+            is_full = self.moment is not None and len(self.moment) == len(self.obs[0])
+            return {} if is_full else None
         rows, groups = Length("rows", n_rows), Length("groups", -(-n_rows // N))
         sets = Length("sets", rows.usual + groups.usual)
         members, entries = Length("members", n_rows), Length("entries", N * sets.usual)
-        by_name = {"group": rows, "present": groups, "wanted": sets, "count": sets}
+        by_name = {"moment": rows, "present": groups, "wanted": sets, "count": sets}
         by_name |= dict.fromkeys(("owner", "row", "embedding"), entries)
-        return {name: by_name.get(name, members) for name in self.inputs}
-
-    def over(self, inputs: Mapping[str, Any]) -> CriticInput:
-        """The same with the tensors that `inputs` gives by name."""
-        return CriticInput(
-            obs=inputs["mate_obs"],
-            memory=inputs.get("mate_memory"),
-            actions=inputs.get("mate_actions"),
-            groups=self.groups.over(inputs),
-            moment=inputs.get("group"),
-        )
+        names = [full_name for full_name, _ in flat_inputs({name: self})]
+        own = {full_name: by_name.get(full_name.split(".")[-1], members) for full_name in names}
+        return dict.fromkeys(row_names, rows) | own

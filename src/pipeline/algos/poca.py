@@ -15,41 +15,26 @@ detail.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.algos.algorithm import Algorithm
-from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.group_batch import CriticInput, GroupBatch
 from pipeline.algos.policy import Policy, rollout_fields, seeded_weights
-from pipeline.algos.ppo import (
-    ADVANTAGE_EPSILON,
-    VALUE_WEIGHT,
-    decoupled,
-    log_probs,
-    policy_loss,
-    value_loss,
-    with_clip_range,
-)
-from pipeline.algos.returns import generalized_advantages
-from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
-from pipeline.algos.rows import Rows, named_tensors, stored_sequences, tensors
+from pipeline.algos.ppo import PPO, VALUE_WEIGHT, policy_loss, value_loss
+from pipeline.algos.reward_signals import RewardSignals
+from pipeline.algos.rows import Rows, stored_sequences, tensors
 from pipeline.algos.schedules import Schedule
-from pipeline.data.columns import Field, Length
+from pipeline.arrays import AnyArray, FloatArray
+from pipeline.data.columns import Field
 from pipeline.data.rollout import Rollout
+from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.group_critic import GroupCritic
 from pipeline.nets.memory import SequenceState
-from pipeline.nets.optimizer import FlatAdam
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import POCASettings, TrainerSettings
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, FloatArray
 
 _log = logging.getLogger(__name__)
 
@@ -61,26 +46,23 @@ _PLACES = 4096
 """Places in all sets of moments that are evaluated at once: few, so that they stay in a cache."""
 
 
-class POCA(Algorithm):
+class POCA(PPO):
     """Learns from each rollout of groups a few times over, then throws it away."""
 
-    def __init__(
-        self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
-    ) -> None:
-        super().__init__(spec, settings, seed=seed, device=device)
-        h: POCASettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
-        self.hyperparameters = h
+    critic: GroupCritic
+    groups: GroupBatch
+    """The groups of the rollout that is learned from."""
+    estimates = ("value", "baseline")
+
+    def _make_networks(self, seed: int) -> None:
         _warn_of_other_signals(self.signals)
-        if self.signals.learning:
-            self.intrinsic = IntrinsicRewards(self.signals, device=device)
-        network = settings.network_settings
+        network = self.settings.network_settings
         with seeded_weights(seed, "poca"):
-            self.policy = Policy(spec, network).to(device)
-            self.critic = GroupCritic(spec, network, self.signals.names).to(device)
+            self.policy = Policy(self.spec, network).to(self.device)
+            self.critic = GroupCritic(self.spec, network, self.signals.names).to(self.device)
         self.own_networks = {"policy": self.policy, "critic": self.critic}
         parameters = [*self.policy.parameters(), *self.critic.parameters()]
-        self.optimizer = FlatAdam(parameters, learning_rate=h.learning_rate)
-        self.bc = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
+        self.optimizer = FlatAdam(parameters, learning_rate=self.hyperparameters.learning_rate)
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -100,101 +82,53 @@ class POCA(Algorithm):
             fields["memory"] = Field(shape=(self.memory_size,))
         return {**fields, "over": Field(shape=(), dtype=np.bool_)}
 
-    def ready(self, n_rows: int) -> bool:
-        """Whether `n_rows` of closed trajectories are enough for an update."""
-        # More than, not at least: ML-Agents' rule, to which published sizes are tuned.
-        return n_rows > self.hyperparameters.buffer_size
-
-    def update_in_parts(
-        self, rollout: Rollout, *, step: int
-    ) -> Generator[int, None, dict[str, float]]:
-        """Learn from a rollout, a minibatch at a time: see `Algorithm.update_in_parts`."""
-        h = self.hyperparameters
-        now = Schedule.at(step, h, self.settings.max_steps)
-        self.optimizer.learning_rate = now.learning_rate
-        rows, groups = self._rows(rollout)
-        rows = with_clip_range(rows, now.epsilon)
-        beta = torch.tensor(now.beta, device=self.device)
-        losses: list[Tensor] = []
-        n_left = h.num_epoch * (len(rows) // h.batch_size) + (self.bc.n_parts if self.bc else 0)
-        for _ in range(h.num_epoch):
-            for batch in self._minibatches(rows, groups):
-                yield n_left - len(losses)
-                losses.append(self._learn(batch, groups, beta))
-                if self.intrinsic is not None and batch.steps is not None:
-                    self.intrinsic.learn(batch.steps)
-        by_step = torch.stack(losses)
-        self.processes.average_(by_step, len(rows))
-        loss_pi, loss_v, loss_b = by_step.abs().mean(0).tolist()
-        by_name = {"policy": loss_pi, "value": loss_v, "baseline": loss_b}
-        self.refuse_divergence(by_name, step=step)
-        stats = {
-            "Losses/Policy Loss": loss_pi,
-            "Losses/Value Loss": loss_v,
-            "Losses/Baseline Loss": loss_b,
-            **now.stats(),
-        }
-        for column, signal in enumerate(self.signals.names):
-            name = signal.capitalize()
-            stats[f"Policy/{name} Value Estimate"] = float(rows.value[:, column].mean())
-            stats[f"Policy/{name} Baseline Estimate"] = float(rows.baseline[:, column].mean())
-        if self.intrinsic is not None:
-            stats |= self.intrinsic.end(step=step)
-        if self.bc is not None:
-            stats["Losses/Pretraining Loss"] = yield from self.bc.update_in_parts(step=step)
-        return stats
-
-    def _minibatches(self, rows: Rows, groups: GroupBatch) -> Iterator[Rows]:
-        size = self.hyperparameters.batch_size
-        if rows.sequences is None:
-            return groups.minibatches(rows, self.minibatch_stream, size, self.processes)
+    def _minibatches(self, rows: Rows) -> Iterator[Rows]:
         # With memory whole sequences, whose rows are of different moments.
-        n_sequences = max(size // self.sequence_length, 1)
-        return rows.minibatches(self.minibatch_stream, n_sequences, self.processes)
+        if rows.sequences is not None:
+            return super()._minibatches(rows)
+        size = self.hyperparameters.batch_size
+        return self.groups.minibatches(rows, self.minibatch_stream, size, self.processes)
 
-    def _learn(self, batch: Rows, groups: GroupBatch, beta: Tensor) -> Tensor:
+    def _statistics(
+        self, steps: Sequence[list[Tensor]], rows: Rows, now: Schedule, *, step: int
+    ) -> dict[str, float]:
+        losses = torch.stack([results[0] for results in steps])
+        names = ("policy", "value", "baseline")
+        return self._mean_losses(losses, rows, *names, step=step) | now.stats()
+
+    def _learn(self, batch: Rows, *, fixed: Mapping[str, Tensor]) -> list[Tensor]:
         """One gradient step on a minibatch; policy, value and baseline loss [3]."""
+        h, groups = self.hyperparameters, self.groups
         index = batch.index.numpy()
         moments = np.unique(groups.moment[index])
         # A program is for one size of groups: so small groups are large ones with absent members.
         is_compiled = self.optimizer.compiled is not None
         size = int(self.critic.largest) if is_compiled else 1
         critic_input = groups.pick(moments, groups.present[moments], index, size=size)
-        lengths = None
-        if is_compiled and critic_input.groups.partial is not None:
-            # Nearly every minibatch has another number of rows, and of moments.
-            n_rows = self.hyperparameters.batch_size
-            rows = dict.fromkeys(batch.inputs, Length("rows", n_rows))
-            lengths = rows | critic_input.lengths(n_rows)
-        is_full = len(index) == len(moments) * critic_input.groups.size
-        (losses,) = self.optimizer.descend(
-            partial(self._losses, sequences=batch.sequences, critic_input=critic_input),
-            {**batch.inputs, **critic_input.inputs, "beta": beta},
-            max_norm=self.hyperparameters.max_grad_norm,
-            lengths=lengths,
-            steady=batch.sequences is None and (is_full or lengths is not None),
+        return self.optimizer.descend(
+            partial(self._group_losses, sequences=batch.sequences),
+            {**batch.inputs, "mates": critic_input, **fixed},
+            max_norm=h.max_grad_norm,
+            lengths=(
+                critic_input.lengths("mates", batch.inputs, h.batch_size) if is_compiled else None
+            ),
         )
-        return losses
 
-    def _losses(
-        self,
-        inputs: Mapping[str, Any],
-        sequences: SequenceState | None,
-        critic_input: CriticInput,
+    def _group_losses(
+        self, inputs: Mapping[str, Any], sequences: SequenceState | None
     ) -> tuple[Tensor, tuple[Tensor]]:
         """Return the loss, and the policy's, the value's and the baseline's part of it [3].
 
         Args:
-            inputs: of a minibatch and of the critic, and `beta`.
+            inputs: of a minibatch, `mates` for the critic, and `beta`.
             sequences: the sequences that the rows form; None without memory.
-            critic_input: layout of the critic's inputs, whose tensors are in `inputs`.
         """
         batch = Rows.of(inputs, sequences)
         hidden = self.policy.actor(batch.obs, sequences)
         log_prob, entropy = self.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
-        value, baseline = self._values_and_baselines(critic_input.over(inputs))
+        value, baseline = self._values_and_baselines(inputs["mates"])
         loss_pi = policy_loss(
             log_ratio=log_prob - batch.log_prob,
             advantage=batch.advantage,
@@ -219,53 +153,21 @@ class POCA(Algorithm):
         return estimates.index_select(0, moment), estimates[estimates.shape[0] - n_rows :]
 
     @torch.no_grad()
-    def _rows(self, rollout: Rollout) -> tuple[Rows, GroupBatch]:
-        """Return the rows of a rollout, and their groups.
-
-        The rows have `value`, `baseline` and `returns` [R, S], and `advantage` [R, 1].
-        """
-        f = rollout.fields
+    def _rows(self, rollout: Rollout) -> Rows:
+        """The rows of a rollout with `value`, `baseline` and `returns` [R, S], and `advantage`."""
         branches = self.spec.action_spec.discrete_branches
-        groups = GroupBatch.of(rollout, self.policy.normalizers, branches, self.device)
+        groups = self.groups = GroupBatch.of(
+            rollout, self.policy.normalizers, branches, self.device
+        )
         # Before any value: the number of members is an input, relative to the largest group.
         self.critic.notice(self.processes.most(groups.largest))
         value, baseline, following, following_all = self._values(groups)
         terminated = rollout.terminated[:, None]
-        ignores = self.signals.ignores_done.cpu().numpy()
-        bootstrap = np.where(terminated & ignores, following_all, following)
-        steps = None
-        if self.intrinsic is None:
-            rewards = f["reward"][:, None] * self.signals.strength.cpu().numpy()
-        else:
-            rewards, steps = self.intrinsic.begin(rollout)
-        # a lambda-return is a generalised advantage estimate plus the value it is relative to
-        returns = value + generalized_advantages(
-            rewards=rewards,
-            values=value,
-            bootstrap=bootstrap,
-            starts=rollout.starts,
-            lengths=rollout.lengths,
-            gamma=self.signals.gamma.cpu().numpy(),
-            lambda_=self.hyperparameters.lambd,
-        )
-        advantage = (returns - baseline).mean(axis=1, keepdims=True)
-        center, std = self.processes.moments(advantage)
-        computed = {
-            "advantage": (advantage - center) / (std + ADVANTAGE_EPSILON),
-            "returns": returns,
-            "value": value,
-            "baseline": baseline,
-        }
-        stored = named_tensors(f, ("continuous", "discrete", "log_prob", "allowed"), self.device)
-        rows = Rows(
-            obs=self.policy.normalizers(tensors(rollout.obs, self.device)),
-            fields={**stored, **named_tensors(computed, list(computed), self.device)},
-            sequences=stored_sequences(rollout, self.sequence_length, self.device),
-            steps=steps,
-        )
-        if self.settings.threaded:
-            rows = decoupled(rows, log_probs(self.policy, rows, rows.sequences))
-        return rows, groups
+        bootstrap = np.where(terminated & self.ignores_done, following_all, following)
+        obs = self.policy.normalizers(tensors(rollout.obs, self.device))
+        sequences = stored_sequences(rollout, self.sequence_length, self.device)
+        estimates = {"value": value, "baseline": baseline}
+        return self._with_advantages(rollout, obs, sequences, bootstrap, estimates)
 
     def _values(self, groups: GroupBatch) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Return values and baselines of rows [R, S], and values after trajectories [K, S].

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,17 +13,14 @@ from torch import Tensor, nn
 from pipeline import seeding
 from pipeline.algos.finite_checks import refuse_non_finite_decision
 from pipeline.algos.rows import tensors
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Field
 from pipeline.nets.actor_critic import ActionHeads, Actor, Sample
 from pipeline.nets.encoder import Normalizers
-from pipeline.nets.numpy_actor import MOST_AGENTS, NumpyActor
+from pipeline.nets.fast.numpy_actor import MOST_AGENTS, NumpyActor
 from pipeline.nets.squashed import SquashedHeads
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.settings.schema import NetworkSettings
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-
 
 _STATE_BYTES = {16, 5056}
 """Sizes of a CUDA generator's state and of a CPU generator's."""

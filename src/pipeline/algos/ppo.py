@@ -9,11 +9,12 @@ every detail with its reason.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,33 +22,85 @@ from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.policy import Policy, seeded_weights
 from pipeline.algos.process_group import ProcessGroup
-from pipeline.algos.returns import generalized_advantages
 from pipeline.algos.reward_signals import IntrinsicRewards
 from pipeline.algos.rows import (
     Rows,
-    named_tensors,
     stored_sequences,
     tensors,
     values_in_sequence,
 )
 from pipeline.algos.schedules import Schedule
+from pipeline.arrays import AnyArray, FloatArray, IntArray
 from pipeline.data.rollout import Rollout
-from pipeline.nets.actor_critic import ActorAndCritic, Critic
+from pipeline.nets.actor_critic import Critic
+from pipeline.nets.fast.pairs import ActorAndCritic, paired_adam
 from pipeline.nets.memory import SequenceState
-from pipeline.nets.optimizer import FlatAdam
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.schema import PPOSettings, TrainerSettings
-
-if TYPE_CHECKING:
-    from pipeline.arrays import FloatArray
+from pipeline.settings.schema.trainer import OnPolicySettings
 
 # As in ML-Agents; it matters only where all advantages are equal.
 ADVANTAGE_EPSILON = 1e-10
 VALUE_WEIGHT = 0.5
 LARGEST_WEIGHT = 2.0
 """Largest weight of a row that an older policy collected; see `decoupled`."""
+STORED = ("continuous", "discrete", "log_prob", "allowed")
+"""Fields of a rollout that losses take; the last one only where there are branches."""
 CHUNK = 4096
 """Rows that go through a network at once where nothing is learned."""
+
+
+def generalized_advantages(
+    *,
+    rewards: FloatArray,
+    values: FloatArray,
+    bootstrap: FloatArray,
+    starts: IntArray,
+    lengths: IntArray,
+    gamma: FloatArray,
+    lambda_: float,
+) -> FloatArray:
+    """Generalised advantage estimates of K trajectories that lie one after another in R rows.
+
+    delta_t = r_t + gamma V(s_t+1) - V(s_t); A_t = delta_t + gamma lambda A_t+1, where V(s_t+1) of a
+    trajectory's last row is its bootstrap value. Source: Schulman et al. 2015, arXiv 1506.02438,
+    equations 11 and 16. All trajectories go backwards together, the longest ones first.
+
+    Args:
+        rewards: [R, S] for each of S reward signals.
+        values: [R, S] critic's estimates.
+        bootstrap: [K, S] value after each trajectory's last row, 0 where it terminated.
+        starts: [K] first row of each trajectory.
+        lengths: [K] rows of each trajectory, all at least 1.
+        gamma: [S] discount per step.
+        lambda_: weight of longer estimates, in [0, 1].
+
+    Returns:
+        [R, S] advantages; returns are advantages plus values.
+    """
+    following = np.empty_like(values)
+    following[:-1] = values[1:]
+    ends = starts + lengths - 1
+    # Overwrites what belonged to the next trajectory's first row.
+    following[ends] = bootstrap
+    advantages = rewards + gamma * following - values
+    # Longest first, so that those still going at each step back are the first ones of `carry`.
+    order = np.argsort(-lengths, kind="stable")
+    last_rows = ends[order]
+    carry = np.zeros_like(bootstrap)
+    decay = (gamma * lambda_).astype(np.float32)
+    for back, n_active in enumerate(_active_counts(lengths)):
+        rows = last_rows[:n_active] - back
+        carry = advantages[rows] + decay * carry[:n_active]
+        advantages[rows] = carry
+    return advantages
+
+
+def _active_counts(lengths: IntArray) -> AnyArray:
+    """How many trajectories reach at least t + 1 rows, for t from 0 to the longest."""
+    longest = int(lengths.max(initial=0))
+    histogram = np.bincount(lengths, minlength=longest + 1)
+    return len(lengths) - np.cumsum(histogram)[:longest]
 
 
 def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
@@ -137,43 +190,42 @@ def log_probs(policy: Policy, rows: Rows, sequences: SequenceState | None) -> Te
     return torch.cat(results)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepStats:
-    """Losses and log ratios of one gradient step."""
-
-    losses: tuple[Tensor, Tensor]
-    """Policy loss and value loss, scalars."""
-    log_ratio: Tensor
-    """[B, C] how far the policy had moved from the one whose `log_prob` the rows have."""
-
-
 class PPO(Algorithm):
     """Learns from each rollout a few times over, then throws it away."""
+
+    critic: Any
+    """A `Critic`, or a `GroupCritic`."""
+    estimates: ClassVar[tuple[str, ...]] = ("value",)
+    """Fields of rows whose means are reported, for each reward signal."""
 
     def __init__(
         self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
     ) -> None:
         super().__init__(spec, settings, seed=seed, device=device)
-        h: PPOSettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
-        self.hyperparameters = h
+        self.hyperparameters: OnPolicySettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
         if self.signals.learning:
             self.intrinsic = IntrinsicRewards(self.signals, device=device)
-        network = settings.network_settings
-        with seeded_weights(seed, "ppo"):
-            self.policy = Policy(spec, network).to(device)
-            shared = self.policy.actor if h.shared_critic else None
-            self.critic = Critic(spec, network, self.signals.names, shared=shared).to(device)
-        self.own_networks = {"policy": self.policy, "critic": self.critic}
-        self.recurrent_critic = self.critic
-        parameters = [*self.policy.parameters(), *self.critic.parameters()]
-        self.both = ActorAndCritic(self.policy.actor, self.critic)
-        self.optimizer = FlatAdam(parameters, learning_rate=h.learning_rate, pairs=self.both.pairs)
-        self.both.share_weights(self.optimizer.paired)
+        self._make_networks(seed)
         self.gamma, self.strength, self.ignores_done = (
             values.cpu().numpy()
             for values in (self.signals.gamma, self.signals.strength, self.signals.ignores_done)
         )
         self.bc = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
+
+    def _make_networks(self, seed: int) -> None:
+        """Make policy, critic, and their optimizer."""
+        h, network = self.hyperparameters, self.settings.network_settings
+        with seeded_weights(seed, "ppo"):
+            self.policy = Policy(self.spec, network).to(self.device)
+            is_shared = isinstance(h, PPOSettings) and h.shared_critic
+            shared = self.policy.actor if is_shared else None
+            self.critic = Critic(self.spec, network, self.signals.names, shared=shared)
+            self.critic.to(self.device)
+        self.own_networks = {"policy": self.policy, "critic": self.critic}
+        self.recurrent_critic = self.critic
+        parameters = [*self.policy.parameters(), *self.critic.parameters()]
+        self.both = ActorAndCritic(self.policy.actor, self.critic)
+        self.optimizer = paired_adam(parameters, self.both, learning_rate=h.learning_rate)
 
     def ready(self, n_rows: int) -> bool:
         """Whether `n_rows` of closed trajectories are enough for an update."""
@@ -189,68 +241,89 @@ class PPO(Algorithm):
         self.optimizer.learning_rate = now.learning_rate
         rows = with_clip_range(self._rows(rollout), now.epsilon)
         fixed = {"beta": torch.tensor(now.beta, device=self.device)}
-        if h.clip_value:
+        if isinstance(h, PPOSettings) and h.clip_value:
             fixed["clip"] = value_range(rows.returns, now.epsilon, self.processes)
-        steps: list[StepStats] = []
-        # With memory a unit is a sequence, counted as if it were full.
-        size = max(h.batch_size // self.sequence_length, 1)
+        steps: list[list[Tensor]] = []
         n_left = h.num_epoch * (len(rows) // h.batch_size) + (self.bc.n_parts if self.bc else 0)
         for _ in range(h.num_epoch):
-            for batch in rows.minibatches(self.minibatch_stream, size, self.processes):
+            for batch in self._minibatches(rows):
                 yield n_left - len(steps)
                 steps.append(self._learn(batch, fixed=fixed))
                 if self.intrinsic is not None and batch.steps is not None:
                     self.intrinsic.learn(batch.steps)
         stats = self._statistics(steps, rows, now, step=step)
+        for column, signal in enumerate(self.signals.names):
+            for name in self.estimates:
+                tag = f"Policy/{signal.capitalize()} {name.capitalize()} Estimate"
+                stats[tag] = float(rows.fields[name][:, column].mean())
         if self.intrinsic is not None:
             stats |= self.intrinsic.end(step=step)
         if self.bc is not None:
             stats["Losses/Pretraining Loss"] = yield from self.bc.update_in_parts(step=step)
         return stats
 
+    def _minibatches(self, rows: Rows) -> Iterator[Rows]:
+        """Yield the minibatches of one epoch."""
+        # With memory a unit is a sequence, counted as if it were full.
+        size = max(self.hyperparameters.batch_size // self.sequence_length, 1)
+        return rows.minibatches(self.minibatch_stream, size, self.processes)
+
+    def _mean_losses(self, losses: Tensor, rows: Rows, *names: str, step: int) -> dict[str, float]:
+        """Return mean absolute losses by tag, as ML-Agents charts the policy's.
+
+        Args:
+            losses: [P, L] of P gradient steps.
+            rows: what was learned from.
+            names: of the L losses.
+            step: agent steps done.
+
+        Raises:
+            TrainingError: A loss, a gradient or a weight is not finite.
+        """
+        self.processes.average_(losses, len(rows))
+        means = dict(zip(names, losses.abs().mean(0).tolist(), strict=True))
+        self.refuse_divergence(means, step=step)
+        return {f"Losses/{name.capitalize()} Loss": mean for name, mean in means.items()}
+
     def _statistics(
-        self, steps: Sequence[StepStats], rows: Rows, now: Schedule, *, step: int
+        self, steps: Sequence[list[Tensor]], rows: Rows, now: Schedule, *, step: int
     ) -> dict[str, float]:
         """Return the statistics of an update's gradient steps, by TensorBoard tag.
 
         Raises:
             TrainingError: A loss, a gradient or a weight is not finite.
         """
-        # [P, 2] of P gradient steps
-        losses = torch.stack([loss for step_stats in steps for loss in step_stats.losses]).view(
-            -1, 2
-        )
-        self.processes.average_(losses, len(rows))
-        # Absolute values, as ML-Agents charts the policy's.
-        loss_pi, loss_v = losses.abs().mean(0).tolist()
-        self.refuse_divergence({"policy": loss_pi, "value": loss_v}, step=step)
+        losses = torch.stack([loss for results in steps for loss in results[:2]]).view(-1, 2)
+        stats = self._mean_losses(losses, rows, "policy", "value", step=step)
         # The last epoch's steps have moved furthest; the first ones start at a ratio of 1.
         n_per_epoch = len(steps) // self.hyperparameters.num_epoch
-        last_epoch = torch.cat([step_stats.log_ratio for step_stats in steps[-n_per_epoch:]])
+        last_epoch = torch.cat([log_ratio for _, _, log_ratio in steps[-n_per_epoch:]])
         # KL as the mean of (r - 1) - ln r: never negative and of low variance.
         change = last_epoch.exp() - 1.0
-        stats = {
-            "Losses/Policy Loss": loss_pi,
-            "Losses/Value Loss": loss_v,
+        return {
+            **stats,
             **now.stats(),
             "Policy/approx_kl": float((change - last_epoch).mean()),
             "Policy/clip_fraction": float((change.abs() > now.epsilon).float().mean()),
             "Policy/explained_variance": _explained_variance(rows),
         }
-        for column, signal in enumerate(self.signals.names):
-            name = signal.capitalize()
-            stats[f"Policy/{name} Value Estimate"] = float(rows.value[:, column].mean())
-        return stats
 
-    def _learn(self, batch: Rows, *, fixed: Mapping[str, Tensor]) -> StepStats:
-        """Make one gradient step on a minibatch; `fixed` has more inputs of `_losses`."""
-        loss_pi, loss_v, log_ratio = self.optimizer.descend(
+    def _learn(self, batch: Rows, *, fixed: Mapping[str, Tensor]) -> list[Tensor]:
+        """Make one gradient step on a minibatch.
+
+        Args:
+            batch: the minibatch.
+            fixed: more inputs of `_losses`.
+
+        Returns:
+            Policy loss and value loss, scalars, and log ratio [B, C]: how far the policy had moved
+            from the one whose `log_prob` the rows have.
+        """
+        return self.optimizer.descend(
             partial(self._losses, sequences=batch.sequences),
             {**batch.inputs, **fixed},
             max_norm=self.hyperparameters.max_grad_norm,
-            steady=batch.sequences is None,
         )
-        return StepStats(losses=(loss_pi, loss_v), log_ratio=log_ratio)
 
     def _losses(
         self, inputs: Mapping[str, Any], sequences: SequenceState | None
@@ -284,16 +357,12 @@ class PPO(Algorithm):
 
     @torch.no_grad()
     def _rows(self, rollout: Rollout) -> Rows:
-        """The rows of a rollout with `value` and `returns` [R, S], and `advantage`.
-
-        `advantage` is [R, 1], or [R, C] where agents act during updates.
-        """
-        f = rollout.fields
+        """The rows of a rollout with `value` and `returns` [R, S], and `advantage`."""
         obs = self.policy.normalizers(tensors(rollout.obs, self.device))
         next_obs = self.policy.normalizers(tensors(rollout.next_obs, self.device))
         sequences = stored_sequences(rollout, self.sequence_length, self.device)
         if sequences is None:
-            value, following = self._values(obs), self._values(next_obs)
+            value, following = self._values_in_parts(obs), self._values_in_parts(next_obs)
         else:
             value, following = (
                 values.cpu().numpy()
@@ -303,42 +372,70 @@ class PPO(Algorithm):
             )
         # a signal that ignores ends also has a value after the task has ended
         bootstrap = following * (~rollout.terminated[:, None] | self.ignores_done)
+        return self._with_advantages(rollout, obs, sequences, bootstrap, {"value": value})
+
+    def _with_advantages(
+        self,
+        rollout: Rollout,
+        obs: list[Tensor],
+        sequences: SequenceState | None,
+        bootstrap: FloatArray,
+        estimates: dict[str, FloatArray],
+    ) -> Rows:
+        """Return the rows of a rollout, with estimates, returns and advantages.
+
+        What is estimated stays NumPy's until all is computed: its sums are those of older runs,
+        and one pass over trajectories takes a third of torch's time.
+
+        Args:
+            rollout: closed trajectories.
+            obs: [R, *shape] per observation, normalised.
+            sequences: the sequences that the rows form; None without memory.
+            bootstrap: [K, S] values after the trajectories.
+            estimates: `value` [R, S], and `baseline` [R, S] if advantages are relative to another
+                estimate.
+
+        Returns:
+            Rows with the estimates, `returns` [R, S], and `advantage`: [R, 1], or [R, C] where
+            agents act during updates.
+        """
         steps = None
         if self.intrinsic is None:
-            rewards = f["reward"][:, None] * self.strength
+            rewards = rollout.fields["reward"][:, None] * self.strength
         else:
             rewards, steps = self.intrinsic.begin(rollout)
         advantages = generalized_advantages(
             rewards=rewards,
-            values=value,
+            values=estimates["value"],
             bootstrap=bootstrap,
             starts=rollout.starts,
             lengths=rollout.lengths,
             gamma=self.gamma,
             lambda_=self.hyperparameters.lambd,
         )
+        # a lambda-return is a generalised advantage estimate plus the value it is relative to
+        returns = advantages + estimates["value"]
+        if "baseline" in estimates:
+            advantages = returns - estimates["baseline"]
         # [R, 1]: one advantage for all reward signals, by their mean as in ML-Agents.
         mean = advantages.mean(axis=1, keepdims=True)
         # Over the whole buffer and all processes, so that minibatches are on one scale.
         center, std = self.processes.moments(mean)
-        computed = {
+        stored = [name for name in STORED if name in rollout.fields]
+        columns = {
+            **{name: rollout.fields[name] for name in stored},
+            **estimates,
+            "returns": returns,
             "advantage": (mean - center) / (std + ADVANTAGE_EPSILON),
-            "value": value,
-            "returns": advantages + value,
         }
-        stored = named_tensors(f, ("continuous", "discrete", "log_prob", "allowed"), self.device)
-        rows = Rows(
-            obs=obs,
-            fields={**stored, **named_tensors(computed, list(computed), self.device)},
-            sequences=sequences,
-            steps=steps,
-        )
+        fields = dict(zip(columns, tensors([*columns.values()], self.device), strict=True))
+        rows = Rows(obs=obs, fields=fields, sequences=sequences, steps=steps)
         if not self.settings.threaded:
             return rows
         # Acting went on during the last update: the policy has moved since it chose these actions.
         return decoupled(rows, log_probs(self.policy, rows, self._sequence_states(sequences)[0]))
 
-    def _values(self, obs: Sequence[Tensor]) -> FloatArray:
+    def _values_in_parts(self, obs: Sequence[Tensor]) -> FloatArray:
         """Critic's estimates [R, S], in pieces that keep visual features small."""
         parts = Rows(obs=list(obs)).split(CHUNK)
         result: FloatArray = torch.cat([self._value(part.obs) for part in parts]).cpu().numpy()

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from pipeline.algos.reward_signals import RewardSignals
 from pipeline.algos.rows import Rows, named_tensors, tensors
 from pipeline.data.replay import Replay, Sampled
+from pipeline.nets.encoder import Normalizers
 from pipeline.nets.memory import SequenceState
-
-if TYPE_CHECKING:
-    from pipeline.algos.reward_signals import RewardSignals
-    from pipeline.nets.encoder import Normalizers
 
 # Rows that are read at once: reading costs the same for few rows as for many.
 CHUNK = 1024

@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,18 +14,15 @@ from torch import Tensor, nn
 
 from pipeline import plugins
 from pipeline.algos.rows import Rows, named_tensors, tensors
+from pipeline.arrays import FloatArray
 from pipeline.data.demonstrations import demonstration_files
 from pipeline.data.rollout import Rollout
 from pipeline.errors import DemonstrationError, SettingsError, TrainingError
 from pipeline.nets.distributions import to_environment
+from pipeline.nets.fast.adam import FlatAdam
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.schema import REWARD_SIGNALS, DemoPath, GAILSettings, TrainerSettings
 from pipeline.settings.schema.reward_signals import RewardSignalSettings
-
-if TYPE_CHECKING:
-    from pipeline.arrays import FloatArray
-    from pipeline.nets.optimizer import FlatAdam
-
 
 _log = logging.getLogger(__name__)
 

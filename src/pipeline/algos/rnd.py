@@ -18,7 +18,7 @@ from pipeline.algos.policy import seeded_weights
 from pipeline.algos.reward_signals import RewardSignal
 from pipeline.algos.rows import Rows
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
-from pipeline.nets.optimizer import FlatAdam
+from pipeline.nets.fast.adam import FlatAdam
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.schema import RNDSettings
 
@@ -64,10 +64,8 @@ class RND(RewardSignal):
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
         """One step of the predictor towards the target."""
-        self.optimizer.zero_gradients()
         loss = self._error(rows).mean()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.optimizer.step()
+        self.optimizer.minimize(loss)
         return {"Losses/RND Loss": loss.detach()}
 
     def _error(self, rows: Rows) -> Tensor:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
+from pipeline.arrays import AnyArray
 from pipeline.data.columns import cut, followed, rows_of
 from pipeline.data.rollout import Rollout
 from pipeline.nets.memory import SequenceState
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray
 
 # Rows that a value is computed for at once: few, because their observations are copied.
 _CHUNK = 1024

@@ -30,9 +30,9 @@ from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
 from pipeline.data.columns import Field
 from pipeline.data.replay import Replay
 from pipeline.data.rollout import Rollout
-from pipeline.nets.actor_critic import ActorAndCritic, Critic
+from pipeline.nets.actor_critic import Critic
+from pipeline.nets.fast.pairs import ActorAndCritic, paired_adam
 from pipeline.nets.memory import SequenceState
-from pipeline.nets.optimizer import FlatAdam
 from pipeline.nets.q_networks import TwinQNetworks, taken_value
 from pipeline.nets.squashed import squashed_action
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec
@@ -119,19 +119,15 @@ class SAC(Algorithm):
         self.alpha_weight = _alpha_weight(actions).to(device)
         self.both = ActorAndCritic(self.policy.actor, self.value)
         # one Adam for all: it treats every number by itself, and all have one learning rate
-        self.optimizer = FlatAdam(
-            [
-                *self.policy.parameters(),
-                *self.value.parameters(),
-                *self.q_networks.parameters(),
-                self.log_alpha,
-            ],
-            learning_rate=h.learning_rate,
-            pairs=[*self.both.pairs, *self.q_networks.pairs],
+        parameters = [
+            *self.policy.parameters(),
+            *self.value.parameters(),
+            *self.q_networks.parameters(),
+            self.log_alpha,
+        ]
+        self.optimizer = paired_adam(
+            parameters, self.both, self.q_networks, learning_rate=h.learning_rate
         )
-        n_paired = len(self.both.pairs)
-        self.both.share_weights(self.optimizer.paired[:n_paired])
-        self.q_networks.share_weights(self.optimizer.paired[n_paired:])
         self._soft_update = get_ema_multi_avg_fn(1.0 - h.tau)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._source: list[Tensor] = list(self.value.parameters())
         self._target: list[Tensor] = list(self.target.parameters())
@@ -225,7 +221,6 @@ class SAC(Algorithm):
             partial(self._losses, sequences=batch.sequences),
             inputs,
             max_norm=self.hyperparameters.max_grad_norm,
-            steady=batch.sequences is None,
         )
         # After the step, so that the target follows the new weights.
         self._soft_update(self._target, self._source, None)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from pipeline.settings.schema import POCASettings, PPOSettings
+from pipeline.settings.schema.trainer import OnPolicySettings
 
 _T = TypeVar("_T")
 
@@ -42,7 +41,7 @@ class Schedule:
     beta: float
 
     @staticmethod
-    def at(step: int, h: PPOSettings | POCASettings, max_steps: int) -> Schedule:
+    def at(step: int, h: OnPolicySettings, max_steps: int) -> Schedule:
         """The values at `step` agent steps of `max_steps`."""
         at = {"step": step, "max_steps": max_steps}
         rate = scheduled(h.learning_rate_schedule, h.learning_rate, LEARNING_RATE_FLOOR, **at)

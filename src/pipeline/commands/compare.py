@@ -44,7 +44,7 @@ _PLACE = re.compile(
 """A stage's folder of an experiment, or of a sweep's trial as `<sweep>/<number>`, or of a seed."""
 _COLUMNS = (*tables.HEADER, tables.WALL_CLOCK)
 _NARROW = set(_COLUMNS) - {tables.TOLERANCE, "Mean", "Mean height"}
-_RUN_FIRST = "run them first (`dvc repro`), or name runs of `pipeline learn`: results/<run-id>"
+_RUN_FIRST = "run them first (`pipeline run`), or name runs of `pipeline learn`: results/<run-id>"
 
 
 def add_options(parser: Parser) -> None:

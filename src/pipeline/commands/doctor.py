@@ -25,7 +25,7 @@ _PYTHONS = ((3, 11), (3, 13))
 _FREE_GB = 2.0
 _SERVER_WAIT_S = 2.0
 _EDITOR_PORT = 5004
-_WITHOUT_EXTRA = "pip install 'rl-pipeline[train]', or in a checkout: make install"
+_WITHOUT_EXTRA = "pip install 'rl-pipeline[train]'"
 
 
 class Problem(Exception):  # noqa: N818  # about the machine; shown on the check's line

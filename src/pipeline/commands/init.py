@@ -120,11 +120,9 @@ def run(arguments: argparse.Namespace) -> str:
     lines = [f"Wrote {folder}: {'; '.join(_described(behaviors))}."]
     if not (arguments.env or arguments.unity or arguments.gymnasium or arguments.pettingzoo):
         lines.append(f"balance_ball is an example; name your own environment by {WAYS}.")
-    lines.append(
-        "Run it, with `dvc repro`, with `snakemake --cores 2`, or with a table at the end:"
-    )
+    lines.append("Run everything, with a table at the end:")
     there = "" if folder.samefile(Path()) else f"{shell_command('cd', folder)} && "
-    return "\n".join([*lines, f"{there}pipeline run --engine dvc"])
+    return "\n".join([*lines, f"{there}pipeline run --cores 2"])
 
 
 def _refuse_what_is_there(folder: Path, trainer: str) -> None:

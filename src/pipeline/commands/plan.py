@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> str:
         )
     # In a container fewer cores may be allowed than the machine has.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    lines.append(f"Wrote {RUNS_FILE}. Run `dvc repro` or `snakemake --cores {cores or 1}`.")
+    lines.append(f"Wrote {RUNS_FILE}. Run `pipeline run --cores {cores or 1}`, or `dvc repro`.")
     with contextlib.suppress(PipelineError):  # of a trainer file, which the run will report
         lines.append(_amount(params))
     return "\n".join(lines)

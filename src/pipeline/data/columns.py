@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray
+from pipeline.arrays import AnyArray, BoolArray
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -65,14 +64,6 @@ class Columns(Generic[T]):
         return Columns(fields, obs)
 
 
-class Length(NamedTuple):
-    """A length that some columns of a minibatch share, and that differs between minibatches."""
-
-    name: str
-    usual: int
-    """A typical value; a program is compiled with it, so it must be the same in every run."""
-
-
 class GrowableRows:
     """Rows appended to arrays that double when full."""
 
@@ -85,13 +76,32 @@ class GrowableRows:
 
     def append(self, n: int, rows: Columns[AnyArray]) -> None:
         """Add `n` rows of every column."""
-        if self.used + n > self.capacity:
-            # Doubled, so that appending costs the same on average however many rows there are.
-            self.capacity = max(2 * self.capacity, self.used + n)
-            self.arrays = self.arrays.map(lambda old: enlarged(old[: self.used], self.capacity))
+        place = self._room_for(n)
         for array, values in self.arrays.pairs(rows):
-            array[self.used : self.used + n] = values
-        self.used += n
+            array[place] = values
+
+    def append_from(self, blocks: Columns[AnyArray], index: AnyArray) -> list[AnyArray]:
+        """Add rows of blocks [slots, rows, ...]; return views of their observations.
+
+        Args:
+            blocks: at least the columns that are here.
+            index: int64 [N] places of the rows, counted through all slots.
+        """
+        place = self._room_for(len(index))
+        for array, block in self.arrays.pairs(blocks):
+            rows = block.reshape(block.shape[0] * block.shape[1], *block.shape[2:])
+            # "clip", because NumPy would check the index on a copy of the rows otherwise.
+            rows.take(index, axis=0, out=array[place], mode="clip")
+        return [array[place] for array in self.arrays.obs]
+
+    def _room_for(self, n: int) -> slice:
+        """Return the place of `n` more rows."""
+        first, self.used = self.used, self.used + n
+        if self.used > self.capacity:
+            # Doubled, so that appending costs the same on average however many rows there are.
+            self.capacity = max(2 * self.capacity, self.used)
+            self.arrays = self.arrays.map(lambda old: enlarged(old[:first], self.capacity))
+        return slice(first, self.used)
 
     def filled(self) -> Columns[AnyArray]:
         """Views of the rows that were added."""

@@ -18,10 +18,10 @@ import numpy as np
 from pipeline.arrays import AnyArray
 from pipeline.data.demo_tables import NO_CHOICE, Table
 from pipeline.errors import DemonstrationError, UnityObservationException
+from pipeline.protocol.demo import Demonstration
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, scales_of
 
 if TYPE_CHECKING:
-    from pipeline.protocol.demo import Demonstration
     from pipeline.simulators.bridges.batches import Codec
 
 _ID = re.compile(r"[-\w]+(/[-\w]+)*-v\d+")

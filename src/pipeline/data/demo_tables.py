@@ -32,12 +32,11 @@ import numpy as np
 from pipeline import files
 from pipeline.arrays import AnyArray
 from pipeline.errors import DemonstrationError, brief
+from pipeline.protocol.demo import Demonstration
 from pipeline.settings.reader import suggestion
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from pipeline.protocol.demo import Demonstration
 
     Columns = Mapping[str, Sequence[str]]
     """Columns by field, where they are not called as the field."""

@@ -6,19 +6,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from pipeline.errors import DemonstrationError
-from pipeline.protocol.demo import Demonstration, read_demo, writing_demo
-from pipeline.protocol.demo_file import parse_demo
+from pipeline.protocol.demo import Demonstration, parse_demo, read_demo, writing_demo
 from pipeline.protocol.generated.messages import AgentActionProto
 from pipeline.protocol.specs import BehaviorSpec, other_names, other_order
 from pipeline.settings.schema import DemoSource
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
 
 _log = logging.getLogger(__name__)
 

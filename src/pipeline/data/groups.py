@@ -14,14 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field, GrowableRows, enlarged, rows_of
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
 
 # Ids of groups are int32, so the keys of two sources cannot be equal.
 _SOURCE = 1 << 32

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, FloatArray
 from pipeline.data.columns import Columns, Field, cut, rows_of
 from pipeline.data.rollout import Rollout
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, FloatArray
 
 # Room at first for observations that end a trajectory, per row.
 _ENDS = 1 / 16

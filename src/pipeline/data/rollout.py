@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from pipeline.data.columns import Columns, Field, GrowableRows, enlarged
+from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from pipeline.data.columns import Columns, Field, GrowableRows, enlarged, rows_of
 from pipeline.data.groups import GroupSnapshots
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
 
 _ALL = slice(None)
 
@@ -72,7 +70,7 @@ class ClosedTrajectories:
     """Trajectories that closed at once, for counting steps and for the observation normaliser."""
 
     obs: list[FloatArray]
-    """[rows, *shape] observations of the rows that closed."""
+    """[rows, *shape] observations of the rows that closed; valid until the next rows close."""
     n_rows: int = 0
     episode_returns: list[float] = field(default_factory=list)
     episode_lengths: list[int] = field(default_factory=list)
@@ -238,8 +236,8 @@ class Trajectories:
             ended=False,
         )
 
-    def rollout(self) -> Rollout:
-        """All closed trajectories."""
+    def rollout(self, moments: GroupSnapshots | None = None) -> Rollout:
+        """All closed trajectories, and the `moments` that their rows name."""
         rows, ends = self._rows.filled(), self._ends.filled()
         by_name = ends.fields
         lengths = by_name["length"]
@@ -255,6 +253,7 @@ class Trajectories:
             begins=by_name["begins"],
             ended=by_name["ended"],
             at_end={name: by_name[name] for name in self._at_end},
+            moments=moments,
         )
 
     def are_waiting(self, slots: AnyArray) -> BoolArray:
@@ -331,12 +330,7 @@ class Trajectories:
         ended: bool,
     ) -> ClosedTrajectories:
         lengths = self._cursor[slots]
-        n_rows = int(lengths.sum())
-        # Row numbers within each trajectory; with the slots they pick all rows in one copy.
-        offsets = np.arange(n_rows) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        index = np.repeat(slots, lengths), offsets
-        rows = self._rows.arrays.map(lambda _, block: block[index], self._open)
-        self._rows.append(n_rows, rows)
+        rows = self._rows.append_from(self._open, rows_of(slots * self.horizon, lengths))
         ends: dict[str, AnyArray] = {
             "length": lengths,
             "terminated": terminated,
@@ -350,7 +344,7 @@ class Trajectories:
         ends.update({name: self._open.fields[name][slots] for name in self._sparse})
         self._ends.append(len(slots), Columns(ends, list(obs)))
         self._cursor[slots] = 0
-        return ClosedTrajectories(obs=rows.obs, n_rows=n_rows)
+        return ClosedTrajectories(obs=rows, n_rows=len(rows[0]))
 
     def _write_sparse(self, name: str, slots: AnyArray, at: AnyArray, values: AnyArray) -> None:
         number, rest = np.divmod(at, self._sparse[name].every)

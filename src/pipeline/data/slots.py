@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, IntArray
 from pipeline.data.columns import enlarged
 from pipeline.errors import UnityEnvironmentException
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, IntArray
 
 STALE_AFTER_MESSAGES = 1000
 """An agent that this many messages did not name counts as gone."""

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from pipeline.envs.launch import EDITOR_PORT_TAKEN, PRESS_PLAY, listen_for
 from pipeline.envs.side_channels import SideChannel
@@ -21,15 +20,17 @@ from pipeline.errors import (
 )
 from pipeline.protocol.calls import time_out
 from pipeline.protocol.server import AnyServer
-
-if TYPE_CHECKING:
-    from pipeline.settings.schema.run import EnvironmentSettings
+from pipeline.settings.schema.run import EnvironmentSettings
 
 _log = logging.getLogger(__name__)
 
 _TELL_EVERY_S = 10.0
 _LOOK_S = 0.2
 """Seconds for one check of all players that have not connected."""
+_HOW_TO_START = (
+    "Start each player with --mlagents-port and its port, or press Play in a Unity Editor with "
+    "that port; all have to connect within %g s."
+)
 _PORT_TAKEN = "End the other program that waits there, or choose other ports with --base-port."
 
 
@@ -63,18 +64,26 @@ def attach_workers(
     """
     with ExitStack() as stack:
         servers: list[AnyServer] = []
+        # All ports first: one that is taken is noticed before anyone is told to start a player.
         for player in range(n_players):
             servers.append(_listening(player, base_port))
-            # All ports first: one that is taken must be noticed before anyone is told to start a
-            # player.
-            stack.callback(servers[-1].close)
+            stack.push(servers[-1])
         names = [
-            f"player {player} of {n_players} on port {server.port}"
-            for player, server in enumerate(servers, 1)
+            f"player {k} of {n_players} on port {server.port}"
+            for k, server in enumerate(servers, 1)
         ]
 
         def connect_again(worker: int, number: int) -> UnityEnvironment:
-            _wait_again(servers, worker, names[worker], timeout_wait, workers.should_stop)
+            """Wait for a lost player; after an error it is not waited for again."""
+            name = names[worker]
+            _log.info("Waiting up to %g s for %s to connect again.", timeout_wait, name)
+            try:
+                next(_callers(servers, {worker}, timeout_wait, workers.should_stop))
+            except UnityTimeOutException as error:
+                raise UnityException(
+                    f"{name} did not connect again within {timeout_wait:g} s; start it and "
+                    "continue with --resume, or give more time with --timeout-wait"
+                ) from error
             return connect(worker, number)
 
         def connect(worker: int, number: int) -> UnityEnvironment:
@@ -91,7 +100,9 @@ def attach_workers(
         if n_players == 1 and base_port is None:
             _log.info(PRESS_PLAY, servers[0].port)
         else:
-            _tell_how_to_start(names, timeout_wait)
+            for name in names:
+                _log.info("Waiting for %s.", name)
+            _log.info(_HOW_TO_START, timeout_wait)
         envs: dict[int, UnityEnvironment] = {}
         missing = set(range(n_players))
         for worker in _callers(servers, missing, timeout_wait):
@@ -102,7 +113,7 @@ def attach_workers(
             else:
                 # A player that was refused stays missing: its user may start another one.
                 missing.remove(worker)
-                _log.info("Connected: %s, from %s.", names[worker], servers[worker].peer)
+                _log.info("Connected: %s.", names[worker])
         workers = WorkerSet(
             [envs[worker] for worker in range(n_players)],
             relaunch=connect_again if restarts else None,
@@ -118,34 +129,6 @@ def _listening(player: int, base_port: int | None) -> AnyServer:
     first = UnityEnvironment.DEFAULT_EDITOR_PORT if base_port is None else base_port
     remedy = EDITOR_PORT_TAKEN if base_port is None and player == 0 else _PORT_TAKEN
     return listen_for(player, first + player, remedy)
-
-
-def _tell_how_to_start(names: Sequence[str], timeout_s: float) -> None:
-    for name in names:
-        _log.info("Waiting for %s.", name)
-    _log.info(
-        "Start each player with --mlagents-port and its port, or press Play in a Unity Editor with "
-        "that port; all have to connect within %g s.",
-        timeout_s,
-    )
-
-
-def _wait_again(
-    servers: Sequence[AnyServer],
-    worker: int,
-    name: str,
-    timeout_s: float,
-    should_stop: Callable[[], bool],
-) -> None:
-    """Wait for a lost player; raise an error after which it is not waited for again."""
-    _log.info("Waiting up to %g s for %s to connect again.", timeout_s, name)
-    try:
-        next(_callers(servers, {worker}, timeout_s, should_stop))
-    except UnityTimeOutException as error:
-        raise UnityException(
-            f"{name} did not connect again within {timeout_s:g} s; start it and continue with "
-            "--resume, or give more time with --timeout-wait"
-        ) from error
 
 
 def _callers(
@@ -168,12 +151,8 @@ def _callers(
         if missing and now >= deadline:
             raise _too_late(servers, missing, timeout_s)
         if missing and now >= next_line:
-            left = deadline - now
-            _log.info(
-                "Still waiting for player %s; %.0f s are left.",
-                _player_list(servers, missing),
-                left,
-            )
+            text = "Still waiting for player %s; %.0f s are left."
+            _log.info(text, _player_list(servers, missing), deadline - now)
             next_line = now + _TELL_EVERY_S
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from abc import ABC, abstractmethod
 from collections import UserDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from pipeline.arrays import AnyArray
 from pipeline.envs.side_channels import StatsAggregationMethod, aggregation_of
-from pipeline.envs.silence import SilenceWatch, last_message
-from pipeline.errors import UnityActionException, UnityEnvironmentException
+from pipeline.errors import UnityActionException, UnityEnvironmentException, brief
 from pipeline.protocol.specs import (
     ActionTuple,
     BehaviorSpec,
@@ -27,13 +29,101 @@ from pipeline.protocol.steps import (
     steps_to_mapping,
 )
 
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray
+_log = logging.getLogger(__name__)
 
-    Stats = dict[str, list[tuple[float, StatsAggregationMethod]]]
-    """Values of each statistic since it was last taken, and how they become one."""
+FIRST_S, FIRST_EXCHANGES = 30.0, 10_000
+"""Seconds of waiting, and messages without a decision, after which a line says so."""
+_LONGER = 10
+"""How many times longer a silence must last before the line comes again."""
+_REMEDY = (
+    "The wait ends when an agent asks: in Unity each agent needs a Decision Requester (or calls "
+    'RequestDecision) and the Behavior Type "Default", and agents that end must appear again'
+)
 
 
+class SilenceWatch:
+    """Counts the messages of one environment in which no agent asks for a decision.
+
+    Args:
+        name: of the environment, for the line.
+        last_sent: describes the environment's last message, for the line.
+        clock: gives seconds.
+
+    Attributes:
+        is_on: whether a silence is counted. While agents ask, callers read nothing else.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        last_sent: Callable[[], str],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self._last_sent = last_sent
+        self._clock = clock
+        self.end()
+
+    def end(self) -> None:
+        """Forget the silence: an agent has asked, or all episodes begin again."""
+        self.is_on = False
+        self._n_exchanges, self._waited_s, self._next = 0, 0.0, 1.0
+        self._since: float | None = None
+
+    def count(self) -> None:
+        """Count a message in which no agent asks; the wait for the next message begins."""
+        self._n_exchanges += 1
+        self.check()
+
+    def begin_wait(self) -> None:
+        """Measure the waiting time from now on."""
+        self._since = self._clock()
+
+    def end_wait(self) -> None:
+        """Add the time since `begin_wait`, if a wait has begun."""
+        if self._since is not None:
+            self._waited_s += self._clock() - self._since
+        self._since = None
+
+    def check(self) -> None:
+        """Write the line if it is due; to be called now and then during a wait, too."""
+        self.is_on = True
+        self.end_wait()
+        self.begin_wait()
+        length = max(self._waited_s / FIRST_S, self._n_exchanges / FIRST_EXCHANGES)
+        if length < self._next:
+            return
+        self._next = _LONGER * length
+        _log.warning(
+            "%s: no agent has asked for a decision in %d messages and %.0f s of waiting; %s. %s",
+            self.name,
+            self._n_exchanges,
+            self._waited_s,
+            self._last_sent(),
+            _REMEDY,
+        )
+
+
+def last_message(steps: Mapping[str, Steps], known: Iterable[str]) -> str:
+    """Describe an environment's last message, given each behavior's agents in it."""
+    waiting = {name: len(decision) for name, (decision, _) in steps.items() if len(decision)}
+    if waiting:
+        return f"it has not answered the actions of {_counts(waiting)}"
+    ended = {name: len(terminal) for name, (_, terminal) in steps.items() if len(terminal)}
+    if ended:
+        return f"its last message has ended agents only: {_counts(ended)}"
+    if names := sorted(known):
+        return f"its last message has no agents of its behaviors {brief(names)}"
+    return "it has announced no behavior"
+
+
+def _counts(agents: Mapping[str, int]) -> str:
+    return brief(", ".join(f"{number} of {name}" for name, number in agents.items()))
+
+
+Stats = dict[str, list[tuple[float, StatsAggregationMethod]]]
+"""Values of each statistic since it was last taken, and how they become one."""
 MOST_GROUPS = 2
 """Groups of workers that step in turn: more groups hide more of each other's latency, and each
 costs an inference."""
@@ -188,8 +278,8 @@ class StoredStepsEnv(BaseEnv):
         decision = self._steps[behavior_name][0]
         row = decision.agent_id_to_index.get(agent_id)
         if row is None:
+            # ML-Agents' message, word for word: scripts may look for it.
             raise IndexError(
-                # ML-Agents' message, word for word: scripts may look for it.
                 f"agent_id {agent_id} is did not request a decision at the previous step"
             )
         if behavior_name not in self._actions:
@@ -210,13 +300,11 @@ class StoredStepsEnv(BaseEnv):
         """Return an action for every agent that asked, by behavior; forgets what was set."""
         # Forgotten when sent, as in ML-Agents: an action is never repeated by itself.
         actions, self._actions = self._actions, {}
-        taken = {
-            name: actions[name]
-            if name in actions
-            else self._specs[name].action_spec.empty_action(len(decision))
-            for name, (decision, _) in self._steps.items()
-            if len(decision)
-        }
+        taken = {}
+        for name, (decision, _) in self._steps.items():
+            if len(decision):
+                zeros = self._specs[name].action_spec.empty_action
+                taken[name] = actions[name] if name in actions else zeros(len(decision))
         if not taken:
             self.silence.count()
         elif self.silence.is_on:
@@ -232,10 +320,7 @@ class StoredStepsEnv(BaseEnv):
         return {
             "behaviors": {name: spec_to_mapping(spec) for name, spec in self._specs.items()},
             "steps": {name: steps_to_mapping(steps) for name, steps in self._steps.items()},
-            "stats": {
-                name: [[value, int(method)] for value, method in values]
-                for name, values in stats.items()
-            },
+            "stats": {name: [[v, int(method)] for v, method in vs] for name, vs in stats.items()},
         }
 
     def _restore(self, state: Mapping[str, Any]) -> Stats:

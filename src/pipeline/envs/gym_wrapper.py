@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,7 +81,11 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
             self._layout()
             self.observation_space = self._observation_space()
             actions = self.spec_of_behavior.action_spec
-            self._flat = _flattened(actions.discrete_branches) if flatten_branched else None
+            self._flat: AnyArray | None = None
+            if flatten_branched:
+                # Every combination [product of sizes, branches], the last branch fastest.
+                choices = itertools.product(*map(range, actions.discrete_branches))
+                self._flat = np.array(list(choices), dtype=np.int32)
             self.action_space = action_space_of(actions, self._flat)
         except BaseException:
             self.__exit__(*sys.exc_info())
@@ -279,11 +283,6 @@ def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
 
 def _bytes_of(image: AnyArray) -> AnyArray:
     return np.asarray(np.rint(np.clip(image, 0.0, 1.0) * 255), dtype=np.uint8)
-
-
-def _flattened(branches: Sequence[int]) -> AnyArray:
-    """Return every combination [product of sizes, branches], the last branch fastest."""
-    return np.array(list(itertools.product(*map(range, branches))), dtype=np.int32)
 
 
 class HybridSpace(spaces.Tuple):  # type: ignore[type-arg]  # not generic in each Gymnasium

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from pipeline.envs.base import StoredStepsEnv
+from pipeline.arrays import AnyArray
+from pipeline.envs.base import Stats, StoredStepsEnv
 from pipeline.envs.side_channels import StatsSideChannel
 from pipeline.errors import (
     SettingsError,
@@ -29,10 +30,6 @@ from pipeline.protocol.specs import (
     check_spec,
 )
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps, no_agents
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray
-    from pipeline.envs.base import Stats
 
 _FLOAT32 = np.dtype(np.float32)
 _MEMBERS = ("behavior_specs", "get_steps", "set_actions", "step", "reset", "close")

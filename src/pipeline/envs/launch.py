@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import psutil
 
@@ -28,13 +28,8 @@ from pipeline.errors import (
     UnityWorkerInUseException,
     shell_command,
 )
-from pipeline.protocol.calls import OK
-from pipeline.protocol.generated.messages import UnityMessageProto, UnityRLCapabilitiesProto
 from pipeline.protocol.peers import MARK, PeerCheck
 from pipeline.protocol.server import AnyServer, open_server
-
-if TYPE_CHECKING:
-    from pipeline.protocol.generated.messages import UnityRLInitializationOutputProto
 
 _log = logging.getLogger(__name__)
 
@@ -46,15 +41,6 @@ EDITOR_PORT_TAKEN = (
     "another training without an executable."
 )
 
-_CAPABILITIES = UnityRLCapabilitiesProto(
-    baseRLCapabilities=True,
-    concatenatedPngObservations=True,
-    compressedChannelMapping=True,
-    hybridActions=True,
-    trainingAnalytics=True,
-    variableLengthObservation=True,
-    multiAgentGroups=True,
-)
 _SYSTEM = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, "Linux")
 _EXTENSIONS = (".app", ".exe", ".x86_64", ".x86")
 _PR_SET_PDEATHSIG = 1
@@ -175,9 +161,11 @@ class EnvironmentProcess:
     def check(self) -> None:
         """Raise UnityProcessEndedException, with its exit code and output, if it has ended."""
         if has_ended(self._process):
-            code = self._process.returncode
+            code, name = self._process.returncode, ""
+            with contextlib.suppress(ValueError):
+                name = f" ({signal.Signals(-code).name})" if code < 0 else ""
             raise UnityProcessEndedException(
-                f"Environment shut down with return code {code}{_signal_name(code)}.{self.tail()}"
+                f"Environment shut down with return code {code}{name}.{self.tail()}"
             )
 
     def trim(self) -> None:
@@ -314,13 +302,6 @@ def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
     return UnityEnvironmentException(f"Couldn't launch the environment {path}: {why}.")
 
 
-def _signal_name(code: int) -> str:
-    with contextlib.suppress(ValueError):
-        if code < 0:
-            return f" ({signal.Signals(-code).name})"
-    return ""
-
-
 def _appended_file() -> BinaryIO:
     """Return a temporary file to whose end all writes go, even after it was truncated (POSIX)."""
     file = tempfile.TemporaryFile("a+b")  # noqa: SIM115  # its user closes it
@@ -342,38 +323,13 @@ def _last_bytes(file: BinaryIO) -> bytes:
     return file.read()
 
 
-def check_version(output: UnityRLInitializationOutputProto, ours: str) -> None:
-    """Raise unless both ends speak the same major version (before 1.0: major and minor)."""
-    theirs = output.communication_version
-    # Before 1.0 a minor version may break what the one before had.
-    parts = 2 if theirs.startswith("0.") else 1
-    if theirs.split(".")[:parts] != ours.split(".")[:parts]:
-        raise UnityEnvironmentException(
-            f"The communication API versions are not compatible: Python has {ours}, the Unity "
-            f"environment has {theirs or 'none'} (package {output.package_version or 'unknown'}). "
-            "Use a Unity package from 1.0 on (ML-Agents Release 1)."
-        )
-
-
-def greeting(seed: int, num_areas: int, version: str, package: str) -> bytes:
-    """Return the first message to a player: this side's versions, and the player's seed."""
-    message = UnityMessageProto(header={"status": OK})
-    start = message.unity_input.rl_initialization_input
-    start.seed, start.num_areas = seed, num_areas
-    start.communication_version, start.package_version = version, package
-    start.capabilities.CopyFrom(_CAPABILITIES)
-    return message.SerializeToString()
-
-
 def listening(
-    executable: Path | None,
-    base_port: int | None,
-    worker_id: int,
-    host: str | None,
-    transport: str | None,
-    peers: PeerCheck,
+    executable: Path | None, base_port: int | None, worker_id: int, **options: Any
 ) -> AnyServer:
-    """Return a server for a player that is started here, or for the Unity Editor."""
+    """Return a server for a player that is started here, or for the Unity Editor.
+
+    Options as for `open_server`.
+    """
     # The system chooses where a port can be passed on; the Editor knows only its own.
     port = 0 if executable is not None else EDITOR_PORT
     if base_port is not None:
@@ -386,7 +342,7 @@ def listening(
             )
         port = base_port + worker_id
     remedy = EDITOR_PORT_TAKEN if executable is None else None
-    return listen_for(worker_id, port, remedy, host=host, transport=transport, peers=peers)
+    return listen_for(worker_id, port, remedy, **options)
 
 
 def listen_for(worker_id: int, port: int, remedy: str | None, **options: Any) -> AnyServer:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.envs.sources import fetch as fetching
+from pipeline.envs.sources.fetch import MAX_BYTES
 from pipeline.envs.sources.programs import find_program, this_platform
-from pipeline.envs.sources.unpack import MAX_BYTES
 from pipeline.errors import FetchError
 from pipeline.settings import parse_yaml, read_yaml
 from pipeline.settings.nodes import Node, fail, join

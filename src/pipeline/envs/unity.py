@@ -7,18 +7,17 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.envs import launch
-from pipeline.envs.base import StoredStepsEnv
+from pipeline.envs.base import Stats, StoredStepsEnv, last_message
 from pipeline.envs.side_channels import (
     EnvironmentParametersChannel,
     SideChannel,
     SideChannelManager,
+    StateChannel,
     StatsSideChannel,
 )
-from pipeline.envs.silence import last_message
-from pipeline.envs.state import StateChannel
 from pipeline.errors import (
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
@@ -27,16 +26,9 @@ from pipeline.errors import (
 )
 from pipeline.protocol import wire
 from pipeline.protocol.actions import actions_bytes
-from pipeline.protocol.calls import OK
+from pipeline.protocol.calls import CAPABILITIES, OK
 from pipeline.protocol.decoding import behavior_spec_from
-from pipeline.protocol.generated.messages import (
-    RESET,
-    STEP,
-    BrainParametersProto,
-    UnityMessageProto,
-    UnityRLCapabilitiesProto,
-    UnityRLOutputProto,
-)
+from pipeline.protocol.generated import messages as m
 from pipeline.protocol.layout_cache import Decoder
 from pipeline.protocol.parameters import Sampler
 from pipeline.protocol.peers import PeerCheck
@@ -44,23 +36,16 @@ from pipeline.protocol.server import AnyServer
 from pipeline.protocol.specs import check_behaviors, refuse_other_spec
 from pipeline.protocol.steps import no_agents, same_steps
 
-if TYPE_CHECKING:
-    from pipeline.envs.base import Stats
-    from pipeline.protocol.generated.messages import (
-        ReceivedMessageProto,
-        ReceivedOutputProto,
-    )
-
 _log = logging.getLogger(__name__)
 
 _HANG_UP_S, _HURRY_S = 1.0, 0.2
 _TRIM_EVERY = 256
-_SAYS_NO_REASON = (
+CONVERSATION_ERRORS = (
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-"""After these errors of a conversation, the reason is in what the environment has printed."""
+"""The reason of these errors is in what the environment has printed."""
 _MAX_WARNINGS = 10
 
 
@@ -94,7 +79,6 @@ class UnityEnvironment(StoredStepsEnv):
         num_areas: int = 1,
         *,
         connect: bool = True,
-        host: str | None = None,
         transport: str | None = None,
         server: AnyServer | None = None,
     ) -> None:
@@ -114,7 +98,6 @@ class UnityEnvironment(StoredStepsEnv):
             log_folder: absolute; the player's log `Player-<worker>.log` is written there.
             num_areas: training areas that the environment makes, if it replicates them.
             connect: False launches only; call `connect` before anything else.
-            host: address to listen on; None means loopback.
             transport: "sockets" or "grpc", the general gRPC runtime; None means what the
                 environment variable PIPELINE_TRANSPORT says, "sockets" if nothing.
             server: a server that listens already, and goes on when this is closed; without
@@ -131,21 +114,21 @@ class UnityEnvironment(StoredStepsEnv):
                 "If the environment name is None, the worker-id must be 0 in order to connect with "
                 f"the Editor; it is {worker_id}."
             )
-        self.academy_capabilities = UnityRLCapabilitiesProto()
+        self.academy_capabilities = m.UnityRLCapabilitiesProto()
         self._use(SideChannelManager(side_channels or ()))
         self._timeout_s = timeout_wait
         self._seed, self._num_areas = seed, num_areas
         self._process: launch.EnvironmentProcess | None = None
         self._n_waits = 0
         self._decoders: dict[str, Decoder] = {}
-        self._announced: dict[str, BrainParametersProto] = {}
+        self._announced: dict[str, m.BrainParametersProto] = {}
         self._unannounced: set[str] = set()
         self._failed = False
         executable = None if file_name is None else launch.find_executable(file_name)
         self._is_attached = server is not None
         peers = PeerCheck(is_started_here=executable is not None)
         self._server = server or launch.listening(
-            executable, base_port, worker_id, host, transport, peers
+            executable, base_port, worker_id, transport=transport, peers=peers
         )
         self.port = self._server.port
         name = "the environment" if executable is None else f"{executable.name}, worker {worker_id}"
@@ -182,10 +165,15 @@ class UnityEnvironment(StoredStepsEnv):
             hello = self._receive().unity_output
             output = hello.rl_initialization_output
             # Before the answer, so that an environment of another version is not started.
-            launch.check_version(output, self.API_VERSION)
+            _check_version(output, self.API_VERSION)
             self.academy_capabilities.CopyFrom(output.capabilities)
-            versions = self.API_VERSION, self.PACKAGE_VERSION
-            self._server.reply(launch.greeting(self._seed, self._num_areas, *versions))
+            message = m.UnityMessageProto(header={"status": OK})
+            start = message.unity_input.rl_initialization_input
+            start.seed, start.num_areas = self._seed, self._num_areas
+            start.communication_version = self.API_VERSION
+            start.package_version = self.PACKAGE_VERSION
+            start.capabilities.CopyFrom(CAPABILITIES)
+            self._server.reply(message.SerializeToString())
             self._learn(hello)
             self._learn(self._receive().unity_output)
         except BaseException:
@@ -215,9 +203,9 @@ class UnityEnvironment(StoredStepsEnv):
     def reset_send(self) -> None:
         """First half of `reset`."""
         self._check_loaded()
-        message = UnityMessageProto(header={"status": OK})
+        message = m.UnityMessageProto(header={"status": OK})
         rl_input = message.unity_input.rl_input
-        rl_input.command = RESET
+        rl_input.command = m.RESET
         rl_input.side_channel = self._channels.outgoing()
         self._actions.clear()
         self._is_reset = True
@@ -231,9 +219,9 @@ class UnityEnvironment(StoredStepsEnv):
             self.reset_send()
             return
         start = time.perf_counter()
-        message = UnityMessageProto(header={"status": OK})
+        message = m.UnityMessageProto(header={"status": OK})
         rl_input = message.unity_input.rl_input
-        rl_input.command = STEP
+        rl_input.command = m.STEP
         # Channels before actions: parameters that are set now count for this step.
         rl_input.side_channel = self._channels.outgoing()
         for name, actions in self._take_actions().items():
@@ -361,7 +349,7 @@ class UnityEnvironment(StoredStepsEnv):
             self._fail()
             raise
 
-    def _receive(self) -> ReceivedMessageProto:
+    def _receive(self) -> m.ReceivedMessageProto:
         if self._process is not None:
             self._n_waits += 1
             if self._n_waits % _TRIM_EVERY == 0:
@@ -380,7 +368,7 @@ class UnityEnvironment(StoredStepsEnv):
 
     def _quote_output(self, error: Exception) -> None:
         """Add the last lines that the environment has printed to an error that says no reason."""
-        if self._process is not None and isinstance(error, _SAYS_NO_REASON):
+        if self._process is not None and isinstance(error, CONVERSATION_ERRORS):
             self._process.wait(_HURRY_S)  # a wrapper script says last why it ends
             error.args = (f"{error}{self._process.tail()}",)
 
@@ -391,19 +379,19 @@ class UnityEnvironment(StoredStepsEnv):
         self.silence.check()
 
     def _last_message(self) -> str:
-        if not self._server.peer:
+        if not self._server.has_greeted:
             return "it has not connected yet"
         return last_message(self._steps, [*self._specs, *self._announced])
 
-    def _learn(self, output: ReceivedOutputProto) -> None:
+    def _learn(self, output: m.ReceivedOutputProto) -> None:
         """Store announcements; a behavior's specification is complete with its first agent."""
         for index, brain in enumerate(output.rl_initialization_output.brain_parameters):
             check_behaviors(max(index, len(self._announced) + len(self._specs)), brain.brain_name)
-            self._announced[brain.brain_name] = announcement = BrainParametersProto()
+            self._announced[brain.brain_name] = announcement = m.BrainParametersProto()
             announcement.CopyFrom(brain)
         infos = output.rl_output.agentInfos
         for name in [announced for announced in self._announced if announced in infos]:
-            agents = wire.parse(UnityRLOutputProto.ListAgentInfoProto, infos[name]).value
+            agents = wire.parse(m.UnityRLOutputProto.ListAgentInfoProto, infos[name]).value
             if not agents:
                 continue
             spec = behavior_spec_from(self._announced.pop(name), agents[0])
@@ -414,7 +402,7 @@ class UnityEnvironment(StoredStepsEnv):
             self._decoders[name] = Decoder(spec, name)
             _log.info("Connected new brain: %s", name)
 
-    def _update(self, output: ReceivedOutputProto) -> None:
+    def _update(self, output: m.ReceivedOutputProto) -> None:
         """Learn new behaviors, and decode every behavior's agents."""
         self._learn(output)
         infos = output.rl_output.agentInfos
@@ -444,3 +432,16 @@ class UnityEnvironment(StoredStepsEnv):
         end(_HANG_UP_S if wait_s else _HURRY_S)
         if self._process is not None:
             self._process.close(wait_s)
+
+
+def _check_version(output: m.UnityRLInitializationOutputProto, ours: str) -> None:
+    """Raise unless both ends speak the same major version (before 1.0: major and minor)."""
+    theirs = output.communication_version
+    # Before 1.0 a minor version may break what the one before had.
+    parts = 2 if theirs.startswith("0.") else 1
+    if theirs.split(".")[:parts] != ours.split(".")[:parts]:
+        raise UnityEnvironmentException(
+            f"The communication API versions are not compatible: Python has {ours}, the Unity "
+            f"environment has {theirs or 'none'} (package {output.package_version or 'unknown'}). "
+            "Use a Unity package from 1.0 on (ML-Agents Release 1)."
+        )

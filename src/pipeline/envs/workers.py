@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from pipeline.envs.base import BaseEnv, StoredStepsEnv, worker_groups
+from pipeline.envs.base import (
+    BaseEnv,
+    SilenceWatch,
+    Stats,
+    StoredStepsEnv,
+    last_message,
+    worker_groups,
+)
 from pipeline.envs.in_process import our_spec, our_steps
-from pipeline.envs.restarts import RESTARTABLE, RestartBudget
 from pipeline.envs.side_channels import SideChannel
-from pipeline.envs.silence import SilenceWatch, last_message
-from pipeline.envs.unity import UnityEnvironment
+from pipeline.envs.unity import CONVERSATION_ERRORS, UnityEnvironment
 from pipeline.errors import (
     Interrupted,
     UnityActionException,
@@ -28,10 +34,50 @@ from pipeline.protocol.parameters import Sampler
 from pipeline.protocol.server import AnyServer
 from pipeline.protocol.specs import ActionTuple, BehaviorSpec, refuse_other_spec
 from pipeline.protocol.steps import Steps, no_agents
+from pipeline.settings.schema.run import EnvironmentSettings
 
-if TYPE_CHECKING:
-    from pipeline.envs.base import Stats
-    from pipeline.settings.schema.run import EnvironmentSettings
+# A process that died, hangs, or has left the conversation.
+RESTARTABLE = (*CONVERSATION_ERRORS, UnityEnvironmentException)
+
+
+class RestartBudget:
+    """Counts the restarts of each worker; without settings their defaults are the limits."""
+
+    def __init__(
+        self,
+        limits: EnvironmentSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits or EnvironmentSettings()
+        self._clock = clock
+        self._times: dict[int, deque[float]] = defaultdict(deque)
+        self.counts: dict[int, int] = defaultdict(int)
+
+    def refusal(self, worker: int) -> str | None:
+        """Return why the worker may not be started once more, or None if it may."""
+        limits = self.limits
+        if 0 <= limits.max_lifetime_restarts <= self.counts[worker]:
+            return (
+                f"{self.counts[worker]} of {limits.max_lifetime_restarts} in all "
+                "(env_settings.max_lifetime_restarts)"
+            )
+        recent = self._times[worker]
+        while recent and self._clock() - recent[0] > limits.restarts_rate_limit_period_s:
+            recent.popleft()
+        if 0 <= limits.restarts_rate_limit_n <= len(recent):
+            return (
+                f"{len(recent)} of {limits.restarts_rate_limit_n} in "
+                f"{limits.restarts_rate_limit_period_s:g} s (env_settings.restarts_rate_limit_n)"
+            )
+        return None
+
+    def spend(self, worker: int) -> int:
+        """Count one more restart of the worker, and return its number from 1."""
+        self._times[worker].append(self._clock())
+        self.counts[worker] += 1
+        return self.counts[worker]
+
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +127,6 @@ class WorkerSet:
         self._split = [k for k, env in enumerate(envs) if hasattr(type(env), "step_send")]
         self.is_split = bool(self._split)
         self._unsplit = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
-        self._controlled = [_controlled(env) for env in envs]
         # Of environments of other classes: our own notice by themselves that nobody asks.
         self._silences: dict[int, SilenceWatch] = {}
         self._asked: set[int] = set()
@@ -162,7 +207,9 @@ class WorkerSet:
                 half(self.envs[worker])
             except RESTARTABLE as error:
                 # Where it can go on, a run that is told to stop can be saved as it is now.
-                is_stopping = not _goes_on(self.envs[worker]) and self._is_stopping()
+                env = self.envs[worker]
+                goes_on = isinstance(env, BaseEnv) and env.state_refusal is None
+                is_stopping = not goes_on and self._is_stopping()
                 if self._relaunch is None or is_stopping:
                     raise
                 self._restart(worker, error, self._relaunch)
@@ -211,21 +258,20 @@ class WorkerSet:
             else:
                 return
 
-    def _replace(self, worker: int, env: BaseEnv, no_replay: str) -> None:
+    def _replace(self, worker: int, env: Any, no_replay: str) -> None:
         """Put a new environment in a worker's place.
 
         It is reset where it could not replay the old one's messages, for the reason `no_replay`.
         """
         self.envs[worker] = env
-        controlled = self._controlled[worker] = _controlled(env)
         self._n_known = []
         if no_replay:
             if self.should_stop():  # what is saved goes on exactly, and this would not
                 raise UnityEnvironmentException(f"it cannot go on where it was: {no_replay}")
             _log.warning(_BEGINS_ANEW, worker, no_replay)
-            if controlled is not None:
+            if _is_controlled(env):
                 for name, value in self._parameters.items():
-                    controlled.set_parameter(name, value)
+                    env.set_parameter(name, value)
             env.reset()
             self._restarted.add(worker)
         else:
@@ -274,12 +320,12 @@ class WorkerSet:
             False if a worker cannot be sent parameters.
         """
         self._parameters[name] = value
-        sent = [env is not None and env.set_parameter(name, value) for env in self._controlled]
+        sent = [_is_controlled(env) and env.set_parameter(name, value) for env in self.envs]
         return all(sent)
 
     def take_stats(self) -> list[Stats]:
         """Return the statistics that each worker has reported since the last call."""
-        return [{} if env is None else env.take_stats() for env in self._controlled]
+        return [env.take_stats() if _is_controlled(env) else {} for env in self.envs]
 
     @property
     def codec_seconds(self) -> float:
@@ -296,19 +342,15 @@ class WorkerSet:
         """
         n_known = [len(env.behavior_specs) for env in self.envs]
         if n_known != self._n_known:
-            self._specs = self._compared()
-            self._n_known = n_known
+            specs: dict[str, BehaviorSpec] = {}
+            for worker, env in enumerate(self.envs):
+                for name, theirs in env.behavior_specs.items():
+                    spec = our_spec(name, theirs)
+                    first = self._first_specs.setdefault(name, spec)
+                    refuse_other_spec(name, first, spec, f"worker {worker}")
+                    specs.setdefault(name, first)
+            self._specs, self._n_known = specs, n_known
         return self._specs
-
-    def _compared(self) -> dict[str, BehaviorSpec]:
-        specs: dict[str, BehaviorSpec] = {}
-        for worker, env in enumerate(self.envs):
-            for name, theirs in env.behavior_specs.items():
-                spec = our_spec(name, theirs)
-                first = self._first_specs.setdefault(name, spec)
-                refuse_other_spec(name, first, spec, f"worker {worker}")
-                specs.setdefault(name, first)
-        return specs
 
     def get_steps(self, behavior_name: str, group: Sequence[int] | None = None) -> list[Steps]:
         """Return what the behavior's agents sent last, by worker; empty where a worker has none.
@@ -330,10 +372,7 @@ class WorkerSet:
         return steps
 
     def set_actions(
-        self,
-        behavior_name: str,
-        actions: Sequence[ActionTuple],
-        group: Sequence[int] | None = None,
+        self, behavior_name: str, actions: Sequence[ActionTuple], group: Sequence[int] | None = None
     ) -> None:
         """Set the actions of all agents that asked, one ActionTuple per worker.
 
@@ -373,11 +412,6 @@ class WorkerSet:
         )
 
 
-def _goes_on(env: Any) -> bool:
-    """Return whether another environment can go on where this one fails."""
-    return isinstance(env, BaseEnv) and env.state_refusal is None
-
-
 def _steps_of(env: Any, name: str, spec: BehaviorSpec) -> Steps:
     if name not in env.behavior_specs:
         return no_agents(spec)
@@ -390,9 +424,9 @@ def _last_message(env: Any) -> str:
     return last_message({name: env.get_steps(name) for name in env.behavior_specs}, ())
 
 
-def _controlled(env: Any) -> Any:
-    """Return the environment if it takes parameters and reports statistics, else None."""
-    return env if hasattr(env, "set_parameter") and hasattr(env, "take_stats") else None
+def _is_controlled(env: Any) -> bool:
+    """Return whether the environment takes parameters and reports statistics."""
+    return hasattr(env, "set_parameter") and hasattr(env, "take_stats")
 
 
 def launch_workers(

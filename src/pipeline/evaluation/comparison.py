@@ -170,6 +170,8 @@ class Task:
     """Return that counts as learned; None without curves."""
     fraction: float
     """Of the way from the lowest start to the best end, where the target lies."""
+    scale: tuple[float, float] | None
+    """The lowest start and the best end, in units of the return; None without curves."""
     standings: tuple[Standing, ...]
     """In the order in which the experiments were given."""
     improvements: tuple[Improvement, ...]
@@ -241,7 +243,8 @@ def _task(
         if comparable := [outcome for outcome in runs if evaluated or outcome.curve is not None]:
             groups[name] = sorted(comparable, key=lambda outcome: outcome.seed)
     curves = {name: _curves_of(runs) for name, runs in groups.items()}
-    target = target_of([group for group in curves.values() if group], fraction)
+    scale = scale_of([group for group in curves.values() if group])
+    target = None if scale is None else scale[0] + fraction * (scale[1] - scale[0])
     # Areas are compared over steps that all curves have, or longer training would look better.
     common = _common_steps([curve for group in curves.values() for curve in group])
     standings = []
@@ -257,6 +260,7 @@ def _task(
         score=EVALUATED if evaluated else TRAINING,
         target=target,
         fraction=fraction,
+        scale=scale,
         standings=tuple(standings),
         improvements=tuple(_improvement(x, y, rng) for x, y in pairs),
     )
@@ -318,15 +322,15 @@ def _improvement(first: Standing, second: Standing, rng: np.random.Generator) ->
     )
 
 
-def target_of(groups: Sequence[Sequence[Curve]], fraction: float) -> float | None:
-    """Return what counts as learned: `fraction` of the way from lowest start to best end."""
+def scale_of(groups: Sequence[Sequence[Curve]]) -> tuple[float, float] | None:
+    """Return the lowest start and the best end of the experiments; None without curves."""
     if not groups:
         return None
     # From the lowest start rather than from zero: returns may be negative or have any offset.
     low = min(float(np.mean([curve.returns[0] for curve in group])) for group in groups)
     ends = [np.array([curve.final for curve in group]) for group in groups]
     high = max(float(statistics.interquartile_means(values)) for values in ends)
-    return low + fraction * (high - low)
+    return low, high
 
 
 def median_steps(steps: Sequence[float | None]) -> float | None:

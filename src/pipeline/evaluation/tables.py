@@ -103,10 +103,12 @@ def notes(task: Task) -> list[str]:
         if task.score == EVALUATED
         else "Returns are those of the last tenth of training: not every run was evaluated."
     ]
-    if task.target is not None:
+    if task.target is not None and task.scale is not None:
+        low, high = map(number, task.scale)
         sentences.append(
             f"Target: a mean return of {number(task.target)} in training, "
-            f"{task.fraction * 100:.0f} % of the way from the lowest start to the best end."
+            f"{task.fraction * 100:.0f} % of the way from {low}, the lowest first return of an "
+            f"experiment, to {high}, the best final one."
         )
     if task.detectable is not None:
         seen = dict.fromkeys((task.differences[0], task.differences[-1]))

@@ -21,8 +21,8 @@ from pipeline.nets.distributions import (
     split_branches,
     to_environment,
 )
-from pipeline.nets.encoder import ObservationEncoder, dense_pairs
-from pipeline.nets.layers import DensePair, linear, signal_heads
+from pipeline.nets.encoder import ObservationEncoder
+from pipeline.nets.layers import linear, signal_heads
 from pipeline.nets.memory import Memory, SequenceState, memory_for
 from pipeline.nets.onnx_graph import FLOAT, INT64, OnnxGraph
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec
@@ -312,41 +312,6 @@ class Critic(nn.Module):
         if body is None:
             raise ValueError("a critic that shares the actor's body has no memory of its own")
         return _recurrent(self.memory).step(body(obs), memory)[1]
-
-
-class ActorAndCritic:
-    """An actor and a critic over the same rows; one product per layer if both are purely dense.
-
-    Attributes:
-        pairs: pairs of parameters, both of one shape, for `FlatAdam` to lay side by side.
-    """
-
-    def __init__(self, actor: Actor, critic: Critic) -> None:
-        self.actor, self.critic = actor, critic
-        self.pairs = dense_pairs(actor.body, critic.body)
-        self._dense: DensePair | None = None
-
-    def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Compute with each of `pairs` as one parameter [2, ...]."""
-        self._dense = DensePair(paired) if paired else None
-
-    def __call__(
-        self,
-        obs: Sequence[Tensor],
-        actors: SequenceState | None = None,
-        critics: SequenceState | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The actor's hidden vectors [B, H] and the critic's values [B, signals].
-
-        `actors` and `critics` are the sequences that the rows form, with the memory of each.
-        """
-        actor, critic = self.actor, self.critic
-        if self._dense is None:
-            hidden = actor(obs, actors)
-            return hidden, critic(obs, hidden, critics)
-        features, critic_features = self._dense(actor.body.features(obs)[0]).unbind()
-        values: Tensor = critic.heads(apply_memory(critic_features, critic.memory, critics))
-        return apply_memory(features, actor.memory, actors), values
 
 
 def apply_memory(

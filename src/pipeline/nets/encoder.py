@@ -237,21 +237,6 @@ class ObservationEncoder(nn.Module):
         return crowd if flat is None else torch.cat((flat, crowd), dim=1)
 
 
-def dense_pairs(
-    first: ObservationEncoder, second: ObservationEncoder | None
-) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """Return the parameters of two encoders in pairs, for a `DensePair`; empty if not all is dense.
-
-    Args:
-        first: an encoder.
-        second: an encoder of the same observations and settings; None if there is only one.
-    """
-    has_other_parts = first.encoders or first.attention is not None or first.hyper is not None
-    if second is None or has_other_parts:
-        return []
-    return list(zip(first.dense.parameters(), second.dense.parameters(), strict=True))
-
-
 def _refuse_unless_entities(index: int, spec: ObservationSpec) -> None:
     """Refuse an observation of another rank than 1 or 3 unless it is a list of entities."""
     if len(spec.shape) == 2 and tuple(spec.dimension_property) == ENTITIES:

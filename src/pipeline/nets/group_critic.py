@@ -10,14 +10,14 @@ between all members are computed once per group, and the sets only pick from the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pipeline.arrays import AnyArray, BoolArray
 from pipeline.nets.attention import (
     FORBIDDEN,
     WEIGHT_VARIANCE,
@@ -28,9 +28,6 @@ from pipeline.nets.encoder import ObservationEncoder
 from pipeline.nets.layers import DenseSwish, dense, signal_heads
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.schema import NetworkSettings
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,23 +58,6 @@ class GroupLayout:
             partial=None if present.all() else PartialGroups.of(present, wanted, device),
         )
 
-    @property
-    def columns(self) -> dict[str, Tensor]:
-        """Its tensors by name."""
-        columns = {} if self.wanted is None else {"wanted": self.wanted}
-        return columns if self.partial is None else {**columns, **self.partial.columns}
-
-    def over(self, columns: Mapping[str, Tensor]) -> GroupLayout:
-        """The same with the tensors that `columns` gives by name."""
-        names = (
-            [] if self.partial is None else [attribute.name for attribute in fields(self.partial)]
-        )
-        return GroupLayout(
-            size=self.size,
-            wanted=columns.get("wanted"),
-            partial=PartialGroups(**{name: columns[name] for name in names}) if names else None,
-        )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialGroups:
@@ -98,11 +78,6 @@ class PartialGroups:
     """int64 [E] index of the entry in [M sets N], the attention results of all sets' members."""
     embedding: Tensor
     """int64 [E] index of the entry's embedding in [M kinds N]."""
-
-    @property
-    def columns(self) -> dict[str, Tensor]:
-        """Its tensors by name."""
-        return {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
 
     @staticmethod
     def of(

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from pipeline import machine
 from pipeline.errors import ExportError
-
-if TYPE_CHECKING:
-    from pipeline.nets.onnx_graph import OnnxGraph
+from pipeline.nets.onnx_graph import OnnxGraph
 
 # Normalised observations stay within this many standard deviations.
 CLIP = 5.0
@@ -48,7 +44,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     where rows are long.
     """
     n_out, n_in = weight.shape
-    if not _is_for_onednn(x, x.numel() // n_in, n_in, n_out):
+    if not is_for_onednn(x, x.numel() // n_in, n_in, n_out):
         return nn.functional.linear(x, weight, bias)
     rows = x.reshape(-1, n_in)
     n_rows = rows.shape[0]  # `len` would make it a constant of what is traced
@@ -61,7 +57,8 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return y[:n_rows].view(*x.shape[:-1], n_out)
 
 
-def _is_for_onednn(x: Tensor, n_rows: int, n_in: int, n_out: int) -> bool:
+def is_for_onednn(x: Tensor, n_rows: int, n_in: int, n_out: int) -> bool:
+    """Whether a product of x, of `n_rows` rows, with [n_in, n_out] is faster by oneDNN."""
     is_large = n_rows * n_in * n_out >= _LARGE and min(n_in, n_out) >= _WIDE
     is_float = x.dtype == torch.float32  # an export is proved in float64
     return is_large and is_float and x.device.type == "cpu" and _is_onednn_faster()
@@ -115,34 +112,6 @@ class DenseSwish(nn.Module):
         for index, layer in enumerate(self.layers):
             x = graph.swish(graph.linear(layer, x, f"{name}.{index}"))
         return x
-
-
-class DensePair:
-    """Two `DenseSwish` of one shape over the same rows: a layer of both is one batched product.
-
-    Args:
-        parameters: [2, ...] weights and biases of both, layer after layer.
-    """
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._weights = list(zip(parameters[::2], parameters[1::2], strict=True))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[B, n_in] to [2, B, hidden_units]."""
-        # A view: both read the same rows.
-        x = x.expand(2, *x.shape)
-        for weight, bias in self._weights:
-            x = nn.functional.silu(paired_linear(x, weight, bias))
-        return x
-
-
-def paired_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Two dense layers of one shape: x [2, B, n_in], weight [2, n_out, n_in], bias [2, n_out]."""
-    _, n_out, n_in = weight.shape
-    if _is_for_onednn(x, x.shape[1], n_in, n_out):
-        layers = zip(x.unbind(), weight.unbind(), bias.unbind(), strict=True)
-        return torch.stack([dense(*layer) for layer in layers])
-    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 
 class RunningNormalizer(nn.Module):

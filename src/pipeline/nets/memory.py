@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from pipeline.nets.onnx_graph import OnnxGraph
-    from pipeline.settings.schema import NetworkSettings
+from pipeline.nets.onnx_graph import OnnxGraph
+from pipeline.settings.schema import NetworkSettings
 
 N_GATES = 4
 # torch keeps the gates in the order input, forget, cell, output.

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.nets.actor_critic import apply_memory
-from pipeline.nets.encoder import ObservationEncoder, dense_pairs
-from pipeline.nets.layers import DensePair, paired_linear, signal_heads
+from pipeline.nets.encoder import ObservationEncoder
+from pipeline.nets.fast.pairs import DensePair, dense_pairs, paired_linear
+from pipeline.nets.layers import signal_heads
 from pipeline.nets.memory import SequenceState, memory_for
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.schema import NetworkSettings

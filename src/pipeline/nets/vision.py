@@ -7,16 +7,14 @@ al. 2018 (IMPALA), arXiv 1802.01561, figure 3.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, cast
+from typing import ClassVar, Protocol, cast
 
 from torch import Tensor, nn
 
 from pipeline.errors import SettingsError
 from pipeline.nets.layers import linear
+from pipeline.nets.onnx_graph import OnnxGraph
 from pipeline.settings.schema.reward_signals import ENCODERS
-
-if TYPE_CHECKING:
-    from pipeline.nets.onnx_graph import OnnxGraph
 
 RESNET_CHANNELS = (16, 32, 32)
 POOL_SIDE, POOL_STRIDE = 3, 2

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from pipeline.arrays import AnyArray
 from pipeline.errors import UnityActionException
 from pipeline.protocol import wire
-from pipeline.protocol.generated.messages import UnityRLInputProto
+from pipeline.protocol.generated.messages import AgentActionProto, UnityRLInputProto
 from pipeline.protocol.specs import ActionSpec, ActionTuple
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray
-    from pipeline.protocol.generated.messages import AgentActionProto
 
 
 def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:

@@ -14,7 +14,7 @@ from pipeline.errors import (
 )
 from pipeline.protocol import wire
 from pipeline.protocol.frames import Received
-from pipeline.protocol.generated.messages import ReceivedMessageProto, UnityMessageProto
+from pipeline.protocol.generated import messages as m
 
 METHOD = "/communicator_objects.UnityToExternalProto/Exchange"
 LOST_S = 2.0
@@ -23,7 +23,11 @@ _POLL_S = 0.2
 OK, STOP = 200, 400
 NO_GREETING = "a conversation begins with an environment's greeting: status 200, and what it is"
 FOREIGN = "the trainer waits for the call of another process"
-STOPPED = UnityMessageProto(header={"status": STOP}).SerializeToString()
+# All of them: an end may do without a feature that the other does not claim.
+CAPABILITIES = m.UnityRLCapabilitiesProto(
+    **{feature.name: True for feature in m.UnityRLCapabilitiesProto.DESCRIPTOR.fields}
+)
+STOPPED = m.UnityMessageProto(header={"status": STOP}).SerializeToString()
 
 _TIME_OUT = """\
 The Unity environment took too long to respond ({seconds:g} s). Make sure that:
@@ -33,20 +37,20 @@ The Unity environment took too long to respond ({seconds:g} s). Make sure that:
 \t on a machine without a display, the environment is a server build or runs with --no-graphics"""
 
 
-def parse_call(request: Received) -> ReceivedMessageProto:
+def parse_call(request: Received) -> m.ReceivedMessageProto:
     """Return the message in an environment's call.
 
     Raises:
         UnityCommunicatorStoppedException: It says that the environment stops.
         UnityCommunicationException: It is not a message of the protocol.
     """
-    message = wire.parse(ReceivedMessageProto, request)
+    message = wire.parse(m.ReceivedMessageProto, request)
     if message.header.status != OK:
         raise UnityCommunicatorStoppedException("Communicator has exited.")
     return message
 
 
-def may_own(request: Received, *, has_begun: bool) -> bool:
+def can_start_or_resume(request: Received, *, has_begun: bool) -> bool:
     """Return whether a call may begin the conversation, or go on with it over a new connection."""
     try:
         message = parse_call(request)
@@ -55,8 +59,8 @@ def may_own(request: Received, *, has_begun: bool) -> bool:
     return has_begun or message.unity_output.HasField("rl_initialization_output")
 
 
-def begins_anew(request: Received) -> bool:
-    """Return whether a call that `may_own` allows is a greeting; later calls announce behaviors."""
+def is_handshake(request: Received) -> bool:
+    """Return whether an allowed call is a greeting; later calls announce behaviors."""
     return bool(parse_call(request).unity_output.rl_initialization_output.communication_version)
 
 
@@ -65,14 +69,14 @@ def time_out(seconds: float) -> UnityTimeOutException:
     return UnityTimeOutException(_TIME_OUT.format(seconds=seconds))
 
 
-def nothing_to_answer() -> UnityCommunicationException:
+def no_pending_call_error() -> UnityCommunicationException:
     """Return what to raise when a reply has no call."""
     return UnityCommunicationException(
         "the environment is still at work: wait for its message before sending another"
     )
 
 
-class CalledEnd(ABC):
+class CallServer(ABC):
     """The server side of the connection: the trainer answers the environment's calls.
 
     Attributes:
@@ -83,7 +87,7 @@ class CalledEnd(ABC):
     _lost_at: float | None = None
     """When the environment's connection broke, by the monotonic clock; None while it lives."""
 
-    def receive(self, timeout_s: float, check: Callable[[], None]) -> ReceivedMessageProto:
+    def receive(self, timeout_s: float, check: Callable[[], None]) -> m.ReceivedMessageProto:
         """Return the environment's next call.
 
         Args:

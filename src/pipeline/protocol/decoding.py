@@ -1,6 +1,6 @@
 """The complete decoder: any message to batch arrays, agent by agent, with all error messages.
 
-Messages of many agents, and those like an earlier one, take the fast way of `vectorized`.
+Messages of many agents, and those like an earlier one, take the fast ways of `layout_cache`.
 """
 
 from __future__ import annotations
@@ -9,21 +9,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from pipeline.arrays import BoolArray, FloatArray, IntArray
 from pipeline.errors import UnityEnvironmentException, brief
 from pipeline.errors import UnityObservationException as _ObservationError
 from pipeline.protocol import wire
-from pipeline.protocol.generated.messages import (
-    GOAL_SIGNAL,
-    NONE,
-    PNG,
-    ObservationProto,
-    continuous,
-)
+from pipeline.protocol.generated import messages as m
 from pipeline.protocol.png import decode_png, png_size
 from pipeline.protocol.specs import (
     MAX_DIMENSIONS,
@@ -40,15 +35,6 @@ from pipeline.protocol.specs import (
 )
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps, no_agents
 
-if TYPE_CHECKING:
-    from pipeline.arrays import BoolArray, FloatArray, IntArray
-    from pipeline.protocol.generated.messages import (
-        ActionSpecProto,
-        AgentInfoProto,
-        BrainParametersProto,
-        ReceivedAgentInfoProto,
-    )
-
 _MAX_TAIL_BYTES = 4096
 """Longest end of an observation, after its numbers, that is cached; names are short."""
 _SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
@@ -60,7 +46,7 @@ class NonFiniteError(_ObservationError, RuntimeError):
 
 
 def decode_steps(
-    infos: Sequence[ReceivedAgentInfoProto], spec: BehaviorSpec, name: str = ""
+    infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, name: str = ""
 ) -> Steps:
     """Return the agents of one behavior as arrays, in wire order.
 
@@ -116,7 +102,7 @@ class AgentInfos:
 
 
 def decode_infos(
-    infos: Sequence[ReceivedAgentInfoProto], spec: BehaviorSpec, name: str = ""
+    infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, name: str = ""
 ) -> AgentInfos:
     """Return all fields but the masks, ended agents and others together; see `decode_steps`."""
     rewards = np.array(
@@ -155,7 +141,7 @@ def check_finite(values: FloatArray, what: str, name: str) -> None:
 
 
 def _decode_observations(
-    infos: Sequence[ReceivedAgentInfoProto], spec: BehaviorSpec, name: str
+    infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, name: str
 ) -> list[FloatArray]:
     """Return float32 [N, *shape] of each observation."""
     rows = [info.observations for info in infos]
@@ -172,7 +158,7 @@ def _decode_observations(
         column = [row[index] for row in rows]
         decoded = _decode_floats(column, obs_spec)
         if decoded is None:
-            messages = [wire.parse(ObservationProto, data) for data in column]
+            messages = [wire.parse(m.ObservationProto, data) for data in column]
             values = _decode_slowly(messages, index, infos, obs_spec)
             as_announced &= all(
                 message.name == obs_spec.name or not obs_spec.name for message in messages
@@ -186,11 +172,11 @@ def _decode_observations(
     return out
 
 
-def _check_order(infos: Sequence[ReceivedAgentInfoProto], spec: BehaviorSpec, name: str) -> None:
+def _check_order(infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, name: str) -> None:
     """Raise if an agent's observations, going by their names, are in another order than `spec`."""
     names = [obs.name for obs in spec.observation_specs]
     for info in infos:
-        sent = [wire.parse(ObservationProto, data).name for data in info.observations]
+        sent = [wire.parse(m.ObservationProto, data).name for data in info.observations]
         # Where shapes agree too, a network would learn from swapped sensors without an error.
         if other_order(names, sent):
             raise _ObservationError(
@@ -209,7 +195,7 @@ def _decode_floats(
     Also returns whether all have the name of `spec`; an empty name in `spec` stands for any.
     """
     first = column[0]
-    last = len(spec.shape) == 3 and channels_last(wire.parse(ObservationProto, first))
+    last = len(spec.shape) == 3 and channels_last(wire.parse(m.ObservationProto, first))
     shape = (*spec.shape[1:], spec.shape[0]) if last else spec.shape
     # Only the first is parsed: the others must have its bytes, but for the numbers.
     header = wire.observation_header(shape)
@@ -240,17 +226,17 @@ def tail_name(tail: bytes) -> str | None:
 def _tail_name(tail: bytes) -> str | None:
     # Bytes that follow a message are merged into it, so what they hold is known without the rest.
     try:
-        message = ObservationProto.FromString(tail)
+        message = m.ObservationProto.FromString(tail)
     except DecodeError:
         return None
-    plain = message.compression_type == NONE and not message.WhichOneof("observation_data")
+    plain = message.compression_type == m.NONE and not message.WhichOneof("observation_data")
     return message.name if plain and not message.shape else None
 
 
 def _decode_slowly(
-    column: Sequence[ObservationProto],
+    column: Sequence[m.ObservationProto],
     index: int,
-    infos: Sequence[ReceivedAgentInfoProto],
+    infos: Sequence[m.ReceivedAgentInfoProto],
     spec: ObservationSpec,
 ) -> FloatArray:
     """Return float32 [N, *shape], one agent at a time: for PNGs and messages that are not alike."""
@@ -266,7 +252,7 @@ def _decode_slowly(
     return out
 
 
-def decode_observation(message: ObservationProto, spec: ObservationSpec) -> FloatArray:
+def decode_observation(message: m.ObservationProto, spec: ObservationSpec) -> FloatArray:
     """Return one agent's observation, float32 of `spec.shape`.
 
     Raises:
@@ -279,7 +265,7 @@ def decode_observation(message: ObservationProto, spec: ObservationSpec) -> Floa
         shape = (shape[2], shape[0], shape[1])
     if shape != tuple(spec.shape):
         raise _ObservationError(f"expected the shape {tuple(spec.shape)} but got {shape}.")
-    if message.compression_type == PNG and len(shape) == 3:
+    if message.compression_type == m.PNG and len(shape) == 3:
         return decode_png(
             message.compressed_data,
             (shape[0], shape[1], shape[2]),
@@ -293,7 +279,7 @@ def decode_observation(message: ObservationProto, spec: ObservationSpec) -> Floa
     return values.reshape(shape)
 
 
-def channels_last(message: ObservationProto) -> bool:
+def channels_last(message: m.ObservationProto) -> bool:
     """Return whether a rank-3 observation is [H, W, C], as packages before 3.0 send it.
 
     Its dimension properties tell. Messages from before API 1.5, and of some Python environments,
@@ -302,13 +288,13 @@ def channels_last(message: ObservationProto) -> bool:
     properties = message.dimension_properties
     if not properties:
         # A PNG is rows of pixels, so its own size is height and width whatever the shape says.
-        size = png_size(message.compressed_data) if message.compression_type == PNG else None
+        size = png_size(message.compressed_data) if message.compression_type == m.PNG else None
         return size == tuple(message.shape[:2]) != tuple(message.shape[1:3])
     return bool(properties[0] & _SPATIAL) and not (len(properties) > 2 and properties[2] & _SPATIAL)
 
 
 def decode_masks(
-    infos: Sequence[ReceivedAgentInfoProto], spec: ActionSpec
+    infos: Sequence[m.ReceivedAgentInfoProto], spec: ActionSpec
 ) -> list[BoolArray] | None:
     """Return per branch bool [N, size], True = forbidden; None without branches or agents."""
     if not spec.discrete_branches or not infos:
@@ -328,7 +314,7 @@ def split_masks(flat: BoolArray, spec: ActionSpec) -> list[BoolArray]:
     return [branch.copy() for branch in np.split(flat, ends, axis=1)]
 
 
-def behavior_spec_from(brain: BrainParametersProto, first: AgentInfoProto) -> BehaviorSpec:
+def behavior_spec_from(brain: m.BrainParametersProto, first: m.AgentInfoProto) -> BehaviorSpec:
     """Return what a behavior observes and does, from its announcement and its first agent.
 
     Rank-3 observations come out channels first.
@@ -344,7 +330,7 @@ def behavior_spec_from(brain: BrainParametersProto, first: AgentInfoProto) -> Be
     return ScaledSpec.of(spec, brain.action_spec.action_descriptions)
 
 
-def observation_spec_from(message: ObservationProto) -> ObservationSpec:
+def observation_spec_from(message: m.ObservationProto) -> ObservationSpec:
     """Return shape and meaning of one observation, channels first."""
     shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
     declared = tuple(DimensionProperty(p) for p in message.dimension_properties[: len(shape)])
@@ -352,13 +338,13 @@ def observation_spec_from(message: ObservationProto) -> ObservationSpec:
     if len(shape) == 3 and channels_last(message):
         shape = (shape[2], shape[0], shape[1])
         properties = (DimensionProperty.NONE, _SPATIAL, _SPATIAL)
-    goal = message.observation_type == GOAL_SIGNAL
+    goal = message.observation_type == m.GOAL_SIGNAL
     kind = ObservationType.GOAL_SIGNAL if goal else ObservationType.DEFAULT
     return ObservationSpec(shape, properties, kind, message.name)
 
 
-def _action_spec(brain: BrainParametersProto) -> ActionSpec:
-    declared: ActionSpecProto = brain.action_spec
+def _action_spec(brain: m.BrainParametersProto) -> ActionSpec:
+    declared: m.ActionSpecProto = brain.action_spec
     if declared.num_continuous_actions or declared.num_discrete_actions:
         n, branches = declared.num_discrete_actions, tuple(declared.discrete_branch_sizes)
         if len(branches) != n:
@@ -369,6 +355,6 @@ def _action_spec(brain: BrainParametersProto) -> ActionSpec:
         return ActionSpec(declared.num_continuous_actions, branches)
     # Announcements from before the action spec have one kind of action, in these fields.
     sizes = tuple(brain.vector_action_size_deprecated)
-    if brain.vector_action_space_type_deprecated == continuous:
+    if brain.vector_action_space_type_deprecated == m.continuous:
         return ActionSpec(sizes[0] if sizes else 0, ())
     return ActionSpec(0, sizes)

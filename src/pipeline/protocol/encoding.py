@@ -5,33 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray
 from pipeline.protocol import wire
-from pipeline.protocol.generated.messages import (
-    PNG,
-    BrainParametersProto,
-    UnityRLOutputProto,
-    continuous,
-    discrete,
-)
+from pipeline.protocol.generated import messages as m
 from pipeline.protocol.png import encode_png
 from pipeline.protocol.specs import BehaviorSpec, ObservationSpec, scales_of
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray
-    from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 _NO_ID = wire.wide_varints(np.zeros(1, np.int64), wire.ID_WIDTH).tobytes()
 
 
 def encode_steps(
     decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorSpec
-) -> UnityRLOutputProto.ListAgentInfoProto:
+) -> m.UnityRLOutputProto.ListAgentInfoProto:
     """Return one AgentInfoProto per agent: ended episodes first, as Unity sends them."""
-    return UnityRLOutputProto.ListAgentInfoProto.FromString(steps_bytes(decision, terminal, spec))
+    return m.UnityRLOutputProto.ListAgentInfoProto.FromString(steps_bytes(decision, terminal, spec))
 
 
 def steps_bytes(decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorSpec) -> bytes:
@@ -50,7 +41,7 @@ def compressed_steps_bytes(
             continue
         images = chain(terminal.obs[index], decision.obs[index])
         for info, image in zip(message.value, images, strict=True):
-            info.observations[index].compression_type = PNG
+            info.observations[index].compression_type = m.PNG
             # Numbers and PNG are one `oneof` of protobuf, so that this takes the numbers out.
             info.observations[index].compressed_data = encode_png(image)
     return message.SerializeToString()
@@ -135,10 +126,10 @@ def _set_columns(table: AnyArray, start: int, columns: AnyArray) -> None:
 
 def brain_parameters(
     name: str, spec: BehaviorSpec, *, old_fields: bool = False
-) -> BrainParametersProto:
+) -> m.BrainParametersProto:
     """Return the announcement of a behavior, with the fields of API 1.2 too if `old_fields`."""
     action = spec.action_spec
-    out = BrainParametersProto(brain_name=name, is_training=True)
+    out = m.BrainParametersProto(brain_name=name, is_training=True)
     out.action_spec.num_continuous_actions = action.continuous_size
     out.action_spec.num_discrete_actions = action.discrete_size
     out.action_spec.discrete_branch_sizes.extend(action.discrete_branches)
@@ -147,8 +138,8 @@ def brain_parameters(
     # The old fields can tell one kind of actions only.
     if old_fields and not action.is_discrete():
         out.vector_action_size_deprecated.append(action.continuous_size)
-        out.vector_action_space_type_deprecated = continuous
+        out.vector_action_space_type_deprecated = m.continuous
     elif old_fields:
         out.vector_action_size_deprecated.extend(action.discrete_branches)
-        out.vector_action_space_type_deprecated = discrete
+        out.vector_action_space_type_deprecated = m.discrete
     return out

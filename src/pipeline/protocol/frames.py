@@ -27,8 +27,8 @@ REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
 Received = bytes | memoryview
 """What came: of a large message a view of the memory that it was received into."""
 
-HEAD = struct.Struct(">BHBBI")
-"""Length (high, low), kind, flags and stream of a frame."""
+HEAD = struct.Struct(">IBI")
+"""Length (24 bits) and kind (8 bits), flags, and stream of a frame."""
 
 MAX_BLOCK_BYTES = 16384
 """Bytes of a header block, compressed or not: what gRPC's runtime takes at most, too."""
@@ -68,13 +68,12 @@ def name(kind: int) -> str:
 
 def head(kind: int, flags: int, stream: int, length: int) -> bytes:
     """Return the nine bytes before a frame's payload of `length` bytes."""
-    return HEAD.pack(length >> 16, length & 0xFFFF, kind, flags, stream)
+    return HEAD.pack(length << 8 | kind, flags, stream)
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     """One frame as bytes."""
-    n = len(payload)
-    return HEAD.pack(n >> 16, n & 0xFFFF, kind, flags, stream) + payload
+    return HEAD.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 
 def check(kind: int, flags: int, stream: int, length: int) -> None:

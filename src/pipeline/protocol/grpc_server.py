@@ -18,16 +18,9 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
 
-from pipeline.protocol.calls import (
-    FOREIGN,
-    METHOD,
-    NO_GREETING,
-    STOPPED,
-    CalledEnd,
-    begins_anew,
-    may_own,
-    nothing_to_answer,
-)
+import psutil
+
+from pipeline.protocol import calls
 from pipeline.protocol.peers import PeerCheck
 from pipeline.protocol.state import MAX_STATE_BYTES
 
@@ -49,7 +42,7 @@ _NOT_OVER = "the conversation before is not over yet: start the environment once
 _LOOK_S = 0.5
 
 
-class GrpcServer(CalledEnd):
+class GrpcServer(calls.CallServer):
     """The same as `pipeline.protocol.server.Server`, with the general runtime's threads.
 
     A call waits in a thread of the runtime until `reply` has its answer. It is not noticed here if
@@ -58,9 +51,7 @@ class GrpcServer(CalledEnd):
     of the client's end.
     """
 
-    def __init__(
-        self, port: int = 0, *, host: str | None = None, peers: PeerCheck | None = None
-    ) -> None:
+    def __init__(self, port: int = 0, *, peers: PeerCheck | None = None) -> None:
         """Start listening; arguments and errors as of `Server`."""
         # Its fork handlers break the environments that we launch while it runs; they are only for
         # children that go on to use the runtime themselves.
@@ -71,12 +62,12 @@ class GrpcServer(CalledEnd):
         self._pending: Future[bytes] | None = None
         self._latest: Future[bytes] | None = None
         self._owner: str | None = None
-        self._host, self._peers = host, peers or PeerCheck()
+        self._peers = peers or PeerCheck()
         self._next_look = 0.0
         self._lock = threading.Lock()
         self._closed = False
         self._pool = ThreadPoolExecutor(_N_THREADS, thread_name_prefix="protocol-grpc")
-        service, method = METHOD.strip("/").split("/")
+        service, method = calls.METHOD.strip("/").split("/")
         handlers = {method: grpc.unary_unary_rpc_method_handler(self._answer)}
         self._server = grpc.server(
             self._pool,
@@ -84,7 +75,7 @@ class GrpcServer(CalledEnd):
             options=_OPTIONS,
         )
         try:
-            self.port = self._bind(host, port)
+            self.port = self._bind(port)
         except (RuntimeError, OSError) as error:
             self._server.stop(None)
             self._pool.shutdown()
@@ -92,9 +83,9 @@ class GrpcServer(CalledEnd):
         self._server.start()
 
     @property
-    def peer(self) -> str:
-        """Address of the environment's machine; empty before it has greeted."""
-        return (self._owner or "").partition(":")[2].rpartition(":")[0]
+    def has_greeted(self) -> bool:
+        """Whether an environment has greeted."""
+        return self._owner is not None
 
     def _await_call(self, wait_s: float, now: float) -> tuple[bytes | None, bool]:
         del now  # strangers are refused in threads of the runtime
@@ -106,7 +97,7 @@ class GrpcServer(CalledEnd):
     def reply(self, message: bytes) -> None:
         """Answer the pending call; whether the environment takes the answer is not seen here."""
         if self._pending is None:
-            raise nothing_to_answer()
+            raise calls.no_pending_call_error()
         if self._pending.set_running_or_notify_cancel():
             self._pending.set_result(message)
         self._pending = None
@@ -148,26 +139,26 @@ class GrpcServer(CalledEnd):
 
     def _stop_calls(self) -> None:
         if self._pending is not None:
-            self.reply(STOPPED)
+            self.reply(calls.STOPPED)
         with contextlib.suppress(queue.Empty):
             while True:
                 self._pending = self._calls.get_nowait()[1]
-                self.reply(STOPPED)
+                self.reply(calls.STOPPED)
 
-    def _bind(self, host: str | None, port: int) -> int:
-        """Bind to `host`, or to both loopback addresses where the machine has both."""
-        bound: int = self._server.add_insecure_port(_address(host or "127.0.0.1", port))
+    def _bind(self, port: int) -> int:
+        """Bind to both loopback addresses, or to the first where the machine has no other."""
+        bound: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
         if bound == 0:  # older runtimes say it so
             raise OSError(f"port {port} cannot be bound")
-        if host is None and _is_free("::1", bound):
+        if _is_free("::1", bound):
             with contextlib.suppress(RuntimeError):
-                self._server.add_insecure_port(_address("::1", bound))
+                self._server.add_insecure_port(f"[::1]:{bound}")
         return bound
 
     def _answer(self, request: bytes, context: Any) -> bytes:
         """Hand a call over and wait for its answer, in a thread of the runtime."""
         if self._closed:
-            return STOPPED
+            return calls.STOPPED
         if refusal := self._refusal(request, context.peer()):
             from grpc import StatusCode
 
@@ -188,14 +179,14 @@ class GrpcServer(CalledEnd):
                 return None
             if self._owner is not None and self._owner_lives():
                 return _OTHER_OWNER
-            if not may_own(request, has_begun=self._owner is not None):
-                return NO_GREETING
-            if self._owner is not None and begins_anew(request):
+            if not calls.can_start_or_resume(request, has_begun=self._owner is not None):
+                return calls.NO_GREETING
+            if self._owner is not None and calls.is_handshake(request):
                 self._lost_at = -math.inf
                 return _NOT_OVER
             if foreign := self._foreign(peer):
                 _log.warning("A call on port %d is refused: %s.", self.port, foreign)
-                return FOREIGN
+                return calls.FOREIGN
             self._owner = peer
             return None
 
@@ -203,7 +194,7 @@ class GrpcServer(CalledEnd):
         """Return why a connection, by the address of its end, is not the environment's."""
         client, _, port = unquote(peer.partition(":")[2]).rpartition(":")
         client = client.strip("[]")
-        server = self._host or ("::1" if ":" in client else "127.0.0.1")
+        server = "::1" if ":" in client else "127.0.0.1"
         return self._peers.refusal((client, int(port)), (server, self.port))
 
     def _owner_lives(self) -> bool:
@@ -211,8 +202,6 @@ class GrpcServer(CalledEnd):
         now = time.monotonic()
         if now < self._next_look:
             return True
-        import psutil
-
         port = int(str(self._owner).rpartition(":")[2])
         is_connected = any(
             connection.status == psutil.CONN_ESTABLISHED
@@ -234,10 +223,6 @@ class GrpcServer(CalledEnd):
             raise queue.Empty
         self._pending, self._lost_at = reply, None
         return request
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -1,4 +1,4 @@
-"""HTTP/2 connections that carry gRPC's unary calls: what the calling and the called end share.
+"""HTTP/2 connections that carry gRPC's unary calls: what both ends share, and the calling end.
 
 A step is one call, so its latency bounds the speed of small environments. The general gRPC runtime
 hands every call through several threads; here the thread that wants a message reads the socket
@@ -12,6 +12,8 @@ Sources: RFC 9113 (HTTP/2) and the gRPC-over-HTTP/2 specification.
 from __future__ import annotations
 
 import contextlib
+import math
+import selectors
 import socket
 import struct
 import time
@@ -28,18 +30,24 @@ from pipeline.protocol.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
+    HEAD,
     HEADERS,
+    LARGEST_WINDOW,
     FrameError,
     Received,
     frame,
 )
+from pipeline.protocol.spin_wait import SpinWait
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-MAX_CALL_BYTES = frames.LARGEST_WINDOW
+MAX_CALL_BYTES = LARGEST_WINDOW
 """Largest call: protobuf has no larger messages, and a stream's window is not larger either."""
 MAX_READ_BYTES = 1 << 18
 _LARGE_BYTES = 1 << 16
-"""Of a message: from this size on it is received into its own memory, and sent from it."""
+"""What is missing of a frame, or what is sent of a message, is not copied if it is larger."""
+_PADDED_OR_WITH_PRIORITY = frames.PADDED | frames.WITH_PRIORITY
+_PREFIX = struct.Struct(">BI")
+"""gRPC's prefix of a message: 0, as it is not compressed, and its length."""
 # Far less than the window of 2 GB, so that no peer ever waits for its renewal.
 _RENEW_BYTES = 1 << 24
 _WINDOW_UPDATE = frame(
@@ -70,7 +78,7 @@ class Stream:
 
     is_known: bool = True
     """Whether it calls the method that is served; the data of other calls are not stored."""
-    parts: list[bytes] = field(default_factory=list)
+    parts: list[Received] = field(default_factory=list)
     """Of the body; none where `body` is there."""
     body: memoryview | None = None
     """Memory for the body of a large message."""
@@ -90,35 +98,28 @@ class Stream:
         """
         if self.body is None and not self.parts and len(begin) >= 5:
             size = 5 + int.from_bytes(begin[1:5], "big")
-            if size > limit:
-                return None
             # Not a bytearray, which would be filled with zeros first.
-            self.body = memoryview(np.empty(size, np.uint8).data)
+            self.body = memoryview(np.empty(size, np.uint8).data) if size <= limit else None
         if self.body is None or self.n_filled + n_bytes > len(self.body):
             return None
-        place = self.body[self.n_filled : self.n_filled + n_bytes]
-        place[: len(begin)] = begin
-        return place
+        return self.body[self.n_filled : self.n_filled + n_bytes]
 
     def append(self, payload: Received) -> None:
         """Add bytes to the body; a memoryview is of their place in `body`, where they are."""
         if self.body is None:
-            self.parts.append(bytes(payload))
+            self.parts.append(payload)
             return
-        start = self.n_filled
-        self.n_filled += len(payload)
+        start, self.n_filled = self.n_filled, self.n_filled + len(payload)
         if isinstance(payload, bytes) and self.n_filled <= len(self.body):
             self.body[start : self.n_filled] = payload
 
     def message(self) -> Received | None:
         """Return the message in the body; None if it is not one uncompressed message."""
         if self.body is not None:
-            whole = self.n_filled == len(self.body) and self.body[0] == 0
-            return self.body[5:] if whole else None
+            is_whole = self.n_filled == len(self.body) and self.body[0] == 0
+            return self.body[5:] if is_whole else None
         body = b"".join(self.parts)
-        if len(body) < 5 or body[0] != 0 or len(body) - 5 != int.from_bytes(body[1:5], "big"):
-            return None
-        return body[5:]
+        return body[5:] if body[:5] == _PREFIX.pack(0, max(len(body) - 5, 0)) else None
 
 
 class Connection(ABC):
@@ -169,9 +170,9 @@ class Connection(ABC):
                 self._unfilled = self._unfilled[n_read:]
         except BlockingIOError:
             return self.is_open
-        except OSError as error:
-            if isinstance(error, TimeoutError):
-                raise
+        except TimeoutError:
+            raise
+        except OSError:
             n_read = 0
         if not n_read:
             self.is_open = False
@@ -191,16 +192,16 @@ class Connection(ABC):
         if self._large is not None:
             if self._unfilled:
                 return
-            (flags, stream, payload), self._large = self._large, None
-            self._data(flags, stream, payload)
+            large, self._large = self._large, None
+            self._data(*large)
         position, end = 0, len(self._buffer)
         # A view, because slices of the buffer would be copied once more.
         with memoryview(self._buffer) as view:
             while end - position >= 9:
-                high, low, kind, flags, stream = frames.HEAD.unpack_from(view, position)
-                length = high << 16 | low
+                length_and_kind, flags, stream = HEAD.unpack_from(view, position)
+                length, kind = length_and_kind >> 8, length_and_kind & 0xFF
                 stop = position + 9 + length
-                stream &= frames.LARGEST_WINDOW  # the first bit is reserved
+                stream &= LARGEST_WINDOW  # the first bit is reserved
                 if kind != DATA or stream == 0:  # most are
                     frames.check(kind, flags, stream, length)
                 if self._expected is not None:
@@ -209,26 +210,29 @@ class Connection(ABC):
                     # Now, before the rest of it is gathered in memory.
                     if length > self._call_limit:
                         raise FrameError(frames.ENHANCE_YOUR_CALM, f"a frame of {length} bytes")
-                    if kind == DATA and stop - end > _LARGE_BYTES:
-                        position = self._begin_large(flags, stream, length, view, position)
+                    is_large = kind == DATA and stop - end > _LARGE_BYTES
+                    if is_large and self._begin_large(flags, stream, length, view[position + 9 :]):
+                        position = end
                     break
-                self._handle(kind, flags, stream, bytes(view[position + 9 : stop]))
+                payload = bytes(view[position + 9 : stop])
+                if kind == DATA:
+                    self._data(flags, stream, payload)
+                else:
+                    self._handle(kind, flags, stream, payload)
                 position = stop
         del self._buffer[:position]
 
-    def _begin_large(
-        self, flags: int, stream: int, length: int, buffer: memoryview, position: int
-    ) -> int:
-        """Receive the rest of a DATA frame where it belongs; return where `buffer` goes on."""
+    def _begin_large(self, flags: int, stream: int, length: int, begin: memoryview) -> bool:
+        """Return whether the rest of a DATA frame is received where it belongs from now on."""
         call = self._streams.get(stream)
         if call is None or not call.is_known or call.has_ended or flags & frames.PADDED:
-            return position
-        begin = buffer[position + 9 :]
+            return False
         payload = call.place(length, begin, self._call_limit)
         if payload is None:
-            return position
+            return False
+        payload[: len(begin)] = begin
         self._large, self._unfilled = (flags, stream, payload), payload[len(begin) :]
-        return len(buffer)
+        return True
 
     def _check_expected(self, kind: int, flags: int, stream: int) -> None:
         """Nothing may come before the first SETTINGS, or between the parts of a header block."""
@@ -251,9 +255,7 @@ class Connection(ABC):
         return True
 
     def _handle(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == DATA:
-            self._data(flags, stream, payload)
-        elif kind == HEADERS:
+        if kind == HEADERS:
             self._headers(flags, stream, payload)
         elif kind == frames.CONTINUATION:
             self._continuation(flags, stream, payload)
@@ -267,10 +269,10 @@ class Connection(ABC):
         elif kind == frames.PING and not flags & ACK:
             self._notify(frame(frames.PING, ACK, 0, payload))
         elif kind == frames.GOAWAY:
-            self._leaving()
+            self._on_goaway()
 
     def _headers(self, flags: int, stream: int, payload: bytes) -> None:
-        if flags & (frames.PADDED | frames.WITH_PRIORITY):
+        if flags & _PADDED_OR_WITH_PRIORITY:
             payload = frames.without_padding(HEADERS, flags, payload)
         if flags & END_HEADERS:
             self._take_block(flags, stream, payload)
@@ -313,7 +315,7 @@ class Connection(ABC):
             payload = frames.without_padding(DATA, flags, bytes(payload))
         call = self._streams.get(stream)
         if call is None or call.has_ended:
-            self._pass_over(DATA, flags, stream)
+            self._on_closed_stream(DATA, flags, stream)
             return
         call.size += size
         if call.size > self._call_limit:
@@ -356,7 +358,7 @@ class Connection(ABC):
             reason = f"a {frames.name(kind)} frame on stream {stream}, which was never opened"
             raise FrameError(frames.PROTOCOL_ERROR, reason)
 
-    def _pass_over(self, kind: int, flags: int, stream: int) -> None:
+    def _on_closed_stream(self, kind: int, flags: int, stream: int) -> None:
         """Refuse a frame that belongs to no open stream; subclasses may ignore some streams."""
         del flags
         self._check_opened(kind, stream)
@@ -379,7 +381,7 @@ class Connection(ABC):
     def _cancelled(self, stream: int) -> None:
         """Forget a stream that the peer gave up."""
 
-    def _leaving(self) -> None:  # noqa: B027  # the end that takes calls has nothing to do
+    def _on_goaway(self) -> None:  # noqa: B027  # the end that takes calls has nothing to do
         """React to a GOAWAY: the peer makes, or takes, no more calls."""
 
     @abstractmethod
@@ -391,16 +393,15 @@ class Connection(ABC):
         self._send(data)
 
     @abstractmethod
-    def _make_way(self, deadline: float) -> bool:
+    def _wait_writable(self, deadline: float) -> bool:
         """Wait until the peer reads or sends more; False when it does not, or is gone."""
 
     def _transmit(
         self, stream: int, head: bytes, message: bytes, last: int, tail: bytes, deadline: float
     ) -> None:
         """Send a message between `head` and `tail`, as fast as the peer's windows allow."""
-        # gRPC's prefix of a message: not compressed, and its length.
-        prefix = b"\0" + struct.pack(">I", len(message))
-        body, n_body = memoryview(message), 5 + len(message)
+        prefix, body = _PREFIX.pack(0, len(message)), memoryview(message)
+        n_body = 5 + len(message)
         out = bytearray(head)
         position = 0
         while (call := self._streams.get(stream)) is not None:
@@ -408,41 +409,35 @@ class Connection(ABC):
             # A window can be negative, after a SETTINGS frame that made it smaller.
             size = min(n_body - position, credit)
             if size > 0:
-                ends = position + size == n_body
-                out += frames.head(DATA, last if ends else 0, stream, size)
+                begin, position = position, position + size
+                out += frames.head(DATA, last if position == n_body else 0, stream, size)
                 if size == n_body <= _LARGE_BYTES:  # as nearly always
                     out += prefix
                     out += message
                 else:
-                    self._add(out, prefix, body, slice(position, position + size))
-                position += size
+                    out += prefix[begin:position]
+                    content = body[max(begin - 5, 0) : max(position - 5, 0)]
+                    if len(content) <= _LARGE_BYTES:
+                        out += content
+                    else:
+                        self._send(out)
+                        self._send(content)
+                        out.clear()
                 call.credit -= size
                 self._window -= size
             if position == n_body:
                 out += tail
-                if out:
-                    self._send(out)
+                self._send(out)
                 return
             if size <= 0:
                 self._send(out)
                 out.clear()
-                if not self._make_way(deadline):
+                if not self._wait_writable(deadline):
                     raise UnityCommunicationException(
                         f"the environment took only {position} of a message's {n_body} bytes"
                     )
 
-    def _add(self, out: bytearray, prefix: bytes, body: memoryview, share: slice) -> None:
-        """Add a share of prefix and body to what is sent next; a large one is sent at once."""
-        out += prefix[share]
-        content = body[max(share.start - 5, 0) : max(share.stop - 5, 0)]
-        if len(content) <= _LARGE_BYTES:
-            out += content
-        else:
-            self._send(out)
-            out.clear()
-            self._send(content)
-
-    def farewell(self, wait_s: float) -> None:
+    def close(self, wait_s: float) -> None:
         """Announce the end, let the peer finish reading for up to `wait_s`, and close."""
         with contextlib.suppress(OSError):
             self.socket.setblocking(False)
@@ -457,3 +452,109 @@ class Connection(ABC):
                     if not self.socket.recv(MAX_READ_BYTES):
                         break
         self.socket.close()
+
+
+_HELLO = PREFACE + hello(frames.ENABLE_PUSH, 0)
+
+
+class OutgoingConnection(Connection):
+    """A connection on which we make calls. The headers of answers are ignored."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._send(_HELLO)
+
+    def request(self, stream: int, block: bytes, message: bytes) -> None:
+        """Make a call; the streams of a client are odd and grow."""
+        self._streams[stream] = Stream()
+        self._last_stream = stream
+        head = frame(HEADERS, END_HEADERS, stream, block)
+        self._transmit(stream, head, message, END_STREAM, b"", math.inf)
+
+    def _begin(self, flags: int, stream: int, block: bytes) -> Stream | None:
+        del flags, block
+        raise FrameError(frames.PROTOCOL_ERROR, f"HEADERS on stream {stream}, which has no call")
+
+    def _follow(self, flags: int, call: Stream, block: bytes) -> None:
+        del block
+        # Before any data these are the answer's headers; after data only trailers may come.
+        if call.size and not flags & END_STREAM:
+            raise FrameError(frames.PROTOCOL_ERROR, "trailers that end no stream")
+
+    def _complete(self, stream: int, call: Stream) -> None:
+        """Deliver an answer; a failure ends the connection."""
+        del self._streams[stream]
+        message = call.message()
+        if message is None:
+            self.is_open = False
+        else:
+            self.messages.append((stream, message))
+
+    def _cancelled(self, stream: int) -> None:
+        if self._streams.pop(stream, None) is not None:
+            self.is_open = False
+
+    def _on_goaway(self) -> None:
+        if not self._streams:
+            self.is_open = False
+
+    def _send(self, data: Received | bytearray) -> None:
+        try:
+            self.socket.sendall(data)
+        except OSError:
+            self.is_open = False
+
+    def _wait_writable(self, deadline: float) -> bool:
+        del deadline  # the socket's time-out holds
+        return self.is_open and self.read()
+
+
+class Channel:
+    """One unary method of one server."""
+
+    def __init__(self, port: int, method: str, *, timeout_s: float = 30.0) -> None:
+        """Connect to `localhost`; OSError if no one listens there."""
+        sock = socket.create_connection(("localhost", port), timeout=timeout_s)
+        if sock.getsockname() == sock.getpeername():
+            # The system chose the very port that we looked for: we called ourselves.
+            sock.close()
+            raise ConnectionRefusedError(f"no one listens on localhost:{port}")
+        try:
+            self._connection = OutgoingConnection(sock)
+        except OSError:
+            sock.close()
+            raise
+        sock.settimeout(None)
+        self._spin_wait = SpinWait()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ)
+        self._stream = -1
+        self._headers = frames.request_block(method, f"localhost:{port}")
+
+    def call(self, message: bytes, timeout_s: float | None = None) -> Received:
+        """Send one message and wait for the answer, without limit if `timeout_s` is None.
+
+        Raises:
+            ConnectionError: The server went away or refused.
+            TimeoutError: It was silent for `timeout_s`.
+        """
+        connection = self._connection
+        connection.socket.settimeout(timeout_s)
+        self._stream += 2
+        try:
+            connection.request(self._stream, self._headers, message)
+        except UnityCommunicationException as error:
+            raise ConnectionError(str(error)) from error
+        self._spin_wait.poll(self._selector)
+        while not connection.messages:
+            # The answer may have come together with the server's GOAWAY.
+            if not connection.read() and not connection.messages:
+                failure = connection.failure
+                event = f"sent {failure}" if failure else "closed the connection"
+                raise ConnectionError(f"the trainer {event}")
+        return connection.messages.popleft()[1]
+
+    def close(self) -> None:
+        """End the connection."""
+        self._selector.close()
+        self._connection.close(0.0)

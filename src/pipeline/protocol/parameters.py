@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from pipeline.protocol.simulator import Simulator
+from pipeline.protocol.simulator import Simulator
 
-    Stat = tuple[str, float, int]
+Stat = tuple[str, float, int]
 
 UNIFORM, GAUSSIAN, MULTI_RANGE = 0, 1, 2
 """Sampler kinds as the environment-parameters side channel numbers them."""

@@ -7,7 +7,6 @@ conversation. So the kernel is asked for the client's socket before its greeting
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import os
 import secrets
@@ -61,15 +60,10 @@ class PeerCheck:
         return self.refusal(client, server)
 
     def refusal(self, client: Address, server: Address) -> str | None:
-        """Return the same, given the addresses of both ends.
-
-        Clients of other machines, which can connect only if `host` says so, are not checked.
-        """
-        if not ipaddress.ip_address(client[0].partition("%")[0]).is_loopback:
-            return None
+        """Return the same, given the addresses of both ends."""
         found = _socket_of(client, server)
         if found is None:
-            return self._refusal_of(_pid_of(client, server))
+            return self._refusal_by_process(client, server)
         uid, inode = found
         if inode == 0:
             return _LEFT
@@ -81,8 +75,13 @@ class PeerCheck:
         pid = next((pid for pid in psutil.pids() if _holds(pid, inode)), None)
         return None if self._is_marked(pid) else self._foreign(_named(pid, uid))
 
-    def _refusal_of(self, pid: int | None) -> str | None:
-        """Return the refusal of a process, on systems where a socket's user is not known."""
+    def _refusal_by_process(self, client: Address, server: Address) -> str | None:
+        """Return the same on systems where a socket's user is not known."""
+        pid = None
+        with contextlib.suppress(psutil.Error, OSError):
+            for connection in psutil.net_connections("tcp"):
+                if (connection.laddr, connection.raddr) == (client, server):
+                    pid = connection.pid
         if pid is None:
             _log.info("This system does not tell who calls: the first that greets is accepted.")
             return None
@@ -163,18 +162,6 @@ def _target(file: Path) -> str:
         return str(file.readlink())
     except FileNotFoundError:  # closed since
         return ""
-
-
-def _pid_of(client: Address, server: Address) -> int | None:
-    try:
-        pids = [
-            connection.pid
-            for connection in psutil.net_connections("tcp")
-            if (connection.laddr, connection.raddr) == (client, server)
-        ]
-    except (psutil.Error, OSError):
-        return None
-    return pids[0] if pids else None
 
 
 def _named(pid: int | None, user: int | str) -> str:

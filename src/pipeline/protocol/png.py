@@ -6,15 +6,12 @@ import io
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, FloatArray
 from pipeline.errors import UnityObservationException, brief
 from pipeline.protocol.specs import FREE_BYTES, refuse_excess
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, FloatArray
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _LEVEL = 1

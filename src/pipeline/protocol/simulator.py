@@ -8,12 +8,11 @@ other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray
-    from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-    from pipeline.protocol.steps import Steps
+from pipeline.arrays import AnyArray
+from pipeline.protocol.specs import ActionTuple, BehaviorSpec
+from pipeline.protocol.steps import Steps
 
 
 class Simulator(Protocol):
@@ -27,26 +26,21 @@ class Simulator(Protocol):
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
         """Specification of each behavior."""
-        ...
 
     def reset(self) -> Mapping[str, Steps]:
         """Begin a new episode for every agent, without terminal steps for those in progress."""
-        ...
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
         """Apply one action per agent of the last decision steps, in the same order.
 
         A behavior of which no agent had asked may be absent from `actions`.
         """
-        ...
 
     def set_parameter(self, name: str, value: float) -> None:
         """Set an environment parameter, from the next reading on; unknown names are ignored."""
-        ...
 
     def close(self) -> None:
         """Free what the simulator holds."""
-        ...
 
 
 @runtime_checkable
@@ -58,7 +52,6 @@ class Renderable(Protocol):
 
         Nothing that later steps depend on changes, random streams included.
         """
-        ...
 
 
 @runtime_checkable
@@ -73,11 +66,9 @@ class Restorable(Protocol):
 
         None where a part of it, such as a third-party environment, does not give its state.
         """
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` of a simulator made with the same arguments returned."""
-        ...
 
 
 @runtime_checkable
@@ -86,11 +77,9 @@ class HasState(Protocol):
 
     def get_state(self) -> Any:
         """Return everything that later steps depend on, as arrays and plain values."""
-        ...
 
     def set_state(self, state: Any) -> None:
         """Restore what `get_state` gave."""
-        ...
 
 
 def state_of(simulator: object) -> dict[str, Any] | None:

@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, FloatArray, IntArray
 from pipeline.errors import UnityObservationException, UnitySpecificationException, brief
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, FloatArray, IntArray
 
 _log = logging.getLogger(__name__)
 

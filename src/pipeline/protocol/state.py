@@ -13,14 +13,12 @@ import math
 import struct
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pipeline.arrays import AnyArray
 from pipeline.errors import UnitySideChannelException
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray
 
 VERSION = 1
 MAX_STATE_BYTES = 1 << 27

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from pipeline.protocol.specs import BehaviorSpec
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
 
 
 class DecisionStep(NamedTuple):

@@ -11,17 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
+from pipeline.arrays import AnyArray, FloatArray
 from pipeline.errors import UnityCommunicationException
 from pipeline.protocol.frames import Received
 from pipeline.protocol.specs import ObservationSpec
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, FloatArray
 
 M = TypeVar("M", bound=Message)
 
@@ -76,10 +74,7 @@ def entry(parts: Iterable[tuple[bytes, bytes]]) -> tuple[AnyArray, list[int]]:
         out += content
     # Field 1 is the list in messages of agents and in those of actions.
     before = head(1, len(out))
-    return (
-        np.frombuffer(before + out, dtype=np.uint8),
-        [len(before) + start for start in starts],
-    )
+    return (np.frombuffer(before + out, dtype=np.uint8), [len(before) + start for start in starts])
 
 
 def part(field: int, content: bytes) -> tuple[bytes, bytes]:

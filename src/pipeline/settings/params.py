@@ -102,7 +102,7 @@ class Params:
         if not path.is_file():
             raise SettingsError(
                 f"{path}: is missing: the sweep has not chosen the values of {name!r} yet. Run "
-                f"`dvc repro {experiment.chosen_by}` or `snakemake --cores 1`."
+                f"`pipeline run` or `dvc repro {experiment.chosen_by}`."
             )
         chosen = to_plain(read_yaml(path, what="Choice of the sweep"))["values"]
         return self._laid_over(experiment.overrides, chosen, str(path))

@@ -12,32 +12,22 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
 from pipeline.protocol import side_channels, wire
 from pipeline.protocol.actions import decode_actions
-from pipeline.protocol.calls import METHOD, OK, STOPPED
-from pipeline.protocol.channel import Channel
+from pipeline.protocol.calls import CAPABILITIES, METHOD, OK, STOPPED
 from pipeline.protocol.encoding import brain_parameters, compressed_steps_bytes, steps_bytes
-from pipeline.protocol.generated.messages import (
-    QUIT,
-    RESET,
-    ReceivedMessageProto,
-    UnityMessageProto,
-    UnityRLInitializationOutputProto,
-)
+from pipeline.protocol.generated import messages as m
+from pipeline.protocol.http2 import Channel
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Controls, Sampler
 from pipeline.protocol.simulator import Simulator, no_state, restore, state_of
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec
+from pipeline.protocol.specs import ActionTuple
 from pipeline.protocol.state import Kind, decode, encode, message, read
+from pipeline.protocol.steps import Steps
 
-if TYPE_CHECKING:
-    from pipeline.protocol.generated.messages import ReceivedRLInputProto
-    from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
-
-    Exchange = Callable[..., ReceivedMessageProto]
+Exchange = Callable[..., m.ReceivedMessageProto]
 
 _log = logging.getLogger(__name__)
 
@@ -75,9 +65,9 @@ def converse(
     channel = _connect(port, connect_timeout_s)
     try:
 
-        def exchange(request: bytes, timeout_s: float | None = None) -> ReceivedMessageProto:
+        def exchange(request: bytes, timeout_s: float | None = None) -> m.ReceivedMessageProto:
             answer = channel.call(request, timeout_s)
-            return ReceivedMessageProto.FromString(answer)  # type: ignore[arg-type]  # bytes in its stubs
+            return m.ReceivedMessageProto.FromString(answer)  # type: ignore[arg-type]  # bytes in its stubs
 
         # The environment speaks first; the answer has the seed of the simulator.
         hello = exchange(_hello(), _HELLO_S)
@@ -149,7 +139,7 @@ class Session:
     def __init__(self, simulator: Simulator, compressed_channels: int = 0) -> None:
         self._simulator = simulator
         self._specs = dict(simulator.behavior_specs)
-        self._compressed_channels = compressed_channels
+        self._max_channels = compressed_channels
         self._announced: set[str] = set()
         self._controls = Controls(simulator)
         # How many agents of each behavior have asked for a decision; None before a reset.
@@ -167,19 +157,19 @@ class Session:
             # Before the command, as in Unity: parameters count for this step already.
             if command.side_channel:
                 self._hear(command.side_channel)
-            if command.command == QUIT:
+            if command.command == m.QUIT:
                 _say_goodbye(exchange)
                 return
             reply = exchange(self._advance(command))
 
-    def _advance(self, command: ReceivedRLInputProto) -> bytes:
+    def _advance(self, command: m.ReceivedRLInputProto) -> bytes:
         restored, self._is_restored = self._is_restored, False
-        if restored and command.command == RESET:
+        if restored and command.command == m.RESET:
             return self._message({})  # the trainer knows what the agents saw
         # Before the simulator reads: a sampler draws anew for each message.
         self._controls.draw()
         # The first command begins episodes whatever it is, as Unity's first step does.
-        if command.command == RESET or self._asking is None:
+        if command.command == m.RESET or self._asking is None:
             steps = self._simulator.reset()
         else:
             steps = self._simulator.step(self._actions(command, self._asking))
@@ -187,7 +177,7 @@ class Session:
         return self._message(steps)
 
     def _actions(
-        self, command: ReceivedRLInputProto, asking: Mapping[str, int]
+        self, command: m.ReceivedRLInputProto, asking: Mapping[str, int]
     ) -> dict[str, ActionTuple]:
         """Actions of every behavior's asking agents, zeros where the trainer sent none."""
         sent_actions = command.agent_actions
@@ -208,13 +198,18 @@ class Session:
 
     def _message(self, steps: Mapping[str, Steps]) -> bytes:
         entries = []
-        new = UnityRLInitializationOutputProto()
+        new = m.UnityRLInitializationOutputProto()
         for name, (decisions, terminals) in steps.items():
-            body = self._body(decisions, terminals, self._specs[name])
+            spec = self._specs[name]
+            images = [obs.shape for obs in spec.observation_specs if len(obs.shape) == 3]
+            if any(shape[0] <= self._max_channels for shape in images):
+                body = compressed_steps_bytes(decisions, terminals, spec, self._max_channels)
+            else:
+                body = steps_bytes(decisions, terminals, spec)
             # With its first agents, as a Unity player does.
             if body and name not in self._announced:
                 self._announced.add(name)
-                new.brain_parameters.append(brain_parameters(name, self._specs[name]))
+                new.brain_parameters.append(brain_parameters(name, spec))
             # Lengths come before contents in protobuf, so parts are joined once, at the end.
             entries += _nested(2, [wire.delimited(1, name.encode()), wire.head(2, len(body)), body])
         frames: list[tuple[UUID, bytes]] = []
@@ -234,14 +229,6 @@ class Session:
         if new.brain_parameters:
             output.append(wire.delimited(2, new.SerializeToString()))
         return b"".join([_STATUS_OK, *_nested(2, output)])
-
-    def _body(
-        self, decisions: DecisionSteps, terminals: TerminalSteps, spec: BehaviorSpec
-    ) -> bytes:
-        images = [obs.shape for obs in spec.observation_specs if len(obs.shape) == 3]
-        if any(shape[0] <= self._compressed_channels for shape in images):
-            return compressed_steps_bytes(decisions, terminals, spec, self._compressed_channels)
-        return steps_bytes(decisions, terminals, spec)
 
     def _hear(self, data: bytes) -> None:
         """Apply the side-channel messages that came with a command; skip all others."""
@@ -307,14 +294,12 @@ class Session:
 
 
 def _hello() -> bytes:
-    message = UnityMessageProto(header={"status": OK})
+    message = m.UnityMessageProto(header={"status": OK})
     output = message.unity_output.rl_initialization_output
     output.name = "AcademySingleton"
     output.communication_version = COMMUNICATION_VERSION
     output.package_version = PACKAGE_VERSION
-    for capability in output.capabilities.DESCRIPTOR.fields:
-        # All of them: a trainer may do without a feature that an environment does not claim.
-        setattr(output.capabilities, capability.name, True)
+    output.capabilities.CopyFrom(CAPABILITIES)
     return bytes(message.SerializeToString())
 
 

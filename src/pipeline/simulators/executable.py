@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError, SettingsError, UnityException, brief, where
-from pipeline.protocol.simulator import Simulator
+from pipeline.protocol.simulator import Simulator, no_state, state_of
+from pipeline.protocol.state import encode
 from pipeline.simulators import registry
 
 _log = logging.getLogger(__name__)
@@ -48,26 +49,12 @@ _FLAGS = ("nographics", "batchmode", "compress", "describe", "help")
 # Of Unity's players, and of no effect here.
 _UNITY_VALUED = (
     *("screen-width", "screen-height", "screen-quality", "screen-fullscreen", "window-mode"),
-    *(
-        "monitor",
-        "adapter",
-        "gpu-index",
-        "parenthwnd",
-        "job-worker-count",
-        "profiler-log-file",
-        "stacktracelogtype",
-    ),
+    *("monitor", "adapter", "gpu-index", "parenthwnd", "job-worker-count", "profiler-log-file"),
+    "stacktracelogtype",
 )
 _UNITY_FLAGS = (
-    *(
-        "nolog",
-        "popupwindow",
-        "single-instance",
-        "show-screen-selector",
-        "hidewindow",
-        "timestamps",
-    ),
-    *("silent-crashes", "no-stereo-rendering", "disable-gpu-skinning", "quit"),
+    *("nolog", "popupwindow", "single-instance", "show-screen-selector", "hidewindow"),
+    *("timestamps", "silent-crashes", "no-stereo-rendering", "disable-gpu-skinning", "quit"),
 )
 
 
@@ -222,21 +209,14 @@ def _description(simulator: Simulator) -> str:
         if spec.action_spec.discrete_branches:
             lines.append(f"  acts      branches of {spec.action_spec.discrete_branches} choices")
         paragraphs.append("\n".join(lines) + "\n")
-    return "\n".join(paragraphs) + f"\n{_state_line(simulator)}\n"
-
-
-def _state_line(simulator: Simulator) -> str:
-    """Return a line on whether a resumed run goes on exactly (docs/explanation/resume.md)."""
-    from pipeline.protocol.simulator import no_state, state_of
-    from pipeline.protocol.state import encode
-
+    # Whether a resumed run goes on exactly (docs/explanation/resume.md).
     try:
         state = state_of(simulator)
-        if state is None:
-            return f"gives no state: {no_state(simulator)}"
-        return f"gives its state: {len(encode(state))} bytes now"
+        answer = None if state is None else f"gives its state: {len(encode(state))} bytes now"
     except ValueError as error:
-        return f"gives no state: {error}"
+        answer = f"gives no state: {error}"
+    paragraphs.append(answer or f"gives no state: {no_state(simulator)}")
+    return "\n".join(paragraphs) + "\n"
 
 
 def _run(

@@ -6,18 +6,16 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from pipeline import plugins
 from pipeline.errors import SettingsError, where
 from pipeline.plugins import Group
 from pipeline.protocol.simulator import Simulator
+from pipeline.protocol.specs import ActionTuple
+from pipeline.protocol.steps import DecisionSteps
 
-if TYPE_CHECKING:
-    from pipeline.protocol.specs import ActionTuple
-    from pipeline.protocol.steps import DecisionSteps
-
-    Expert = Callable[[DecisionSteps], ActionTuple]
+Expert = Callable[[DecisionSteps], ActionTuple]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

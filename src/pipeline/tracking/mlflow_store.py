@@ -218,7 +218,7 @@ class Store:
             if experiment is None and not create:
                 others = [repr(o.name) for o in client.search_experiments() if o.name != "Default"]
                 choice = f"it has {', '.join(others)}: MLFLOW_EXPERIMENT_NAME chooses one"
-                first = "run `dvc repro` or `snakemake --cores 1` first"
+                first = "run `pipeline run` first"
                 text = f"MLflow has no experiment {name!r}; {choice if others else first}"
                 raise PipelineError(text)
             if experiment is None:
@@ -375,7 +375,7 @@ def _refuse_moved(client: Any, artifacts: Path) -> None:
 
 def _no_store(root: Path, file: Path) -> str:
     if next((root / "results/train").rglob("seed*"), None) is None:
-        return "there are no runs yet: run `dvc repro` or `snakemake --cores 1` in this folder"
+        return "there are no runs yet: run `pipeline run` in this folder"
     return (
         f"results/ has runs, but there is no MLflow store {file}, which neither git nor DVC "
         "carries: `pipeline runs --rebuild` makes it from the files in results/"

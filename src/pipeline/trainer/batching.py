@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
+from pipeline.arrays import AnyArray
 from pipeline.protocol.specs import ActionTuple
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray
 
 S = TypeVar("S", DecisionSteps, TerminalSteps)
 

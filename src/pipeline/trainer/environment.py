@@ -15,10 +15,10 @@ from pipeline.envs.side_channels import (
     EngineConfigurationChannel,
     EnvironmentParametersChannel,
     SideChannel,
+    StateChannel,
     StatsSideChannel,
 )
 from pipeline.envs.sources.programs import runs_headless
-from pipeline.envs.state import StateChannel
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import SettingsError, UnityEnvironmentException
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler

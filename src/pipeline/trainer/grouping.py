@@ -5,21 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pipeline.algos.algorithm import Algorithm
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field
 from pipeline.data.groups import GroupMessage, Groups
-from pipeline.data.rollout import ClosedTrajectories, Rollout, Trajectories
+from pipeline.data.rollout import ClosedTrajectories, Trajectories
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.tracking import names
 from pipeline.trainer.batching import Message, Part
 from pipeline.trainer.statistics import Statistics
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
 
 _log = logging.getLogger(__name__)
 
@@ -33,10 +31,13 @@ def group_tracker_for(algorithm: Algorithm) -> GroupTracker | NoGroups:
 class NoGroups:
     """No groups to track: every agent learns from its own and its group's rewards."""
 
+    moments = None
+    """Snapshots of groups that rows name; none here."""
+
     def __init__(self) -> None:
         self._warned_of_group_reward = False
 
-    def on_message(self, message: Message, n_slots: int, memories: FloatArray | None) -> None:
+    def receive(self, message: Message, n_slots: int, memories: FloatArray | None) -> None:
         """Nothing to take in."""
 
     def outcome(
@@ -73,10 +74,6 @@ class NoGroups:
         total = (terminal.reward + terminal.group_reward)[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total))
 
-    def completed(self, rollout: Rollout) -> Rollout:
-        """Return the rollout as it is."""
-        return rollout
-
     def forget_used(self, trajectories: Trajectories) -> None:
         """Nothing is kept."""
 
@@ -91,7 +88,7 @@ class NoGroups:
         """Nothing to take up."""
 
 
-class GroupTracker:
+class GroupTracker(Groups):
     """Tracks the groups of one behavior's agents, and what their members share.
 
     Args:
@@ -99,11 +96,11 @@ class GroupTracker:
     """
 
     def __init__(self, columns: Columns[Field]) -> None:
-        self.groups = Groups(columns)
+        super().__init__(columns)
         described = ("continuous", "discrete", "memory")
         self._described = [name for name in columns.fields if name in described]
 
-    def on_message(self, message: Message, n_slots: int, memories: FloatArray | None) -> None:
+    def receive(self, message: Message, n_slots: int, memories: FloatArray | None) -> None:
         """Process what all workers sent, before any of it completes a trajectory."""
         parts: list[Part[Any]] = [*message.ended, *message.deciding]
         if not parts:
@@ -114,13 +111,13 @@ class GroupTracker:
             # An agent that never acted may have a slot beyond `memories`; its end is not used.
             ended = replace(ended, memory=memories.take(ended.slots, axis=0, mode="clip"))
         deciding = self._joined(message.deciding, message.team, template)
-        self.groups.on_message(ended, deciding, n_slots)
+        self.on_message(ended, deciding, n_slots)
 
     def outcome(
         self, step: DecisionSteps | TerminalSteps, slots: AnyArray
     ) -> tuple[FloatArray, Mapping[str, AnyArray]]:
         """Return rewards [N] to learn from, and the fields to store if a trajectory closes."""
-        s = self.groups.by_slot
+        s = self.by_slot
         ended = isinstance(step, TerminalSteps)
         gained, moment = ("gained_at_end", "end_moment") if ended else ("gained", "moment")
         return s[gained][slots].astype(np.float32), {"next_moment": s[moment][slots]}
@@ -128,18 +125,18 @@ class GroupTracker:
     def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:
         """Return the fields of rows of experience [N], with those that name the agents' mates."""
         described = {name: rows[name] for name in self._described}
-        return {**rows, **self.groups.decided(slots, described)}
+        return {**rows, **self.decided(slots, described)}
 
     def report(
         self, closed: ClosedTrajectories | None, slots: AnyArray, statistics: Statistics
     ) -> None:
         """Count the episodes of agents in `slots`, and the groups that ended with them."""
-        for total in self.groups.finished:
+        for total in self.finished:
             statistics.add(names.GROUP_REWARD, total)
-        self.groups.finished.clear()
+        self.finished.clear()
         if closed is None:
             return
-        s = self.groups.by_slot
+        s = self.by_slot
         slots = slots[s["acted"][slots]]
         own_return = s["own_at_end"][slots]
         statistics.add_episodes(
@@ -155,25 +152,9 @@ class GroupTracker:
         total = reward + terminal.group_reward[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total), own=reward.tolist())
 
-    def completed(self, rollout: Rollout) -> Rollout:
-        """Return the rollout, with the moments that its rows name."""
-        return replace(rollout, moments=self.groups.moments)
-
     def forget_used(self, trajectories: Trajectories) -> None:
         """Forget what no open trajectory needs, after the closed ones have been learned from."""
-        self.groups.forget(trajectories.open_values("moment"))
-
-    def drop(self, slots: AnyArray | slice) -> None:
-        """Remove agents that are gone without the end of an episode."""
-        self.groups.drop(slots)
-
-    def state_dict(self, *, n_slots: int) -> dict[str, Any]:
-        """Return the whole state, of the first `n_slots` slots."""
-        return self.groups.state_dict(n_slots=n_slots)
-
-    def load_state_dict(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Restore what `state_dict` gave, the agents that are present only `with_open`."""
-        self.groups.load_state_dict(state, with_open=with_open)
+        self.forget(trajectories.open_values("moment"))
 
     def _joined(
         self, parts: Sequence[Part[Any]], team: Hashable, template: Sequence[AnyArray]
@@ -183,9 +164,7 @@ class GroupTracker:
         def joined(pieces: list[AnyArray], dtype: Any) -> AnyArray:
             return np.concatenate(pieces) if pieces else np.zeros(0, dtype=dtype)
 
-        keys = [
-            self.groups.key((team, worker), step.group_id, slots) for worker, step, slots in parts
-        ]
+        keys = [self.key((team, worker), step.group_id, slots) for worker, step, slots in parts]
         steps = [part.steps for part in parts]
         interrupted = [step.interrupted for step in steps if isinstance(step, TerminalSteps)]
         return GroupMessage(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.finite_checks import refuse_non_finite_rollout
 from pipeline.algos.policy import Decision
 from pipeline.algos.process_group import LearnerGroup
+from pipeline.arrays import AnyArray, FloatArray
+from pipeline.data.columns import enlarged
 from pipeline.data.replay import Replay
 from pipeline.data.rollout import ClosedTrajectories, Trajectories
 from pipeline.data.slots import STALE_AFTER_MESSAGES, Slots
@@ -32,13 +34,9 @@ from pipeline.trainer.batching import (
 )
 from pipeline.trainer.grouping import group_tracker_for
 from pipeline.trainer.opponents import Opponent, SnapshotPool
-from pipeline.trainer.overlap import Overlap, steps_per_row
 from pipeline.trainer.statistics import Statistics
 from pipeline.trainer.supported import algorithm_for
-from pipeline.trainer.updates import Updates
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, FloatArray
+from pipeline.trainer.updates import Overlap, Updates, steps_per_row
 
 _log = logging.getLogger(__name__)
 
@@ -79,9 +77,11 @@ class Learner:
         self.settings = settings
         self.learns = learns
         self.algorithm = algorithm(spec, settings, seed=seed, device=device)
-        self.updates = Updates(self.algorithm)
-        if settings.threaded and learns:
-            self.updates = Overlap(self.algorithm, steps_per_row=steps_per_row(self.algorithm))
+        self.updates = (
+            Overlap(self.algorithm, steps_per_row=steps_per_row(self.algorithm))
+            if settings.threaded and learns
+            else Updates(self.algorithm)
+        )
         self.past: SnapshotPool | None = None
         if learns and settings.self_play is not None:
             self.past = SnapshotPool(
@@ -155,7 +155,7 @@ class Learner:
     def absorb(self, message: Message) -> None:
         """Complete the last decisions with what followed."""
         began = time.perf_counter()
-        self.grouping.on_message(message, self.slots.n_slots, self.memories)
+        self.grouping.receive(message, self.slots.n_slots, self.memories)
         for part in message.ended:
             self._ended(message.team, part)
         for _, decision, slots in message.deciding:
@@ -202,11 +202,11 @@ class Learner:
         stats = updates.take()
         if not is_ready:
             return stats
-        rollout = self.grouping.completed(self.trajectories.rollout())
+        rollout = self.trajectories.rollout(self.grouping.moments)
         refuse_non_finite_rollout(rollout, step=self.step)
         is_learned = updates.start(rollout, step=self.step)
         if is_learned or self.algorithm.replay is None:  # not only kept for later
-            self._record(rollout.obs, rollout.fields)
+            self.record(rollout.obs, rollout.fields)
         self._clear_closed()
         return stats or updates.take()
 
@@ -248,10 +248,11 @@ class Learner:
         self.trajectories.begin_transition(slots, decided.obs, self.grouping.rows(slots, rows))
         self.pending_stats.add(names.ENTROPY, decided.decision.entropy)
         if not len(self.recorded["obs"][0]):
-            self._record(decided.obs, rows)
+            self.record(decided.obs, rows)
         self.seconds["storage"] += time.perf_counter() - began
 
-    def _record(self, obs: Sequence[FloatArray], fields: Mapping[str, Any]) -> None:
+    def record(self, obs: Sequence[FloatArray], fields: Mapping[str, Any]) -> None:
+        """Keep some observations [R, ...] and masks beside the policy, to check its export with."""
         allowed = fields.get("allowed")  # a single True stands for all rows
         self.recorded = sample_rows(obs, allowed if isinstance(allowed, np.ndarray) else None)
 
@@ -319,9 +320,7 @@ class Learner:
     def _make_room(self) -> None:
         self.trajectories.reserve(self.slots.n_slots)
         if self.memories is not None and len(self.memories) < self.trajectories.n_slots:
-            new = np.zeros((self.trajectories.n_slots, self.memories.shape[1]), dtype=np.float32)
-            new[: len(self.memories)] = self.memories
-            self.memories = new
+            self.memories = enlarged(self.memories, self.trajectories.n_slots)
 
     def _recalled(self, message: Message) -> FloatArray | None:
         """Return the memories [N, M] of the deciding agents, zeros where an episode begins."""

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from pipeline import seeding
 from pipeline.algos.policy import Decision, Policy, generator_for, restore_generator
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.settings.schema.trainer import SelfPlaySettings
 
 if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-
     Weights = dict[str, Tensor]
 
 LATEST = -1

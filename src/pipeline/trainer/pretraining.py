@@ -15,7 +15,6 @@ from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.protocol.demo import read_demo
 from pipeline.settings import RunSettings
 from pipeline.tracking.base import Sink, Tracker
-from pipeline.trainer.batching import sample_rows
 from pipeline.trainer.checkpoints.file import RESUME_FILE, description, save_checkpoint
 from pipeline.trainer.learner import Learner
 
@@ -110,7 +109,7 @@ def pretrain(
         for epoch in range(1, epochs + 1):
             loss, held_out = cloning.update(), check.measure()
             tracker.metrics(name, {TRAIN_LOSS: loss, CHECK_LOSS: held_out}, epoch)
-    learner.recorded = sample_rows(train_rows.obs, None)
+    learner.record(train_rows.obs, {})
     learner_state = learner.state_dict()
     # The critic was not trained; its outputs belong to the reward signals of a run.
     learner_state["algorithm"]["critic"] = None

@@ -1,15 +1,52 @@
-"""Updates of an algorithm: start one, do its next part, take its result."""
+"""Updates of an algorithm: start one, do its next part, take its result.
+
+With `threaded: true` the networks learn while the environments work on the agents' actions.
+When a rollout is complete, a copy of the policy goes on acting while the networks learn. The loop's
+step at which the updated policy takes over is computed from counts, never from a clock, so that a
+run repeats bit by bit.
+
+Short gradient steps are spread evenly over the loop's next steps, as many as the rollout took; they
+run after the actions have been sent and before the environments' answer is read. Long gradient
+steps, which would keep the environments waiting, run in a thread, since torch's arithmetic leaves
+Python to the loop. The loop waits for them after a number of steps that grows with the arithmetic,
+and after as many steps as the rollout took at the latest: the less stale the acting policy, the
+better it learns from its experience.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import copy
+import math
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from pipeline.algos.algorithm import Algorithm
+from pipeline.algos.schedules import completed
+from pipeline.arrays import FloatArray
 from pipeline.data.rollout import Rollout
+from pipeline.nets.layers import RunningNormalizer
 
-if TYPE_CHECKING:
-    from pipeline.arrays import FloatArray
+PER_STEP = 50_000_000
+"""Products of weights and rows that a step of most players hides, of a few milliseconds."""
+
+
+def steps_per_row(algorithm: Algorithm) -> float | None:
+    """Steps of the loop that learning from a row shall hide behind; None for short gradient steps.
+
+    They are short in any algorithm that learns from a replay: it makes few at once.
+    """
+    networks = algorithm.own_networks.values()
+    n_weights = sum(parameter.numel() for network in networks for parameter in network.parameters())
+    h = algorithm.settings.hyperparameters
+    n_products = n_weights * h.batch_size  # of a gradient step
+    if algorithm.replay is not None or n_products <= PER_STEP:
+        return None
+    return h.minibatches_per_step * n_products / PER_STEP
 
 
 class Updates:
@@ -86,3 +123,182 @@ class Updates:
     def weights(self) -> dict[str, Any]:
         """Return copies of the weights of the policy that acts."""
         return self.algorithm.weights()
+
+
+class Overlap(Updates):
+    """Updates of one algorithm that overlap with the steps of the loop after each rollout.
+
+    Args:
+        algorithm: it learns; until an update is over, a copy of its policy acts.
+        steps_per_row: how many of the loop's steps a row of an update in a thread is given; None
+            to learn between those steps.
+    """
+
+    is_spread = True
+
+    def __init__(self, algorithm: Algorithm, *, steps_per_row: float | None = None) -> None:
+        super().__init__(algorithm)
+        self._steps_per_row = steps_per_row
+        self._thread = None if steps_per_row is None else _new_thread()
+        self.in_thread = self._thread is not None
+        self._copy: Algorithm | None = None
+        """What acts during updates."""
+        self._acting_weights: dict[str, dict[str, Tensor]] = {}
+        """All weights as they were before the last update; those of `_copy` act."""
+        self._live: dict[str, dict[str, Tensor]] = {}
+        """All weights as they are."""
+        self._normalizers: list[RunningNormalizer] = []
+        """Of `_copy`."""
+        self._parts: Generator[int, None, dict[str, float]] | None = None
+        """What is left of the update under way; None when all of it has been computed."""
+        self._future: Future[dict[str, float]] | None = None
+        """The update under way in the thread; None when it has been computed."""
+        self._per_step = 1
+        self._n_steps = 0  # of the loop, since the last update began
+        self._n_steps_left = 0  # of an update that has been computed
+        self._observed: list[Sequence[FloatArray]] = []
+
+    @property
+    def acting(self) -> Algorithm:
+        """The algorithm that decides for the agents now."""
+        return self._copy if self._copy is not None and self.is_under_way else self.algorithm
+
+    def observe(self, obs: Sequence[FloatArray]) -> None:
+        """Take observations into the normalisers, after the update that still reads them."""
+        if self._parts is None and self._future is None:
+            self.algorithm.observe(obs)
+        else:
+            self._observed.append(copy.deepcopy(obs))
+
+    def start(self, rollout: Rollout, *, step: int) -> bool:
+        """Start to learn from a copy of a rollout; see `Updates`."""
+        self._prepare()
+        self._copy_weights(self._live)  # which the first part may change
+        # A copy: the rollout's arrays are views of memory that is written again.
+        parts = self.algorithm.update_in_parts(copy.deepcopy(rollout), step=step)
+        n_steps = max(self._n_steps, 1)
+        if self._thread is not None and self._steps_per_row is not None:
+            self._future = self._thread.submit(_completed, parts)
+            n_allowed = math.ceil(rollout.n_rows * self._steps_per_row)
+            self._n_steps_left = min(n_allowed, n_steps)
+        else:
+            try:
+                n_parts = next(parts)
+            except StopIteration:  # rows that are kept for later
+                return False
+            self._parts, self._n_steps_left = parts, 0
+            self._per_step = max(math.ceil(n_parts / n_steps), 1)
+        self.is_under_way, self._n_steps = True, 0
+        return True
+
+    def _prepare(self) -> None:
+        """Before the first update, look up all weights: networks learn in place."""
+        if self._copy is not None:
+            return
+        self._copy = self.algorithm.copy_for_acting()
+        networks, acting = self.algorithm.networks, self._copy.own_networks
+        self._live = {name: network.state_dict() for name, network in networks.items()}
+        self._acting_weights = self.algorithm.weights()
+        self._acting_weights |= {name: network.state_dict() for name, network in acting.items()}
+        modules = [module for network in acting.values() for module in network.modules()]
+        self._normalizers = [
+            normalizer for normalizer in modules if isinstance(normalizer, RunningNormalizer)
+        ]
+
+    @torch.no_grad()
+    def _copy_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Copy weights to act with, and those of all other networks beside them."""
+        # Tensor by tensor: SAC does it in each step, and `load_state_dict` takes ten times as long.
+        for name, tensors in weights.items():
+            for key, tensor in tensors.items():
+                self._acting_weights[name][key].copy_(tensor)
+        for normalizer in self._normalizers:
+            normalizer.forget_scale()
+
+    def advance(self) -> None:
+        """Do a step's share of the update under way."""
+        self._n_steps += 1
+        if not self.is_under_way:
+            return
+        if self._parts is None:
+            self._n_steps_left -= 1
+        else:
+            self._compute(self._per_step)
+
+    def take(self, *, at_once: bool = False) -> dict[str, float]:
+        """Return the statistics of an update that is over, and let its policy act; see `Updates`.
+
+        An update in a thread is over after its steps of the loop, and waited for then.
+        """
+        is_over = self._parts is None and self._n_steps_left <= 0
+        if not (self.is_under_way and (is_over or at_once)):
+            return {}
+        self._compute()
+        return super().take()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the algorithm's state after the update under way, and the weights that act now.
+
+        Raises:
+            TrainingError: See `Algorithm.update`.
+        """
+        # The new policy acts when it would have without this call: steps are counted on.
+        self._n_steps_left += math.ceil(self._compute() / self._per_step)
+        waiting = {
+            "weights": self.weights() if self.is_under_way else {},
+            "stats": self._stats,
+            "steps_left": self._n_steps_left,
+            "steps": self._n_steps,
+        }
+        return {**self.algorithm.state_dict(), "threaded": waiting}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave, or an algorithm's own state."""
+        self.algorithm.load_state_dict(state)
+        waiting: Mapping[str, Any] = state.get("threaded") or {}
+        self._parts, self._future, self._observed = None, None, []
+        self._stats, weights = waiting.get("stats", {}), waiting.get("weights", {})
+        # Files from before updates were spread lack these: their policy acts at the next step.
+        self._n_steps_left, self._n_steps = waiting.get("steps_left", 1), waiting.get("steps", 0)
+        self.is_under_way = bool(weights)
+        if weights:
+            self._prepare()
+            self._copy_weights(weights)
+
+    def weights(self) -> dict[str, Any]:
+        """Return copies of the weights of the policy that acts."""
+        if not self.is_under_way:
+            return self.algorithm.weights()
+        return {
+            name: {key: tensor.clone() for key, tensor in tensors.items()}
+            for name, tensors in self._acting_weights.items()
+        }
+
+    def _compute(self, most: int | None = None) -> int:
+        """Compute all parts of the update under way, or at `most` so many; return how many."""
+        n_parts = 0
+        while self._parts is not None and n_parts != most:
+            n_parts += 1
+            try:
+                next(self._parts)
+            except StopIteration as end:
+                self._parts, self._stats = None, end.value
+        if self._future is not None:
+            future, self._future = self._future, None
+            self._stats = future.result()
+        if self._parts is None:
+            observed, self._observed = self._observed, []
+            for obs in observed:
+                self.algorithm.observe(obs)
+        return n_parts
+
+
+def _completed(parts: Generator[int, None, dict[str, float]]) -> dict[str, float]:
+    with np.errstate(over="ignore", invalid="ignore"):  # set per thread; see Learner.learn
+        return completed(parts)
+
+
+def _new_thread() -> ThreadPoolExecutor:
+    """Return a thread with as many torch threads as this one: OpenMP counts them for each."""
+    n = torch.get_num_threads()
+    return ThreadPoolExecutor(1, "update", initializer=torch.set_num_threads, initargs=(n,))

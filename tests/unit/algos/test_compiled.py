@@ -20,9 +20,10 @@ from pipeline.data.columns import Columns
 from pipeline.data.groups import GroupSnapshots
 from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError
-from pipeline.nets import compiled, layers
-from pipeline.nets.compiled import CompiledSteps
-from pipeline.nets.optimizer import FlatAdam
+from pipeline.nets import layers
+from pipeline.nets.fast import compiled
+from pipeline.nets.fast.adam import FlatAdam
+from pipeline.nets.fast.compiled import CompiledSteps
 from pipeline.protocol.specs import (
     ActionSpec,
     BehaviorSpec,
@@ -164,7 +165,7 @@ def test_shapes_that_do_not_come_again_are_not_compiled(monkeypatch):
     toy.optimizer.compiled = CompiledSteps(toy.optimizer)
     monkeypatch.setattr(toy.optimizer.compiled, "_compiled", None)
     columns = {"x": torch.ones(2, 3), "y": torch.ones(2, 2)}
-    toy.optimizer.descend(toy.losses, columns, steady=False)
+    toy.optimizer.descend(toy.losses, columns, lengths=None)
 
 
 def test_groups_whose_members_are_all_there_are_compiled(caplog, monkeypatch):
@@ -226,7 +227,7 @@ def test_one_program_takes_all_minibatches_of_groups_with_absent_members(
     """Also those in which no group is as large as the largest."""
     caplog.set_level(logging.INFO, logger="pipeline")
     monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
-    monkeypatch.setattr(layers, "_is_for_onednn", lambda *_: is_large)
+    monkeypatch.setattr(layers, "is_for_onednn", lambda *_: is_large)
     plain, fast = (algorithm_that_sees(kind, POCA, num_epoch=1) for _ in range(2))
     fast.compile()
     for step, n_moments in enumerate((41, 52, 60)):

@@ -145,8 +145,7 @@ class Play:
             self.after[fresh[agent].obs[0].tobytes()] = self.group(agent)
 
     def rollout(self):
-        trajectories = self.learner.trajectories.rollout()
-        return self.learner.grouping.completed(trajectories)
+        return self.learner.trajectories.rollout(self.learner.grouping.moments)
 
 
 def varied(play: Play) -> None:
@@ -178,7 +177,7 @@ def test_targets_of_groups_are_those_of_their_members_one_row_at_a_time(memory):
     algorithm = team_learner.algorithm
     varied(play)
     rollout = play.rollout()
-    rows, groups = algorithm._rows(rollout)
+    rows, groups = algorithm._rows(rollout), algorithm.groups
     assert float(algorithm.critic.largest) == 3.0
     critic, normalizers = algorithm.critic, algorithm.policy.normalizers
 
@@ -371,7 +370,6 @@ def test_rows_of_the_policy_as_it_is_have_the_log_probabilities_of_acting(traine
     rollout = play.rollout()
     algorithm.settings = replace(algorithm.settings, threaded=True)
     rows = algorithm._rows(rollout)
-    rows = rows if trainer == "ppo" else rows[0]
     np.testing.assert_allclose(rows.log_prob, rollout.fields["log_prob"], atol=1e-5)
     if memory:
         assert (rows.sequences.memory.abs().sum(1) > 0).sum() > 3

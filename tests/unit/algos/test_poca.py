@@ -60,7 +60,7 @@ def message(deciding, ended=None, *, interrupted=False, group_reward=0.0):
 def play(team_learner, *messages):
     for steps in messages:
         take_turn(team_learner, [steps])
-    return team_learner.grouping.completed(team_learner.trajectories.rollout())
+    return team_learner.trajectories.rollout(team_learner.grouping.moments)
 
 
 def following(team_learner, rollout):
@@ -133,7 +133,7 @@ def test_minibatches_have_all_rows_of_their_moments_and_no_row_twice():
     team_learner = learner(time_horizon=3)
     team = {0: (0.1, 0), 1: (0.2, 0), 2: (0.3, 0)}
     rollout = play(team_learner, *[message(team) for _ in range(10)])
-    rows, groups = team_learner.algorithm._rows(rollout)
+    rows, groups = team_learner.algorithm._rows(rollout), team_learner.algorithm.groups
     stream = np.random.default_rng(1)
     minibatches = list(groups.minibatches(rows, stream, 4, SINGLE_PROCESS))
     pieces = [batch.index.numpy() for batch in minibatches]
@@ -149,7 +149,7 @@ def test_advantages_are_returns_less_baselines_normalised_over_the_buffer():
     team_learner = learner(time_horizon=2)
     team = {0: (0.1, 0.5), 1: (0.2, -0.5), 2: (0.3, 2.0)}
     rollout = play(team_learner, *[message(team, group_reward=t) for t in range(5)])
-    rows, _ = team_learner.algorithm._rows(rollout)
+    rows = team_learner.algorithm._rows(rollout)
     raw = (rows.returns - rows.baseline)[:, 0]
     expected = (raw - raw.mean()) / raw.std(correction=0)
     torch.testing.assert_close(rows.advantage[:, 0], expected, rtol=1e-4, atol=1e-5)
@@ -183,10 +183,10 @@ def test_values_of_a_few_moments_at_a_time_are_those_of_all_at_once(limits, monk
     team_learner = learner(time_horizon=2)
     agents = [{i: (t / 5 + i, t) for i in range(3 if t % 3 else 2)} for t in range(9)]
     rollout = play(team_learner, *map(message, agents))
-    all_rows, _ = team_learner.algorithm._rows(rollout)
+    all_rows = team_learner.algorithm._rows(rollout)
     for name, value in limits.items():
         monkeypatch.setattr(poca, name, value)
-    in_parts, _ = team_learner.algorithm._rows(rollout)
+    in_parts = team_learner.algorithm._rows(rollout)
     for name in ("value", "baseline", "returns", "advantage"):
         expected = getattr(all_rows, name)
         torch.testing.assert_close(getattr(in_parts, name), expected, rtol=1e-4, atol=1e-5)
@@ -267,7 +267,7 @@ def test_policy_loss_is_the_mean_of_those_of_minibatches_without_their_signs(mon
         message({}, {0: (0.3, 0), 1: (0.4, 0)}),
     )
     signs = itertools.cycle([1.0, -3.0])
-    losses = lambda *_, **__: torch.tensor([next(signs), 4.0, 5.0])  # noqa: E731  # one line
+    losses = lambda *_, **__: [torch.tensor([next(signs), 4.0, 5.0])]  # noqa: E731  # one line
     monkeypatch.setattr(team_learner.algorithm, "_learn", losses)
     stats = team_learner.algorithm.update(rollout, step=0)
     assert [stats[f"Losses/{name} Loss"] for name in ("Policy", "Value", "Baseline")] == [2, 4, 5]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.algos.returns import generalized_advantages
+from pipeline.algos.ppo import generalized_advantages
 
 
 def _slowly(rewards, values, bootstrap, lengths, gamma, lambda_):

@@ -229,7 +229,7 @@ def test_without_a_run_it_answers_for_every_experiment_of_params(
         "seeds: [1, 2, 3], stages: [train, export, evaluate], evaluation: {episodes: 2, seed: 1}}\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert "run them first (`dvc repro`)" in refused("compare")
+    assert "run them first (`pipeline run`)" in refused("compare")
     for seed in (1, 2, 3, 4):
         dag(tmp_path, "a", seed, [0.0, 1.0, 5.0], evaluated=10.0 + seed)
     dag(tmp_path, "no_longer_there", 1, [0.0, 9.0], evaluated=99.0)

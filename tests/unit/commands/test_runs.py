@@ -126,6 +126,6 @@ def test_unknown_names_and_revisions_are_said_in_one_line(project):
 
 
 def test_without_a_store_it_says_what_to_run(tmp_path: Path):
-    with pytest.raises(PipelineError, match="there are no runs yet: run `dvc repro`"):
+    with pytest.raises(PipelineError, match="there are no runs yet: run `pipeline run`"):
         tell(tmp_path, None)
     assert not (tmp_path / "mlflow.db").exists()

@@ -12,8 +12,7 @@ from pipeline.data.demonstrations import (
     trim_demo,
 )
 from pipeline.errors import DemonstrationError
-from pipeline.protocol.demo import read_demo, writing_demo
-from pipeline.protocol.demo_file import parse_demo
+from pipeline.protocol.demo import parse_demo, read_demo, writing_demo
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings.schema import DemoSource
 

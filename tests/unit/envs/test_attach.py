@@ -117,7 +117,7 @@ def test_players_may_come_in_any_order_and_get_seeds_by_port(
     assert (first, second) == ([5], [6])
     lines = [record.getMessage() for record in caplog.records]
     assert f"Waiting for player 2 of 2 on port {ports + 1}." in lines
-    assert f"Connected: player 1 of 2 on port {ports}, from 127.0.0.1." in lines
+    assert f"Connected: player 1 of 2 on port {ports}." in lines
 
 
 def test_who_has_connected_first_becomes_the_worker_of_its_port(ports, play):

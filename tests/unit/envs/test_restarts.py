@@ -14,11 +14,9 @@ from toys import Chase
 
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.launch import EnvironmentProcess
-from pipeline.envs.restarts import RestartBudget
-from pipeline.envs.side_channels import EnvironmentParametersChannel, StatsSideChannel
-from pipeline.envs.state import StateChannel
+from pipeline.envs.side_channels import EnvironmentParametersChannel, StateChannel, StatsSideChannel
 from pipeline.envs.unity import UnityEnvironment
-from pipeline.envs.workers import WorkerSet, launch_workers
+from pipeline.envs.workers import RestartBudget, WorkerSet, launch_workers
 from pipeline.errors import (
     Interrupted,
     UnityActionException,
@@ -288,7 +286,7 @@ def test_a_worker_of_a_resumed_run_goes_on_from_the_first_step_on(packed, tmp_pa
 def test_what_was_sent_is_given_up_when_it_is_too_long_and_kept_again_from_the_next_state(
     monkeypatch,
 ):
-    monkeypatch.setattr("pipeline.envs.state._MAX_RECORDED_BYTES", 10)
+    monkeypatch.setattr("pipeline.envs.side_channels._MAX_RECORDED_BYTES", 10)
     channel = StateChannel()
     channel.refusal = None  # as after its first answer
     channel.sent(b"12345")
@@ -360,7 +358,7 @@ def test_after_a_failure_no_executable_is_waited_for(packed, tmp_path, monkeypat
 
 
 def test_a_state_is_that_of_the_last_request_with_what_was_kept_then(monkeypatch):
-    monkeypatch.setattr("pipeline.envs.state._MAX_RECORDED_BYTES", 8)
+    monkeypatch.setattr("pipeline.envs.side_channels._MAX_RECORDED_BYTES", 8)
 
     def answer(kind, content=b""):
         channel.on_message_received(IncomingMessage(codec.message(kind, content)))

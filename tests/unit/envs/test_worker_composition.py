@@ -11,12 +11,10 @@ from steps import decision_steps, terminal_steps
 from toys import Chase
 
 from pipeline.envs import workers
-from pipeline.envs.base import BaseEnv
+from pipeline.envs.base import BaseEnv, SilenceWatch
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.pettingzoo_wrapper import UnityParallelEnv
-from pipeline.envs.side_channels import EnvironmentParametersChannel, StatsSideChannel
-from pipeline.envs.silence import SilenceWatch
-from pipeline.envs.state import StateChannel
+from pipeline.envs.side_channels import EnvironmentParametersChannel, StateChannel, StatsSideChannel
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import UnityTimeOutException
@@ -479,7 +477,7 @@ class Pair:
 class Wire:
     """The server's end of a conversation with a simulator of this process."""
 
-    port, peer = 5004, "here"
+    port, has_greeted = 5004, True
 
     def __init__(self, simulator) -> None:
         self.session = client.Session(simulator)

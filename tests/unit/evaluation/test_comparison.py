@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.evaluation import tables
-from pipeline.evaluation.comparison import Curve, Outcome, compare, median_steps, target_of
+from pipeline.evaluation.comparison import Curve, Outcome, compare, median_steps, scale_of
 
 
 def curve(returns, every=10.0):
@@ -47,8 +47,8 @@ def test_area_is_the_mean_height_between_two_steps():
 
 def test_target_lies_between_the_lowest_start_and_the_best_end_also_below_zero():
     groups = [[curve([-200.0, -100.0])], [curve([-180.0, -120.0])]]
-    assert target_of(groups, 0.9) == -110.0
-    assert target_of([], 0.9) is None
+    assert scale_of(groups) == (-200.0, -100.0)
+    assert scale_of([]) is None
 
 
 def test_a_seed_that_never_got_there_took_longer_than_any():

@@ -17,7 +17,7 @@ from pipeline.evaluation import video
 from pipeline.evaluation.episodes import Episode, evaluate
 from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators import registry
-from pipeline.simulators.bridges import pictures
+from pipeline.simulators.bridges import batches
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 
 
@@ -137,7 +137,7 @@ def test_the_rate_of_an_environment_is_that_of_its_metadata(metadata, rate):
 
 
 def test_mujoco_is_drawn_plainly_where_it_cannot_render(tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "_has_off_screen_gl", lambda: False)
+    monkeypatch.setattr(batches, "_has_off_screen_gl", lambda: False)
     path = filmed(tmp_path, "gymnasium", "hopper.gif", id="Hopper-v5", n_agents=1)
     assert n_frames(path) > 5
 
@@ -197,10 +197,10 @@ def test_an_environment_without_pictures_is_refused():
         """An environment without a render method."""
 
     with pytest.raises(SettingsError, match=r"mine: cannot be filmed: .* modes are none; 'rgb_arr"):
-        pictures.picture(Mine(), "mine")
+        batches.picture(Mine(), "mine")
     message = "chess: cannot be filmed: .* modes are ansi; 'rgb_array'"
     with pytest.raises(SettingsError, match=message):
-        pictures.picture(Spoken(), "chess")
+        batches.picture(Spoken(), "chess")
 
 
 def test_a_video_has_one_of_two_endings_and_mp4_its_package(tmp_path, monkeypatch):

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.data.columns import Length
-from pipeline.nets.compiled import CompiledSteps
+from pipeline.nets.fast.adam import FlatAdam, Length
+from pipeline.nets.fast.compiled import CompiledSteps
 from pipeline.nets.layers import IS_TRACED
-from pipeline.nets.optimizer import FlatAdam
 
 
 class Toy(nn.Module):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from pipeline.nets import layers
-from pipeline.nets.layers import dense, paired_linear
+from pipeline.nets.fast.pairs import paired_linear
+from pipeline.nets.layers import dense
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import torch
 from pipeline.nets.actor_critic import ActionHeads, Critic
 from pipeline.nets.distributions import gaussian_entropy
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
+from pipeline.nets.fast.adam import FlatAdam, FusedAdam
 from pipeline.nets.group_critic import GroupCritic, GroupLayout
 from pipeline.nets.memory import Memory
-from pipeline.nets.optimizer import FlatAdam, FusedAdam
 from pipeline.nets.squashed import SquashedHeads
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.settings.schema import MemorySettings, NetworkSettings

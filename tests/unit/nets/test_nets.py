@@ -21,8 +21,9 @@ from pipeline.nets.distributions import (
     masked_log_softmax,
 )
 from pipeline.nets.encoder import HyperLayer
-from pipeline.nets.layers import RunningNormalizer, linear, paired_linear
-from pipeline.nets.optimizer import FlatAdam, FusedAdam
+from pipeline.nets.fast.adam import FlatAdam, FusedAdam
+from pipeline.nets.fast.pairs import paired_linear
+from pipeline.nets.layers import RunningNormalizer, linear
 from pipeline.nets.vision import ConvolutionEncoder, visual_encoder
 from pipeline.settings.schema import ENCODERS
 
@@ -199,7 +200,7 @@ import sys
 import torch
 from pipeline.algos.ppo import PPO
 from pipeline.algos.bc import BehavioralCloning
-from pipeline.nets.optimizer import FlatAdam
+from pipeline.nets.fast.adam import FlatAdam
 
 layer = torch.nn.Linear(2, 1)
 optimizer = FlatAdam(layer.parameters(), learning_rate=0.1)

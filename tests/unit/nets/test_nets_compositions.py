@@ -8,13 +8,14 @@ import pytest
 import torch
 from onnx.numpy_helper import to_array
 
-from pipeline.nets.actor_critic import Actor, ActorAndCritic, Critic
+from pipeline.nets.actor_critic import Actor, Critic
 from pipeline.nets.attention import EntityEncoder
 from pipeline.nets.encoder import Normalizers
+from pipeline.nets.fast.adam import FlatAdam
+from pipeline.nets.fast.pairs import ActorAndCritic
 from pipeline.nets.layers import RunningNormalizer
 from pipeline.nets.memory import SequenceState
 from pipeline.nets.onnx_graph import OnnxGraph
-from pipeline.nets.optimizer import FlatAdam
 from pipeline.nets.q_networks import TwinQNetworks, taken_value
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings.schema import MemorySettings, NetworkSettings

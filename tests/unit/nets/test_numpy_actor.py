@@ -8,8 +8,8 @@ import torch
 
 from pipeline.algos import policy as policy_module
 from pipeline.algos.policy import Policy
-from pipeline.nets.numpy_actor import MOST_AGENTS
-from pipeline.nets.optimizer import FlatAdam
+from pipeline.nets.fast.adam import FlatAdam
+from pipeline.nets.fast.numpy_actor import MOST_AGENTS
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.settings.schema import NetworkSettings
 from pipeline.settings.schema.reward_signals import MemorySettings

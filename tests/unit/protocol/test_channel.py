@@ -10,8 +10,8 @@ from http2_peer import message, prefixed, settings, update
 
 from pipeline.protocol import frames as f
 from pipeline.protocol.calls import METHOD
-from pipeline.protocol.channel import Channel
 from pipeline.protocol.frames import RESPONSE, SUCCESS, frame, refusal_block
+from pipeline.protocol.http2 import Channel
 
 LAST = f.END_HEADERS | f.END_STREAM
 GREETING = settings()

@@ -17,7 +17,7 @@ from pipeline.errors import (
     UnityEnvironmentException,
 )
 from pipeline.errors import UnityObservationException as ObservationError
-from pipeline.protocol import actions, decoding, layout_cache, vectorized, wire
+from pipeline.protocol import actions, decoding, layout_cache, wire
 from pipeline.protocol.decoding import behavior_spec_from
 from pipeline.protocol.encoding import brain_parameters, encode_steps
 from pipeline.protocol.generated import messages as m
@@ -209,8 +209,8 @@ def all_at_once() -> Iterator[list[int]]:
     calls = []
     one_by_one = layout_cache.decode_steps
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vectorized, "MANY", 1)
-        patch.setattr(vectorized, "_MAX_AGENT_BYTES", 1 << 20)
+        patch.setattr(layout_cache, "MANY", 1)
+        patch.setattr(layout_cache, "_MAX_AGENT_BYTES", 1 << 20)
         patch.setattr(
             layout_cache, "decode_steps", lambda *args: calls.append(1) or one_by_one(*args)
         )
@@ -562,7 +562,7 @@ def test_header_of_an_observation_is_what_protobuf_writes_before_the_numbers(sha
 )
 @pytest.mark.parametrize("many", [1, 256])
 def test_bytes_that_are_no_message_are_refused(data, many, monkeypatch):
-    monkeypatch.setattr(vectorized, "MANY", many)
+    monkeypatch.setattr(layout_cache, "MANY", many)
     spec = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, ()))
     with pytest.raises(UnityCommunicationException, match="not a message of the protocol"):
         Decoder(spec, "b").decode(data)

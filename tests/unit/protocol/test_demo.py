@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import DemonstrationError
-from pipeline.protocol import demo
-from pipeline.protocol.demo import describe, read_demo, writing_demo
-from pipeline.protocol.demo_file import delimited_message, parse_demo
+from pipeline.protocol.demo import delimited_message, describe, parse_demo, read_demo, writing_demo
 from pipeline.protocol.generated import messages as m
 from pipeline.protocol.png import encode_png
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
@@ -97,7 +95,7 @@ def test_header_fits_in_its_32_bytes_whatever_the_name(tmp_path):
     assert read_demo(tmp_path / "a.demo").metadata.demonstration_name == "ncde long long l"
 
 
-@pytest.mark.parametrize("part", ["DemonstrationMetaProto", "brain_parameters", None])
+@pytest.mark.parametrize("part", ["m.DemonstrationMetaProto", "brain_parameters", None])
 def test_recording_that_fails_at_any_time_leaves_nothing(tmp_path, monkeypatch, part):
     def fail(*_args, **_values):
         raise OSError("no space left")
@@ -109,7 +107,7 @@ def test_recording_that_fails_at_any_time_leaves_nothing(tmp_path, monkeypatch, 
                 fail()
 
     if part:
-        monkeypatch.setattr(demo, part, fail)
+        monkeypatch.setattr(f"pipeline.protocol.demo.{part}", fail)
 
     with pytest.raises(OSError, match="no space left"):
         record()

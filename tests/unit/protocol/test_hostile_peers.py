@@ -29,14 +29,12 @@ from pipeline.errors import (
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-from pipeline.protocol import calls, incoming
+from pipeline.protocol import calls
 from pipeline.protocol import frames as f
 from pipeline.protocol import server as server_module
 from pipeline.protocol.calls import METHOD
-from pipeline.protocol.channel import Channel
-from pipeline.protocol.http2 import PREFACE
-from pipeline.protocol.incoming import BACKLOG, MAX_CALLS, IncomingConnection
-from pipeline.protocol.server import Server
+from pipeline.protocol.http2 import PREFACE, Channel
+from pipeline.protocol.server import BACKLOG, MAX_CALLS, IncomingConnection, Server
 
 PINGS = 3000 * f.frame(f.PING, 0, 0, bytes(8))
 
@@ -272,7 +270,7 @@ def test_calls_beyond_the_announced_number_are_refused_one_by_one(server):
 
 
 def test_call_of_the_environment_has_a_largest_size_too(server, monkeypatch):
-    monkeypatch.setattr(incoming, "MAX_CALL_BYTES", 100_000)
+    monkeypatch.setattr(server_module, "MAX_CALL_BYTES", 100_000)
     monkeypatch.setattr(calls, "LOST_S", 0.1)
     client = RawClient(server.port)
     answered(server, client, 1)

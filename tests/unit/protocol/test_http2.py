@@ -31,12 +31,12 @@ from http2_peer import (
 
 from pipeline.errors import UnityCommunicationException
 from pipeline.protocol import frames as f
-from pipeline.protocol import http2, incoming
+from pipeline.protocol import http2
+from pipeline.protocol import server as server_module
 from pipeline.protocol.calls import METHOD
 from pipeline.protocol.frames import frame
 from pipeline.protocol.http2 import PREFACE
-from pipeline.protocol.incoming import MAX_CALLS, IncomingConnection
-from pipeline.protocol.server import Server
+from pipeline.protocol.server import MAX_CALLS, IncomingConnection, Server
 
 UNKNOWN = 0xEE
 CALL_BYTES = 1 << 22
@@ -475,7 +475,7 @@ def read(connection: tuple[IncomingConnection, socket.socket], *parts: bytes) ->
 def test_the_table_of_fields_follows_the_headers_of_a_call_that_is_refused(
     connection, of_trailers, monkeypatch
 ):
-    monkeypatch.setattr(incoming, "MAX_CALLS", 1)
+    monkeypatch.setattr(server_module, "MAX_CALLS", 1)
     encoder = Encoder()
     read(connection, opening(1, encoder.encode(FIELDS)))
     if of_trailers:
@@ -493,8 +493,8 @@ def test_a_cancelled_call_takes_no_other_with_it_that_waits(connection):
 
 
 def test_refused_calls_count_only_until_they_are_over(connection, monkeypatch):
-    monkeypatch.setattr(incoming, "MAX_CALLS", 1)
-    monkeypatch.setattr(incoming, "_MAX_REFUSED", 1)
+    monkeypatch.setattr(server_module, "MAX_CALLS", 1)
+    monkeypatch.setattr(server_module, "_MAX_REFUSED", 1)
     over = cancel(3), data(b"x", END, 5), opening(7, TRAILERS, END)
     for stream, ending in zip((3, 5, 7), over, strict=True):
         read(connection, OPEN if stream == 3 else b"", opening(stream), ending)

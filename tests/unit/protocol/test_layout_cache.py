@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from test_codec import SPEC, assert_same_steps, other_numbers, sample
 
-from pipeline.protocol import layout_cache, vectorized
+from pipeline.protocol import layout_cache
 from pipeline.protocol.encoding import steps_bytes
 from pipeline.protocol.layout_cache import Decoder
 from pipeline.protocol.steps import same_steps
@@ -95,7 +95,7 @@ def test_the_layout_that_is_dropped_is_the_one_that_was_made_first(monkeypatch):
 @pytest.mark.parametrize("many", [1, 256])
 def test_what_is_given_out_first_may_be_changed_before_messages_that_recur(many, monkeypatch):
     """The first message gives the layout that later ones are read by."""
-    monkeypatch.setattr(vectorized, "MANY", many)
+    monkeypatch.setattr(layout_cache, "MANY", many)
     expected = sample(SPEC, 2, 0, seed=1)
     data = steps_bytes(*expected, SPEC)
     decoder = Decoder(SPEC, "b")

@@ -8,12 +8,12 @@ import pytest
 
 import pipeline
 from pipeline.errors import SettingsError, StageError
-from pipeline.simulators import needs
+from pipeline.simulators import pack
 
 
 def test_modules_of_a_distribution_stand_for_it():
     core = sys.modules["gymnasium.core"].__file__
-    needed = needs.needs_from({"gymnasium.core": core, "numpy": np.__file__})
+    needed = pack.needs_from({"gymnasium.core": core, "numpy": np.__file__})
     assert needed.distributions == ("gymnasium", "numpy")
     assert needed.files["gymnasium/core.py"] == Path(core)
     assert gymnasium.__file__ not in map(str, needed.files.values())
@@ -25,9 +25,9 @@ def test_the_standard_library_and_this_package_are_left_out():
         "pipeline.errors": sys.modules["pipeline.errors"].__file__,
     }
     standard = {"json": json.__file__, "json.decoder": json.decoder.__file__, "sys": ""}
-    assert needs.needs_from(
+    assert pack.needs_from(
         package_modules | standard | {"os.path": "/usr/lib/python3/posixpath.py"}
-    ) == (needs.Needs(distributions=(), files={}))
+    ) == (pack.Needs(distributions=(), files={}))
 
 
 def test_a_package_of_no_distribution_is_taken_whole_wherever_it_lies(tmp_path):
@@ -35,7 +35,7 @@ def test_a_package_of_no_distribution_is_taken_whole_wherever_it_lies(tmp_path):
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    needed = needs.needs_from(
+    needed = pack.needs_from(
         {"a.b.c": str(tmp_path / "a/b/c.py"), "s": str(tmp_path / "s.py")},
     )
     assert needed.distributions == ()
@@ -49,7 +49,7 @@ def test_a_packed_environment_that_cannot_begin_is_refused(tmp_path):
     with pytest.raises(
         StageError, match=r"toy-v0: .* does not run by itself \(No module named x\)"
     ):
-        needs.verify(program, "toy-v0")
+        pack.verify(program, "toy-v0")
 
 
 def test_a_simulator_that_sends_other_shapes_than_it_announces_is_refused(tmp_path, monkeypatch):
@@ -68,4 +68,4 @@ def test_a_simulator_that_sends_other_shapes_than_it_announces_is_refused(tmp_pa
     )
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SettingsError, match=r"narrow:Narrow: an agent of .* observes the shapes"):
-        needs.needs_of("module", {"id": "narrow:Narrow"})
+        pack.needs_of("module", {"id": "narrow:Narrow"})

@@ -7,7 +7,11 @@ import pytest
 from test_client import command, parameter, play
 
 from pipeline.protocol import side_channels, state
-from pipeline.protocol.generated.messages import RESET
+from pipeline.protocol.generated.messages import (
+    RESET,
+    ReceivedMessageProto,
+    UnityMessageProto,
+)
 from pipeline.protocol.parameters import UNIFORM, Sampler
 from pipeline.protocol.state import Kind
 from pipeline.simulators import client, executable, registry
@@ -38,11 +42,11 @@ class Player:
 
     def say(self, message):
         """The session's answer to one command."""
-        received = client.ReceivedMessageProto.FromString(message.SerializeToString())
+        received = ReceivedMessageProto.FromString(message.SerializeToString())
         request = received.unity_input.rl_input
         self.session._hear(request.side_channel)
         data = self.session._advance(request)
-        return client.UnityMessageProto.FromString(data)
+        return UnityMessageProto.FromString(data)
 
     def step(self, rng, channel=b""):
         actions = {}

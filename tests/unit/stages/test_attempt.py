@@ -320,7 +320,9 @@ def test_a_second_process_on_the_same_job_is_refused_with_the_holder(root: Path)
 
 def test_a_missing_input_says_which_and_what_to_run(root: Path):
     with (
-        pytest.raises(StageError, match=r"gone.txt does not exist. Run the pipeline with `dvc"),
+        pytest.raises(
+            StageError, match=r"gone.txt does not exist. Run the whole pipeline with `pip"
+        ),
         attempt_at(job(inputs=(Path("gone.txt"),)), root),
     ):
         pass

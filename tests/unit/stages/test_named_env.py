@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import api
 from pipeline.errors import SettingsError, StageError, UnityEnvironmentException
 from pipeline.settings.environments import BuiltinSource, PathSource
-from pipeline.simulators import needs, pack
-from pipeline.simulators.needs import Needs
+from pipeline.simulators import pack
+from pipeline.simulators.pack import Needs
 from pipeline.stages.shared import named_env
 from pipeline.stages.shared.named_env import CACHE, environment_of, executable_of, in_folder
 
@@ -40,7 +41,7 @@ def packed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return target
 
     module_needs = Needs(distributions=("numpy",), files={"my_env.py": source})
-    monkeypatch.setattr(needs, "needs_of", lambda *_: module_needs)
+    monkeypatch.setattr(pack, "needs_of", lambda *_: module_needs)
     monkeypatch.setattr(pack, "pack_with", pack_with)
     return built
 
@@ -68,6 +69,8 @@ def test_a_folder_means_its_only_program_and_one_line_says_which(name, folder: P
         f"{given}: taking the program of this folder, builds/Game.x86_64."
         for given in (name, name, Path(name))
     ]
+    (folder / "params.yaml").write_text("environments: {game: {source: path, path: builds}}")
+    assert Path(api._path_of("game")).samefile(program)
     (folder / "builds/Other.x86_64").touch()
     with pytest.raises(UnityEnvironmentException, match=r"folder has .*; name one of them"):
         executable_of(name)

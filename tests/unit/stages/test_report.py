@@ -55,6 +55,22 @@ def test_the_page_needs_no_other_file_and_no_script_to_be_read(tmp_path):
     assert "figure:has(input.s1:not(:checked)) g.s1" in without
 
 
+def test_headers_lead_to_what_they_mean(tmp_path):
+    _, _, text = page(tmp_path)
+    headers = dict(re.findall(r'<th[^>]*><a href="#([^"]+)">([^<]+)</a></th>', text))
+    terms = dict(re.findall(r'<dt id="([^"]+)">([^<]+)</dt>', text))
+    assert set(terms.values()) == set(render.TERMS)
+    assert {"Mean height", "By chance", "90 % tolerance"} <= set(headers.values())
+    assert headers.items() <= terms.items()
+
+
+def test_a_note_says_between_which_returns_the_target_lies(tmp_path):
+    # from the lowest mean start, 1 + 8 / 8, to the best middle end, 6 + 8 / 8
+    _, _, text = page(tmp_path)
+    assert "a mean return of 6.5 in training, 90 % of the way from 2, the lowest" in text
+    assert "experiment, to 7, the best final one" in text
+
+
 def test_every_point_of_a_curve_has_its_step_and_value(tmp_path):
     class Lines(HTMLParser):
         found: list[tuple[int, int, int]] = []  # noqa: RUF012  # of one test

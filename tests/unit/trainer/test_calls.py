@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
 import platform
 import sys
-from collections import Counter
+import threading
+from collections import Counter, defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from interpreter import python
 
 import pipeline
 from pipeline.protocol import spin_wait
+from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.tracking.base import Sink
+from pipeline.trainer.learner import Learner
 
 MOST = 160
 """Calls per step of the loop, for the twelve agents of balance_ball in one executable."""
@@ -55,6 +63,174 @@ def test_a_step_calls_no_more_of_our_functions_than_it_did(packed, tmp_path, qui
     assert n_steps > 100
     most = "\n".join(f"{n / n_steps:6.2f} {name}" for name, n in sink.calls.most_common())
     assert sum(sink.calls.values()) / n_steps <= MOST, most
+
+
+MOST_FUNCTIONS, MOST_FILES, MOST_BLOCKS = 41, 17, 9
+"""Of an observation's way; docs/explanation/architecture.md says which they are."""
+BRANCHES = ("Algorithm.act", "PPO._values_in_parts")
+"""Where an observation goes in and does not come out again: the decision, and the value."""
+LAST = "PPO._losses"
+
+
+def arrays_in(value, depth=0):
+    """Yield arrays and bytes in a value: also those in lists, dicts and fields of dataclasses."""
+    parts = ()
+    if isinstance(value, np.ndarray | torch.Tensor | bytes | bytearray | memoryview):
+        yield value
+    elif is_plain(value):
+        parts = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    elif isinstance(value, DecisionSteps | TerminalSteps):
+        parts = value.obs
+    elif isinstance(value, dict):
+        parts = list(value.values())
+    elif isinstance(value, list | tuple):
+        parts = value
+    for part in parts if depth < 6 else ():
+        yield from arrays_in(part, depth + 1)
+
+
+def is_plain(value):
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+@dataclasses.dataclass
+class Call:
+    """A call of one of our functions that has not returned."""
+
+    frame: object
+    name: tuple[str, str]
+    """File and function."""
+    is_given: bool
+    """Whether the observation is in an argument."""
+    attributes: set[object]
+    """Of `self`, which have the observation."""
+    hands_on: bool = False
+    """Whether the observation has gone on from here."""
+
+
+class Followed:
+    """Follows the numbers of one observation through functions and memory, as a profiler.
+
+    Attributes:
+        functions: file and name of each function on the way.
+        blocks: places in memory where the numbers were, and where they were seen first.
+        has_arrived: whether the numbers have come to the loss.
+    """
+
+    def __init__(self, numbers: bytes) -> None:
+        self.numbers = numbers
+        self.functions: dict[tuple[str, str], None] = {}
+        self.blocks: dict[int, object] = {}
+        self.has_arrived = False
+        self._calls = defaultdict(list)  # by thread
+        self._kept: list[object] = []
+
+    def holds(self, value, where):
+        """Return whether the numbers are in a value, and note their places."""
+        is_there = False
+        for array in arrays_in(value):
+            values = array.detach().numpy() if isinstance(array, torch.Tensor) else array
+            if not isinstance(values, np.ndarray):
+                with contextlib.suppress(ValueError):  # it is empty, or a view that was given back
+                    values = np.frombuffer(values, np.uint8)
+            if not isinstance(values, np.ndarray):
+                continue
+            at = values.tobytes().find(self.numbers)
+            if at >= 0:
+                is_there = True
+                index = np.unravel_index(at // values.itemsize, values.shape)
+                place = values.ctypes.data + int(np.dot(index, values.strides))
+                self.blocks.setdefault(place, where)
+                self._kept.append(array)  # or another block could come to the same place
+        return is_there
+
+    def attributes(self, owner, where):
+        if is_plain(owner) or not hasattr(owner, "__dict__"):
+            return set()
+        values = list(vars(owner).items())
+        return {(key, id(value)) for key, value in values if self.holds(value, (*where, key))}
+
+    def __call__(self, frame, event, result):
+        code = frame.f_code
+        if self.has_arrived or event not in ("call", "return"):
+            return
+        if not code.co_filename.startswith(PACKAGE):
+            return
+        calls, values = self._calls[threading.get_ident()], frame.f_locals
+        # a comprehension or lambda is a part of its function
+        name = code.co_filename.removeprefix(PACKAGE), code.co_qualname.split(".<locals>.<")[0]
+        owner = values.get("self")
+        if event == "call":
+            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            given = [values.get(key) for key in names if key != "self" or is_plain(owner)]
+            attributes = self.attributes(owner, name)
+            calls.append(Call(frame, name, self.holds(given, name), attributes))
+            if name[1] == LAST and calls[-1].is_given:
+                self.arrive(calls)
+            return
+        while calls and calls[-1].frame is not frame:
+            calls.pop()
+        if not calls:
+            return
+        call = calls.pop()
+        self.holds(list(values.values()), name)
+        is_new = self.attributes(owner, name) - call.attributes
+        is_branch = any(other.name[1] in BRANCHES for other in [*calls, call])
+        if (self.holds(result, name) or is_new or call.hands_on) and not is_branch:
+            self.functions[name] = None
+            if calls and call.is_given:
+                calls[-1].hands_on = True
+
+    def arrive(self, calls):
+        self.has_arrived = calls[-1].hands_on = True
+        for caller, called in reversed([*itertools.pairwise(calls)]):
+            caller.hands_on |= called.is_given and called.hands_on
+        self.functions |= {call.name: None for call in calls if call.hands_on}
+
+
+def test_an_observation_takes_no_longer_way_to_the_loss_than_it_did(
+    packed, tmp_path, quick, monkeypatch
+):
+    """From the socket's `recv` to the tensor that enters PPO's loss.
+
+    Functions are counted through which an observation passes: it is in an argument or comes into
+    being, and the function returns it, writes it to an attribute, or gives it to another function
+    that does. What only looks at it is not counted: the decision, values, checks, statistics.
+    Copies are the places in memory where the observation's numbers stand on the way, as far as
+    Python names lead to them. Nothing is normalised here, so that the numbers stay the same.
+    """
+    build = packed("balance_ball", tmp_path / "balance_ball", n_agents=12)
+    settings = quick(
+        "3DBall",
+        hyperparameters={"batch_size": 64, "buffer_size": 128, "num_epoch": 1},
+        network_settings={"hidden_units": 8, "num_layers": 1, "normalize": False},
+        time_horizon=16,
+        max_steps=300,
+    )
+    seen, decide = [], Learner.decide
+
+    def noted(self, message):
+        decided = decide(self, message)
+        seen.append(decided.obs[0][3].tobytes())
+        return decided
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "decide", noted)
+        pipeline.train(build, settings, seed=1, run_dir=tmp_path / "first")
+    followed = Followed(seen[5])
+    before = sys.getprofile()
+    try:
+        threading.setprofile(followed)
+        sys.setprofile(followed)
+        pipeline.train(build, settings, seed=1, run_dir=tmp_path / "second")
+    finally:
+        threading.setprofile(None)
+        sys.setprofile(before)
+    assert followed.has_arrived
+    way = "\n".join(f"{file} {name}" for file, name in followed.functions)
+    assert len(followed.functions) <= MOST_FUNCTIONS, way
+    assert len({file for file, _ in followed.functions}) <= MOST_FILES, way
+    assert len(followed.blocks) <= MOST_BLOCKS, "\n".join(map(str, followed.blocks.values()))
 
 
 WORK = """

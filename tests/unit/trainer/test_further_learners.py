@@ -54,9 +54,9 @@ class ProcessGroup:
 
     made: list[ProcessGroup]
 
-    def __init__(self, store, *, rank, size, device, others=None):
+    def __init__(self, store, *, rank, size, device, others=None, stop=None):
         self.store, self.rank, self.size, self.device = store, rank, size, device
-        self.others, self.closed = others, False
+        self.others, self.stop, self.closed = others, stop, False
         type(self).made.append(self)
 
     def close(self):

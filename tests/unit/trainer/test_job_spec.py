@@ -22,10 +22,10 @@ from pipeline.envs.side_channels import (
     EngineConfigurationChannel,
     EnvironmentParametersChannel,
     SideChannelManager,
+    StateChannel,
     StatsAggregationMethod,
     StatsSideChannel,
 )
-from pipeline.envs.state import StateChannel
 from pipeline.errors import CheckpointError, Interrupted, PipelineError, SettingsError
 from pipeline.settings import load_run_settings
 from pipeline.trainer import environment, worker

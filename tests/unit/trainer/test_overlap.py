@@ -19,10 +19,10 @@ from pipeline.algos.sac import SAC
 from pipeline.errors import Interrupted, TrainingError
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
-from pipeline.trainer import overlap as overlap_module
+from pipeline.trainer import updates as overlap_module
 from pipeline.trainer.checkpoints.file import load_checkpoint
-from pipeline.trainer.overlap import Overlap
 from pipeline.trainer.supported import algorithm_of
+from pipeline.trainer.updates import Overlap
 
 ALGORITHMS = {"ppo": PPO, "sac": SAC}
 

@@ -109,7 +109,7 @@ def test_a_mate_that_has_ended_is_valued_with_what_it_remembered(learner_of):
     take_turn(learner, messages[0])
     remembered, slot = memory_of(learner, 1), slot_of(learner, 1)
     take_turn(learner, messages[1])
-    groups = learner.grouping.groups
+    groups = learner.grouping
     after = groups.moments.members(groups.by_slot["end_moment"][[slot]])
     (index,) = np.flatnonzero(after.entities.obs[0][:, 0] == 1)
     assert remembered.any()

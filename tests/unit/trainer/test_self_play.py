@@ -23,9 +23,9 @@ from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.curriculum import Curriculum
 from pipeline.trainer.loop import TrainingLoop
 from pipeline.trainer.opponents import SnapshotPool, expected_score
-from pipeline.trainer.overlap import Overlap
 from pipeline.trainer.self_play import SelfPlay, team_of
 from pipeline.trainer.stopping import StopRequest
+from pipeline.trainer.updates import Overlap
 
 CPU = torch.device("cpu")
 SELF_PLAY = {"save_steps": 100, "team_change": 160, "swap_steps": 50, "window": 3}

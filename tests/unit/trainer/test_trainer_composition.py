@@ -29,12 +29,12 @@ from pipeline.trainer.checkpoints.resume_points import JointResumePoints
 from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.grouping import GroupTracker
 from pipeline.trainer.opponents import Opponent, SnapshotPool, expected_score
-from pipeline.trainer.overlap import Overlap
 from pipeline.trainer.result import result_of
 from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.statistics import EXTRINSIC, Statistics
 from pipeline.trainer.stopping import StopRequest
 from pipeline.trainer.timing import Progress, add_reports
+from pipeline.trainer.updates import Overlap
 
 
 def test_a_restart_of_one_worker_keeps_the_open_trajectories_of_the_other(quick, make_loop):
@@ -491,7 +491,7 @@ def test_what_several_report_is_taken_once_and_in_its_order():
     assert (values["Level"], values[names.REWARD], values[EXTRINSIC]) == (0.0, 0.5, 100.0)
 
     tracker = GroupTracker(Columns({}, [Field(shape=(1,))]))
-    tracker.groups.finished.append(3.0)
+    tracker.finished.append(3.0)
     for _ in range(2):
         tracker.report(None, np.zeros(0, np.intp), both)
     assert len(both.samples()[names.GROUP_REWARD][1]) == 1

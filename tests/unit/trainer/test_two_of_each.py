@@ -208,7 +208,7 @@ def test_groups_of_two_with_the_same_number_have_no_members_in_common(make_learn
         take_turn(learner, [second], team="Toy?team=1")
     else:
         take_turn(learner, [first, second], team="Toy?team=0")
-    groups = learner.grouping.groups
+    groups = learner.grouping
     members = groups.moments.members(np.unique(groups.by_slot["moment"][:5]))
     assert members.present.sum(1).tolist() == [2, 3]
 

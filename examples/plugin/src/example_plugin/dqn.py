@@ -24,7 +24,7 @@ from pipeline.data.replay import Replay
 from pipeline.errors import SettingsError
 from pipeline.nets.actor_critic import ActionHeads, Sample, masked_to_onnx
 from pipeline.nets.distributions import FORBIDDEN, split_branches
-from pipeline.nets.optimizer import FlatAdam
+from pipeline.nets.fast.adam import FlatAdam
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -185,10 +185,8 @@ class DQN(Algorithm):
         values = self.online.heads.values(self.online(batch.obs))
         taken = [one.gather(1, batch.discrete[:, i : i + 1]) for i, one in enumerate(values)]
         value = torch.cat(taken, dim=1).mean(1)
-        self.optimizer.zero_gradients()
         loss = nn.functional.smooth_l1_loss(value, y)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.optimizer.step(max_norm=self.hyperparameters.max_grad_norm)
+        self.optimizer.minimize(loss, max_norm=self.hyperparameters.max_grad_norm)
         with torch.no_grad():
             pairs = zip(self.target.parameters(), self.online.parameters(), strict=True)
             for slow, fast in pairs:

@@ -7,13 +7,11 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from pipeline.errors import FetchError, shell_command
 from pipeline.files import as_typed, similar
-
-if TYPE_CHECKING:
-    from pipeline.settings.environments import Platform
+from pipeline.settings.environments import Platform
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +63,9 @@ def meant(text: str) -> str | None:
     words = text.split(" ")
     for n in range(len(words), 0, -1):
         path = as_typed(" ".join(words[:n]))
-        programs = [] if path is None else _topmost_programs(path) if path.is_dir() else [path]
+        programs = [] if path is None else [path]
+        if path is not None and path.is_dir():
+            programs = _topmost(_players(path), path) or _topmost(_executables(path), path)
         if len(programs) > 1:
             return f"The folder has {', '.join(map(shell_command, programs))}; name one of them."
         if programs and n < len(words):
@@ -76,10 +76,6 @@ def meant(text: str) -> str | None:
     if "\\" in text and os.name != "nt":
         return "This is a path of Windows; give the path that the program has on this system."
     return None
-
-
-def _topmost_programs(folder: Path) -> list[Path]:
-    return _topmost(_players(folder), folder) or _topmost(_executables(folder), folder)
 
 
 def program_of(build: Path) -> Path:

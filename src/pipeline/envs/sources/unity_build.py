@@ -13,14 +13,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.envs import launch
 from pipeline.envs.sources.programs import find_program
 from pipeline.errors import FetchError
-
-if TYPE_CHECKING:
-    from pipeline.settings.environments import UnitySource
+from pipeline.settings.environments import UnitySource
 
 _log = logging.getLogger(__name__)
 

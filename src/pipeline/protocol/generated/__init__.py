@@ -1,1 +1,1 @@
-"""Message classes made from the .proto files; see `pipeline.protocol.generate`."""
+"""Message classes made from `messages.proto`; see `pipeline.protocol.generate`."""

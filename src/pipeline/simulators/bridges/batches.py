@@ -1,26 +1,114 @@
-"""The common part of both bridges: copies, and steps that are collected agent by agent."""
+"""The common part of both bridges: copies, their pictures, and steps collected agent by agent."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
 import logging
 import math
+import os
+import re
+import traceback
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium import spaces
 
-from pipeline.errors import SettingsError, UnityObservationException
+from pipeline.arrays import AnyArray, BoolArray
+from pipeline.errors import SettingsError, UnityEnvironmentException, UnityObservationException
 from pipeline.protocol.parameters import Parameters
 from pipeline.protocol.specs import BehaviorSpec, ScaledSpec
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.bridges.spaces import Actions, Observations
+from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, GRAY, Canvas
 
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray
+MISUSE = (AttributeError, TypeError, ValueError)
+"""What Python raises where a method returns something else."""
+_ONE = ("observation", "reward", "terminated", "truncated", "info")
+_BY_AGENT = ("observations", "rewards", "terminations", "truncations", "infos")
 
-    Row = tuple[float, int, int, float]
-    """Reward, agent id, group id (0 for none) and group reward of an agent in a step."""
+
+def refuse_returned(
+    env: Any, method: str, result: Any, error: Exception, *, where: str
+) -> NoReturn:
+    """Raise a better error if a method of an environment broke its library's rules, or `error`.
+
+    Args:
+        env: the environment.
+        method: `reset`, `step`, or `last` of PettingZoo's `AECEnv`.
+        result: what the method returned; None if it failed.
+        error: what happened then.
+        where: name of the environment, for the message.
+
+    Raises:
+        UnityEnvironmentException: It did; the message says which rule.
+    """
+    library = "PettingZoo" if hasattr(env, "possible_agents") else "Gymnasium"
+    names: tuple[str, ...] = _ONE
+    if library == "PettingZoo" and method != "last":
+        names = _BY_AGENT
+    names = (names[0], names[-1]) if method == "reset" else names
+    said = _said(names, result, error)
+    if said is None:
+        raise error
+    given, asked = said
+    code = getattr(getattr(getattr(env, "unwrapped", env), method, None), "__code__", None)
+    line = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
+    raise UnityEnvironmentException(
+        f"{where}: {method}(){line} {given}, and {library} asks for {asked}; repair the environment"
+    ) from error
+
+
+def _said(names: tuple[str, ...], result: Any, error: Exception) -> tuple[str, str] | None:
+    """Return what a method gives and what is asked for; None if it keeps the rules."""
+    n_asked = f"{len(names)} values: {', '.join(names)}"
+    if result is None:
+        keyword = re.search(r"reset\(\) got an unexpected keyword argument '(\w+)'", str(error))
+        if keyword and keyword[1] in ("seed", "options"):
+            return f"takes no '{keyword[1]}'", "reset(*, seed=None, options=None)"
+        # A wrapper of the library has unpacked what the environment returned.
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        if " to unpack (" in str(error) and "gymnasium" in Path(last.filename).parts:
+            return f"returns another number of values ({error})", n_asked
+        return None
+    if not isinstance(result, tuple | list):
+        return f"returns one {type(result).__name__}", n_asked
+    if len(result) != len(names):
+        return f"returns {len(result)} values", n_asked
+    for name, value in zip(names, result, strict=True):
+        if (asked := _asked_in_place_of(value, name)) is not None:
+            text = " ".join(repr(value).split())
+            text = text if len(text) <= 80 else f"{text[:77]}..."
+            return f"returns {text} as {name}", asked
+    return None
+
+
+def _asked_in_place_of(value: Any, name: str) -> str | None:
+    """Return what is asked for where a value of this name is wrong; None if it is right."""
+    if name in _BY_AGENT:
+        one = name.removesuffix("s")
+        if not isinstance(value, Mapping):
+            return "a dict with the value of each agent"
+        wrong = (_asked_in_place_of(of_agent, one) for of_agent in value.values())
+        asked = next((asked for asked in wrong if asked is not None), None)
+        return None if asked is None else f"{asked} for each agent"
+    if name == "info":
+        return None if isinstance(value, Mapping) else "a dict"
+    try:
+        if name == "reward":
+            float(value)
+        elif name != "observation":
+            bool(value)
+    except (TypeError, ValueError):
+        return "one number" if name == "reward" else "True or False"
+    return None
+
+
+Row = tuple[float, int, int, float]
+"""Reward, agent id, group id (0 for none) and group reward of an agent in a step."""
 
 
 _log = logging.getLogger(__name__)
@@ -42,8 +130,6 @@ class Bridge:
 
     def render(self, agent: int) -> AnyArray:
         """Return a picture of an agent's copy."""
-        from pipeline.simulators.bridges.pictures import picture
-
         return picture(self._envs[agent // self._per_copy], self._where)
 
     @property
@@ -178,25 +264,18 @@ class Batch:
 
     def decide(self, obs: Any, info: Mapping[str, Any], row: Row) -> None:
         """Add an agent that asks for a decision."""
-        mask = self._codec.mask(obs, info)
-        if mask is not None:
-            self._forbid(mask)
+        mask, branches = self._codec.mask(obs, info), self._codec.actions.spec.discrete_branches
+        if mask is not None and branches:
+            # Made late: environments without masks send none, and the policy then skips masking.
+            if self._forbidden is None:
+                self._forbidden = np.zeros((self._size, sum(branches)), dtype=np.bool_)
+            self._forbidden[len(self._decisions)] = self._codec.actions.forbidden(mask)
         self._decisions.add(obs, row)
 
     def end(self, obs: Any, interrupted: bool, row: Row) -> None:
         """Add an agent whose episode has ended."""
         self._interrupted.append(interrupted)
         self._terminals.add(obs, row)
-
-    def _forbid(self, mask: Any) -> None:
-        """Store the mask of the agent that is added next."""
-        branches = self._codec.actions.spec.discrete_branches
-        if not branches:
-            return
-        # Made late: environments without masks send none, and the policy then skips masking.
-        if self._forbidden is None:
-            self._forbidden = np.zeros((self._size, sum(branches)), dtype=np.bool_)
-        self._forbidden[len(self._decisions)] = self._codec.actions.forbidden(mask)
 
     def steps(self) -> Steps:
         """Return all that was collected."""
@@ -208,3 +287,97 @@ class Batch:
             return decisions, TerminalSteps.empty(self._codec.spec)
         interrupted = np.array(self._interrupted, dtype=np.bool_)
         return decisions, TerminalSteps(**self._terminals.fields(), interrupted=interrupted)
+
+
+_PLANE, _SPHERE, _CAPSULE, _CYLINDER, _BOX = 0, 2, 3, 5, 6
+_CORNERS = np.array(np.meshgrid((-1, 1), (-1, 1), (-1, 1))).reshape(3, -1).T
+_FACES = [np.flatnonzero(_CORNERS[:, k] == side) for k in range(3) for side in (-1, 1)]
+
+
+def picture(env: Any, where: str) -> AnyArray:
+    """Return an environment as its render mode `rgb_array` shows it: uint8 [height, width, 3].
+
+    MuJoCo renders without a GPU where EGL or OSMesa is installed; elsewhere its bodies are drawn.
+
+    Raises:
+        SettingsError: It gives no such picture.
+    """
+    inner = getattr(env, "unwrapped", env)
+    if getattr(inner, "mujoco_renderer", None) is not None and not _has_off_screen_gl():
+        return side_view(inner.model, inner.data)
+    image = None
+    # Gymnasium's and PettingZoo's `render` raises it where an environment draws nothing.
+    with contextlib.suppress(NotImplementedError):
+        image = env.render()
+    if not isinstance(image, np.ndarray) or image.ndim != 3 or image.shape[2] != 3:
+        modes = getattr(env, "metadata", {}).get("render_modes", ())
+        raise SettingsError(
+            f"{where}: cannot be filmed: render() gives no picture [height, width, 3]. Its render "
+            f"modes are {', '.join(map(str, modes)) or 'none'}; 'rgb_array' is needed."
+        )
+    # Images from 0 to 1, and of truth values, would become black.
+    if image.dtype.kind in "bf" and image.max(initial=0) <= 1:
+        image = np.rint(image * np.float32(255))
+    return image.astype(np.uint8)
+
+
+@functools.cache
+def _has_off_screen_gl() -> bool:
+    """Return whether MuJoCo can render without a screen; choose its library for this process."""
+    requested = os.environ.get("MUJOCO_GL")
+    for name in (requested,) if requested else ("egl", "osmesa"):
+        try:
+            # Tried out: a library that can be imported may still lack a driver.
+            importlib.import_module(f"mujoco.{name}").GLContext(8, 8).free()
+        except Exception:  # noqa: BLE001, S112  # whatever a missing library leads to
+            continue
+        os.environ["MUJOCO_GL"] = name
+        return True
+    return False
+
+
+def side_view(model: Any, data: Any) -> AnyArray:
+    """Return MuJoCo's bodies from the side, or from above where all lie in one level."""
+    from mujoco import MjData, mj_forward
+
+    # Framed by the first pose, so that the picture keeps its scale through an episode.
+    begin = MjData(model)
+    mj_forward(model, begin)
+    moving = model.geom_bodyid > 0
+    start = begin.geom_xpos[moving]
+    spread = start.max(axis=0) - start.min(axis=0) + 2 * model.geom_rbound[moving].max()
+    axes = [0, 1] if np.ptp(start[:, 2]) < 0.1 * spread[:2].max() else [0, 2]
+    half = 0.9 * float(spread.max())
+    middle = (start.max(axis=0) + start.min(axis=0))[axes] / 2
+    # The picture follows the first body, or runners would leave it.
+    middle[0] += (data.xpos[1] - begin.xpos[1])[0]
+    canvas = Canvas(middle - half, middle + half)
+    # From back to front, so that what is nearer covers what is behind.
+    for geom in np.argsort(-data.geom_xpos[:, 1], kind="stable").tolist():
+        _draw_geom(canvas, model, data, geom, axes)
+    return canvas.pixels()
+
+
+def _draw_geom(canvas: Canvas, model: Any, data: Any, geom: int, axes: list[int]) -> None:
+    kind, size = int(model.geom_type[geom]), model.geom_size[geom]
+    place, turn = data.geom_xpos[geom], data.geom_xmat[geom].reshape(3, 3)
+    color = BLUE if model.geom_bodyid[geom] > 0 else GRAY
+    if kind == _PLANE:
+        if axes == [0, 2]:
+            far = (1e3, 1e3)
+            canvas.box((-far[0], place[2] - far[1]), (far[0], place[2]), FLOOR)
+    elif kind in (_CAPSULE, _CYLINDER):
+        along = turn[:, 2] * size[1]
+        ends = np.stack((place - along, place + along))[:, axes]
+        canvas.line(ends, 2 * size[0], color)
+        for end in ends:
+            canvas.disc(end, size[0], color)
+            canvas.disc(end, 0.4 * size[0], AMBER)
+    elif kind == _BOX:
+        corners = (place + (_CORNERS * size) @ turn.T)[:, axes]
+        for face in _FACES:
+            # In their order around the face; as they are numbered, its edges would cross.
+            canvas.polygon(corners[face[[0, 1, 3, 2]]], color)
+    else:
+        radius = size[0] if kind == _SPHERE else model.geom_rbound[geom]
+        canvas.disc(place[axes], float(radius), color)

@@ -9,8 +9,7 @@ from pipeline.protocol.specs import ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import Steps
 from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
-from pipeline.simulators.bridges.batches import Batch, Bridge, Codec
-from pipeline.simulators.bridges.returned import MISUSE, refuse_returned
+from pipeline.simulators.bridges.batches import MISUSE, Batch, Bridge, Codec, refuse_returned
 from pipeline.simulators.bridges.states import copy_state, restore_copy
 
 
@@ -91,7 +90,6 @@ class GymnasiumSimulator(Bridge):
                     batch.decide(obs, info, (float(reward), row, 0, 0.0))
             except MISUSE as error:
                 refuse_returned(env, "step", result, error, where=self._where)
-                raise
             if is_over:
                 self._begin(row, batch)
         return {self._behavior: batch.steps()}
@@ -125,7 +123,6 @@ class GymnasiumSimulator(Bridge):
             batch.decide(obs, info, (0.0, row, 0, 0.0))
         except MISUSE as error:
             refuse_returned(env, "reset", result, error, where=self._where)
-            raise
 
 
 def make_environment(env_id: str, kwargs: Mapping[str, Any], render_mode: str | None = None) -> Any:

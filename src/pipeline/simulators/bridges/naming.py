@@ -87,7 +87,7 @@ def need(package: str, env_id: str, extra: str = "envs") -> None:
     if not _exists(package):
         raise SettingsError(
             f"{env_id}: needs the package {package}, which is not installed: "
-            f"pip install 'rl-pipeline[{extra}]', or in a checkout: pip install -e '.[{extra}]'"
+            f"pip install 'rl-pipeline[{extra}]'"
         )
 
 

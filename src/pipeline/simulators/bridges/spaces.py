@@ -18,20 +18,18 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.errors import SettingsError, UnityEnvironmentException, UnityObservationException
 from pipeline.protocol.specs import ActionSpec, ActionTuple, ObservationSpec
 
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-
-    Put = Callable[[FloatArray, Any], None]
-    Build = Callable[[AnyArray, AnyArray], Any]
-    Path = tuple[str | int, ...]
+Put = Callable[[FloatArray, Any], None]
+Build = Callable[[AnyArray, AnyArray], Any]
+Path = tuple[str | int, ...]
 
 _log = logging.getLogger(__name__)
 
@@ -322,7 +320,9 @@ class Actions:
         self.spec = ActionSpec(self._boxes.shape[1], tuple(self._branches))
         if not self.spec.continuous_size and not self._branches:
             raise SettingsError(f"{where}: the action space {space} has no action.")
-        self.scales = [*self._scales_of_numbers(), *self._scales_of_choices()]
+        text = "discrete_actions: branch {}: choice 0 stands for {}"
+        choices = [text.format(i, start) for i, start in enumerate(self._starts) if start]
+        self.scales = [*self._scales_of_numbers(), *choices]
         is_discrete = isinstance(space, spaces.Discrete)
         self._discrete = (space.start, space.dtype) if is_discrete else None
 
@@ -386,10 +386,6 @@ class Actions:
             texts.append(f"continuous_actions: {which}: -1 to 1 stand for {low:g} to {high:g}")
             first = last + 1
         return texts
-
-    def _scales_of_choices(self) -> list[str]:
-        text = "discrete_actions: branch {}: choice 0 stands for {}"
-        return [text.format(i, start) for i, start in enumerate(self._starts) if start]
 
     def _builder(self, space: Any, path: Path) -> Build:
         """Return a function from one agent's continuous and discrete actions to the space's."""

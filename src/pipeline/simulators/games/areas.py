@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from pipeline.errors import SettingsError
 from pipeline.protocol.parameters import Parameters
 from pipeline.protocol.specs import ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.seeding import stream
 
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
-
-    Rows = AnyArray | slice
-    """Numbers of some areas, or a slice of all."""
+Rows = AnyArray | slice
+"""Numbers of some areas, or a slice of all."""
 
 ALL = slice(None)
 
@@ -126,8 +124,8 @@ class SoloAreas(Areas, ABC):
         name: str,
         behavior: str,
         spec: BehaviorSpec,
-        *,
         max_step: int,
+        *,
         seed: int,
         n_agents: int,
     ) -> None:

@@ -14,19 +14,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.errors import SettingsError
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps
-from pipeline.simulators.games.areas import SoloAreas, vector
+from pipeline.simulators.games.areas import Rows, SoloAreas, vector
 from pipeline.simulators.games.drawing import RED, Canvas
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.games.areas import Rows
 
 BEHAVIOR = "3DBall?team=0"
 DECISION_PERIOD = 5
@@ -65,7 +62,6 @@ _MODEL = """
 </mujoco>
 """
 
-
 _SPEC = BehaviorSpec([vector(8)], ActionSpec.create_continuous(2))
 
 
@@ -77,9 +73,7 @@ class BalanceBall(SoloAreas):
     def __init__(self, *, seed: int = 0, n_agents: int = 12) -> None:
         from mujoco import MjData, mjtState, rollout
 
-        super().__init__(
-            "balance_ball", BEHAVIOR, _SPEC, max_step=MAX_STEP, seed=seed, n_agents=n_agents
-        )
+        super().__init__("balance_ball", BEHAVIOR, _SPEC, MAX_STEP, seed=seed, n_agents=n_agents)
         self._shape = [(1.0, 1.0)] * n_agents
         # Copies, because gravity is set on each platform's own model.
         self._models = [copy.copy(_model(1.0, 1.0)) for _ in range(n_agents)]
@@ -139,27 +133,25 @@ class BalanceBall(SoloAreas):
             sensordata=self._sensors,
         )
         self._state[:] = self._states[:, -1]
-        self._left = _has_left(self._states[:, :, _QPOS])
+        x, y, z = np.moveaxis(self._states[:, :, _QPOS], 2, 0)[:3]
+        self._left = (np.maximum(np.abs(x), np.abs(z)) > 3.0) | (y < -2.0)
         fallen = np.asarray(self._left.any(axis=1))
         return np.where(fallen, _FALL_REWARD, _REWARD).astype(np.float32), fallen
 
     def _place(self, rows: AnyArray) -> None:
+        read = self.parameters.read
         for row in rows.tolist():
-            self._set_physics(row)
+            shape = (read("mass", 1.0), read("scale", 1.0))
+            if shape != self._shape[row]:
+                self._models[row] = copy.copy(_model(*shape))
+                self._shape[row] = shape
+            self._models[row].opt.gravity[1] = -read("gravity", 9.81)
         drawn = _FROM + (_TO - _FROM) * self._uniform(rows, len(_FROM))
         half_x, half_z = np.radians(drawn[:, :2].T) / 2
         cos, sin, cos_z, sin_z = np.cos(half_x), np.sin(half_x), np.cos(half_z), np.sin(half_z)
         self._platform[:, rows] = (cos_z * cos, cos_z * sin, -sin_z * sin, sin_z * cos)
         self._state[rows] = _FIRST
         self._state[rows, 1], self._state[rows, 3] = drawn[:, 2:].T
-
-    def _set_physics(self, row: int) -> None:
-        read = self.parameters.read
-        shape = (read("mass", 1.0), read("scale", 1.0))
-        if shape != self._shape[row]:
-            self._models[row] = copy.copy(_model(*shape))
-            self._shape[row] = shape
-        self._models[row].opt.gravity[1] = -read("gravity", 9.81)
 
     def _turn(self, action: FloatArray) -> None:
         """Fill the platforms' poses for each physics step of this decision."""
@@ -246,12 +238,6 @@ def _seen(platform: AnyArray, state: AnyArray) -> FloatArray:
     obs[:, 2:5] = state[:, 1:4]
     obs[:, 5:8] = state[:, 8:11]
     return obs
-
-
-def _has_left(position: AnyArray) -> BoolArray:
-    """Whether the ball has left the platform, [N, substeps] of positions [N, substeps, >= 3]."""
-    sideways = np.maximum(np.abs(position[..., 0]), np.abs(position[..., 2])) > 3.0
-    return np.asarray(sideways | (position[..., 1] < -2.0))
 
 
 @lru_cache(maxsize=64)

@@ -6,19 +6,14 @@ what is in front. The laser recharges, and is masked while it does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games import rays
-from pipeline.simulators.games.areas import SoloAreas, between, vector
+from pipeline.simulators.games.areas import Rows, SoloAreas, between, vector
 from pipeline.simulators.games.drawing import AMBER, FLOOR, GREEN, RED, Canvas
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.games.areas import Rows
 
 BEHAVIOR = "FoodCollector?team=0"
 MAX_STEP = 300
@@ -50,9 +45,7 @@ class Collector(SoloAreas):
     """N independent fields with one agent each."""
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16) -> None:
-        super().__init__(
-            "collector", BEHAVIOR, _SPEC, max_step=MAX_STEP, seed=seed, n_agents=n_agents
-        )
+        super().__init__("collector", BEHAVIOR, _SPEC, MAX_STEP, seed=seed, n_agents=n_agents)
         self._position = self._keep("position", (2,), np.float32)
         self._velocity = self._keep("velocity", (2,), np.float32)
         self._degrees = self._keep("degrees", (), np.float64)
@@ -90,7 +83,13 @@ class Collector(SoloAreas):
         gone = self._shot(forward, fires)
         offset = self._food - self._position[:, None]
         eaten = ((offset * offset).sum(axis=2) < TOUCH**2) & ~gone
-        self._place_again(eaten | gone)
+        gone = eaten | gone
+        if gone.any():
+            # Food that is gone comes again at the next places of its area.
+            rows, food = np.nonzero(gone)
+            which = (self._n_placed[:, None] + gone.cumsum(axis=1) - 1)[rows, food]
+            self._food[rows, food] = self._places[rows, which % _N_PLACES]
+            self._n_placed += gone.sum(axis=1)
         self._recharge[:] = np.where(fires, RECHARGE, np.maximum(self._recharge - 1, 0))
         return (eaten * _VALUE).sum(axis=1, dtype=np.float32), np.zeros(len(fires), dtype=np.bool_)
 
@@ -107,14 +106,6 @@ class Collector(SoloAreas):
             burnt[rows, nearest] = in_beam.any(axis=1)
         return burnt
 
-    def _place_again(self, gone: BoolArray) -> None:
-        """Move food that is gone to the next places of its area."""
-        if gone.any():
-            rows, food = np.nonzero(gone)
-            which = (self._n_placed[:, None] + gone.cumsum(axis=1) - 1)[rows, food]
-            self._food[rows, food] = self._places[rows, which % _N_PLACES]
-            self._n_placed += gone.sum(axis=1)
-
     def _masks(self) -> list[BoolArray]:
         mask = np.zeros((len(self._recharge), 2), dtype=np.bool_)
         mask[:, 1] = self._recharge > 0
@@ -123,17 +114,14 @@ class Collector(SoloAreas):
     def _observe(self, rows: Rows) -> list[FloatArray]:
         position, degrees = self._position[rows], self._degrees[rows]
         direction = rays.directions(degrees[:, None] + RAY_DEGREES)
-        walls = rays.to_walls(origin=position, direction=direction, low=-HALF_SIDE, high=HALF_SIDE)
-        food = rays.to_circles(
-            origin=position, direction=direction, centre=self._food[rows], radius=_RADII
-        )
-        seen = np.concatenate([walls, food], axis=2)
+        walls = rays.to_walls(position, direction, -HALF_SIDE, HALF_SIDE)
+        food = rays.to_circles(position, direction, self._food[rows], _RADII)
         forward, velocity = direction[:, 0], self._velocity[rows] / np.float32(SPEED)
         body = np.empty((len(position), 3), dtype=np.float32)
         body[:, 0] = (velocity * _to_right(forward)).sum(axis=1)
         body[:, 1] = (velocity * forward).sum(axis=1)
         body[:, 2] = self._recharge[rows] == 0
-        return [rays.encode(distance=seen, tag=_TAGS, n_tags=3, length=RAY_LENGTH), body]
+        return [rays.encode([walls, food], _TAGS, 3, RAY_LENGTH), body]
 
     def render(self, agent: int) -> AnyArray:
         """Return a picture of an agent's field: good food is green, the laser amber."""

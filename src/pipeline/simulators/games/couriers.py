@@ -9,18 +9,16 @@ row of the arrays that was the courier's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.errors import SettingsError
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, GRAY, Canvas
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
 
 BEHAVIOR = "Couriers?team=0"
 ROADS = np.array(
@@ -41,7 +39,6 @@ MAX_SHIFT = 200
 MAX_BREAK = 12
 """Simulation steps that a seat is empty between two couriers, at most."""
 OBS_SIZE = 2 * N_PLACES + 1
-
 
 _SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_discrete([N_PLACES]))
 
@@ -79,7 +76,10 @@ class Couriers(Areas):
         """
         asking = np.flatnonzero(self._asks())
         if len(asking):  # else there may be no actions at all
-            self._set_out(asking, checked(actions[BEHAVIOR].discrete, (len(asking), 1), BEHAVIOR))
+            chosen = checked(actions[BEHAVIOR].discrete, (len(asking), 1), BEHAVIOR)[:, 0]
+            time = ROADS[self._at[asking], chosen]
+            self._at[asking] = np.where(time > 0, chosen, self._at[asking])
+            self._way[asking] = np.maximum(time, 1)
         self._advance()
         # Before shifts end: a delivery at the last moment counts.
         reward = self._deliver()
@@ -95,12 +95,6 @@ class Couriers(Areas):
     def _asks(self) -> BoolArray:
         """Bool [seats]: a courier is there and has arrived."""
         return np.asarray((self._break == 0) & (self._way == 0))
-
-    def _set_out(self, rows: AnyArray, action: AnyArray) -> None:
-        chosen = action[:, 0]
-        time = ROADS[self._at[rows], chosen]
-        self._at[rows] = np.where(time > 0, chosen, self._at[rows])
-        self._way[rows] = np.maximum(time, 1)
 
     def _advance(self) -> None:
         """Let time pass until the next event in any seat."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray
+from pipeline.arrays import AnyArray
 
-    Point = Sequence[float] | AnyArray
+Point = Sequence[float] | AnyArray
 
 PAPER, FLOOR, INK, GRAY = "#ffffff", "#eef1f5", "#2b3440", "#b3bcc9"
 BLUE, RED, GREEN, AMBER = "#2f6fde", "#d6453d", "#2f9e5b", "#e8a33a"

@@ -7,10 +7,9 @@ one, each area from its own random stream.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.protocol.specs import (
     ActionSpec,
     ActionTuple,
@@ -20,11 +19,7 @@ from pipeline.protocol.specs import (
 )
 from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games import drawing
-from pipeline.simulators.games.areas import SoloAreas
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.games.areas import Rows
+from pipeline.simulators.games.areas import Rows, SoloAreas
 
 BEHAVIOR = "GridWorld?team=0"
 SIZE = 5
@@ -42,7 +37,6 @@ AGENT = np.ones((CELL, CELL), dtype=np.float32)
 
 _STEP_REWARD, _GOAL_REWARD = -0.01, 1.0
 
-
 _SPEC = BehaviorSpec(
     [
         ObservationSpec.visual(3, SIZE * CELL, SIZE * CELL, "GridSensor"),
@@ -56,9 +50,7 @@ class GridWorld(SoloAreas):
     """N independent grids with one agent each."""
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16) -> None:
-        super().__init__(
-            "grid_world", BEHAVIOR, _SPEC, max_step=MAX_STEP, seed=seed, n_agents=n_agents
-        )
+        super().__init__("grid_world", BEHAVIOR, _SPEC, MAX_STEP, seed=seed, n_agents=n_agents)
         self._agent = self._keep("agent", (2,))
         self._goals = self._keep("goals", (2, 2))
         self._target_goal = self._keep("wanted", ())

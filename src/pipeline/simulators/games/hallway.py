@@ -7,19 +7,14 @@ policy without memory can only guess.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games import rays
-from pipeline.simulators.games.areas import SoloAreas, between, vector
+from pipeline.simulators.games.areas import Rows, SoloAreas, between, vector
 from pipeline.simulators.games.drawing import FLOOR, GREEN, INK, RED, Canvas
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.games.areas import Rows
 
 BEHAVIOR = "Hallway?team=0"
 MAX_STEP = 150
@@ -54,9 +49,7 @@ class Hallway(SoloAreas):
     """
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16, cue_at_end: bool = False) -> None:
-        super().__init__(
-            "hallway", BEHAVIOR, _SPEC, max_step=MAX_STEP, seed=seed, n_agents=n_agents
-        )
+        super().__init__("hallway", BEHAVIOR, _SPEC, MAX_STEP, seed=seed, n_agents=n_agents)
         self._cue_at_end = cue_at_end
         self._position = self._keep("position", (2,), np.float32)
         self._heading = self._keep("heading", ())
@@ -92,7 +85,13 @@ class Hallway(SoloAreas):
         # Behind the agent the closed door is a wall.
         low = np.where(self._is_past, _MARGIN, ROOM_END + _MARGIN)
         np.clip(position[:, 1], low, CORRIDOR_END - _MARGIN, out=position[:, 1])
-        self._pass_door((position[:, 1] >= 0.0) & ~self._is_past)
+        passing = (position[:, 1] >= 0.0) & ~self._is_past
+        if passing.any():
+            # Who leaves the room is put on the corridor's first spot, and the door closes.
+            self._is_past |= passing
+            position[passing] = (0.0, START_Z)
+            self._heading[passing] = 0
+            self._things[passing, :2] = rays.HIDDEN
         offset = self._things[:, 2:4] - position[:, None]
         touched = (offset * offset).sum(axis=2) < _RADIUS[2] ** 2
         right = touched[self._agent_id, self._cue]
@@ -100,32 +99,18 @@ class Hallway(SoloAreas):
         goal = np.where(right, _RIGHT_REWARD, np.where(reached, _WRONG_REWARD, 0.0))
         return (goal - 1.0 / MAX_STEP).astype(np.float32), reached
 
-    def _pass_door(self, passing: BoolArray) -> None:
-        """Put those who leave the room on the corridor's first spot, and close the door."""
-        if passing.any():
-            self._is_past |= passing
-            self._position[passing] = (0.0, START_Z)
-            self._heading[passing] = 0
-            self._things[passing, :2] = rays.HIDDEN
-
     def _observe(self, rows: Rows) -> list[FloatArray]:
         position, heading = self._position[rows], self._heading[rows]
         past, direction = self._is_past[rows], _RAYS[heading]
         low = np.empty((len(position), 1, 2), dtype=np.float32)
         low[:, 0, 0], low[:, 0, 1] = -HALF_WIDTH, np.where(past, 0.0, ROOM_END)
         high = np.array([HALF_WIDTH, CORRIDOR_END], dtype=np.float32)
-        walls = rays.to_walls(origin=position, direction=direction, low=low, high=high)
-        n_things = 6 if self._cue_at_end else 4
-        things = rays.to_circles(
-            origin=position,
-            direction=direction,
-            centre=self._things[rows, :n_things],
-            radius=_RADIUS[:n_things],
-        )
-        seen = np.concatenate([walls, things], axis=2)
+        walls = rays.to_walls(position, direction, low, high)
+        n = 6 if self._cue_at_end else 4
+        things = rays.to_circles(position, direction, self._things[rows, :n], _RADIUS[:n])
         agent = np.empty((len(position), 3), dtype=np.float32)
         agent[:, :2], agent[:, 2] = _FORWARD[heading], past
-        return [rays.encode(distance=seen, tag=_TAGS, n_tags=5, length=RAY_LENGTH), agent]
+        return [rays.encode([walls, things], _TAGS, 5, RAY_LENGTH), agent]
 
     def render(self, agent: int) -> AnyArray:
         """Return a picture of an agent's hallway, which leads to the right."""

@@ -7,17 +7,14 @@ behavior; each sees the court as if its own paddle were on the left, so one poli
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, RED, Canvas
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
 
 BEHAVIORS = ("Pong?team=0", "Pong?team=1")
 """Of the left and of the right paddle."""
@@ -34,7 +31,6 @@ SLOPE = 1.0
 _DIRECTIONS = np.array([0.0, 1.0, -1.0], dtype=np.float32)
 _MIRROR = np.array([-1.0, 1.0, -1.0, 1.0], dtype=np.float32)
 _SCALE = np.array([1.0, 1.0, MAX_SPEED, MAX_SPEED], dtype=np.float32)
-
 
 _SPEC = BehaviorSpec([vector(6)], ActionSpec.create_discrete([len(_DIRECTIONS)]))
 

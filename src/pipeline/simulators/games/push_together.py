@@ -9,17 +9,15 @@ learns to fill the pit.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.games import drawing
 from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
 
 BEHAVIOR = "PushTogether?team=0"
 TEAM = 3
@@ -43,7 +41,6 @@ OBS_SIZE = 12
 _NEEDED = 2
 _MATES = np.array([(1, 2), (0, 2), (0, 1)])
 _MIDDLE = np.array([(ROWS - 1) / 2, (COLUMNS - 1) / 2])
-
 
 _SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_discrete([len(MOVES)]))
 

@@ -6,18 +6,13 @@ does not find them, so learning needs demonstrations or a reward for seeing new 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games import drawing, rays
-from pipeline.simulators.games.areas import SoloAreas, vector
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.games.areas import Rows
+from pipeline.simulators.games.areas import Rows, SoloAreas, vector
 
 BEHAVIOR = "Pyramids?team=0"
 MAX_STEP = 500
@@ -63,9 +58,7 @@ class Pyramids(SoloAreas):
     """N independent rings of rooms with one agent each."""
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16) -> None:
-        super().__init__(
-            "pyramids", BEHAVIOR, _SPEC, max_step=MAX_STEP, seed=seed, n_agents=n_agents
-        )
+        super().__init__("pyramids", BEHAVIOR, _SPEC, MAX_STEP, seed=seed, n_agents=n_agents)
         self._position = self._keep("position", (2,), np.float32)
         self._heading = self._keep("heading", ())
         self._is_on = self._keep("is_on", (), np.bool_)
@@ -104,9 +97,7 @@ class Pyramids(SoloAreas):
         position = self._position
         # One axis after the other: who is stopped by a wall may slide along it.
         for axis in (0, 1):
-            position[:, axis] = slide(
-                along=position[:, axis], across=position[:, 1 - axis], change=change[:, axis]
-            )
+            position[:, axis] = slide(position[:, axis], position[:, 1 - axis], change[:, axis])
         self._push_out()
         pressed = self._touches(_OFF)
         if pressed.any():
@@ -135,14 +126,11 @@ class Pyramids(SoloAreas):
     def _observe(self, rows: Rows) -> list[FloatArray]:
         position, heading = self._position[rows], self._heading[rows]
         direction = _RAYS[heading]
-        things = rays.to_circles(
-            origin=position, direction=direction, centre=self._things[rows], radius=_RADII
-        )
-        seen = np.concatenate([_to_walls(position, direction), things], axis=2)
+        things = rays.to_circles(position, direction, self._things[rows], _RADII)
         body = np.empty((len(position), 5), dtype=np.float32)
         body[:, :2], body[:, 2:4] = position / np.float32(SIDE / 2) - 1.0, _FORWARD[heading]
         body[:, 4] = self._is_on[rows]
-        return [rays.encode(distance=seen, tag=_TAGS, n_tags=5, length=RAY_LENGTH), body]
+        return [rays.encode([_to_walls(position, direction), things], _TAGS, 5, RAY_LENGTH), body]
 
     def render(self, agent: int) -> AnyArray:
         """Return a picture of an agent's rooms: pyramids amber, the switch red until it is on."""
@@ -166,7 +154,7 @@ class Pyramids(SoloAreas):
         return canvas.pixels()
 
 
-def slide(*, along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArray:
+def slide(along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArray:
     """[N] coordinate after a move of `change`, stopped by walls, let through by doors.
 
     Args:
@@ -191,7 +179,7 @@ def slide(*, along: FloatArray, across: FloatArray, change: FloatArray) -> Float
 
 def _to_walls(position: FloatArray, direction: FloatArray) -> FloatArray:
     """[N, R, 5] distance to the outer wall, and to both inner lines of each axis but at doors."""
-    outer = rays.to_walls(origin=position, direction=direction, low=0.0, high=SIDE)
+    outer = rays.to_walls(position, direction, 0.0, SIDE)
     distance = (_LINES - position[:, None, :, None]) / direction[..., None]
     across = position[:, None, ::-1, None] + distance * direction[:, :, ::-1, None]
     beside = np.abs(np.abs(across - _MIDDLE) - _TO_DOOR)

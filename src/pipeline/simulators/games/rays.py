@@ -5,14 +5,10 @@ Points are (x, z). A heading is an angle clockwise from +z, seen from above, as 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.protocol.specs import ActionTuple, ObservationSpec
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
 
 MOVES = np.array([0, 1, -1, 0, 0], dtype=np.float32)
 """Of a walker's actions: how far ahead each goes. Nothing, forward, back, turn right, turn left."""
@@ -41,7 +37,7 @@ def directions(degrees: AnyArray) -> FloatArray:
 
 
 def to_walls(
-    *, origin: FloatArray, direction: FloatArray, low: AnyArray | float, high: AnyArray | float
+    origin: FloatArray, direction: FloatArray, low: AnyArray | float, high: AnyArray | float
 ) -> FloatArray:
     """[N, R, 1] distance to the wall of the rectangle that the origin is in.
 
@@ -57,7 +53,7 @@ def to_walls(
 
 
 def to_circles(
-    *, origin: FloatArray, direction: FloatArray, centre: FloatArray, radius: AnyArray
+    origin: FloatArray, direction: FloatArray, centre: FloatArray, radius: AnyArray
 ) -> FloatArray:
     """[N, R, K] distance to circles, infinite where missed; from inside, a circle is not hit.
 
@@ -78,15 +74,16 @@ def to_circles(
     return np.where((half >= 0.0) & (distance > 0.0), distance, np.float32(np.inf))
 
 
-def encode(*, distance: FloatArray, tag: AnyArray, n_tags: int, length: float) -> FloatArray:
+def encode(things: list[FloatArray], tag: AnyArray, n_tags: int, length: float) -> FloatArray:
     """[N, R * (n_tags + 2)] of each ray: one-hot tag hit, 1 if nothing hit, distance / length.
 
     Args:
-        distance: [N, R, M] distance to each thing, infinite where missed.
+        things: [N, R, ...] distances to things, M in all, infinite where missed.
         tag: [M] tag of each thing.
         n_tags: number of tags.
         length: how far a ray sees; beyond it the last number is 1.
     """
+    distance = np.concatenate(things, axis=2)
     hit = distance.min(axis=2)
     # The tag behind the last one stands for nothing that was hit.
     nearest = np.where(hit <= length, tag[distance.argmin(axis=2)], n_tags)

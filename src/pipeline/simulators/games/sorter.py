@@ -5,20 +5,15 @@ How many tiles there are changes from episode to episode; the agent sees them as
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.errors import SettingsError
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games import rays
-from pipeline.simulators.games.areas import SoloAreas, vector
+from pipeline.simulators.games.areas import Rows, SoloAreas, vector
 from pipeline.simulators.games.drawing import AMBER, FLOOR, GRAY, Canvas
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.simulators.games.areas import Rows
 
 BEHAVIOR = "Sorter?team=0"
 MAX_STEP = 500
@@ -51,7 +46,7 @@ class Sorter(SoloAreas):
     """N independent circles of tiles with one agent each."""
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16) -> None:
-        super().__init__("sorter", BEHAVIOR, _SPEC, max_step=MAX_STEP, seed=seed, n_agents=n_agents)
+        super().__init__("sorter", BEHAVIOR, _SPEC, MAX_STEP, seed=seed, n_agents=n_agents)
         self._position = self._keep("position", (2,), np.float32)
         self._heading = self._keep("heading", ())
         self._number = self._keep("number", (MAX_TILES,))

@@ -7,17 +7,14 @@ observations, actions and rewards of their own. The hunters are a group and win 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.arrays import AnyArray, FloatArray
 from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 from pipeline.simulators.games.drawing import BLUE, FLOOR, RED, Canvas
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, FloatArray
 
 HUNTER, RUNNER = "Hunter?team=0", "Runner?team=1"
 N_HUNTERS = 2

@@ -34,9 +34,10 @@ TERMS = {
     "Trained steps": "environment steps of training, of the seed that was trained longest; a range "
     "where seeds differ",
     "Steps to target": "median over seeds of the environment steps at which training first reached "
-    "the target",
+    "the target, which a note under the table gives",
     "Mean height": "area under the learning curve divided by its width, over the steps that all "
-    "curves share: higher is sooner and better",
+    "curves share: the mean return while training, in the return's own units. Higher is sooner and "
+    "better",
     "Probability": "that a run of the one experiment does better than a run of the other, ties "
     "counting half; with fewer than five seeds, in how many pairs of their runs it did",
     "By chance": "in how many cases seeds of two equal experiments would be apart as clearly: the "
@@ -147,7 +148,11 @@ def html(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"code": _with_code, "base64": lambda name: _encoded(folder / name)}
+    environment.filters |= {
+        "anchor": _anchor,
+        "code": _with_code,
+        "base64": lambda name: _encoded(folder / name),
+    }
     return environment.get_template("report.html.j2").render(
         title=title(tasks),
         definitions=DEFINITIONS,
@@ -177,6 +182,11 @@ def _escaped(value: object) -> Markup:
     from markupsafe import Markup
 
     return value if isinstance(value, Markup) else Markup(escape(str(value)))  # noqa: S704  # escaped
+
+
+def _anchor(term: str) -> str:
+    """Return the place of a term in the page, for links to it."""
+    return f"term-{re.sub('[^a-z0-9]+', '-', term.lower()).strip('-')}"
 
 
 def _with_code(text: str) -> Markup:

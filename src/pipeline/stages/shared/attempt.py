@@ -225,8 +225,8 @@ def _is_respelled(root: Path) -> bool:
 def _digest(job: Job, root: Path, path: Path) -> str:
     if not (root / path).exists():
         raise StageError(
-            f"{job.name}: {path} does not exist. Run the pipeline with `dvc repro` or "
-            "`snakemake --cores 1`, which make it first."
+            f"{job.name}: {path} does not exist. Run the whole pipeline with "
+            "`pipeline run` or `dvc repro`, which make it first."
         )
     return digest_of(root / path)
 

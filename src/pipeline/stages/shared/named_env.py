@@ -206,8 +206,7 @@ def _built(name: str, described: str, simulator: str, options: dict[str, Any]) -
 
 def _current_build(folder: Path, label: str) -> Path | None:
     """Return the present build; None if its inputs have changed or there is none."""
-    from pipeline.simulators.needs import Needs
-    from pipeline.simulators.pack import inputs_of
+    from pipeline.simulators.pack import Needs, inputs_of
 
     try:
         record = json.loads((folder / _INPUTS).read_text(encoding="utf-8"))
@@ -221,8 +220,7 @@ def _current_build(folder: Path, label: str) -> Path | None:
 
 
 def _build(name: str, folder: Path, label: str, simulator: str, options: dict[str, Any]) -> Path:
-    from pipeline.simulators.needs import needs_of
-    from pipeline.simulators.pack import inputs_of, pack_with
+    from pipeline.simulators.pack import inputs_of, needs_of, pack_with
 
     needs = needs_of(simulator, options)  # first: it detects mistakes in a name
     _log.info("%s: building it into %s, where it stays until it changes.", name, folder)

@@ -12,17 +12,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pipeline import files
+from pipeline.arrays import AnyArray
 from pipeline.data.replay import Replay
 from pipeline.trainer.checkpoints.file import digest, from_saved, not_written, reason_of
 from pipeline.trainer.learner import Learner
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray
 
 _log = logging.getLogger(__name__)
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from pipeline import files
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.policy import Policy
+from pipeline.arrays import FloatArray
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import CheckpointError, SettingsError
 from pipeline.protocol.specs import BehaviorSpec, other_names, other_order, spec_from_mapping
@@ -33,9 +34,6 @@ from pipeline.trainer.checkpoints.manager import CheckpointManager
 from pipeline.trainer.checkpoints.replay_files import load_replay
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.supported import algorithm_for, algorithm_of
-
-if TYPE_CHECKING:
-    from pipeline.arrays import FloatArray
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -24,12 +24,10 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipeline.algos.process_group import ProcessGroup
+from pipeline.arrays import AnyArray, FloatArray
 from pipeline.errors import LearnerLostError
 from pipeline.nets.layers import RunningNormalizer, imagined_mean
 from pipeline.trainer.stopping import StopRequest
-
-if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, FloatArray
 
 _log = logging.getLogger(__name__)
 
@@ -69,12 +67,13 @@ class DistributedGroup(ProcessGroup):
         size: int,
         device: torch.device,
         others: Others | None = None,
+        stop: StopRequest | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.device = device
         self.others = others
-        self.stop = StopRequest()
+        self.stop = stop or StopRequest()
         """Set where the first process asks this one to stop."""
         self._weight = 1.0
         # A second connection: while one waits for a process, it serves no other request.

@@ -170,8 +170,7 @@ def joined(device: torch.device | None = None) -> Iterator[DistributedGroup]:
         _end_with_parent()
     patience = timedelta(seconds=PATIENCE_S)
     store, _, _ = next(rendezvous("env://", rank, size, timeout=patience))
-    with _member(store, rank=rank, size=size, device=device) as group:
-        group.stop = stop
+    with _member(store, rank=rank, size=size, device=device, stop=stop) as group:
         yield group
 
 
@@ -183,6 +182,7 @@ def _member(
     size: int,
     device: torch.device | None,
     local_workers: Others | None = None,
+    stop: StopRequest | None = None,
 ) -> Iterator[DistributedGroup]:
     """Yield the group of this process; report an error to the processes that wait for it."""
     # Reported over a second connection: each serves one thread at a time, and the thread that waits
@@ -195,7 +195,7 @@ def _member(
             elif rank == 0:
                 store.set("device", device.type)
             group = DistributedGroup(
-                store, rank=rank, size=size, device=device, others=local_workers
+                store, rank=rank, size=size, device=device, others=local_workers, stop=stop
             )
             stack.callback(group.close)
             yield group

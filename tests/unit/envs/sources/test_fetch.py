@@ -86,7 +86,7 @@ def test_a_dropped_connection_is_tried_again_and_leaves_nothing(web, cache):
     assert {name.partition("/")[0] for name in left(cache)} == {digest(BIG)}
 
 
-@pytest.mark.parametrize("during", ["fetch._Bar.update", "unpack.shutil.copyfileobj"])
+@pytest.mark.parametrize("during", ["fetch._check_size", "fetch.shutil.copyfileobj"])
 def test_ctrl_c_leaves_nothing(web, cache, monkeypatch, during):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from made_archives import GAME, member, tarred, zip_link, zipped
 
-from pipeline.envs.sources.unpack import MAX_BYTES, unpack
+from pipeline.envs.sources.fetch import MAX_BYTES, unpack
 from pipeline.errors import FetchError
 
 LINK, HARD = {"type": tarfile.SYMTYPE}, {"type": tarfile.LNKTYPE}

@@ -17,9 +17,8 @@ from pettingzoo import ParallelEnv
 from pipeline.errors import UnityEnvironmentException
 from pipeline.protocol import state
 from pipeline.protocol.parameters import Parameters
-from pipeline.simulators.bridges.copies import ParallelCopy
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
-from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
+from pipeline.simulators.bridges.pettingzoo_bridge import ParallelCopy, PettingZooSimulator
 
 KNOWN = ["CartPole-v1", "MountainCar-v0", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1"]
 KNOWN += ["Blackjack-v1", "Hopper-v5", "HalfCheetah-v5", "Ant-v5", "Humanoid-v5", "Reacher-v5"]

@@ -43,7 +43,7 @@ def test_circles_are_hit_in_front_missed_beside_behind_and_from_inside():
 
 def test_a_ray_shows_what_it_hits_first_and_nothing_beyond_its_length():
     distance = np.array([[[8.0, np.inf, 2.0], [30.0, 25.0, np.inf]]], dtype=np.float32)
-    seen = rays.encode(distance=distance, tag=np.array([0, 1, 2]), n_tags=3, length=20.0)
+    seen = rays.encode([distance], tag=np.array([0, 1, 2]), n_tags=3, length=20.0)
     assert seen.tolist() == [[0, 0, 1, 0, pytest.approx(0.1), 0, 0, 0, 1, 1]]
     assert seen.dtype == np.float32
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from pipeline.data.columns import Length
-
-Inputs = Mapping[str, Any]  # tensors, or lists of tensors, by name
+Inputs = Mapping[str, Any]  # tensors by name, also in lists and in fields of dataclasses
 Losses = Callable[[Inputs], tuple[Tensor, tuple[Tensor, ...]]]
 
 # Numbers that each parameter's place is rounded up to, so that all begin at a cache line.
 _ALIGNMENT = 16
+
+
+class Length(NamedTuple):
+    """A length that some columns of a minibatch share, and that differs between minibatches."""
+
+    name: str
+    usual: int
+    """A typical value; a program is compiled with it, so it must be the same in every run."""
+
+
+_SAME_SHAPES: Mapping[str, Length] = {}
 
 
 class FusedAdam:
@@ -143,7 +153,7 @@ class FlatAdam(FusedAdam):
         self.average: Callable[[Tensor], None] | None = None
         """Makes the gradient the mean over several processes, before anything is done with it."""
         self.compiled: Callable[..., list[Tensor]] | None = None
-        """Makes the steps of `descend`, as `nets/compiled.py` does; None for torch's `backward`."""
+        """Makes the steps of `descend`, as `CompiledSteps` does; None for torch's `backward`."""
         self.compile_s = 0.0
         """Seconds that making its programs has taken so far."""
 
@@ -167,8 +177,7 @@ class FlatAdam(FusedAdam):
         inputs: Inputs,
         *,
         max_norm: float | None = None,
-        lengths: Mapping[str, Length] | None = None,
-        steady: bool = True,
+        lengths: Mapping[str, Length] | None = _SAME_SHAPES,
     ) -> list[Tensor]:
         """Make one step down a loss; return its other results, without their derivatives.
 
@@ -177,17 +186,24 @@ class FlatAdam(FusedAdam):
                 buffers, and from nothing else; always the same function.
             inputs: tensors [B, ...] and others, or lists of tensors, by name.
             max_norm: as in `step`.
-            lengths: of inputs whose length differs from minibatch to minibatch.
-            steady: whether these shapes are worth a compiled program, as they will come again.
+            lengths: of inputs whose length differs from minibatch to minibatch; all others have
+                the same shape in each. None if these shapes will hardly come again, so that they
+                are not worth a compiled program.
         """
-        # A length of 0 or 1 is another program to torch.
-        if self.compiled and steady and all(n > 1 for n in _lengths(inputs, lengths)):
-            return self.compiled(losses, inputs, lengths, max_norm=max_norm)
+        if self.compiled and lengths is not None:
+            # A length of 0 or 1 is another program to torch.
+            n_rows = (len(tensor) for name, tensor in flat_inputs(inputs) if name in lengths)
+            if all(n > 1 for n in n_rows):
+                return self.compiled(losses, inputs, lengths, max_norm=max_norm)
         loss, results = losses(inputs)
+        self.minimize(loss, max_norm=max_norm)
+        return [result.detach() for result in results]
+
+    def minimize(self, loss: Tensor, *, max_norm: float | None = None) -> None:
+        """Make one step down a loss, a scalar; `max_norm` as in `step`."""
         self.zero_gradients()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.step(max_norm=max_norm)
-        return [result.detach() for result in results]
 
     def step(self, *, max_norm: float | None = None) -> None:
         """Move along the gradients, first shortened to `max_norm` if they are longer."""
@@ -264,14 +280,35 @@ def adam_step(
 
 
 def flat_inputs(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
-    """Yield all tensors with their names, those of a list one after another."""
+    """Yield all tensors with their names, those of a list one after another.
+
+    A field of a dataclass has the name of the dataclass, a point, and its own.
+    """
     for name, value in inputs.items():
-        for tensor in value if isinstance(value, list) else (value,):
-            yield name, tensor
+        for part in value if isinstance(value, list) else (value,):
+            if isinstance(part, Tensor):
+                yield name, part
+            elif is_dataclass(part):
+                named = {
+                    f"{name}.{entry.name}": getattr(part, entry.name) for entry in fields(part)
+                }
+                yield from flat_inputs(named)
 
 
-def _lengths(inputs: Inputs, names: Collection[str] | None) -> Iterator[int]:
-    return (len(tensor) for name, tensor in flat_inputs(inputs) if names and name in names)
+def with_tensors(inputs: Inputs, tensors: Iterator[Tensor]) -> dict[str, Any]:
+    """Inputs of the same form, with other tensors in the order of `flat_inputs`."""
+
+    def other(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return next(tensors)
+        if isinstance(value, list):
+            return [other(part) for part in value]
+        if is_dataclass(value) and not isinstance(value, type):
+            parts = {entry.name: other(getattr(value, entry.name)) for entry in fields(value)}
+            return replace(value, **parts)
+        return value
+
+    return {name: other(value) for name, value in inputs.items()}
 
 
 def _places(

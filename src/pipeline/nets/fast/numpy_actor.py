@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.nets.actor_critic import ActionHeads, Actor, Sample
 from pipeline.nets.distributions import ACTION_RANGE, FORBIDDEN, HALF_LOG_TAU
 from pipeline.nets.encoder import Normalizers
@@ -23,8 +24,6 @@ from pipeline.nets.layers import CLIP, RunningNormalizer
 from pipeline.nets.squashed import LOG_SIGMA_MAX, LOG_SIGMA_MIN, SquashedHeads
 
 if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-
     Dense: TypeAlias = tuple[FloatArray, FloatArray]
     """Weight [n_in, n_out] and bias [n_out]."""
 

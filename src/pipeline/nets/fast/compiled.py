@@ -16,16 +16,25 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pipeline.data.columns import Length
+from pipeline.nets.encoder import HyperLayer
+from pipeline.nets.fast.adam import (
+    FlatAdam,
+    Inputs,
+    Length,
+    Losses,
+    adam_step,
+    flat_inputs,
+    with_tensors,
+)
 from pipeline.nets.layers import IS_TRACED
-from pipeline.nets.optimizer import FlatAdam, Inputs, Losses, adam_step, flat_inputs
+from pipeline.nets.memory import Memory
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +42,27 @@ _log = logging.getLogger(__name__)
 def compiler() -> str | None:
     """The C++ compiler that torch would use on the CPU; None where it is not installed."""
     return shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
+
+
+def compile_steps(optimizer: FlatAdam, networks: Iterable[nn.Module]) -> None:
+    """Have the steps of an optimizer of `networks` compiled from now on, where that can be done."""
+    if optimizer.flat.device.type == "cpu" and compiler() is None:
+        _log.warning(
+            "torch_settings.compile: no C++ compiler is installed here (g++, or what CXX "
+            "names), so nothing is compiled."
+        )
+        return
+    modules = [module for network in networks for module in network.modules()]
+    if any(isinstance(module, HyperLayer) for module in modules):
+        # its work depends on how many goals a minibatch has
+        _log.warning(
+            "torch_settings.compile: networks with a goal signal and goal_conditioning_type "
+            "hyper are not compiled."
+        )
+        return
+    # Minibatches of sequences differ in their number of rows.
+    if not any(isinstance(module, Memory) for module in modules):
+        optimizer.compiled = CompiledSteps(optimizer)
 
 
 class CompiledSteps:
@@ -53,7 +83,7 @@ class CompiledSteps:
         self,
         losses: Losses,
         inputs: Inputs,
-        lengths: Mapping[str, Length] | None = None,
+        lengths: Mapping[str, Length],
         *,
         max_norm: float | None = None,
     ) -> list[Tensor]:
@@ -67,7 +97,7 @@ class CompiledSteps:
             lengths: of inputs whose length differs from call to call, and is at least 2.
             max_norm: norm that longer gradients are shortened to.
         """
-        lengths, optimizer = lengths or {}, self._optimizer
+        optimizer = self._optimizer
         # Between processes the gradient is averaged before anything moves along it.
         moves = optimizer.average is None
         shapes = tuple(
@@ -80,7 +110,7 @@ class CompiledSteps:
             copies = [tensor.clone() for tensor in moved]  # tracing computes, too
             self._programs[key] = self._compiled(losses, inputs, lengths, copies, max_norm)
         with torch.no_grad():
-            results = self._programs[key](_tensors(inputs), *moved)
+            results = self._programs[key]([tensor for _, tensor in flat_inputs(inputs)], *moved)
         if not moves:
             optimizer.step(max_norm=max_norm)
         return results
@@ -101,14 +131,14 @@ class CompiledSteps:
         began = time.perf_counter()
         example, optimizer = self._example(inputs, lengths), self._optimizer
         parameters = [parameter for parameter, _ in optimizer.gradients]
-        loss, _ = losses(_rebuilt(inputs, example))
+        loss, _ = losses(with_tensors(inputs, iter(example)))
         # torch's own hints leave out that some are None
         gradients: Any = torch.autograd.grad(loss, parameters, allow_unused=True)
         used = [i for i, gradient in enumerate(gradients) if gradient is not None]
         places = [optimizer.gradients[i][1] for i in used]
 
         def step(values: list[Tensor], gradient: Tensor, *move: Tensor) -> list[Tensor]:
-            loss, results = losses(_rebuilt(inputs, values))
+            loss, results = losses(with_tensors(inputs, iter(values)))
             parts = torch.autograd.grad(loss, [parameters[i] for i in used])
             gradient.copy_(_flat(parts, places, optimizer.flat.numel()))
             if move:
@@ -176,19 +206,6 @@ class CompiledSteps:
             else values
             for name, values in flat_inputs(inputs)
         ]
-
-
-def _tensors(inputs: Inputs) -> list[Tensor]:
-    return [tensor for _, tensor in flat_inputs(inputs)]
-
-
-def _rebuilt(inputs: Inputs, tensors: Sequence[Tensor]) -> dict[str, Any]:
-    """Inputs of the same form with other tensors."""
-    following = iter(tensors)
-    return {
-        name: [next(following) for _ in value] if isinstance(value, list) else next(following)
-        for name, value in inputs.items()
-    }
 
 
 def _flat(gradients: Sequence[Tensor], places: Sequence[Tensor], n: int) -> Tensor:

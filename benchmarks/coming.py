@@ -1,0 +1,98 @@
+"""The example of the page about Stable-Baselines3, trained by both packages.
+
+    pip install --no-deps stable-baselines3==2.9.2
+    python benchmarks/coming.py [--seeds 1 2 3 4 5] [--write]
+
+The settings of ours are those on the page, so that the page shows what was measured; the last
+column has those of config/ppo/CartPole.yaml with as many steps. Each policy's deterministic actions
+are measured over 100 episodes. --write puts the table into the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import io
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from peer import ROOT
+from runs import interval, say
+from tables import put, table
+
+import pipeline
+from pipeline.evaluation.statistics import summarize
+
+PAGE = ROOT / "docs/how-to/coming-from-stable-baselines3.md"
+ENVIRONMENT = "CartPole-v1"
+OWN = ROOT / "config/ppo/CartPole.yaml"
+NAMES = ("Stable-Baselines3 2.9.2", "these settings here", f"`{OWN.relative_to(ROOT)}` here")
+N_EPISODES = 100
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def settings_of(page: Path) -> dict[str, Any]:
+    """The trainer configuration that the page's Python assigns to `settings`."""
+    for statement in ast.parse(_BLOCK.findall(page.read_text(encoding="utf-8"))[0]).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "settings":
+            settings: dict[str, Any] = ast.literal_eval(statement.value)
+            return settings
+    raise ValueError(f"{page}: no assignment to `settings`")
+
+
+def ours(seed: int, settings: dict[str, Any]) -> float:
+    """The mean return of the policy that `pipeline.train` makes."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        name = f"gymnasium:{ENVIRONMENT}"
+        result = pipeline.train(name, settings, seed=seed, run_dir=folder)
+        policy = pipeline.export_policy(result.behaviors[ENVIRONMENT].checkpoint, folder)
+        episodes = pipeline.evaluate(policy, name, episodes=N_EPISODES)
+    return float(np.mean([episode.episode_return for episode in episodes]))
+
+
+def theirs(seed: int, steps: int) -> float:
+    """The mean return of the policy that Stable-Baselines3 makes as the page types it."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    env = make_vec_env(ENVIRONMENT, n_envs=16)
+    model = PPO("MlpPolicy", env, n_steps=64, batch_size=128, n_epochs=10, seed=seed, device="cpu")
+    model.learn(steps)
+    test = make_vec_env(ENVIRONMENT, n_envs=16, seed=10_000)
+    mean, _ = evaluate_policy(model, test, n_eval_episodes=N_EPISODES)
+    return float(mean)
+
+
+def main() -> None:
+    """Train and measure with each seed, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--write", action="store_true", help="the table into its page")
+    options = parser.parse_args()
+    settings = settings_of(PAGE)
+    steps = settings["default_settings"]["max_steps"]
+    own = yaml.safe_load(OWN.read_text(encoding="utf-8"))
+    own["behaviors"][ENVIRONMENT]["max_steps"] = steps
+    returns = []
+    for seed in options.seeds:
+        returns.append((theirs(seed, steps), ours(seed, settings), ours(seed, own)))
+        say(f"seed {seed}: {returns[-1]}")
+    rows = [
+        [name, " / ".join(f"{value:.1f}" for value in values), interval(summarize(values), 1)]
+        for name, values in zip(NAMES, map(list, zip(*returns, strict=True)), strict=True)
+    ]
+    seeds = " / ".join(map(str, options.seeds))
+    header = (f"after {steps:,} steps", f"seeds {seeds}", "mean [95 % interval]")
+    say(table(header, rows))
+    if options.write:
+        put(PAGE, "coming", header, rows)
+
+
+if __name__ == "__main__":
+    main()

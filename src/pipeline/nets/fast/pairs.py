@@ -1,0 +1,117 @@
+"""Two networks of one shape over the same rows: a layer of both is one batched product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.nets.actor_critic import Actor, Critic, apply_memory
+from pipeline.nets.encoder import ObservationEncoder
+from pipeline.nets.fast.adam import FlatAdam
+from pipeline.nets.layers import dense, is_for_onednn
+from pipeline.nets.memory import SequenceState
+
+
+class Paired(Protocol):
+    """Networks of which two may have layers of one shape."""
+
+    @property
+    def pairs(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Pairs of parameters, both of one shape; empty if the networks cannot be joined."""
+
+    def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
+        """Compute with each of `pairs` as one parameter [2, ...]."""
+
+
+def paired_adam(
+    parameters: Iterable[nn.Parameter], *networks: Paired, learning_rate: float
+) -> FlatAdam:
+    """Adam over all parameters, with the pairs of `networks` side by side, as they then compute."""
+    pairs = [pair for network in networks for pair in network.pairs]
+    optimizer = FlatAdam(parameters, learning_rate=learning_rate, pairs=pairs)
+    joined = iter(optimizer.paired)
+    for network in networks:
+        network.share_weights(list(islice(joined, len(network.pairs))))
+    return optimizer
+
+
+class ActorAndCritic:
+    """An actor and a critic over the same rows; one product per layer if both are purely dense.
+
+    Attributes:
+        pairs: pairs of parameters, both of one shape, for `FlatAdam` to lay side by side.
+    """
+
+    def __init__(self, actor: Actor, critic: Critic) -> None:
+        self.actor, self.critic = actor, critic
+        self.pairs = dense_pairs(actor.body, critic.body)
+        self._dense: DensePair | None = None
+
+    def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
+        """Compute with each of `pairs` as one parameter [2, ...]."""
+        self._dense = DensePair(paired) if paired else None
+
+    def __call__(
+        self,
+        obs: Sequence[Tensor],
+        actors: SequenceState | None = None,
+        critics: SequenceState | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The actor's hidden vectors [B, H] and the critic's values [B, signals].
+
+        `actors` and `critics` are the sequences that the rows form, with the memory of each.
+        """
+        actor, critic = self.actor, self.critic
+        if self._dense is None:
+            hidden = actor(obs, actors)
+            return hidden, critic(obs, hidden, critics)
+        features, critic_features = self._dense(actor.body.features(obs)[0]).unbind()
+        values: Tensor = critic.heads(apply_memory(critic_features, critic.memory, critics))
+        return apply_memory(features, actor.memory, actors), values
+
+
+def dense_pairs(
+    first: ObservationEncoder, second: ObservationEncoder | None
+) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """Return the parameters of two encoders in pairs, for a `DensePair`; empty if not all is dense.
+
+    Args:
+        first: an encoder.
+        second: an encoder of the same observations and settings; None if there is only one.
+    """
+    has_other_parts = first.encoders or first.attention is not None or first.hyper is not None
+    if second is None or has_other_parts:
+        return []
+    return list(zip(first.dense.parameters(), second.dense.parameters(), strict=True))
+
+
+class DensePair:
+    """Two `DenseSwish` of one shape over the same rows: a layer of both is one batched product.
+
+    Args:
+        parameters: [2, ...] weights and biases of both, layer after layer.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._weights = list(zip(parameters[::2], parameters[1::2], strict=True))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[B, n_in] to [2, B, hidden_units]."""
+        # A view: both read the same rows.
+        x = x.expand(2, *x.shape)
+        for weight, bias in self._weights:
+            x = nn.functional.silu(paired_linear(x, weight, bias))
+        return x
+
+
+def paired_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Two dense layers of one shape: x [2, B, n_in], weight [2, n_out, n_in], bias [2, n_out]."""
+    _, n_out, n_in = weight.shape
+    if is_for_onednn(x, x.shape[1], n_in, n_out):
+        layers = zip(x.unbind(), weight.unbind(), bias.unbind(), strict=True)
+        return torch.stack([dense(*layer) for layer in layers])
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))

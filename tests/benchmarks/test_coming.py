@@ -1,0 +1,16 @@
+"""The example of the page about Stable-Baselines3 is what the benchmark trains."""
+
+from __future__ import annotations
+
+import coming
+import pytest
+
+
+def test_the_settings_are_read_from_the_page(tmp_path):
+    settings = coming.settings_of(coming.PAGE)["default_settings"]
+    assert settings["max_steps"] == 50_000
+    assert settings["hyperparameters"]["learning_rate_schedule"] == "constant"
+    page = tmp_path / "page.md"
+    page.write_text("```python\nother = 1\n```\n")
+    with pytest.raises(ValueError, match="no assignment to `settings`"):
+        coming.settings_of(page)
