@@ -137,6 +137,12 @@ def brief(value: object) -> str:
     return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}..."
 
 
+def few(names: Sequence[str], most: int) -> str:
+    """Return the first of some names as text, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def shown(text: str) -> str:
     """Return lines as a terminal may show them: printable, and long words cut."""
     escaped = printable(text, keep="\n\t")

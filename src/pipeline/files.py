@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, few
 
 _log = logging.getLogger(__name__)
 
@@ -243,9 +243,7 @@ def listed(path: Path | str, *suffixes: str) -> str:
         names += [file.name for file in files if not suffixes or file.suffix in suffixes]
     if not names or folder == Path(folder.anchor or "/"):
         return ""
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    place = "this folder" if folder == Path() else folder
-    return f"; {place} has {', '.join(names[:_MOST_NAMED])}{more}"
+    return f"; {'this folder' if folder == Path() else folder} has {few(names, _MOST_NAMED)}"
 
 
 def _below(folder: Path, n_levels: int) -> list[Path]:

@@ -163,7 +163,7 @@ def test_pipeline_run_says_which_results_snakemake_has_no_record_of(
 ):
     """An edited setting makes none of them again if dvc.lock does not name them."""
     state = State(pending=("report",), unrecorded=("report", *first))
-    monkeypatch.setattr(run, "snakemake_summary", lambda _: state)
+    monkeypatch.setattr(run.engines, "snakemake_summary", lambda _: state)
     assert run._changed("snakemake", tmp_path, []) == ("report",)
     said = (
         "2 results are DVC's, or were copied (export@one-1 first), and Snakemake has no record of "

@@ -11,7 +11,7 @@ from typing import Any
 
 import networkx as nx
 
-from pipeline.commands.graph import graph_of
+from pipeline.commands.progress import graph_of
 from pipeline.settings.params import load_params
 from pipeline.stages.shared.sources import CODE, watched
 

@@ -18,7 +18,7 @@ import mlflow_runs
 import pytest
 from project import ROOT, commit, copy_project, environment, git, run, set_params
 
-from pipeline.commands.graph import graph_of
+from pipeline.commands.progress import graph_of
 from pipeline.commands.sync import sync
 from pipeline.settings.params import load_params
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline import __version__, files
 from pipeline.commands.init import source_of
-from pipeline.commands.parser import Parser
+from pipeline.commands.parser import Parser, option
 from pipeline.errors import SettingsError, shell_command
 from pipeline.evaluation.comparison import Outcome, Task
+from pipeline.evaluation.tables import number
 from pipeline.settings import load_run_settings
 from pipeline.settings.params import load_params
 from pipeline.settings.yaml_file import dump_yaml
@@ -53,23 +54,11 @@ class Run:
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline card`."""
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        help="<experiment>-<seed> of params.yaml, or results/<run-id> of `pipeline learn`",
-    )
-    parser.add_argument(
-        "--license",
-        metavar="NAME",
-        help="of the policy, as the Hub names it: apache-2.0, cc-by-4.0, other, ...",
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FOLDER",
-        help="the folder to write (default: cards/ and the run's name)",
-    )
+    text = "<experiment>-<seed> of params.yaml, or results/<run-id> of `pipeline learn`"
+    parser.add_argument("run", metavar="RUN", help=text)
+    text = "of the policy, as the Hub names it: apache-2.0, cc-by-4.0, other, ..."
+    option(parser, "--license NAME", text)
+    option(parser, "-o --output FOLDER", "the folder to write (default: cards/ and the run's name)")
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -167,14 +156,12 @@ def write(run: Run, folder: Path, *, licence: str | None = None) -> None:
 
     with files.whole_folder(folder) as part:
         tasks = compare(run.outcomes)
-        sections = list(_sections(run, tasks, licence))
+        text = _text(run, tasks, licence)
         for path in (*run.policies, *run.more):
             shutil.copyfile(path, part / path.name)
         for task in tasks:
             _draw(task, part)
-        files.write_whole(
-            part / CARD, f"---\n{dump_yaml(_front(run, licence))}---\n\n" + "\n".join(sections)
-        )
+        files.write_whole(part / CARD, f"---\n{dump_yaml(_front(run, licence))}---\n\n{text}")
 
 
 def _draw(task: Task, folder: Path) -> None:
@@ -221,88 +208,12 @@ def _front(run: Run, licence: str | None) -> dict[str, Any]:
     return front | ({"model-index": [{"name": run.name, "results": results}]} if results else {})
 
 
-def _sections(run: Run, tasks: Sequence[Task], licence: str | None) -> Iterator[str]:
-    """Yield the paragraphs of the card."""
-    seed = "" if run.seed is None else f", seed {run.seed}"
-    yield f"# {run.name}{seed}\n"
-    place = f" in `{run.environment}`" if run.environment else ""
-    yield f"Trained and measured by rl-pipeline {__version__}{place}.\n"
-    yield from _task(run)
-    yield "## Scores\n"
-    yield from _scores(run, tasks)
-    if any(standing.curves for task in tasks for standing in task.standings):
-        yield "## Learning curve\n"
-        yield from (
-            f"![{plotted.name}]({_CURVE.format(behavior=plotted.behavior)})\n" for plotted in tasks
-        )
-    videos = [file.name for file in run.more if file.name in _VIDEOS]
-    if videos:
-        yield "## Video\n"
-        yield from (f"![{Path(video).stem} episode]({video})\n" for video in videos)
-    yield "## Use\n"
-    yield "Copy the `.onnx` into a Unity project with ML-Agents, or play episodes with it:\n"
-    environment = run.environment or "ENVIRONMENT"
-    policies = [policy.name for policy in run.policies]
-    rest = ["--env-args", *run.env_args] if run.env_args else []
-    play = shell_command("pipeline", "evaluate", *policies, "--env", environment, *rest)
-    yield f"```\n{play}\n```\n"
-    yield from _provenance(run)
-    yield "## Licence\n"
-    yield f"{licence}\n" if licence else "Not stated; ask who published it.\n"
+def _text(run: Run, tasks: Sequence[Task], licence: str | None) -> str:
+    """Return the paragraphs of the card."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-
-def _task(run: Run) -> Iterator[str]:
-    from pipeline.export.layout import describe, load
-
-    yield "## Task\n"
-    for path in run.policies:
-        layout = describe(load(path))
-        yield f"`{path.name}` acts for the behavior {path.stem}:\n"
-        yield "| | tensor | type | shape |\n| --- | --- | --- | --- |"
-        for kind, tensors in (("in", layout.inputs), ("out", layout.outputs)):
-            for name, info in tensors.items():
-                yield f"| {kind} | {name} | {info.dtype} | {info.shape} |"
-        yield ""
-
-
-def _scores(run: Run, tasks: Sequence[Task]) -> Iterator[str]:
-    """Yield the scores of this policy over episodes, and of its experiment over seeds."""
-    if run.metrics:
-        drawn = any(STOCHASTIC in metrics for metrics in run.metrics.values())
-        how = "stochastic" if drawn else "deterministic"
-        yield f"Episodes of this policy, with {how} actions:\n"
-        yield "| behavior | episodes | mean return | 95 % interval | least | greatest |"
-        yield "| --- | ---: | ---: | ---: | ---: | ---: |"
-        for behavior, metrics in run.metrics.items():
-            numbers = (
-                f"{metrics['mean_return']:.4g} | "
-                f"{_interval(metrics.get('ci_low'), metrics.get('ci_high'))}"
-            )
-            ends = f"{metrics['min_return']:.4g} | {metrics['max_return']:.4g}"
-            yield f"| {behavior} | {metrics['episodes']:.0f} | {numbers} | {ends} |"
-        yield ""
-    else:
-        yield "This policy was not evaluated on episodes of its own.\n"
-    yield "All seeds of its experiment, by interquartile mean:\n"
-    yield "| behavior | seeds | score | 95 % interval | measured |"
-    yield "| --- | ---: | ---: | ---: | --- |"
-    for task in tasks:
-        measured = (
-            "on evaluation episodes" if task.score == "evaluated" else "at the end of training"
-        )
-        for standing in task.standings:
-            numbers = f"{standing.iqm:.4g} | {_interval(*(standing.interval or (None, None)))}"
-            yield f"| {task.behavior} | {len(standing.seeds)} | {numbers} | {measured} |"
-    yield ""
-
-
-def _interval(low: float | None, high: float | None) -> str:
-    return "too few" if low is None or high is None else f"{low:.4g} to {high:.4g}"
-
-
-def _provenance(run: Run) -> Iterator[str]:
-    """Yield the settings and the provenance of the policies, as their files record them."""
     from pipeline.commands.provenance import read
+    from pipeline.export.layout import describe, load
 
     records = read(run.policies[0])
     # A pretrained policy has several records; readers want the settings of the training.
@@ -310,17 +221,37 @@ def _provenance(run: Run) -> Iterator[str]:
         (record for record in records if record["stage"] in ("train", "learn")), records[-1]
     )
     settings: Mapping[str, Any] = trained["parameters"].get("settings", trained["parameters"])
-    yield "## Settings\n"
-    yield f"```yaml\n{dump_yaml({'behaviors': settings.get('behaviors', {})})}```\n"
-    yield "## Provenance\n"
-    yield "| | |\n| --- | --- |"
-    for path in run.policies:
-        yield f"| {path.name} | sha256 `{files.sha256_of(path)}` |"
-    for kind, entry in trained["inputs"].items():
-        yield f"| {kind} {entry['name']} | sha256 `{entry['sha256']}` |"
-    yield f"| code | sha256 `{trained['code_sha256']}` |"
-    yield f"| parameters | sha256 `{trained['parameters_sha256']}` |"
-    yield f"| seed | {trained['seed']} |"
-    yield from (f"| {name} | {version} |" for name, version in trained["versions"].items())
-    prints = shell_command("pipeline", "provenance", run.policies[0].name)
-    yield f"\n`{prints}` prints all of it from the file itself.\n"
+    metrics, names = run.metrics, [policy.name for policy in run.policies]
+    rest = ["--env-args", *run.env_args] if run.env_args else []
+    play = shell_command(
+        "pipeline", "evaluate", *names, "--env", run.environment or "ENVIRONMENT", *rest
+    )
+    environment = Environment(  # noqa: S701  # Markdown
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"number": number, "interval": _interval, "sha256": files.sha256_of}
+    return environment.get_template("card.md.j2").render(
+        run=run,
+        tasks=tasks,
+        licence=licence,
+        version=__version__,
+        policies=[(path, describe(load(path))) for path in run.policies],
+        metrics=metrics,
+        is_stochastic=any(STOCHASTIC in numbers for numbers in metrics.values()),
+        has_curves=any(standing.curves for task in tasks for standing in task.standings),
+        curve=_CURVE,
+        videos=[file for file in run.more if file.name in _VIDEOS],
+        play=play,
+        settings=dump_yaml({"behaviors": settings.get("behaviors", {})}),
+        trained=trained,
+        prints=shell_command("pipeline", "provenance", names[0]),
+    )
+
+
+def _interval(ends: tuple[float | None, float | None] | None) -> str:
+    low, high = ends or (None, None)
+    return "too few" if low is None or high is None else f"{low:.4g} to {high:.4g}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import files
-from pipeline.commands.parser import Parser, aligned
+from pipeline.commands.parser import Parser, aligned, option
 from pipeline.errors import PipelineError, SettingsError, brief
 from pipeline.evaluation import tables
 from pipeline.evaluation.comparison import Outcome, Task, compare
@@ -21,12 +21,19 @@ from pipeline.settings import RunSettings, load_run_settings, to_mapping
 from pipeline.settings.experiments import ExperimentParams
 from pipeline.settings.params import Params, load_params
 from pipeline.settings.sweeps import MOST_TRIALS, best_file
+from pipeline.stages.reporting.results import (
+    against_first,
+    as_text,
+    read_curves,
+    setup_of,
+    trials_of,
+)
 from pipeline.stages.reporting.results import outcomes as planned_outcomes
-from pipeline.stages.reporting.results import read_curves, trials_of
-from pipeline.stages.reporting.setups import against_first, as_text, setup_of
 from pipeline.stages.shared.attempt import read_map
 
 Settings = Mapping[str, tuple[RunSettings, ExperimentParams | None]]
+Experiments = dict[str, dict[int, tuple[Path, str]]]
+"""Runs of `pipeline learn`: folder and environment by experiment and seed."""
 
 _CONFIGURATION, _PROGRESS = "configuration.yaml", "progress.csv"
 _STAGES = ("pretrain", "train", "export", "evaluate")
@@ -51,42 +58,31 @@ def add_options(parser: Parser) -> None:
         "runs of `learn` that differ only in the seed are one experiment; default: every "
         "experiment in params.yaml, and where there is more to see",
     )
-    parser.add_argument(
-        "--fraction",
-        type=float,
-        metavar="X",
-        default=0.9,
-        help="the target: of the way from lowest start to best end; default: %(default)s",
-    )
+    text = "the target: of the way from lowest start to best end"
+    option(parser, "--fraction X", text, default=0.9)
     forms = parser.add_mutually_exclusive_group()
-    for form in ("csv", "json"):
-        forms.add_argument(
-            f"--{form}",
-            dest="form",
-            action="store_const",
-            const=form,
-            default="text",
-            help=f"print {form.upper()}",
-        )
+    option(forms, "--csv", "print CSV")
+    option(forms, "--json", "print JSON")
 
 
 def run(arguments: argparse.Namespace) -> str:
     """Return the comparison of runs of `pipeline learn` and of the DAG."""
     runs: list[Path] = arguments.runs
-    fraction, form = arguments.fraction, arguments.form
+    fraction: float = arguments.fraction
     if not 0.0 < fraction <= 1.0:
         raise SettingsError(f"--fraction: {fraction} is not in range; use a value in (0, 1]")
     params = None if runs else load_params(Path.cwd() / "params.yaml")
-    found = outcomes_of(runs) if params is None else planned_outcomes(Path.cwd(), params)
-    tasks = compare(found, fraction=fraction)
+    trials, learned = _found(runs)
+    planned = () if params is None else planned_outcomes(Path.cwd(), params)
+    tasks = compare([*trials, *_of_learn(learned), *planned], fraction=fraction)
     if not tasks:
         names = ", ".join(map(str, runs)) or "the experiments of params.yaml"
         remedy = "train longer" if runs else _RUN_FIRST
         raise SettingsError(f"{names}: no episode has ended here yet; {remedy}")
-    if form == "csv":
+    if arguments.csv:
         columns = (*tables.STANDING_COLUMNS, tables.WALL_CLOCK_COLUMN)
         return tables.csv_text(tables.standing_records(tasks), columns).rstrip()
-    if form == "json":
+    if arguments.json:
         value = {
             "experiments": tables.standing_records(tasks),
             "improvements": tables.pair_records(tasks),
@@ -95,8 +91,8 @@ def run(arguments: argparse.Namespace) -> str:
         return json.dumps(value, indent=2, allow_nan=False)
     if params is not None:
         return _answer(tasks, Path.cwd(), params)
-    settings = _settings_of(runs, tasks)
-    return "\n\n".join([*(_text(task, settings) for task in tasks), *_seeds(_learned(runs))])
+    settings = _settings_of(runs, learned, tasks)
+    return "\n\n".join([*(_text(task, settings) for task in tasks), *_seeds(learned)])
 
 
 def answer(root: Path, runs: Collection[tuple[str, int]] | None = None) -> str:
@@ -158,17 +154,16 @@ def _of_experiments(params: Params, tasks: Iterable[Task]) -> Settings:
     return found
 
 
-def _settings_of(runs: Sequence[Path], tasks: Sequence[Task]) -> Settings:
+def _settings_of(runs: Sequence[Path], learned: Experiments, tasks: Iterable[Task]) -> Settings:
     """Return the settings of experiments of these runs, by the name that they are compared by."""
     found: dict[str, tuple[RunSettings, ExperimentParams | None]] = {}
-    learned = _learned(runs)
-    places = (_PLACE.fullmatch(run.resolve().as_posix()) for run in runs if run not in learned)
+    of_dag = [run for run in runs if not (run / _CONFIGURATION).is_file()]
+    places = (_PLACE.fullmatch(run.resolve().as_posix()) for run in of_dag)
     files_of = {Path(place["results"]).parent / "params.yaml" for place in places if place}
     for file in files_of:
         if file.is_file() and len(files_of) == 1:
             found |= _of_experiments(load_params(file), tasks)
-    others = _apart([(run, _of_dag(run)) for run in runs if run not in learned])
-    for name, members in _experiments(learned, {other.experiment for other in others}).items():
+    for name, members in learned.items():
         run, _ = next(iter(members.values()))
         found[name] = (load_run_settings(run / _CONFIGURATION), None)
     return found
@@ -176,16 +171,18 @@ def _settings_of(runs: Sequence[Path], tasks: Sequence[Task]) -> Settings:
 
 def outcomes_of(runs: Sequence[Path]) -> list[Outcome]:
     """Return the outcomes of run folders, those of `pipeline learn` last."""
+    trials, learned = _found(runs)
+    return [*trials, *_of_learn(learned)]
+
+
+def _found(runs: Sequence[Path]) -> tuple[list[Outcome], Experiments]:
+    """Return the outcomes of the DAG's folders, and the runs of `learn` by experiment."""
     # A run folder of `learn` has a configuration; the DAG's folders are known by their path.
-    learned = _learned(runs)
+    learned = [run for run in runs if (run / _CONFIGURATION).is_file()]
     trials = _apart([(run, _of_dag(run)) for run in runs if run not in learned])
     # A run may be named twice, by its seed and by its experiment.
     unique = {(*trial.task, trial.experiment, trial.seed): trial for trial in trials}
-    return [*unique.values(), *_of_learn(learned, {outcome.experiment for outcome in trials})]
-
-
-def _learned(runs: Sequence[Path]) -> list[Path]:
-    return [run for run in runs if (run / _CONFIGURATION).is_file()]
+    return [*unique.values()], _experiments(learned, {trial.experiment for trial in trials})
 
 
 def _apart(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[Outcome]:
@@ -263,19 +260,25 @@ def _environment_of(results: Path, experiment: str) -> str:
     return "" if setup is None else setup.environment
 
 
-def _of_learn(runs: Sequence[Path], used_names: Collection[str]) -> list[Outcome]:
-    """Return the outcomes of runs of `pipeline learn`, under names not in `used_names`."""
+def _of_learn(experiments: Experiments) -> list[Outcome]:
+    """Return the outcomes of runs of `pipeline learn`."""
     outcomes: list[Outcome] = []
-    for name, members in _experiments(runs, used_names).items():
+    for name, members in experiments.items():
         for seed, (run, environment) in members.items():
             seconds = read_map(run / "run_logs/seconds.json").get("total")  # None while it goes on
             status = read_map(run / "run_logs/training_status.json")
-            for behavior, curve in read_curves(run / _PROGRESS).items():
-                outcome = Outcome(
-                    experiment=name, environment=environment, behavior=behavior, seed=seed
+            outcomes += [
+                Outcome(
+                    experiment=name,
+                    environment=environment,
+                    behavior=behavior,
+                    seed=seed,
+                    curve=curve,
+                    steps=_last_checkpoint(status, behavior),
+                    seconds=seconds,
                 )
-                steps = _last_checkpoint(status, behavior)
-                outcomes.append(replace(outcome, curve=curve, steps=steps, seconds=seconds))
+                for behavior, curve in read_curves(run / _PROGRESS).items()
+            ]
     return outcomes
 
 
@@ -286,9 +289,7 @@ def _last_checkpoint(status: dict[str, Any], behavior: str) -> int | None:
     return None
 
 
-def _experiments(
-    runs: Sequence[Path], used_names: Collection[str] = ()
-) -> dict[str, dict[int, tuple[Path, str]]]:
+def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experiments:
     """Group runs that differ only in the seed: run and environment by seed, by experiment.
 
     Only the settings decide which runs belong together. A name is a mere label: one in
@@ -304,7 +305,7 @@ def _experiments(
                 "repetition is no further seed: leave one out"
             )
         members[seed] = (run, environment)
-    experiments: dict[str, dict[int, tuple[Path, str]]] = {}
+    experiments: Experiments = {}
     for members in groups.values():
         paths = [run.resolve() for run, _ in members.values()]
         names = (_name_of([path.name for path in paths]), paths[0].name, str(paths[0]))
@@ -330,9 +331,9 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
     return files.fingerprint(content), settings.env_settings.seed, name
 
 
-def _seeds(learned: Sequence[Path]) -> Iterator[str]:
+def _seeds(learned: Experiments) -> Iterator[str]:
     """Yield a list of the runs of `pipeline learn` that count as seeds of one experiment."""
-    groups = [members for members in _experiments(learned).values() if len(members) > 1]
+    groups = [members for members in learned.values() if len(members) > 1]
     lines = [", ".join(str(run) for run, _ in members.values()) for members in groups]
     if lines:
         yield "\n".join(["One experiment each, since only their seeds differ:", *lines])

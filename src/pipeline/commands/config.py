@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline import files
 from pipeline.algos.schedules import BETA_FLOOR, EPSILON_FLOOR, LEARNING_RATE_FLOOR
-from pipeline.commands.parser import Parser
+from pipeline.commands.parser import Parser, option
 from pipeline.errors import SettingsError, brief
 from pipeline.settings import (
     RunSettings,
@@ -40,24 +40,17 @@ def add_options(parser: Parser) -> None:
     command.add_argument(
         "file", type=Path, help="trainer configuration, or a curriculum or sampler"
     )
-    command.add_argument(
-        "--curriculum", type=Path, metavar="FILE", help="YAML, JSON, or a folder of <Behavior>.json"
-    )
-    command.add_argument("--sampler", type=Path, metavar="FILE", help="sampler file")
-    command.add_argument(
-        "--full", action="store_true", help="print every setting, defaults included, as YAML"
-    )
+    option(command, "--curriculum FILE", "YAML, JSON, or a folder of <Behavior>.json")
+    option(command, "--sampler FILE", "sampler file")
+    option(command, "--full", "print every setting, defaults included, as YAML")
     text = "write an old configuration in today's format"
     command = parser.add_command("upgrade", text, upgrade)
     command.add_argument(
         "old", nargs="+", type=Path, help="trainer configuration, curriculum, sampler: some of them"
     )
-    command.add_argument(
-        "-o", "--output", required=True, type=Path, metavar="FILE", help="the file to write"
-    )
-    command.add_argument("--force", action="store_true", help="replace that file")
-    text = "list every key that has moved or is gone, with its line"
-    command.add_argument("--verbose", action="store_true", help=text)
+    option(command, "-o --output FILE", "the file to write", required=True)
+    option(command, "--force", "replace that file")
+    option(command, "--verbose", "list every key that has moved or is gone, with its line")
 
 
 def check(arguments: argparse.Namespace) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import files
-from pipeline.commands.parser import Parser
+from pipeline.commands.parser import Parser, option
 from pipeline.errors import DemonstrationError, SettingsError
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ def add_options(parser: Parser) -> None:
     """Add the subcommands."""
     command = parser.add_command("info", "say what a .demo file holds", info)
     command.add_argument("file", type=Path, help="the .demo file")
-    command.add_argument(
-        "--plot", type=Path, metavar="PNG", help="draw a histogram of the episodes' returns"
-    )
+    option(command, "--plot PNG", "draw a histogram of the episodes' returns", type=Path)
     command = parser.add_command(
         "record",
         "record a built-in simulator's expert",
@@ -50,33 +48,27 @@ def add_options(parser: Parser) -> None:
     )
     command.add_argument("name", help="one that `pipeline env list` shows")
     _add_output(command, "the .demo file to write")
-    default = "default: %(default)s"
-    command.add_argument("--episodes", type=int, default=20, metavar="N", help=default)
-    command.add_argument("--seed", type=int, default=0, metavar="N", help=default)
+    option(command, "--episodes N", "", default=20)
+    option(command, "--seed N", "default: %(default)s", default=0)
     _add_import(parser)
     text = "write a .demo file as CSV, JSON lines, Parquet or Minari dataset, or its specification"
     command = parser.add_command("export", text, export)
     command.add_argument("file", type=Path, help="the .demo file")
     _add_output(command, f"{_TABLES}; FILE.yaml for its specification")
-    command.add_argument(
-        "--env",
-        metavar="gymnasium:ID",
-        help="of a Minari dataset: the environment whose spaces and name it has",
-    )
+    text = "of a Minari dataset: the environment whose spaces and name it has"
+    option(command, "--env gymnasium:ID", text)
     text = "write several .demo files as one, which trains as they do"
     command = parser.add_command("merge", text, merge)
     command.add_argument("files", nargs="+", type=Path, help="in this order; of a folder, all")
     _add_output(command, "the .demo file to write")
-    command.add_argument(
-        "--behavior", metavar="NAME", help="whose it is, where the files name different ones"
-    )
+    option(command, "--behavior NAME", "whose it is, where the files name different ones")
     command = parser.add_command("trim", "keep some episodes of a .demo file", trim)
     command.add_argument("file", type=Path, help="the .demo file")
     _add_output(command, "the .demo file to write")
-    command.add_argument("--episodes", type=numbers, metavar="1-10,15", help="these, from 1 on")
-    for flag, text in (("--min-return", "least"), ("--max-return", "greatest")):
-        command.add_argument(flag, type=float, metavar="R", help=f"{text} return of an episode")
-    command.add_argument("--best", type=positive, metavar="N", help="the N greatest returns")
+    option(command, "--episodes 1-10,15", "these, from 1 on", type=numbers)
+    option(command, "--min-return R", "least return of an episode", type=float)
+    option(command, "--max-return R", "greatest return of an episode", type=float)
+    option(command, "--best N", "the N greatest returns", type=positive)
 
 
 def _add_import(parser: Parser) -> None:
@@ -85,34 +77,23 @@ def _add_import(parser: Parser) -> None:
     command.epilog, command.formatter_class = _IMPORT, argparse.RawDescriptionHelpFormatter
     command.add_argument("source", help=_TABLES)
     _add_output(command, "the .demo file to write")
-    command.add_argument(
-        "--spec",
-        metavar="FILE|ENV",
-        help="what is observed and done: a .yaml or .json file, a .demo file, or an environment "
-        "such as build/balance_ball or gymnasium:CartPole-v1; a Minari dataset has its own",
+    text = (
+        "what is observed and done: a .yaml or .json file, a .demo file, or an environment such as "
+        "build/balance_ball or gymnasium:CartPole-v1; a Minari dataset has its own"
     )
-    command.add_argument(
-        "--behavior", metavar="NAME", help="name of the behavior; default: that of --spec"
+    option(command, "--spec FILE|ENV", text)
+    option(command, "--behavior NAME", "name of the behavior; default: that of --spec")
+    text = (
+        "columns of a field (obs0, continuous, discrete, reward, terminated, truncated, episode, "
+        "mask0) where they are not called so; may be repeated"
     )
-    command.add_argument(
-        "--column",
-        action="append",
-        default=[],
-        metavar="FIELD=COLUMN,...",
-        help="columns of a field (obs0, continuous, discrete, reward, terminated, truncated, "
-        "episode, mask0) where they are not called so; may be repeated",
-    )
-    command.add_argument(
-        "--action-scale",
-        type=scales,
-        default=(1.0,),
-        metavar="X[,X...]",
-        help="what a recorded continuous action of 1 means here: divide by X, one for all or each",
-    )
+    option(command, "--column FIELD=COLUMN,...", text, action="append", default=[])
+    text = "what a recorded continuous action of 1 means here: divide by X, one for all or each"
+    option(command, "--action-scale X[,X...]", text, type=scales)
 
 
 def _add_output(command: argparse.ArgumentParser, text: str) -> None:
-    command.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help=text)
+    option(command, "-o --output FILE", text, required=True)
 
 
 def numbers(text: str) -> list[int]:
@@ -206,7 +187,7 @@ def import_(arguments: argparse.Namespace) -> str:
             arguments.output,
             # The command line wins over the specification file.
             columns={**named, **columns},
-            action_scale=arguments.action_scale,
+            action_scale=arguments.action_scale or (1.0,),
         )
     )
 

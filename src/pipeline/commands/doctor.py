@@ -11,17 +11,16 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import urlsplit
 
 from pipeline.commands.engines import environment
 from pipeline.commands.parser import Parser
+from pipeline.commands.ui import why_not_free
 from pipeline.errors import NotReadyError, PipelineError, one_line
-from pipeline.settings.environments import PathSource, UnitySource
+from pipeline.settings.environments import EnvironmentParams, PathSource, UnitySource
 from pipeline.settings.params import Params, load_params
 from pipeline.tracking.run_metadata import git
 
-_Source = TypeVar("_Source", PathSource, UnitySource)
 _PYTHONS = ((3, 11), (3, 13))
 _FREE_GB = 2.0
 _SERVER_WAIT_S = 2.0
@@ -106,17 +105,17 @@ def _engine(name: str) -> Callable[[Path], str]:
         if name == "snakemake" and lock.is_dir() and any(lock.iterdir()):
             text = "is at work here, or was killed; when it does not run: snakemake --unlock"
             raise Problem(f"{version} {text}")
-        if name == "dvc" and git(root, "rev-parse", "--git-dir") is None and not _no_scm(root):
+        config = root / ".dvc/config"
+        if (
+            name == "dvc"
+            and config.is_file()
+            and "no_scm" not in config.read_text(encoding="utf-8")
+            and git(root, "rev-parse", "--git-dir") is None
+        ):
             raise Problem(f"{version} finds no git repository here; git init, or install git")
         return f"{version}, {program}"
 
     return check
-
-
-def _no_scm(root: Path) -> bool:
-    config = root / ".dvc/config"
-    without_project = not config.is_file()
-    return without_project or "no_scm" in config.read_text(encoding="utf-8")
 
 
 def _packages(_: Path) -> str:
@@ -208,25 +207,17 @@ def _store(root: Path) -> str:
 
 
 def _ports(_: Path) -> str:
-    try:
-        with socket.socket() as any_free:
-            # Some containers have no loopback device.
-            any_free.bind(("127.0.0.1", 0))
-        with socket.socket() as editor:
-            # A server sets it too; without it a connection that has just ended would block the
-            # port for a minute.
-            editor.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            editor.bind(("127.0.0.1", _EDITOR_PORT))
-    except OSError as error:
-        text = f"127.0.0.1:{_EDITOR_PORT} cannot be used ({error.strerror}); another trainer waits"
-        raise Problem(f"{text} for the Unity Editor there: end it") from error
+    # The first takes any free port: some containers have no loopback device.
+    if reason := why_not_free(0) or why_not_free(_EDITOR_PORT):
+        text = f"127.0.0.1:{_EDITOR_PORT} cannot be used ({reason}); another trainer waits"
+        raise Problem(f"{text} for the Unity Editor there: end it")
     return f"the loopback device works, {_EDITOR_PORT} is free for the Unity Editor"
 
 
 def _unity(root: Path) -> str:
     from pipeline.envs.sources.unity_build import find_editor
 
-    projects = _environments(root, UnitySource)
+    projects = [source for source in _sources(root) if isinstance(source, UnitySource)]
     for project in projects:  # an Editor of another version than the project's is refused here
         find_editor(project.editor, root / project.project)
     if projects:
@@ -237,19 +228,15 @@ def _unity(root: Path) -> str:
 def _builds(root: Path) -> str:
     from pipeline.envs.sources.programs import program_of
 
-    paths = _environments(root, PathSource)
-    for build in paths:
+    builds = [source for source in _sources(root) if isinstance(source, PathSource)]
+    for build in builds:
         program_of(root / build.found(root))
-    return f"{len(paths)} in params.yaml, each with a program" if paths else "none in params.yaml"
+    return f"{len(builds)} in params.yaml, each with a program" if builds else "none in params.yaml"
 
 
-def _environments(root: Path, kind: type[_Source]) -> list[_Source]:
+def _sources(root: Path) -> list[EnvironmentParams]:
     params = _params(root)
-    return [
-        source
-        for source in (params.environments.values() if params else ())
-        if isinstance(source, kind)
-    ]
+    return [*params.environments.values()] if params else []
 
 
 def _disk(root: Path) -> str:

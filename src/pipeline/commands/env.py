@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.parser import Parser
+from pipeline.commands.parser import Parser, option
 from pipeline.errors import FetchError, SettingsError, shell_command
 
 if TYPE_CHECKING:
@@ -27,45 +26,31 @@ def add_options(parser: Parser) -> None:
         "name",
         help="one that `pipeline env list` shows, gymnasium:ID, pettingzoo:ID or module:function",
     )
-    command.add_argument(
-        "-o", "--output", required=True, type=Path, metavar="FILE", help="the executable to write"
-    )
-    text = "environments in one process"
-    command.add_argument("--copies", type=int, default=None, metavar="N", help=text)
-    for flag, text in (
-        ("--arg", "keyword argument of the environment; may be repeated"),
-        ("--option", "option of the bridge, such as teams=index; may be repeated"),
-    ):
-        command.add_argument(flag, action="append", default=[], metavar="KEY=VALUE", help=text)
+    option(command, "-o --output FILE", "the executable to write", required=True)
+    option(command, "--copies N", "environments in one process")
+    several: dict[str, Any] = {"action": "append", "default": []}
+    text = "keyword argument of the environment; may be repeated"
+    option(command, "--arg KEY=VALUE", text, **several)
+    text = "option of the bridge, such as teams=index; may be repeated"
+    option(command, "--option KEY=VALUE", text, **several)
     text = "list the environments that are known by name"
     _add_manifest(parser.add_command("list", text, list_environments))
     text = "fetch an environment's archive into the cache, and print its executable's path"
     command = parser.add_command("fetch", text, fetch_environment)
     command.add_argument("environment", metavar="NAME|URL", help="of a manifest, or of an archive")
     _add_manifest(command)
-    command.add_argument("--sha256", metavar="DIGEST", help="of the archive; without it, only said")
-    command.add_argument(
-        "--platform",
-        choices=("linux", "darwin", "windows"),
-        default=None,
-        help="the system that the executable is for; default: this one",
-    )
-    command.add_argument(
-        "--executable", metavar="PATH", help="path in the archive; default: the only"
-    )
-    text = "refuse an archive that unpacks to more than N GB; default: %(default)g"
-    command.add_argument("--max-unpacked-gb", type=float, default=16.0, metavar="N", help=text)
+    option(command, "--sha256 DIGEST", "of the archive; without it, only said")
+    text = "the system that the executable is for; default: this one"
+    option(command, "--platform SYSTEM", text, choices=("linux", "darwin", "windows"), metavar=None)
+    option(command, "--executable PATH", "path in the archive; default: the only")
+    text = "refuse an archive that unpacks to more than N GB"
+    option(command, "--max-unpacked-gb N", text, type=float, default=16.0)
     command.given_elsewhere = _REMOVED.get
 
 
 def _add_manifest(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--manifest",
-        action="append",
-        default=[],
-        metavar="FILE|URL",
-        help="a registry manifest in ML-Agents' format; may be given several times",
-    )
+    text = "a registry manifest in ML-Agents' format; may be given several times"
+    option(parser, "--manifest FILE|URL", text, action="append", default=[])
 
 
 def build(arguments: argparse.Namespace) -> str:

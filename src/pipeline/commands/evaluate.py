@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.commands.parser import Parser
+from pipeline.commands.parser import Parser, option
 from pipeline.errors import SettingsError, StageError
 
 if TYPE_CHECKING:
@@ -25,40 +25,29 @@ def add_options(parser: Parser) -> None:
         help="an .onnx file, named like its behavior; several, or the folder of a run, for an "
         "environment with several behaviors; or results/export/EXPERIMENT, for all its seeds",
     )
-    parser.add_argument(
-        "--env",
-        required=True,
-        metavar="NAME",
-        help="a path, an environment of params.yaml, balance_ball, gymnasium:ID, pettingzoo:ID or "
-        "module:function",
+    text = (
+        "a path, an environment of params.yaml, balance_ball, gymnasium:ID, pettingzoo:ID or "
+        "module:function"
     )
-    default = "default: %(default)s"
-    parser.add_argument("--episodes", type=int, default=100, metavar="N", help=default)
-    parser.add_argument(
-        "--stochastic",
-        action="store_true",
-        help="draw actions, as in training, and as Unity does unless 'Deterministic Inference' is "
+    option(parser, "--env NAME", text, required=True)
+    option(parser, "--episodes N", "", default=100)
+    text = (
+        "draw actions, as in training, and as Unity does unless 'Deterministic Inference' is "
         "ticked; default: deterministic, the most probable ones, where the model has them (those "
-        "of package 1.x have not)",
+        "of package 1.x have not)"
     )
+    option(parser, "--stochastic", text)
     # Far from the small seeds of training, so that no episode begins like a training episode.
-    parser.add_argument("--seed", type=int, default=10_000, metavar="N", help=default)
-    parser.add_argument(
-        "--video",
-        type=Path,
-        metavar="FILE",
-        help="film an episode as .gif, or as .mp4 with the extra 'video': played once more here, "
-        "where a simulator or an environment of Gymnasium or PettingZoo can be drawn",
+    option(parser, "--seed N", "", default=10_000)
+    text = (
+        "film an episode as .gif, or as .mp4 with the extra 'video': played once more here, where "
+        "a simulator or an environment of Gymnasium or PettingZoo can be drawn"
     )
-    parser.add_argument(
-        "--video-episode",
-        choices=("median", "best"),
-        default="median",
-        help="which by its return; default: %(default)s",
-    )
-    parser.add_argument(
-        "--env-args", nargs=argparse.REMAINDER, default=[], help="the rest goes to the executable"
-    )
+    option(parser, "--video FILE", text)
+    kinds = {"choices": ("median", "best"), "default": "median", "metavar": None}
+    option(parser, "--video-episode KIND", "which by its return", **kinds)
+    text = "the rest goes to the executable"
+    parser.add_argument("--env-args", nargs=argparse.REMAINDER, default=[], help=text)
 
 
 def run(arguments: argparse.Namespace) -> str:

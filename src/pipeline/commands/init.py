@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import re
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
-from pipeline.commands.init_settings import Behavior, rollout_of, trainer_of
-from pipeline.commands.parser import Parser
+from pipeline.commands.parser import Parser, option
 from pipeline.envs.sources.programs import program_of
 from pipeline.errors import SettingsError, brief, shell_command
 from pipeline.files import write_whole
+from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.environments import BridgeSource, EnvironmentParams, PathSource, named
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import write_plan
@@ -48,98 +49,29 @@ _COPIED = (
 )
 """Files and folders of this repository that every project has."""
 WAYS = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
-SNAKEFILE = """\
-# Runs the workflow that comes with the package rl-pipeline: `snakemake --cores 2`.
-from pipeline.stages.shared.project import checkout
-
-
-include: str(checkout() / "workflow/Snakefile")
-
-
-# An included file cannot say what is made when nothing is asked for.
-rule everything:
-    default_target: True
-    input:
-        rules.all.input,
-    localrule: True
-"""
+_IMAGE = 3
+"""Dimensions of a visual observation."""
+_NATURE_CNN_PIXELS, _SIMPLE_PIXELS = 36, 20
+"""Least sides of the images that these encoders take."""
 DVC_HEADER = """\
 # The DAG for DVC; Snakefile has the same one. The tables under `runs` are made from params.yaml by
 # `pipeline plan`. The code is that of the installed package rl-pipeline: the stage `check`, which
 # takes a second, always runs, and notes the contents of each stage's sources in `workflow/code`.
 """
-PARAMS = """\
-# Everything that the pipeline runs. `pipeline run` takes changes up, and reruns what they touch;
-# before `dvc repro` or `snakemake`, run `pipeline plan` to do the same.
-# Keep to block style: `dvc exp run -S` rewrites this file.
 
-# What every stage that computes is told. More threads give other roundings, so other results.
-runtime:
-  torch_threads: 1
-  device: cpu
 
-environments:
-{environment}
-# Each seed is a run of its own. `overrides` are changes to the trainer file, as they stand there.
-experiments:
-  {experiment}:
-    environment: {name}
-    trainer: {trainer}
-    overrides: {{}}
-    # Does it work at all? For a try of a minute: one seed, `episodes: 2`, and in place of `{{}}`
-{short}    seeds:
-      - 1
-      - 2
-      - 3
-    stages:
-      - train
-      - export
-      - evaluate
-    evaluation:
-      episodes: 50
-      seed: 10000
-  # A second experiment, which the table compares with the first. `overrides` has the whole path to
-  # the key of the trainer file. Without the next `# ` of each line it counts:
-  #
-{second}"""
-README = """\
-# {title}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Behavior:
+    """Facts about one behavior, as the environment reports them."""
 
-Agents for `{source}`, trained, exported to ONNX, evaluated and compared by
-rl-pipeline {version}.
-
-```
-python -m venv .venv && source .venv/bin/activate
-pip install 'FOLDER[train]' -c constraints.txt    # the clone or the wheel of rl-pipeline {version}
-pipeline doctor                 # what is missing on this machine
-pipeline run --cores 2          # everything, with a line for each stage and a table at the end
-```
-
-`pipeline run` starts Snakemake. `pipeline run --engine dvc` and `dvc repro` run the same by DVC;
-`pipeline sync` makes one agree after the other.
-Look at `results/report/report.html`, or at `pipeline ui`.
-
-| file | |
-| --- | --- |
-| `params.yaml` | environments, experiments, seeds; `pipeline run` takes changes up, or `plan` |
-| `{trainer}` | how the agents learn, in ML-Agents' format (by SAC: `pipeline init --trainer sac`) |
-| `dvc.yaml`, `Snakefile` | the DAG, for two engines; nothing to change |
-| `constraints.txt` | the versions of all packages that this was made with |
-
-To see that it runs, before the agents train in full, a run of about a minute:
-
-```
-{learn}
-```
-
-The same for the whole pipeline: `params.yaml` has an example of fewer steps, as a comment, and
-`pipeline plan` says how much there is to train.
-
-Each command explains itself with `--help`. The documentation is in `docs/` of rl-pipeline's
-repository: `index.md` says what is where, `tutorials/cluster.md` how the same runs on SLURM,
-`reference/configuration.md` has every key of `params.yaml` and of the trainer file, and
-`how-to/troubleshooting.md` what messages mean.
-"""
+    spec: BehaviorSpec
+    """Observations and actions."""
+    n_agents: int
+    """Agents at the first step."""
+    in_groups: bool = False
+    """Whether agents share rewards."""
+    n_teams: int = 1
+    """Teams that play against each other."""
 
 
 def add_options(parser: Parser) -> None:
@@ -147,10 +79,10 @@ def add_options(parser: Parser) -> None:
     parser.description = "Write a project that trains agents in an environment, without a checkout."
     parser.add_argument("folder", type=Path, metavar="DIR", help="the project; may be there")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--env", metavar="NAME", help="any name (default: the example balance_ball)")
-    which.add_argument("--unity", metavar="BUILD", help="a Unity player, or its folder")
-    which.add_argument("--gymnasium", metavar="ID", help="an environment of Gymnasium")
-    which.add_argument("--pettingzoo", metavar="ID", help="an environment of PettingZoo")
+    option(which, "--env NAME", "any name (default: the example balance_ball)")
+    option(which, "--unity BUILD", "a Unity player, or its folder")
+    option(which, "--gymnasium ID", "an environment of Gymnasium")
+    option(which, "--pettingzoo ID", "an environment of PettingZoo")
     text = "how the agents learn; default: poca where they share rewards, else ppo"
     parser.add_argument("--trainer", choices=("ppo", "sac", "poca"), help=text)
 
@@ -314,7 +246,7 @@ def _texts(
     }
     second_entry = dump_yaml({f"{experiment}_slower": second})
     texts = {
-        "params.yaml": PARAMS.format(
+        "params.yaml": template("params.yaml").format(
             environment="".join(f"  {line}\n" for line in entry.splitlines()),
             experiment=experiment,
             name=name,
@@ -327,8 +259,8 @@ def _texts(
         short_file: f"# To see that it runs: {trainer} with few steps.\n"
         + dump_yaml({"behaviors": short}),
         "dvc.yaml": dvc_yaml((checkout() / "dvc.yaml").read_text(encoding="utf-8")),
-        "Snakefile": SNAKEFILE,
-        "README.md": README.format(
+        "Snakefile": template("Snakefile"),
+        "README.md": template("README.md").format(
             title=name, source=source, trainer=trainer, version=__version__, learn=learn
         ),
     }
@@ -341,6 +273,11 @@ def _texts(
         for path in copied
         if path.is_file()
     }
+
+
+def template(name: str) -> str:
+    """Return the text of a project's file, with names in braces where parts are filled in."""
+    return Path(__file__).with_name("templates").joinpath(f"{name}.txt").read_text("utf-8")
 
 
 def _slower(trainer: Mapping[str, Any]) -> dict[str, Any]:
@@ -380,3 +317,80 @@ def _repository(folder: Path) -> None:
     ):
         config = folder / ".dvc/config"
         write_whole(config, config.read_text(encoding="utf-8") + "    no_scm = true\n")
+
+
+def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]:
+    """Return trainer settings that suit a behavior's observations and actions.
+
+    Common sizes: small networks for few numbers, a convolution and more exploration for images and
+    discrete actions; self-play for teams. Without `trainer` POCA for agents that share rewards,
+    else PPO.
+    """
+    observations, actions = behavior.spec
+    images = [observation.shape for observation in observations if len(observation.shape) == _IMAGE]
+    n_numbers = sum(
+        math.prod(observation.shape)
+        for observation in observations
+        if len(observation.shape) < _IMAGE
+    )
+    choices = bool(actions.discrete_branches)
+    buffer_size = rollout_of(behavior)
+    network: dict[str, Any] = {
+        "normalize": n_numbers > 0,
+        "hidden_units": 256 if images else 64 if n_numbers <= 16 else 128,
+        "num_layers": 2,
+    }
+    if images:
+        pixels = min(side for shape in images for side in shape[1:])
+        network["vis_encode_type"] = (
+            "nature_cnn" if pixels >= _NATURE_CNN_PIXELS
+            else "simple" if pixels >= _SIMPLE_PIXELS else "match3"
+        )  # fmt: skip
+    kind = trainer or ("poca" if behavior.in_groups else "ppo")
+    on_policy = {
+        "batch_size": buffer_size // (8 if images else 16),
+        "buffer_size": buffer_size,
+        "learning_rate": 3e-4 if images else 1e-3 if choices else 3e-4,
+        "learning_rate_schedule": "constant" if behavior.n_teams > 1 else "linear",
+        "beta": 0.01 if images else 0.005 if choices else 0.001,
+        "epsilon": 0.2,
+        "lambd": 0.95,
+        "num_epoch": 4 if images else 10,
+    }
+    settings: dict[str, Any] = {
+        "trainer_type": kind,
+        "hyperparameters": _sac_of(behavior) if kind == "sac" else on_policy,
+        "network_settings": network,
+        "reward_signals": {"extrinsic": {"gamma": 0.99, "strength": 1.0}},
+        "keep_checkpoints": 3,
+        "max_steps": 1000000 if images or behavior.n_teams > 1 else 300000,
+        "time_horizon": 128,
+        "summary_freq": 10000,
+    }
+    if behavior.n_teams > 1:
+        settings["self_play"] = {"save_steps": 20000, "team_change": 100000, "swap_steps": 10000}
+    return settings
+
+
+def _sac_of(behavior: Behavior) -> dict[str, Any]:
+    """Return SAC's hyperparameters: an update for each step of all agents."""
+    observations, actions = behavior.spec
+    n_numbers = sum(math.prod(observation.shape) for observation in observations)
+    return {
+        "batch_size": 256,
+        # At most a gigabyte of observations.
+        "buffer_size": min(200_000, 2**28 // max(n_numbers, 1)),
+        "buffer_init_steps": 1000,
+        "learning_rate": 3e-4,
+        "learning_rate_schedule": "constant",
+        # Entropy is measured against the reward: of choices it is larger than of small moves.
+        "init_entcoef": 0.05 if actions.discrete_branches else 0.5,
+        "steps_per_update": max(behavior.n_agents, 1),
+        "tau": 0.005,
+    }
+
+
+def rollout_of(behavior: Behavior) -> int:
+    """Return 128 steps of each agent, within limits between too rare and too noisy updates."""
+    rows: int = 2 ** math.ceil(math.log2(max(behavior.n_agents, 1) * 128))
+    return min(max(rows, 2048), 16384)

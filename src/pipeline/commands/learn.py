@@ -1,7 +1,6 @@
 """`pipeline learn`: all options that `mlagents-learn` has, and all that it ever had.
 
-`learn_options` has the table behind the parser and the help, with the settings that each option
-changes. The work is in `learn_run`, which is imported late: its imports take seconds, and a mistake
+The work is in `learn_run`, which is imported late: its imports take seconds, and a mistake
 in the command line is reported before them.
 """
 
@@ -13,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from pipeline import __version__, machine
-from pipeline.commands.learn_options import GROUPS, OPTIONS, Option
+from pipeline.commands.learn_settings import GROUPS, OPTIONS, Option, flags_named, plan_of
 from pipeline.commands.parser import Parser
 
 _BY_SSH = (
@@ -107,7 +106,6 @@ def run(arguments: argparse.Namespace) -> str:
         from pipeline.trainer.worker import work
 
         sys.exit(work())
-    from pipeline.commands.learn_settings import flags_named, plan_of
     from pipeline.stages.shared.named_env import environment_of
 
     plan = plan_of(arguments)  # reports mistakes before seconds of imports

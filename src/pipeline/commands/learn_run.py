@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pipeline import __version__, files, machine
 from pipeline.commands.learn_settings import Plan, flags_named
-from pipeline.errors import Interrupted, SettingsError, UnityException, shell_command
+from pipeline.errors import Interrupted, SettingsError, UnityException, few, shell_command
 from pipeline.settings import RunSettings, dump_yaml, load_run_settings, to_mapping
 from pipeline.stages.export import publish
 from pipeline.stages.shared import process, provenance
@@ -328,8 +328,7 @@ def _runs_beside(folder: Path) -> str:
     """Return a sentence on the runs in the same results folder, those with near names first."""
     names = [path.parent.name for path in sorted(folder.parent.glob(f"*/{CONFIGURATION}"))]
     names.sort(key=lambda name: -SequenceMatcher(None, name, folder.name).ratio())
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f" {folder.parent} has {', '.join(names[:_NAMED]) or 'no run'}{more}."
+    return f" {folder.parent} has {few(names, _NAMED) or 'no run'}."
 
 
 def _remove_started(paths: Iterable[Path]) -> None:

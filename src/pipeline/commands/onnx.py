@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.commands.parser import Parser
-from pipeline.errors import ExportError, Mistakes, PipelineError, SettingsError, brief
+from pipeline.commands.parser import Parser, option
+from pipeline.errors import ExportError, Mistakes, PipelineError, SettingsError, brief, few
 
 if TYPE_CHECKING:
     from pipeline.export.layout import ModelDescription
@@ -31,10 +31,10 @@ def add_options(parser: Parser) -> None:
     text = "the .onnx files, or folders with one each"
     command.add_argument("files", nargs="+", type=Path, metavar="FILE", help=text)
     compared = command.add_mutually_exclusive_group()
-    compared.add_argument("--env", metavar="NAME", help="compare with a behavior of an environment")
-    compared.add_argument("--demo", metavar="FILE", help="compare with that of a .demo file")
-    command.add_argument("--behavior", metavar="NAME", help="of several; default: the file's name")
-    command.add_argument("--full", action="store_true", help="version numbers, tensors and rules")
+    option(compared, "--env NAME", "compare with a behavior of an environment")
+    option(compared, "--demo FILE", "compare with that of a .demo file", type=str)
+    option(command, "--behavior NAME", "of several; default: the file's name")
+    option(command, "--full", "version numbers, tensors and rules")
 
 
 def _run(arguments: Namespace) -> str:
@@ -76,9 +76,8 @@ def only_model(path: Path) -> Path:
     found = sorted(path.glob("*.onnx")) or sorted(path.glob("*/*.onnx"))
     if len(found) == 1:
         return found[0]
-    listed = ", ".join(map(str, found[:_SHOWN]))
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    has = f"has {listed}{more}; name one of them" if found else "has no .onnx file; name a run's"
+    listed = f"has {few([*map(str, found)], _SHOWN)}; name one of them"
+    has = listed if found else "has no .onnx file; name a run's"
     raise ExportError(f"{path}: is a folder, which {has}")
 
 

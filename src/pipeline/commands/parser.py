@@ -29,6 +29,8 @@ _STAGES = {
     "pretrain": "`pipeline run EXPERIMENT --stage pretrain` runs it",
 }
 """How to run a stage of the pipeline, which is no command."""
+_TYPES: dict[str, type] = {"N": int, "X": float, "FILE": Path, "FOLDER": Path, "DIR": Path}
+"""Types of options' values by the word that stands for them in the help."""
 _MOST_PARTS = 8
 """Words of one path with blanks."""
 
@@ -60,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         command = self._subcommands.add_parser(
             name, help=text, description=text[0].upper() + text[1:] + "."
         )
-        command.add_argument("--debug", action="store_true", help="detailed log, and tracebacks")
+        option(command, "--debug", "detailed log, and tracebacks")
         if work is not None:
             command.set_defaults(work=work)
         return command
@@ -79,9 +81,9 @@ class Parser(argparse.ArgumentParser):
         """Parse a command line, and refuse words that the command does not take."""
         words = sys.argv[1:] if args is None else list(args)
         # First, or argparse would report a misspelt required option as missing.
-        self._refuse_unknown_options(words)
+        own = self._own_words(words)
         if self._subcommands is None:
-            self._refuse_split_paths(words)
+            self._refuse_split_paths(own)
         elif not {*words} - {"--debug"}:
             self.print_help(sys.stderr)
             sys.exit(2)
@@ -104,11 +106,12 @@ class Parser(argparse.ArgumentParser):
                     f"executable; give it before, if `{self.prog}` is meant\n"
                 )
 
-    def _refuse_unknown_options(self, words: Sequence[str]) -> None:
+    def _own_words(self, words: Sequence[str]) -> Sequence[str]:
+        """Return the words up to those that are parsed elsewhere; refuse unknown options."""
         for index, word in enumerate(words):
             name = word.partition("=")[0]
             if word == "--" or (self._subcommands is not None and not word.startswith("-")):
-                return  # the rest is parsed elsewhere
+                return words[:index]
             # argparse takes any word with a space for a value.
             if not word.startswith("--") or " " in name:
                 continue
@@ -117,9 +120,10 @@ class Parser(argparse.ArgumentParser):
             if not options:
                 self.error(f"unrecognized arguments: {name}{self._proposed_option(name)}")
             if options[0].nargs == argparse.REMAINDER:
-                return
+                return words[:index]
             if options[0].nargs == 0:
                 self._refuse_value_of_switch(words[index:])
+        return words
 
     def _refuse_value_of_switch(self, words: Sequence[str]) -> None:
         """Refuse `--resume=True`, as other programs have it."""
@@ -131,8 +135,7 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse_split_paths(self, words: Sequence[str]) -> None:
         """Refuse a path with blanks that the shell has taken apart."""
-        rest = [k for k, word in enumerate(words) if word[:1] == "-" and self._takes_all(word)]
-        for first in range(min([*rest, len(words)])):
+        for first in range(len(words)):
             for n in range(2, _MOST_PARTS):
                 parts = words[first : first + n]
                 if len(parts) < n or parts[-1].startswith("-") or parts[0].startswith("-"):
@@ -140,10 +143,6 @@ class Parser(argparse.ArgumentParser):
                 path = " ".join(parts)
                 if not Path(parts[-1]).exists() and as_typed(path) is not None:
                     self.error(f"a path with a blank needs quotes: {shell_command(path)}")
-
-    def _takes_all(self, word: str) -> bool:
-        action = self._option_string_actions.get(word)
-        return action is not None and action.nargs == argparse.REMAINDER
 
     def _proposed_option(self, name: str) -> str:
         elsewhere = self.given_elsewhere and self.given_elsewhere(name)
@@ -181,6 +180,22 @@ class Parser(argparse.ArgumentParser):
         options: list[Any] = super()._get_option_tuples(option_string)
         present = [option for option in options if option[0].dest not in self.retired]
         return present or options
+
+
+def option(parser: argparse._ActionsContainer, spec: str, text: str, **more: Any) -> None:
+    """Add the option `spec`, as in `-o --output FILE`; without a word for a value it is a switch.
+
+    That word decides the type, unless `more` has one, and the help names a default that is given.
+    """
+    flags = [word for word in spec.split() if word.startswith("-")]
+    metavar = spec.rpartition(" ")[2]
+    if metavar in flags:
+        more = {"action": "store_true"} | more
+    else:
+        more = {"metavar": metavar, "type": _TYPES.get(metavar, str)} | more
+    if more.get("default") and more.get("action") != "append":
+        text += "; default: %(default)s" if text else "default: %(default)s"
+    parser.add_argument(*flags, help=text, **more)
 
 
 def _nearest(word: str, candidates: Iterable[Any]) -> str | None:

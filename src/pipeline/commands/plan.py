@@ -13,8 +13,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pipeline.commands.engines import drop_from_lock, locked_stages, mend_lock
-from pipeline.commands.parser import Parser
-from pipeline.errors import PipelineError
+from pipeline.commands.parser import Parser, option
+from pipeline.errors import PipelineError, few
 from pipeline.settings.params import Params, load_params
 from pipeline.settings.plan import RUNS_FILE, check_plan, key_of, plan, write_plan
 from pipeline.stages.check import check_ids
@@ -42,9 +42,9 @@ _NAMED = 4
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline plan`."""
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    option(which, "--check", "only say whether it is up to date")
     text = "delete results of what params.yaml no longer has, also in dvc.lock and MLflow's tables"
-    which.add_argument("--prune", action="store_true", help=text)
+    option(which, "--prune", text)
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -140,8 +140,7 @@ def _listed(left: Collection[str], runs: Collection[str]) -> str:
         match = _RUN.fullmatch(place)
         key = match and key_of(match[1], match[2])
         names[place if key is None or key in runs else key] = None
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(sorted(names, key=lambda name: "/" in name)[:_NAMED]) + more
+    return few(sorted(names, key=lambda name: "/" in name), _NAMED)
 
 
 def _prune(left: Collection[str], runs: Collection[str]) -> str:

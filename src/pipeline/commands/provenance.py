@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pipeline import files, machine
 from pipeline.commands.engines import MOST_COMMITS
-from pipeline.commands.parser import Parser
+from pipeline.commands.parser import Parser, option
 from pipeline.errors import ExportError, PipelineError
 from pipeline.stages.shared import provenance, run_context, sources
 from pipeline.stages.shared.attempt import WORK, digest_of, read_map
@@ -20,7 +20,11 @@ from pipeline.tracking.run_metadata import flattened, git, leaves
 
 Verdict = Literal["same", "differs", "unknown"]
 _MOST_SHOWN = 12
-_TEXTS = ("stage", "run", "parameters_sha256", "code_sha256")
+_FIELDS: dict[str, type] = {
+    **dict.fromkeys(("stage", "run", "parameters_sha256", "code_sha256"), str),
+    **dict.fromkeys(("parameters", "inputs", "versions", "sources"), dict),
+    "seed": int,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,24 +36,24 @@ class Check:
     details: tuple[str, ...] = ()
     """What differs, or why it is unknown."""
 
+    def lines(self, indent: str) -> list[str]:
+        """Return the details as lines, up to a limit."""
+        more = len(self.details) - _MOST_SHOWN
+        shown = [*self.details[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        return [indent + detail for detail in shown]
+
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline provenance`."""
     parser.add_argument("file", type=Path, help="an .onnx file of `export` or `pipeline learn`")
-    parser.add_argument(
-        "--tree",
-        type=Path,
-        metavar="DIR",
-        help="the checkout or project to compare with; default: the present folder, else the one "
-        "that the file lies in",
+    text = (
+        "the checkout or project to compare with; default: the present folder, else the one that "
+        "the file lies in"
     )
-    parser.add_argument(
-        "--diff",
-        type=Path,
-        metavar="OTHER",
-        help="compare with another file instead, and name the first cause by which they may differ",
-    )
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    option(parser, "--tree DIR", text)
+    text = "compare with another file instead, and name the first cause by which they may differ"
+    option(parser, "--diff OTHER", text, type=Path)
+    option(parser, "--json", "print everything as JSON")
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -97,9 +101,7 @@ def _compared(first: Path, second: Path) -> str:
     lead = "The first difference" if same_network else "The first cause by which they may differ"
     for number, check in enumerate(causes):
         lines.append(f"also: {check.what}" if number else f"{lead}: {check.what}")
-        lines += [f"  {detail}" for detail in check.details[:_MOST_SHOWN]]
-        if len(check.details) > _MOST_SHOWN:
-            lines.append(f"  and {len(check.details) - _MOST_SHOWN} more")
+        lines += check.lines("  ")
     return "\n".join(lines)
 
 
@@ -210,16 +212,14 @@ def read(model: Path) -> list[provenance.Record]:
 
 def _is_record(record: Any) -> bool:
     """Return whether a value has all fields of a record that are used here."""
+    if not isinstance(record, dict):
+        return False
+    kinds = _FIELDS if record.get("stage") == "learn" else {**_FIELDS, "experiment": str}
     return (
-        isinstance(record, dict)
-        and all(isinstance(record.get(key), str) for key in _TEXTS)
-        and (record["stage"] == "learn" or isinstance(record.get("experiment"), str))
-        and isinstance(record.get("seed"), int)
-        and isinstance(record.get("parameters"), dict)
-        and isinstance(record.get("inputs"), dict)
+        all(isinstance(record.get(key), kind) for key, kind in kinds.items())
         and isinstance(record.get("interrupted_at_steps", []), list)
         and all(_is_texts(entry, "name", "sha256") for entry in record["inputs"].values())
-        and all(_is_texts(record.get(key)) for key in ("versions", "sources"))
+        and all(_is_texts(record[key]) for key in ("versions", "sources"))
     )
 
 
@@ -227,7 +227,7 @@ def _is_texts(value: Any, *needed: str) -> bool:
     return (
         isinstance(value, dict)
         and all(isinstance(text, str) for text in value.values())
-        and all(key in value for key in needed)
+        and value.keys() >= set(needed)
     )
 
 
@@ -328,13 +328,10 @@ _ABSENT = object()
 def _parameters_now(stage: str, run: run_context.Run) -> Mapping[str, Any]:
     if stage == "train":
         return provenance.train_parameters(run)
-    if stage == "pretrain":
-        from pipeline.stages.pretrain import job_of as pretraining
+    from pipeline.stages import export, pretrain
 
-        return pretraining(run).params
-    from pipeline.stages.export import job_of as exporting
-
-    return exporting(run).params
+    job_of = pretrain.job_of if stage == "pretrain" else export.job_of
+    return job_of(run).params
 
 
 def _input(kind: str, entry: Mapping[str, str], root: Path) -> Check:
@@ -350,11 +347,10 @@ def _input(kind: str, entry: Mapping[str, str], root: Path) -> Check:
 
 
 def _versions(stage: provenance.Record) -> Check:
-    now = {name: provenance.installed(name) for name in stage["versions"]}
     details = [
-        f"{name} {then} then, {now[name]} now"
+        f"{name} {then} then, {now} now"
         for name, then in stage["versions"].items()
-        if now[name] != then
+        if (now := provenance.installed(name)) != then
     ]
     return _check("packages", details)
 
@@ -369,9 +365,7 @@ def _as_text(values: Mapping[str, Any], key: str) -> str:
 
 def _overall(checks: Sequence[Check]) -> Verdict:
     verdicts = {check.verdict for check in checks}
-    if "differs" in verdicts:
-        return "differs"
-    return "unknown" if "unknown" in verdicts else "same"
+    return min(verdicts, key=("differs", "unknown", "same").index)
 
 
 def _described(model: Path, stages: Sequence[provenance.Record], commit: str) -> list[str]:
@@ -401,10 +395,7 @@ def _described(model: Path, stages: Sequence[provenance.Record], commit: str) ->
 def _judged(checks: Sequence[Check], where: str) -> list[str]:
     lines = ["", where]
     for check in checks:
-        lines.append(f"  {check.verdict:8} {check.what}")
-        lines += [f"             {detail}" for detail in check.details[:_MOST_SHOWN]]
-        if len(check.details) > _MOST_SHOWN:
-            lines.append(f"             and {len(check.details) - _MOST_SHOWN} more")
+        lines += [f"  {check.verdict:8} {check.what}", *check.lines(" " * 13)]
     tree = "The present tree" if "present tree" in where else "That tree"
     conclusions = {
         "same": f"{tree} would make the same file.",

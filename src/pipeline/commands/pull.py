@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 from pipeline import files
-from pipeline.commands.parser import Parser
+from pipeline.commands.parser import Parser, option
 from pipeline.commands.push import hub
 from pipeline.errors import FetchError, SettingsError
 
@@ -18,19 +18,10 @@ _HUB_ONLY = ".gitattributes"
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline pull`; those of mlagents-load-from-hf mean the same here."""
     parser.add_argument("repo", nargs="?", metavar="NAME/POLICY", help="what to download")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FOLDER", help="the new folder; default: POLICY"
-    )
-    parser.add_argument(
-        "--revision", metavar="NAME", help="branch, tag or commit; default: the newest"
-    )
-    parser.add_argument("--repo-id", metavar="NAME/POLICY", help="ML-Agents' option: NAME/POLICY")
-    parser.add_argument(
-        "--local-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="ML-Agents' option: the folder in which POLICY is made",
-    )
+    option(parser, "-o --output FOLDER", "the new folder; default: POLICY")
+    option(parser, "--revision NAME", "branch, tag or commit; default: the newest")
+    option(parser, "--repo-id NAME/POLICY", "ML-Agents' option: NAME/POLICY")
+    option(parser, "--local-dir FOLDER", "ML-Agents' option: the folder in which POLICY is made")
 
 
 def run(arguments: argparse.Namespace) -> str:

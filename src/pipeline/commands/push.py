@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands import card
-from pipeline.commands.parser import Parser
+from pipeline.commands.parser import Parser, option
 from pipeline.errors import FetchError, PipelineError, SettingsError, one_line
 
 _LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests")
@@ -28,24 +28,14 @@ def add_options(parser: Parser) -> None:
         help="<experiment>-<seed> of params.yaml, results/<run-id> of `pipeline learn`, or a "
         "folder that `pipeline card` wrote",
     )
-    parser.add_argument("--repo-id", required=True, metavar="NAME/POLICY", help="where to")
-    parser.add_argument(
-        "--commit-message", metavar="TEXT", default="Push to Hub", help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--license", metavar="NAME", help="of the policy, for a card that is written now"
-    )
-    parser.add_argument("--private", action="store_true", help="a new repository is private")
-    parser.add_argument(
-        "--run-id", metavar="TEXT", help="ML-Agents' option: a title, without effect here"
-    )
-    parser.add_argument("--local-dir", metavar="RUN", help="ML-Agents' option: RUN")
-    parser.add_argument(
-        "--configfile-name",
-        metavar="FILE",
-        default="configuration.yaml",
-        help="ML-Agents' option: which must be that of the run",
-    )
+    option(parser, "--repo-id NAME/POLICY", "where to", required=True)
+    option(parser, "--commit-message TEXT", "", default="Push to Hub")
+    option(parser, "--license NAME", "of the policy, for a card that is written now")
+    option(parser, "--private", "a new repository is private")
+    option(parser, "--run-id TEXT", "ML-Agents' option: a title, without effect here")
+    option(parser, "--local-dir RUN", "ML-Agents' option: RUN")
+    text = "ML-Agents' option: which must be that of the run"
+    option(parser, "--configfile-name FILE", text, type=str, default="configuration.yaml")
 
 
 def run(arguments: argparse.Namespace) -> str:

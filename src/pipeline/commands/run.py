@@ -16,16 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from pipeline.commands.engines import (
-    dvc_state,
-    environment,
-    mend_lock,
-    note_sources,
-    snakemake_summary,
-    unseen,
-)
-from pipeline.commands.graph import graph_of
-from pipeline.commands.parser import Parser
+from pipeline.commands import engines
+from pipeline.commands.parser import Parser, option
 from pipeline.errors import (
     Interrupted,
     PipelineError,
@@ -52,16 +44,11 @@ def add_options(parser: Parser) -> None:
         "its key `subsets`, each a list of the others); default: all"
     )
     parser.add_argument("names", nargs="*", help=text)
-    parser.add_argument(
-        "--engine",
-        choices=("dvc", "snakemake"),
-        default="snakemake",
-        help="who runs the stages; default: %(default)s",
-    )
-    parser.add_argument("--stage", metavar="NAME", help="the last stage; default: all of them")
-    text = "jobs at a time; default: %(default)s"
-    parser.add_argument("--cores", type=int, default=1, metavar="N", help=text)
-    parser.add_argument("-n", "--dry-run", action="store_true", help="print the engine's command")
+    choices = {"choices": ("dvc", "snakemake"), "default": "snakemake", "metavar": None}
+    option(parser, "--engine NAME", "who runs the stages", **choices)
+    option(parser, "--stage NAME", "the last stage; default: all of them")
+    option(parser, "--cores N", "jobs at a time", default=1)
+    option(parser, "-n --dry-run", "print the engine's command")
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -74,7 +61,7 @@ def run(arguments: argparse.Namespace) -> str:
     write_plan(params, root / RUNS_FILE)
     chosen = targets(params, arguments.names, stage=arguments.stage)
     if engine == "dvc":
-        mend_lock(root)
+        engines.mend_lock(root)
         command = ["dvc", "repro", *(target.dvc for target in chosen)]
     else:
         refuse_files_of_the_future(params)
@@ -107,7 +94,7 @@ def _work(
 
     Returns whether no stage ran, as far as can be known: stages of a user's own report nothing.
     """
-    from pipeline.commands.progress import Screen
+    from pipeline.commands.progress import Screen, graph_of
 
     graph = graph_of(params, root)
     changed = _changed(command[0], root, graph.names)
@@ -119,7 +106,7 @@ def _work(
     with tempfile.TemporaryDirectory(prefix="progress-", dir=root / WORK) as folder:
         events = Path(folder, "events")
         events.touch()
-        variables = environment() | {FILE: str(events)}
+        variables = engines.environment() | {FILE: str(events)}
         screen = Screen(graph, waiting, events, cores=cores)
         with (root / log).open("wb") as output, screen.bars:
             code = _watched(command, root, variables, output, screen.update)
@@ -149,13 +136,13 @@ def _changed(engine: str, root: Path, all_names: Collection[str]) -> Collection[
     """Return the stages that the engine finds out of date; all of them where it fails."""
     try:
         if engine == "snakemake":
-            state = snakemake_summary(root)
+            state = engines.snakemake_summary(root)
             kept = sorted({*state.unrecorded} - {*state.pending})
             if kept:
-                _log.warning("%s", unseen(kept))
+                _log.warning("%s", engines.unseen(kept))
             return state.pending
-        note_sources(root)
-        return dvc_state(root).pending
+        engines.note_sources(root)
+        return engines.dvc_state(root).pending
     except StageError:
         return all_names  # the engine itself will report the error
 

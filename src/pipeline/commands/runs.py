@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.engines import MOST_COMMITS, locked_stages
-from pipeline.commands.parser import Parser, aligned
+from pipeline.commands.parser import Parser, aligned, option
 from pipeline.errors import PipelineError
 from pipeline.tracking import mlflow_store, run_metadata
 from pipeline.tracking.run_metadata import git
@@ -63,27 +63,17 @@ class Found:
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline runs`."""
-    parser.add_argument(
-        "run",
-        nargs="?",
-        help="<experiment>-<seed>, or a run's id in MLflow; default: a table of all",
+    text = "<experiment>-<seed>, or a run's id in MLflow; default: a table of all"
+    parser.add_argument("run", nargs="?", help=text)
+    text = "only rows of runs that are what they would have been without interruptions"
+    option(parser, "--exact", text)
+    text = (
+        "first make the MLflow store of this folder from the files in results/, as after a copy or "
+        "move; the earlier store is kept under another name"
     )
-    parser.add_argument(
-        "--exact",
-        action="store_true",
-        help="only rows of runs that are what they would have been without interruptions",
-    )
-    parser.add_argument(
-        "--rebuild",
-        action="store_true",
-        help="first make the MLflow store of this folder from the files in results/, as after a "
-        "copy or move; the earlier store is kept under another name",
-    )
-    parser.add_argument(
-        "--at",
-        metavar="REVISION",
-        help="the rows of what a git revision's dvc.lock holds, instead of what lies here",
-    )
+    option(parser, "--rebuild", text)
+    text = "the rows of what a git revision's dvc.lock holds, instead of what lies here"
+    option(parser, "--at REVISION", text)
 
 
 def run(arguments: argparse.Namespace) -> str:

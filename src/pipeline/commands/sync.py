@@ -11,8 +11,8 @@ import argparse
 from pathlib import Path
 
 from pipeline.commands import engines
-from pipeline.commands.parser import Parser
-from pipeline.errors import StageError
+from pipeline.commands.parser import Parser, option
+from pipeline.errors import StageError, few
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_plan
 
@@ -24,12 +24,8 @@ _COMMANDS = {"dvc": "dvc repro", "snakemake": "snakemake --cores 1"}
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline sync`."""
-    parser.add_argument(
-        "--from",
-        dest="source",
-        choices=("dvc", "snakemake"),
-        help="the engine that has run; found out when not given",
-    )
+    text = "the engine that has run; found out when not given"
+    option(parser, "--from ENGINE", text, dest="source", choices=("dvc", "snakemake"), metavar=None)
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -79,13 +75,8 @@ def _made_together(dvc: engines.State, snakemake: engines.State) -> bool:
 def _describe(name: str, state: engines.State) -> str:
     parts = []
     if state.pending:
-        parts.append(f"would run {_listed(state.pending)}")
+        parts.append(f"would run {few(state.pending, _SHOWN)}")
     if state.unrecorded:
-        parts.append(f"has no record of {_listed(state.unrecorded)}")
-    changed = f" (changed: {_listed(state.changed)})" if state.changed else ""
+        parts.append(f"has no record of {few(state.unrecorded, _SHOWN)}")
+    changed = f" (changed: {few(state.changed, _SHOWN)})" if state.changed else ""
     return f"{name} {' and '.join(parts)}{changed}"
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

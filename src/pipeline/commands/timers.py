@@ -8,6 +8,7 @@ the time that the trainer's loop took or waited, so that they add up.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline.commands.parser import Parser, aligned
 from pipeline.envs.base import MOST_GROUPS
 from pipeline.errors import SettingsError
 from pipeline.files import kind_of, similar
+from pipeline.settings import RunSettings, load_run_settings
 
 _Timed = tuple[str, Mapping[str, Any], bool]
 """Name and content of a node, and whether another thread ran it."""
@@ -138,8 +138,8 @@ def run(arguments: argparse.Namespace) -> str:
 
 def read(path: Path) -> Times:
     """Read a timers.json, or the one in a run's folder."""
-    if path.is_dir():
-        path = next((p for p in (path / "run_logs/timers.json",) if p.exists()), path)
+    if (path / "run_logs/timers.json").exists():
+        path /= "run_logs/timers.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -158,31 +158,11 @@ def read(path: Path) -> Times:
         ) from error
 
 
-def _n_envs(command_line: str, configuration: Path) -> int:
-    """Return the number of environments, which ML-Agents' timers.json does not have."""
-    if (option := _N_ENVS.search(command_line)) is not None:
-        return int(option[1])
-    try:
-        return int(_settings(configuration)["env_settings"]["num_envs"])
-    except (KeyError, TypeError, ValueError):
-        return 1  # the file may lie alone, and one environment is the default
-
-
-def _is_threaded(configuration: Path) -> bool:
-    """Return whether a behavior of the run learned with `threaded: true`."""
-    try:
-        behaviors = _settings(configuration)["behaviors"].values()
-        return any(behavior["threaded"] for behavior in behaviors)
-    except (KeyError, TypeError, AttributeError):
-        return False  # the file may lie alone
-
-
-def _settings(configuration: Path) -> Any:
-    """Return the content of a run's configuration.yaml; empty if it cannot be read."""
-    try:
-        return yaml.safe_load(configuration.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
+def _settings(configuration: Path) -> RunSettings:
+    """Return the settings of a run; the defaults if its file cannot be read, or is not there."""
+    with contextlib.suppress(SettingsError):
+        return load_run_settings(configuration)
+    return RunSettings()
 
 
 def _times(content: Mapping[str, Any], configuration: Path) -> Times:
@@ -198,7 +178,8 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
     working_s = parts[_WAITS]
     if any(name == "worker_root" for name, *_ in nodes):
         # ML-Agents adds up what its environments' processes measure, which is not all waited for.
-        n_envs = _n_envs(str(metadata.get("command_line_arguments", "")), configuration)
+        option = _N_ENVS.search(str(metadata.get("command_line_arguments", "")))
+        n_envs = int(option[1]) if option else _settings(configuration).env_settings.num_envs
         working_s /= n_envs
         exchanged_s = working_s + parts["wire"] / n_envs
         stepping_s = _total(nodes, ("env_step",)) or float(loop["total"])
@@ -210,7 +191,7 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
     if "trainer" in metadata:  # ours, which stores and learns while environments work
         hidden.add("storage")
         # one step of the environments hides an update only if the update is shorter
-        if _is_threaded(configuration) or (
+        if any(behavior.threaded for behavior in _settings(configuration).behaviors.values()) or (
             steps and updates and parts["update"] / updates < float(loop["total"]) / steps
         ):
             hidden.add("update")

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pipeline.commands import engines
-from pipeline.commands.parser import Parser
+from pipeline.commands.parser import Parser, option
 from pipeline.errors import PipelineError, SettingsError
 from pipeline.stages.shared import process
 from pipeline.tracking import mlflow_store
@@ -32,8 +32,7 @@ _log = logging.getLogger(__name__)
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline ui`."""
-    text = "of the server; default: %(default)s"
-    parser.add_argument("--port", type=int, default=5000, metavar="N", help=text)
+    option(parser, "--port N", "of the server", default=5000)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -82,13 +81,14 @@ def _refuse_unusable(port: int) -> None:
     """
     if not 0 < port <= _LAST_PORT:
         raise SettingsError(f"--port must be from 1 to {_LAST_PORT}, got {port}")
-    if reason := _why_not_free(port):
-        free = next((p for p in range(port + 1, _LAST_PORT + 1) if not _why_not_free(p)), 0)
+    if reason := why_not_free(port):
+        free = next((p for p in range(port + 1, _LAST_PORT + 1) if not why_not_free(p)), 0)
         hint = f"; `pipeline ui --port {free}` takes a free one" if free else ""
         raise SettingsError(f"--port {port} cannot be used: {reason}{hint}")
 
 
-def _why_not_free(port: int) -> str | None:
+def why_not_free(port: int) -> str | None:
+    """Return why no server can have a port of the loopback device; None if one can."""
     try:
         with socket.socket() as tried:
             if os.name == "posix":  # a server that has just ended does not count; not so on Windows

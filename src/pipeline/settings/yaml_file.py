@@ -163,7 +163,9 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
         data = path.read_bytes()
     except FileNotFoundError as error:
         missing = f"{what} could not be found at {path.absolute()}"
-        hint = similar(path) or listed(path, ".yaml", ".yml") or f".{_REMEDIES.get(what, '')}"
+        # The name of the parameter file is fixed, so no other file is meant.
+        others = "" if what == "Parameter file" else listed(path, ".yaml", ".yml")
+        hint = similar(path) or f"{others}.{_REMEDIES.get(what, '')}"
         raise SettingsError(f"{missing}{hint}") from error
     except OSError as error:
         raise SettingsError(f"{path}: {what} cannot be read: {error.strerror}.") from error

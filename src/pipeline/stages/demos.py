@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from pipeline import files
 from pipeline.envs.base import BaseEnv
 from pipeline.errors import StageError
 from pipeline.protocol.specs import ActionTuple
-from pipeline.protocol.steps import DecisionStep, DecisionSteps, TerminalStep
+from pipeline.protocol.steps import DecisionSteps
 from pipeline.stages.shared import executable, project
 from pipeline.stages.shared.attempt import Job, attempt_at
 from pipeline.stages.shared.project import named, planned
@@ -140,39 +140,30 @@ def write_episodes(
     ((behavior, spec),) = env.behavior_specs.items()
     recorded = _play(env, behavior, act, episodes)
     with writing_demo(target, behavior, spec) as writer:
-        returns = [episode.write(writer) for episode in recorded]
-    return summary(returns, sum(len(episode.steps) for episode in recorded))
+        returns = [_write(writer, *episode) for episode in recorded]
+    return summary(returns, sum(len(actions) for _, actions in recorded))
 
 
-@dataclass(frozen=True, slots=True)
-class _Episode:
-    """Observations and actions of one agent's episode."""
+_Episode = tuple[list[Any], list[tuple["AnyArray", "AnyArray"]]]
+"""An agent's steps, the last of them the end, and continuous and discrete actions at the others."""
 
-    steps: list[DecisionStep] = field(default_factory=list)
-    actions: list[tuple[AnyArray, AnyArray]] = field(default_factory=list)
-    """Continuous and discrete, at each of these steps."""
-    end: list[TerminalStep] = field(default_factory=list)
-    """Empty while the episode goes on, else its last step."""
 
-    def write(self, writer: DemoWriter) -> float:
-        """Append the episode to a file, and return its sum of rewards."""
-        from pipeline.protocol.demo import returns_of
-        from pipeline.protocol.specs import ActionTuple
+def _write(writer: DemoWriter, steps: list[Any], actions: list[tuple[AnyArray, AnyArray]]) -> float:
+    """Append an episode to a file, and return its sum of rewards."""
+    from pipeline.protocol.demo import returns_of
 
-        (last,) = self.end
-        obs = [*(step.obs for step in self.steps), last.obs]
-        reward = np.array([*(step.reward for step in self.steps), last.reward], dtype=np.float32)
-        is_last = np.arange(len(reward)) == len(reward) - 1
-        masks = [step.action_mask for step in self.steps if step.action_mask is not None]
-        writer.append(
-            obs=[np.stack(rows) for rows in zip(*obs, strict=True)],
-            actions=ActionTuple(*_with_zeros(self.actions)),
-            reward=reward,
-            done=is_last,
-            interrupted=is_last & last.interrupted,
-            action_mask=_with_zeros(masks) or None,
-        )
-        return returns_of(reward, is_last)[0]
+    reward = np.array([step.reward for step in steps], dtype=np.float32)
+    is_last = np.arange(len(reward)) == len(reward) - 1
+    masks = [step.action_mask for step in steps[:-1] if step.action_mask is not None]
+    writer.append(
+        obs=[np.stack(rows) for rows in zip(*(step.obs for step in steps), strict=True)],
+        actions=ActionTuple(*_with_zeros(actions)),
+        reward=reward,
+        done=is_last,
+        interrupted=is_last & steps[-1].interrupted,
+        action_mask=_with_zeros(masks) or None,
+    )
+    return returns_of(reward, is_last)[0]
 
 
 def _with_zeros(steps: Sequence[Sequence[AnyArray]]) -> list[AnyArray]:
@@ -194,7 +185,7 @@ def _play(
         decision, terminal = env.get_steps(behavior)
         for agent, last in terminal.items():
             if (episode := playing.pop(agent, None)) is not None:
-                episode.end.append(deepcopy(last))
+                episode[0].append(deepcopy(last))
                 n_ended += 1
         if n_ended == episodes:
             return recorded
@@ -202,12 +193,12 @@ def _play(
         for row, (agent, step) in enumerate(decision.items()):
             # None marks an episode that began after enough others: it is played, not recorded.
             if agent not in playing:
-                playing[agent] = _Episode() if len(recorded) < episodes else None
+                playing[agent] = ([], []) if len(recorded) < episodes else None
                 if (new := playing[agent]) is not None:
                     recorded.append(new)
             if (episode := playing[agent]) is not None:
                 # Copies: a view of one row would keep the batch of the whole step in memory.
-                episode.steps.append(deepcopy(step))
-                episode.actions.append((action.continuous[row], action.discrete[row]))
+                episode[0].append(deepcopy(step))
+                episode[1].append((action.continuous[row], action.discrete[row]))
         env.set_actions(behavior, action)
         env.step()

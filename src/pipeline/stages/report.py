@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from pipeline import files
@@ -14,7 +15,7 @@ from pipeline.evaluation.comparison import Task
 from pipeline.settings.params import Params
 from pipeline.settings.sweeps import SweepParams, best_name
 from pipeline.stages.reporting import render, results
-from pipeline.stages.reporting.setups import against_first, as_text, setup_of
+from pipeline.stages.reporting.results import against_first, as_text, setup_of
 from pipeline.stages.shared import project
 from pipeline.stages.shared.attempt import Job, attempt_at
 from pipeline.stages.sweep import Trial, metrics_files, rank, scores_of, trials_of
@@ -143,12 +144,10 @@ def _films(
             continue
         scored = zip(standing.scores, standing.seeds, strict=True)
         # A film of an earlier policy shows none of the numbers here.
-        ranked = sorted(pair for pair in scored if pair[1] not in standing.outdated)
-        if not ranked:
+        current = [pair for pair in scored if pair[1] not in standing.outdated]
+        if not current:
             continue
-        # Of an even number of seeds the lower of the middle two: a film needs one seed, not a
-        # mean.
-        seed = ranked[(len(ranked) - 1) // 2][1]
+        _, seed = median_low(current)  # not their mean: a film needs one seed
         name = _file_name(f"{task.environment}-{standing.experiment}-episode.gif")
         film = root / f"results/evaluate/{standing.experiment}/seed{seed}/{MEDIAN}"
         shutil.copyfile(film, folder / name)

@@ -266,7 +266,7 @@ def test_runs_that_differ_in_seed_and_port_are_one_experiment(tmp_path: Path):
         text = f"env_settings: {{seed: {number}, base_port: {6000 + number}, env_path: a/game}}\n"
         (folder / "configuration.yaml").write_text(f"behaviors: {{Ball: {{}}}}\n{text}")
     runs = [tmp_path / f"run{number}" for number in (1, 2)]
-    (members,) = compare._experiments(runs).values()
+    (members,) = compare._experiments(runs, ()).values()
     assert members == {1: (runs[0], "game"), 2: (runs[1], "game")}
 
 
@@ -290,7 +290,7 @@ def test_each_behavior_and_run_has_its_own_steps_seconds_and_seeds(tmp_path: Pat
         )
         for k, behavior in ((1, "Walker"), (0, "Jumper"))
     ]
-    (told,) = compare._seeds(runs)
+    (told,) = compare._seeds(compare._experiments(runs, ()))
     assert told.splitlines()[1:] == [f"{runs[0]}, {runs[1]}", f"{runs[2]}, {runs[3]}"]
 
 

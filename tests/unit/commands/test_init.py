@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from pipeline import cli
-from pipeline.commands.init import SNAKEFILE, Behavior, dvc_yaml, trainer_of
+from pipeline.commands.init import Behavior, dvc_yaml, template, trainer_of
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 from pipeline.settings.params import load_params
@@ -72,9 +72,9 @@ def test_a_project_s_graph_is_ours_without_our_folders():
 
 
 def test_a_project_s_snakefile_imports_what_it_uses_and_no_more():
-    lines = [line for line in SNAKEFILE.splitlines() if "import" in line]
+    lines = [line for line in template("Snakefile").splitlines() if "import" in line]
     assert lines == ["from pipeline.stages.shared.project import checkout"]
-    assert SNAKEFILE.count("checkout()") == 1
+    assert template("Snakefile").count("checkout()") == 1
 
 
 def steps(settings) -> int:

@@ -11,8 +11,7 @@ import pytest
 
 from pipeline import cli
 from pipeline.commands import learn_settings
-from pipeline.commands.learn_options import OPTIONS
-from pipeline.commands.learn_settings import Plan, plan_of
+from pipeline.commands.learn_settings import OPTIONS, Plan, plan_of
 from pipeline.errors import SettingsError
 from pipeline.settings.experiments import SINKS
 

@@ -15,8 +15,7 @@ from interpreter import python
 from pipeline import cli
 from pipeline import progress as stage_side
 from pipeline.commands import compare, run
-from pipeline.commands.graph import Graph, Job, graph_of
-from pipeline.commands.progress import Screen
+from pipeline.commands.progress import Graph, Job, Screen, graph_of
 from pipeline.settings.params import load_params
 from pipeline.tracking import names
 from pipeline.tracking.sinks import TrackedRun, standard_sinks

@@ -153,12 +153,22 @@ def test_a_short_file_that_describes_millions_of_values_or_many_levels_is_refuse
         assert said in refusal(SettingsError, parse_yaml, text, source="x.yaml")
 
 
+def test_a_missing_file_is_named_in_full(tmp_path: Path) -> None:
+    path = tmp_path / "none.yaml"
+    remedy = "`pipeline init DIR` writes a project with one."
+    message = f"Config file could not be found at {path}. {remedy}"
+    assert refusal(SettingsError, read_yaml, path) == message
+    (tmp_path / "ppo").mkdir()
+    message = f"Config file could not be found at {path}; {tmp_path} has ppo/. {remedy}"
+    assert refusal(SettingsError, read_yaml, path) == message
+    said = refusal(SettingsError, read_yaml, path, what="Parameter file")
+    assert said == f"Parameter file could not be found at {path}. {remedy}"
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "ppo").mkdir()
     (tmp_path / "ppo/3DBall.yaml").write_bytes("a: 1\nb: café\n".encode("latin-1"))
-    remedy = "`pipeline init DIR` writes a project with one."
     for name, said in {
-        "none.yaml": f"Config file could not be found at {tmp_path}/none.yaml. {remedy}",
         "3DBal.yaml": f"3DBal.yaml; did you mean '{tmp_path}/ppo/3DBall.yaml'?",
         "ppo": "cannot be read: Is a directory",
         "ppo/3DBall.yaml": f"{tmp_path}/ppo/3DBall.yaml:2: Config file is not UTF-8 (byte 0xe9)",

@@ -1,10 +1,12 @@
-"""Results of an experiment's runs, read from the folders of the DAG."""
+"""Results of an experiment's runs, read from the folders of the DAG, and what they differ by."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,19 @@ import numpy as np
 
 from pipeline.errors import StageError
 from pipeline.evaluation.comparison import Curve, Outcome
+from pipeline.settings import RunSettings, to_mapping
+from pipeline.settings.experiments import ExperimentParams
 from pipeline.settings.params import Params
 from pipeline.stages.shared.attempt import read_map
 from pipeline.tracking.curve_csv import read_rows
 from pipeline.tracking.run_metadata import INTERRUPTED, POLICY_DIGEST, STOCHASTIC, dvc_digest
 
 ALL = ("train", "evaluate")
+_NO_PART_OF_RESULTS = (
+    *("trainer_type", "checkpoint_interval", "keep_checkpoints", "even_checkpoints"),
+    *("seed", "base_port"),
+)
+_MOST_DIFFERENCES = 6
 
 
 def outcomes(root: Path, params: Params) -> Iterator[Outcome]:
@@ -156,3 +165,52 @@ def read_curves(path: Path) -> dict[str, Curve]:
         behavior: Curve(steps=np.array(steps), returns=np.array(returns))
         for behavior, (steps, returns) in points.items()
     }
+
+
+def setup_of(
+    settings: RunSettings, behavior: str, experiment: ExperimentParams | None = None
+) -> dict[str, Any]:
+    """Return what a behavior's results depend on, with what params.yaml says of its experiment."""
+    full = to_mapping(settings)
+    setup = dict(full["behaviors"].get(behavior) or full["default_settings"] or {})
+    if experiment is not None:
+        setup["pretrain"] = experiment.pretrain and asdict(experiment.pretrain)
+        setup["learners"] = experiment.learners
+    return setup | {key: full[key] for key in ("environment_parameters", "env_settings")}
+
+
+def against_first(setups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return, of each experiment but the first, how its setup differs from the first's."""
+    texts: dict[str, str] = {}
+    first: Mapping[str, Any] | None = None
+    for name, setup in setups.items():
+        if first is None:
+            first = setup
+            continue
+        differences = _differences(first, setup)
+        shown = [*islice(differences, _MOST_DIFFERENCES)]
+        if n_more := sum(1 for _ in differences):
+            shown.append(f"{n_more} more")
+        texts[name] = ", ".join(shown) or "the same"
+    return texts
+
+
+def _differences(
+    first: Mapping[str, Any], other: Mapping[str, Any], place: str = ""
+) -> Iterator[str]:
+    """Yield what nested settings have other than `first`, or instead of a part of it."""
+    for key in dict.fromkeys([*first, *other]):
+        was, now = first.get(key), other.get(key)
+        name = f"{place}{key}"
+        if isinstance(was, dict) and isinstance(now, dict):
+            yield from _differences(was, now, "" if key == "hyperparameters" else f"{name}.")
+        elif isinstance(was, dict) or isinstance(now, dict):
+            yield f"{'with' if now else 'without'} {name}"
+        # A setting that only the other trainer knows is no difference of the experiments.
+        elif was != now and {key} <= {*first} & {*other} and key not in _NO_PART_OF_RESULTS:
+            yield f"{name} {as_text(now)} instead of {as_text(was)}"
+
+
+def as_text(value: Any) -> str:
+    """Format a setting's value; a dash for none."""
+    return "-" if value is None else str(value)

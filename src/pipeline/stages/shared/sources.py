@@ -175,15 +175,10 @@ def _runtime(tree: ast.Module, *, in_strings: bool) -> Iterator[ast.AST]:
         yield node
         if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
             continue
-        if isinstance(node, ast.If) and _is_for_types(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             waiting += node.orelse
         elif in_strings:
             waiting += ast.iter_child_nodes(node)
         else:
             for part in _PARTS:
                 waiting += getattr(node, part, ())
-
-
-def _is_for_types(test: ast.expr) -> bool:
-    names = (getattr(node, "id", getattr(node, "attr", None)) for node in ast.walk(test))
-    return "TYPE_CHECKING" in names
