@@ -109,7 +109,7 @@ def main() -> int:
             cells.append(", ".join(f"{value:.0f}" for value in returns))
             if len(returns) > 1:
                 summary = summarize(returns)
-                cells[-1] += f" ({summary.mean:.0f} [{summary.low:.0f}, {summary.high:.0f}])"
+                cells[-1] += f" ({summary.mean:.0f} [{summary.ci_low:.0f}, {summary.ci_high:.0f}])"
         rows.append([rung, *cells])
     sys.stdout.write(table(["Rung", *options.env], rows))
     return 0

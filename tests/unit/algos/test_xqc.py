@@ -13,9 +13,12 @@ from test_sac import CPU, SPECS, experience
 from torch.nn.functional import silu
 
 from pipeline.algos.bc import BehavioralCloning
+from pipeline.algos.policy import Policy
 from pipeline.algos.xqc import XQC, shifted_distribution
 from pipeline.data.demonstrations import ExpertRows
 from pipeline.errors import SettingsError
+from pipeline.export.policy import create_session
+from pipeline.export.publish import build_model
 from pipeline.nets.batch_norm import EPSILON, RENORMALIZED_AFTER
 from pipeline.protocol.specs import BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
@@ -353,6 +356,26 @@ def test_the_policy_that_acts_is_the_trained_one_by_its_running_statistics(kind,
             strict=True,
         ):
             torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+
+
+@modes
+@pytest.mark.parametrize("kind", ["continuous", "hybrid", "visual", "entities"])
+def test_the_exported_model_is_sacs_graph_and_acts_as_the_trained_policy(kind, mode):
+    algorithm = trained(kind, mode)
+    settings = settings_of().network_settings
+    model = build_model(algorithm.policy)
+    sac = build_model(Policy(KINDS[kind], settings, squash=True))
+    assert [node.op_type for node in model.graph.node] == [node.op_type for node in sac.graph.node]
+    obs = rows_of(kind).obs
+    feeds = {f"obs_{index}": values for index, values in enumerate(obs)}
+    branches = KINDS[kind].action_spec.discrete_branches
+    if branches:
+        feeds["action_masks"] = np.ones((len(obs[0]), sum(branches)), np.float32)
+    (mean,) = create_session(model, 1).run(["deterministic_continuous_actions"], feeds)
+    with torch.no_grad():
+        hidden = algorithm.actor([torch.from_numpy(values) for values in obs])
+        expected = torch.tanh(algorithm.actor.heads.mu(hidden)).numpy()
+    np.testing.assert_allclose(mean, expected, atol=1e-5)
 
 
 def test_actions_are_random_before_the_first_update():
