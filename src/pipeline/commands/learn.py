@@ -19,8 +19,14 @@ _BY_SSH = (
     "it was removed; players of other machines come through ssh: `ssh -N -L 5004:localhost:5004 "
     "TRAINER` on the player's machine (docs/reference/learn.md)"
 )
-_REMOVED = {"listen": _BY_SSH, "token_file": _BY_SSH}
-"""What to do instead of an option that was removed."""
+_BY_BUILD = (
+    "`pipeline env build ENV -o FILE` takes --arg and --option of an environment; give --env FILE"
+)
+_INSTEAD = {
+    **dict.fromkeys(("listen", "token_file"), _BY_SSH),
+    **dict.fromkeys(("arg", "option"), _BY_BUILD),
+}
+"""What to do instead of an option that was removed, or that another command has."""
 
 DESCRIPTION = """\
 Train every behavior of an environment with a trainer configuration in ML-Agents' format.
@@ -81,8 +87,8 @@ def _given_elsewhere(option: str) -> str | None:
     from pipeline.settings.schema import WORDS, places_in_behavior
 
     key = option.strip("-").replace("-", "_")
-    if key in _REMOVED:
-        return _REMOVED[key]
+    if key in _INSTEAD:
+        return _INSTEAD[key]
     if key in SINKS.ours:
         return f"--track {key} asks for it"
     if key == "config":

@@ -298,8 +298,8 @@ def run_folder(
         if used and not (resume or force):
             raise SettingsError(
                 "Previous data from this run ID was found. Either specify a new run ID, use "
-                "--resume to resume this run, or use the --force parameter to overwrite existing "
-                f"data. ({folder})"
+                "--resume to resume this run, or --force to begin again: the present folder is "
+                f"kept as {files.free_name(folder).name}. ({folder})"
             )
         if resume and (before is None or (before and not used)):
             raise SettingsError(

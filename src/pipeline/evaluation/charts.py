@@ -175,7 +175,7 @@ def learning(task: Task) -> Chart | None:
     series = tuple(_series(index, *entry) for index, entry in enumerate(aligned))
     caption = f"{LEARNING}."
     if task.score == EVALUATED and not tables.drew_actions(task):
-        caption = f"{LEARNING}; scores come from the most probable ones, so they may lie higher."
+        caption = f"{LEARNING}; scores come from the most probable ones: higher or lower."
     thin = " Thin lines are seeds." * any(one.band is not None for one in series)
     first = min(float(one.steps[0]) for one in series)
     last = max(float(one.steps[-1]) for one in series)

@@ -148,11 +148,20 @@ class OnnxPolicy:
                 continue
             shape = sent[name].shape[1:] if name in sent else None
             if shape != info.shape[1:]:
+                sizes = [size for size in info.shape[1:] if isinstance(size, int)]
+                cause = (
+                    "a sensor with another name may have another place: sensors are in the order "
+                    "of their names"
+                )
+                if shape is not None and math.prod(shape) == math.prod(sizes):
+                    cause = (
+                        "one has a picture where the other has a vector: see the option `visual` "
+                        "of `pipeline env build`"
+                    )
                 raise ExportError(
                     f"{self._name}: input {name} wants shape {list(info.shape[1:])}, the behavior "
                     f"sends {'nothing' if shape is None else list(shape)}; use the model that was "
-                    "trained on this behavior (a sensor with another name may have another place: "
-                    "they stand in the order of their names)"
+                    f"trained on this behavior ({cause})"
                 )
             # ONNX Runtime takes contiguous arrays of the declared type only.
             feeds[name] = np.ascontiguousarray(sent[name], dtype=np.float32)

@@ -175,6 +175,11 @@ def test_no_agents_get_no_actions_and_those_of_another_behavior_are_refused(hybr
         ExportError, match=r"obs_1 wants shape \[3\], the behavior sends \[2, 5, 6\]"
     ):
         policy.act(steps(other, 2))
+    vector = BehaviorSpec([ObservationSpec.vector(60)], ActionSpec(1, ()))
+    model = build_model(Policy(vector, NetworkSettings(hidden_units=8)))
+    picture = decision_steps([np.zeros((2, 2, 5, 6), np.float32)])
+    with pytest.raises(ExportError, match=r"\(one has a picture where the other has a vector: see"):
+        OnnxPolicy(model).act(picture)
 
 
 @pytest.mark.parametrize("shift", [-4, 4])
