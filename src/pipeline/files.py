@@ -229,6 +229,14 @@ def similar(path: Path | str) -> str:
     return ""
 
 
+def near_entry(path: Path) -> str | None:
+    """Return the most similar name beside a missing path; None without any."""
+    with suppress(OSError):  # the folder may not be there, or may not be read
+        names = sorted(entry.name for entry in path.parent.iterdir() if entry.name[0] != ".")
+        return next(iter(get_close_matches(path.name, names, n=1, cutoff=_ALIKE_HERE)), None)
+    return None
+
+
 def listed(path: Path | str, *suffixes: str) -> str:
     """Return `; FOLDER has a.yaml, ppo/`: what a missing path's folder has, or an empty string.
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from project import REPRO, commit, copy_project, fast_stages, git, init_dvc, ran, run, set_params
 
 from pipeline.commands import engines
@@ -166,6 +167,29 @@ def test_sync_makes_the_other_engine_agree_which_still_sees_changes(toy):
     assert sync(root, None) == "DVC and Snakemake agree already."
     replace(root / "params.yaml", "    seed: 100\n", "    seed: 101\n")
     assert "demos@collector_expert" in state_of(root, other).pending
+
+
+RUN_BY_DVC = ("python", "-m", "pipeline.cli", "run", "ball", "--engine", "dvc")
+
+
+def test_pipeline_run_lets_dvc_take_what_snakemake_made_and_one_run_works_at_a_time(tmp_path):
+    """DVC made all of it again, and a second run broke off with advice to unlock the folder."""
+    root = copy_project(tmp_path / "project")
+    text = Path(__file__).with_name("swept.yaml").read_text()
+    set_params(root, text[: text.index("sweeps:")])
+    shutil.rmtree(root / ".dvc", ignore_errors=True)
+    fast_stages(root)
+    assert repro(root, "snakemake")
+    refused = run(root, *RUN_BY_DVC, check=False)
+    assert (refused.returncode, "`git init && dvc init` makes" in refused.stderr) == (2, True)
+    init_dvc(root)
+    with FileLock(root / "results/.work/run.lock"):
+        refused = run(root, *RUN_BY_DVC, check=False)
+    assert "another `pipeline run` is at work here" in refused.stderr
+    assert ran(root, *RUN_BY_DVC) == []
+    assert state_of(root, "dvc").up_to_date
+    replace(root / "params.yaml", "threads: 2", "threads: 3")
+    assert "train ball --seed 1" in ran(root, *RUN_BY_DVC)
 
 
 def test_snakemake_says_that_it_does_not_see_changes_of_what_dvc_has_made(toy):

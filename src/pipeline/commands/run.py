@@ -11,13 +11,16 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from filelock import FileLock, Timeout
+
 from pipeline.commands import engines
 from pipeline.commands.parser import Parser, option
+from pipeline.commands.sync import sync
 from pipeline.errors import (
     Interrupted,
     PipelineError,
@@ -61,6 +64,7 @@ def run(arguments: argparse.Namespace) -> str:
     write_plan(params, root / RUNS_FILE)
     chosen = targets(params, arguments.names, stage=arguments.stage)
     if engine == "dvc":
+        _refuse_without_dvc(root)
         engines.mend_lock(root)
         command = ["dvc", "repro", *(target.dvc for target in chosen)]
     else:
@@ -73,7 +77,11 @@ def run(arguments: argparse.Namespace) -> str:
         ]
     if arguments.dry_run:
         return shell_command(*command)
-    ran_none = _work(command, root, params, [target.dvc for target in chosen], arguments.cores)
+    names = [target.dvc for target in chosen]
+    with _alone(root):
+        if engine == "dvc":
+            _take_from_snakemake(root)
+        ran_none = _work(command, root, params, names, arguments.cores)
     from pipeline.commands.compare import answer  # NumPy, which Snakemake's rules need not wait for
 
     if not arguments.names:
@@ -85,6 +93,43 @@ def run(arguments: argparse.Namespace) -> str:
     except PipelineError as error:  # the runs are up to date all the same
         table = f"There is no table of them: {one_line(error)}"
     return f"{done}\n\n{table}" if table else done
+
+
+def _refuse_without_dvc(root: Path) -> None:
+    """Refuse a folder that is in no repository of DVC, such as one copied without `.dvc`."""
+    if not any((folder / ".dvc").is_dir() for folder in (root, *root.parents)):
+        raise StageError(
+            f"{root} is no DVC repository: `git init && dvc init` makes it one (without git, `dvc "
+            "init --no-scm`), or `pipeline run --engine snakemake` needs none"
+        )
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Let one `pipeline run` work in a folder at a time: engines lock it with less to say."""
+    lock = FileLock(root / WORK / "run.lock")
+    lock_file = Path(lock.lock_file)
+    lock_file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise StageError(
+            f"{root}: another `pipeline run` is at work here; wait until it ends, or stop it by "
+            "Ctrl+C"
+        ) from None
+    with lock:
+        yield
+
+
+def _take_from_snakemake(root: Path) -> None:
+    """Let DVC take over what Snakemake made, if Snakemake finds all of it up to date."""
+    if not (root / ".snakemake" / "metadata").is_dir():
+        return
+    try:
+        if engines.dvc_state(root).pending:
+            _log.info("%s", sync(root, "snakemake"))
+    except StageError as error:
+        _log.info("DVC takes over nothing that Snakemake made: %s", one_line(error))
 
 
 def _work(

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from pkgutil import iter_modules
 from typing import Any
 
 from pipeline.errors import Mistakes, SettingsError, StageError
-from pipeline.files import fingerprint, similar, write_whole
+from pipeline.files import fingerprint, near_entry, similar, write_whole
 from pipeline.plugins import Group
 from pipeline.settings.environments import (
     BuiltinSource,
@@ -197,6 +197,7 @@ def _text_of(table: Mapping[str, Any]) -> str:
 def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
     """Write the table of runs, after checking every experiment's trainer configuration."""
     check_settings(params)
+    _refuse_missing_builds(params)
     table = plan(params)
     n_stages = sum(map(len, table["runs"].values()))
     if n_stages > _MOST_STAGES:
@@ -256,11 +257,34 @@ def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> N
                 )
 
 
+def _refuse_missing_builds(params: Params) -> None:
+    """Refuse a build outside of the project that is not there.
+
+    Inside of it, a stage of the user's own may make the build.
+    """
+    folder = params.path.parent
+    for name, environment in params.environments.items():
+        if isinstance(environment, PathSource) and (
+            PurePath(environment.path).is_absolute() or environment.path.startswith("..")
+        ):
+            build = folder / environment.found(folder)
+            if not build.exists():
+                near = near_entry(build)
+                hint = (
+                    "; name the program, or its folder"
+                    if near is None
+                    else f"; did you mean '{PurePath(environment.path).with_name(near)}'?"
+                )
+                at = f"environments.{name}.path"
+                raise fail_at(read_yaml(params.path), at, f"{environment.path} is not there{hint}")
+
+
 def check_files(params: Params) -> None:
     """Make sure that files which params.yaml and its trainer files name are there.
 
     What a stage makes, or DVC keeps elsewhere, need not be there yet.
     """
+    _refuse_missing_builds(params)
     folder = params.path.parent
     for name, demonstration in params.demonstrations.items():
         file = demonstration.file

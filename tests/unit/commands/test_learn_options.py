@@ -356,7 +356,11 @@ def test_abbreviations_mean_present_options_first(short, dest):
         ("--total-timesteps", "max_steps is a key of CONFIG, under a behavior's name; "),
         ("--algo", "trainer_type is a key of CONFIG, under a behavior's name; "),
         ("--config=a.yaml", "CONFIG is given without an option; "),
-        ("--option=visual=always", "`pipeline env build ENV -o FILE` takes --arg and --option of "),
+        (
+            "--option=visual=always",
+            "`pipeline env build ENV -o FILE` takes --arg and --option of an environment; give "
+            "--env FILE; ",
+        ),
         (
             "--listen",
             "it was removed; players of other machines come through ssh: `ssh -N -L "

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+from refusals import refusal
 
+from pipeline.errors import SettingsError
 from pipeline.settings.environments import (
     BridgeSource,
     BuiltinSource,
@@ -19,7 +21,7 @@ from pipeline.settings.environments import (
     named,
 )
 from pipeline.settings.params import load_params
-from pipeline.settings.plan import plan
+from pipeline.settings.plan import plan, write_plan
 from pipeline.settings.reader import to_map
 from pipeline.settings.yaml_file import parse_yaml
 
@@ -159,6 +161,26 @@ def test_a_path_without_suffix_means_the_build_that_is_there(tmp_path):
     (tmp_path / "mac.app").mkdir()
     builds |= {name: name for name in ("linux.x86_64", "missing")}
     assert {name: PathSource(path=name).found(tmp_path) for name in builds} == builds
+
+
+def test_a_build_outside_of_the_project_must_be_there(tmp_path):
+    """Engines said `MissingInputException`, after a plan without a word."""
+    (tmp_path / "game").mkdir()
+    file = tmp_path / "project/params.yaml"
+    file.parent.mkdir()
+    table = file.with_name("runs.yaml")
+    for path, hint in {
+        "../gmae": "../gmae is not there; did you mean '../game'?",
+        f"{tmp_path}/Other.app": "/Other.app is not there; name the program, or its folder",
+    }.items():
+        file.write_text(f"environments:\n  a: {{source: path, path: {path}}}\n")
+        assert f"{file}:2: environments.a.path: {path}" in (
+            message := refusal(SettingsError, write_plan, load_params(file), table)
+        )
+        assert message.endswith(hint)
+    for path in ("../game", "made/by/a/stage"):
+        file.write_text(f"environments: {{a: {{source: path, path: {path}}}}}")
+        write_plan(load_params(file), table)
 
 
 def test_the_plan_says_what_a_build_depends_on(tmp_path):
