@@ -143,7 +143,7 @@ def test_a_configuration_as_environment_is_called_so(refused):
 def test_a_file_that_is_no_program_is_called_what_it_is(refused, name, content, said):
     Path(name).write_bytes(content)
     line = refused("learn", "c.yaml", "--env", name)
-    assert line.startswith(f"error: {name}: {said}, and --env takes the environment; give a path")
+    assert line.startswith(f"{name}: {said}, and --env takes the environment; give a path")
     assert "chmod" not in line
 
 
@@ -159,7 +159,7 @@ def test_a_program_that_may_not_be_executed_is_still_to_be_made_executable(refus
 @pytest.mark.parametrize("env", ["gymnasium:CartPole-v1", "balance_ball", "my_env:make"])
 def test_an_environment_in_place_of_the_configuration_is_answered_with_the_command(refused, env):
     line = refused("learn", env)
-    assert line.startswith(f"error: {env}: is an environment, and CONFIG is a trainer config")
+    assert line.startswith(f"{env}: is an environment, and CONFIG is a trainer config")
     assert f"`pipeline learn --env {env}`" in line
 
 
@@ -182,7 +182,7 @@ def test_a_file_that_is_no_policy_is_refused_before_an_environment_is_built(
     monkeypatch.setattr("pipeline.stages.shared.named_env.executable_of", None)
     if content:
         Path(name).write_bytes(content)
-    assert refused("evaluate", name, "--env", "balance_ball").startswith(f"error: {name}: ")
+    assert refused("evaluate", name, "--env", "balance_ball").startswith(f"{name}: ")
 
 
 def test_an_unknown_device_is_answered_with_those_of_this_machine(refused, monkeypatch):

@@ -356,6 +356,7 @@ def test_a_run_of_an_experiment_ends_with_its_table(
         + "subsets: {few: [mine-1]}\n"
     )
     Path("t.yaml").write_text("behaviors: {B: {max_steps: 10}}\n")
+    Path(".dvc").mkdir()
     for name in ("mine", "other"):
         for seed in (1, 2):
             made = Path(f"results/evaluate/{name}/seed{seed}/metrics.json")
