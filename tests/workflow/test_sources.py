@@ -61,7 +61,7 @@ def test_packages_count_whole_and_stages_one_by_one():
 
 
 def test_what_goes_into_an_executable_is_watched():
-    packed = {*pack._PACKAGE, *(f"{folder}/__init__.py" for folder in pack._FOLDERS)}
+    packed = {f"{name}.py" for name in pack._MODULES} | {f"{f}/__init__.py" for f in pack._FOLDERS}
     files = set(sources.watched(ROOT, "env"))
     assert {f"src/pipeline/{name}" for name in packed} <= files
     assert "src/pipeline/envs/unity.py" not in files, "would build Unity projects again"
