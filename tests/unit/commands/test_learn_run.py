@@ -147,3 +147,23 @@ def test_each_of_several_runs_has_its_own_folder_seed_numbers_and_times(monkeypa
         parts = learning["children"]
         assert parts["_update_policy"]["count"] == 3 + number
         assert parts["env_step"]["count"] == 51 + number
+
+
+@pytest.mark.parametrize("names", [["Echo"], ["Echo", "Other"]])
+def test_play_it_takes_the_policy_or_the_folder_of_several(names, tmp_path):
+    """It named one policy of two, which evaluates half of the environment."""
+    settings = load_run_settings(None)
+    env = replace(settings.env_settings, env_path="./my game")
+    result = TrainResult(
+        behaviors={
+            name: BehaviorResult(
+                steps=1, n_updates=1, n_episodes=0, mean_reward=None, checkpoint=tmp_path / "c.pt"
+            )
+            for name in names
+        },
+        seconds={},
+    )
+    folder = SimpleNamespace(path=tmp_path, started=False)
+    said = learn_run._summary(replace(settings, env_settings=env), folder, result)
+    played = tmp_path if len(names) > 1 else tmp_path / "Echo.onnx"
+    assert f"Play it: pipeline evaluate {played} --env './my game'" in said
