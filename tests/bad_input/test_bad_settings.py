@@ -12,6 +12,11 @@ HYPER = "behaviors:\n  Echo:\n    trainer_type: ppo\n    hyperparameters:\n     
 # of each kind: tests/unit/settings has all of them.
 MISTAKES = {
     "an empty file": ("", 1, "holds no settings"),
+    "a line that begins in a column of its own": (
+        "behaviors:\n    Echo: {}\n   Other: {}\n",
+        3,
+        "this line begins in column 4, in which no block above begins; begin it in the column of",
+    ),
     "a bracket that stays open": ("behaviors:\n  Echo: [1, 2\n", 3, "cannot be read as YAML"),
     "a misspelt hyperparameter": (HYPER + "bufer_size: 5\n", 5, "did you mean 'buffer_size'?"),
 }

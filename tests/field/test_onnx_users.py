@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -321,3 +322,16 @@ def test_of_several_behaviors_the_one_with_the_name_of_the_file_is_compared():
     assert spec_of("two", lambda _: Two(), "A", default="Guess")[:2] == ("A", "first")
     with pytest.raises(DemonstrationError, match="has the behaviors A, Guess; name one of them"):
         spec_of("two", lambda _: Two(), default="Guess-500")
+    with pytest.raises(DemonstrationError, match="--behavior: two has no 'B'; it has A, Guess"):
+        spec_of("two", lambda _: Two(), "B", default="Guess")
+
+
+def test_a_behavior_that_is_not_there_fits_no_file(here, refused, monkeypatch):
+    """It said `fits Foo of balance_ball`, and --behavior alone had no effect."""
+    env = SimpleNamespace(reset=lambda: None, close=lambda: None, behavior_specs={"B?team=0": None})
+    monkeypatch.setattr("pipeline.api.make_env", lambda _: env)
+    monkeypatch.setattr("pipeline.commands.onnx.check", lambda *_, **__: "checked")
+    Path("B.onnx").touch()
+    check = ("onnx", "check", "B.onnx", "--behavior", "Foo")
+    assert refused(*check, "--env", "ball") == "--behavior: ball has no 'Foo'; it has B"
+    assert refused(*check).startswith("--behavior: is one of --env or --demo; give one")

@@ -71,6 +71,11 @@ def run(arguments: argparse.Namespace) -> str:
     fraction: float = arguments.fraction
     if not 0.0 < fraction <= 1.0:
         raise SettingsError(f"--fraction: {fraction} is not in range; use a value in (0, 1]")
+    if not runs and not Path("params.yaml").exists():
+        raise SettingsError(
+            "there is no params.yaml here; name runs, as in `pipeline compare results/*`, or go to "
+            "a project, where each experiment of its params.yaml is compared"
+        )
     params = None if runs else load_params(Path.cwd() / "params.yaml")
     trials, learned = _found(runs)
     planned = () if params is None else planned_outcomes(Path.cwd(), params)

@@ -7,6 +7,7 @@ in the command line is reported before them.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from difflib import get_close_matches
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from pipeline import __version__, machine
 from pipeline.commands.learn_settings import GROUPS, OPTIONS, Option, flags_named, plan_of
 from pipeline.commands.parser import Parser
+
+_log = logging.getLogger(__name__)
 
 _BY_SSH = (
     "it was removed; players of other machines come through ssh: `ssh -N -L 5004:localhost:5004 "
@@ -115,7 +118,10 @@ def run(arguments: argparse.Namespace) -> str:
     from pipeline.stages.shared.named_env import environment_of
 
     plan = plan_of(arguments)  # reports mistakes before seconds of imports
-    if (env := plan.settings.env_settings.env_path) is not None:
+    env = plan.settings.env_settings.env_path
+    if env is None and not hasattr(arguments, "attach"):
+        _log.info("No --env: the Unity Editor is waited for; --env NAME takes another environment.")
+    if env is not None:
         with flags_named(plan.flags):
             environment_of(env)
     from pipeline.commands.learn_run import learn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
+from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from pipeline.export.layout import ModelDescription
     from pipeline.protocol.specs import BehaviorSpec
 
+EPILOG = """\
+for example
+  pipeline onnx check results/first/3DBall.onnx --env balance_ball
+  pipeline onnx check *.onnx --full
+
+Exit code 0: Unity loads each file, and it fits the behavior; 2: not. The rules are Unity's, made
+again here; they were not tried in Unity.
+"""
 _PACKAGES = {
     2: "with package 1.x and newer",
     3: "with package 2.0 and newer; an older one needs a file from the trainer of its own release",
@@ -28,6 +36,8 @@ def add_options(parser: Parser) -> None:
     """Add `check`."""
     text = "say which packages of Unity load an ONNX policy, and whether it fits a behavior"
     command = parser.add_command("check", text, _run)
+    command.formatter_class = RawDescriptionHelpFormatter
+    command.epilog = EPILOG
     text = "the .onnx files, or folders with one each"
     command.add_argument("files", nargs="+", type=Path, metavar="FILE", help=text)
     compared = command.add_mutually_exclusive_group()
@@ -39,6 +49,8 @@ def add_options(parser: Parser) -> None:
 
 def _run(arguments: Namespace) -> str:
     """Return what is said of each file; of several, print it before the mistakes of the others."""
+    if arguments.behavior and not (arguments.env or arguments.demo):
+        raise SettingsError("--behavior: is one of --env or --demo; give one of these options too")
     texts, mistakes = [], Mistakes()
     for file in arguments.files:
         try:
@@ -60,7 +72,9 @@ def _checked(file: Path, arguments: Namespace) -> str:
     source = arguments.env or arguments.demo
     if source is None:
         return said
-    behavior, spec, _ = spec_of(source, make_env, arguments.behavior, default=path.stem)
+    behavior, spec, _ = spec_of(
+        source, make_env, arguments.behavior, default=path.stem, renames=False
+    )
     return check(path, spec, f"{behavior} of {source}", full=arguments.full)
 
 

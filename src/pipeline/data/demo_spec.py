@@ -127,6 +127,7 @@ def spec_of(
     behavior: str | None = None,
     *,
     default: str | None = None,
+    renames: bool = True,
 ) -> tuple[str, BehaviorSpec, Columns]:
     """Return a behavior's name, its specification, and the columns that a YAML file gives.
 
@@ -135,30 +136,35 @@ def spec_of(
         make_env: opens an environment.
         behavior: of an environment with several; otherwise another name than the source gives.
         default: which of several, where `behavior` does not say.
+        renames: whether `behavior` may be another name than the source's only one.
 
     Raises:
         PipelineError: The source cannot be read or opened, or has no such behavior.
     """
+    columns: Columns = {}
     if source.endswith((".yaml", ".yml", ".json")):
         name, spec, columns = read_spec_file(Path(source))
-        return behavior or name, spec, columns
-    if source.endswith(".demo"):
+        specs = {name: spec}
+    elif source.endswith(".demo"):
         demo = read_demo(source)
-        return behavior or demo.behavior_name, demo.spec, {}
-    env = make_env(source)
-    try:
-        # An environment announces a behavior with its first agents, which come with a reset.
-        env.reset()
-        # Without team, as in demonstrations: all teams of a name play the same behavior.
-        specs = {name.partition("?")[0]: spec for name, spec in env.behavior_specs.items()}
-    finally:
-        env.close()
-    if len(specs) == 1:
+        specs = {demo.behavior_name: demo.spec}
+    else:
+        env = make_env(source)
+        try:
+            # An environment announces a behavior with its first agents, which come with a reset.
+            env.reset()
+            # Without team, as in demonstrations: all teams of a name play the same behavior.
+            specs = {name.partition("?")[0]: spec for name, spec in env.behavior_specs.items()}
+        finally:
+            env.close()
+    if len(specs) == 1 and (behavior is None or renames):
         ((name, spec),) = specs.items()
-        return behavior or name, spec, {}
-    behavior = behavior or default
-    if behavior not in specs:
-        raise DemonstrationError(
-            f"{source}: has the behaviors {', '.join(specs)}; name one of them with --behavior"
-        )
-    return behavior, specs[behavior], {}
+        return behavior or name, spec, columns
+    chosen = behavior or default
+    if chosen not in specs:
+        names = ", ".join(specs)
+        if behavior is None:
+            text = f"has the behaviors {names}; name one of them with --behavior"
+            raise DemonstrationError(f"{source}: {text}")
+        raise DemonstrationError(f"--behavior: {source} has no {behavior!r}; it has {names}")
+    return chosen, specs[chosen], columns

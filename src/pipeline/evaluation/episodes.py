@@ -161,11 +161,14 @@ def _observe(
     decisions = {}
     shown = {name.partition("?")[0] for name in env.behavior_specs}
     if shown and not shown & {name.partition("?")[0] for name in policies}:
-        whose = "this policy is" if len(policies) == 1 else "these policies are"
-        raise StageError(
-            f"{whose} of {', '.join(sorted(policies))}; the environment has "
-            f"{', '.join(sorted(shown))}; give a policy of that, or the environment of this"
-        )
+        has = f"the environment has {', '.join(sorted(shown))}"
+        remedy = "give a policy of that, or the environment of this"
+        if len(policies) > 1:
+            text = f"these policies are of {', '.join(sorted(policies))}; {has}"
+            raise StageError(f"{text}; {remedy}")
+        # A single policy of another name plays where its tensors fit.
+        differs = "with other observations or actions (`pipeline onnx check --env` says which)"
+        raise StageError(f"this policy is of {next(iter(policies))}; {has}, {differs}; {remedy}")
     for name in list(env.behavior_specs):
         policy = _policy_of(name, policies)
         counter = counters.setdefault(name, _Counter(name, episodes))

@@ -89,7 +89,9 @@ def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
     try:
         content = path.read_bytes()
     except OSError as error:
-        hint = similar(path) or listed(path, ".onnx") or "; check the path"
+        near = similar(path)  # a folder's name may be like that of a file of another kind
+        near = near if near.endswith(".onnx'?") else ""
+        hint = near or listed(path, ".onnx") or "; check the path"
         raise ExportError(f"{path}: cannot be read ({error.strerror}){hint}") from error
     other = foreign(content, own=b"\x08") or (
         "is not an ONNX model; name the .onnx file of a run, or export that policy again"

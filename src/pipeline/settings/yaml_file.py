@@ -376,4 +376,9 @@ def _syntax_message(error: yaml.MarkedYAMLError, source: str) -> str:
     parts = [part for part in (error.context, error.problem) if part]
     if "'\\t'" in str(error.problem):
         return f"{place}: here is a tab, where YAML takes spaces only; write spaces for it."
+    if mark and re.search("found '<block (mapping|sequence) start>'", str(error.problem)):
+        return (
+            f"{place}: this line begins in column {mark.column + 1}, in which no block above "
+            "begins; begin it in the column of the lines that it belongs to."
+        )
     return f"{place}: cannot be read as YAML: {', '.join(parts)}."
