@@ -54,10 +54,21 @@ does the work in `run`, or has subcommands of its own."""
 
 EXAMPLES = {
     "init": ("init DIR --gymnasium CartPole-v1", "init DIR --unity path/to/build"),
-    "run": ("run --cores 8", "run smoke --cores 2    one subset, experiment, sweep or run"),
-    "compare": ("compare", "compare results/train/collector_ppo results/train/collector_bc_ppo"),
+    "run": (
+        "run --cores 8",
+        "run smoke --cores 2    one subset, experiment, sweep or run",
+        "run --engine dvc    by DVC, one stage at a time",
+    ),
+    "compare": (
+        "compare    every experiment of params.yaml",
+        "compare results/train/collector_ppo results/train/collector_bc_ppo",
+        "compare results/fast-1 results/slow-1    runs of pipeline learn",
+    ),
     "runs": ("runs collector_ppo-1",),
-    "evaluate": ("evaluate results/export/collector_ppo/seed1/FoodCollector.onnx --env collector",),
+    "evaluate": (
+        "evaluate results/first --env balance_ball --episodes 20 --video ball.gif",
+        "evaluate results/export/collector_ppo/seed1/FoodCollector.onnx --env collector",
+    ),
     "env": (
         "env build balance_ball -o build/balance_ball",
         "env build gymnasium:CartPole-v1 -o build/cartpole --copies 8",
@@ -86,7 +97,7 @@ _MOST_MISTAKES = 20
 
 _FIRST = (
     "pipeline init DIR --gymnasium CartPole-v1 && cd DIR && pipeline run --cores 2",
-    "pipeline learn config/ppo/3DBall.yaml --env balance_ball --run-id first",
+    "pipeline learn --env balance_ball --run-id first",
     "pipeline evaluate results/first/3DBall.onnx --env balance_ball",
 )
 

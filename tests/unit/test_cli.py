@@ -18,7 +18,7 @@ def test_help_teaches_by_example(capsys):
         cli.main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    for example in ("pipeline init", "pipeline run", "pipeline learn config/"):
+    for example in ("pipeline init", "pipeline run", "pipeline learn --env"):
         assert example in text
     assert [text.count(f"\n  {name} ") for name in cli.COMMANDS] == [1] * len(cli.COMMANDS)
 
