@@ -3,8 +3,8 @@
     pip install --no-deps stable-baselines3==2.9.2
     python benchmarks/coming.py [--seeds 1 2 3 4 5] [--write]
 
-The settings of ours are those on the page, so that the page shows what was measured; the last
-column has those of config/ppo/CartPole.yaml with as many steps. Each policy's deterministic actions
+Ours is trained with config/ppo/CartPole.yaml for as many steps, and with the settings under the
+page's last heading, so that the page shows what was measured. Each policy's deterministic actions
 are measured over 100 episodes. --write puts the table into the page.
 """
 
@@ -22,23 +22,23 @@ from typing import Any
 import numpy as np
 import yaml
 from peer import ROOT
-from runs import interval, say
+from runs import say
 from tables import put, table
 
 import pipeline
-from pipeline.evaluation.statistics import summarize
 
 PAGE = ROOT / "docs/how-to/coming-from-stable-baselines3.md"
 ENVIRONMENT = "CartPole-v1"
 OWN = ROOT / "config/ppo/CartPole.yaml"
-NAMES = ("Stable-Baselines3 2.9.2", "these settings here", f"`{OWN.relative_to(ROOT)}` here")
+NAMES = ("Stable-Baselines3 2.9.2", "our settings here", "Stable-Baselines3's defaults here")
 N_EPISODES = 100
-_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def settings_of(page: Path) -> dict[str, Any]:
-    """The trainer configuration that the page's Python assigns to `settings`."""
-    for statement in ast.parse(_BLOCK.findall(page.read_text(encoding="utf-8"))[0]).body:
+    """The trainer configuration that a `py` block of the page assigns to `settings`."""
+    code = "\n".join(_BLOCK.findall(page.read_text(encoding="utf-8")))
+    for statement in ast.parse(code).body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "settings":
             settings: dict[str, Any] = ast.literal_eval(statement.value)
             return settings
@@ -69,6 +69,11 @@ def theirs(seed: int, steps: int) -> float:
     return float(mean)
 
 
+def spread(values: list[float]) -> str:
+    """The mean of the seeds' returns, with the lowest and the highest one."""
+    return f"{np.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
 def main() -> None:
     """Train and measure with each seed, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -81,14 +86,14 @@ def main() -> None:
     own["behaviors"][ENVIRONMENT]["max_steps"] = steps
     returns = []
     for seed in options.seeds:
-        returns.append((theirs(seed, steps), ours(seed, settings), ours(seed, own)))
+        returns.append((theirs(seed, steps), ours(seed, own), ours(seed, settings)))
         say(f"seed {seed}: {returns[-1]}")
     rows = [
-        [name, " / ".join(f"{value:.1f}" for value in values), interval(summarize(values), 1)]
+        [name, " / ".join(f"{value:.1f}" for value in values), spread(values)]
         for name, values in zip(NAMES, map(list, zip(*returns, strict=True)), strict=True)
     ]
     seeds = " / ".join(map(str, options.seeds))
-    header = (f"after {steps:,} steps", f"seeds {seeds}", "mean [95 % interval]")
+    header = (f"after {steps:,} steps", f"seeds {seeds}", "mean (lowest to highest)")
     say(table(header, rows))
     if options.write:
         put(PAGE, "coming", header, rows)

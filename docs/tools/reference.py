@@ -261,7 +261,7 @@ def api_page() -> str:
 def statistics_page() -> str:
     """Return the page of every number of a summary."""
     lines = [
-        "# Statistics",
+        "# Numbers of a run",
         "",
         "What the numbers of a summary mean, in console, TensorBoard, MLflow and the other "
         "[sinks](../how-to/tracking.md#where-numbers-go). Names are ML-Agents' where it has one. "
