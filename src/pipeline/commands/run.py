@@ -49,7 +49,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("names", nargs="*", help=text)
     choices = {"choices": ("dvc", "snakemake"), "default": "snakemake", "metavar": None}
     option(parser, "--engine NAME", "who runs the stages", **choices)
-    option(parser, "--stage NAME", "the last stage of what is named, such as train; default: all of them")
+    option(parser, "--stage NAME", "the last stage of what is named, such as train; default: all")
     option(parser, "--cores N", "jobs at a time", default=1)
     option(parser, "-n --dry-run", "print the engine's command")
 
