@@ -80,6 +80,7 @@ EXAMPLES = {
         "demo import play.csv --spec gymnasium:CartPole-v1 -o play.demo",
     ),
     "config": (
+        "config check config/ppo/3DBall.yaml",
         "config check old/trainer_config.yaml",
         "config upgrade old/trainer_config.yaml old/curricula -o config/new.yaml",
     ),

@@ -22,7 +22,8 @@ DEFINITIONS = "What the words and columns mean"
 TERMS = {
     "Score": "of a seed, which is one observation: the mean return of its policy's episodes. It is "
     "compared with other scores of the same behavior in the same environment",
-    "IQM": "interquartile mean of the seeds' scores: a quarter is dropped at each end",
+    "IQM": "interquartile mean of the seeds' scores: a quarter of the seeds, rounded down, is "
+    "dropped at each end, so none of 3",
     "95 % interval": "of the IQM, or of the probability: a bootstrap over seeds (Agarwal et al. "
     "2021, arXiv 2108.13264). Another set of as many seeds would give another IQM; values outside "
     "the interval would be a surprise. The IQM's needs at least three seeds, better five; the "
