@@ -17,7 +17,7 @@ MISTAKES = {
         3,
         "this line begins in column 4, in which no block above begins; begin it in the column of",
     ),
-    "a bracket that stays open": ("behaviors:\n  Echo: [1, 2\n", 3, "cannot be read as YAML"),
+    "a bracket that stays open": ("behaviors:\n  Echo: [1, 2\n", 2, "the '[' here is not closed."),
     "a misspelt hyperparameter": (HYPER + "bufer_size: 5\n", 5, "did you mean 'buffer_size'?"),
 }
 COMMANDS = {

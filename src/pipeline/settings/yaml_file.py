@@ -376,6 +376,10 @@ def _syntax_message(error: yaml.MarkedYAMLError, source: str) -> str:
     parts = [part for part in (error.context, error.problem) if part]
     if "'\\t'" in str(error.problem):
         return f"{place}: here is a tab, where YAML takes spaces only; write spaces for it."
+    if str(error.context).startswith("while parsing a flow ") and error.context_mark:
+        bracket = "[" if "sequence" in str(error.context) else "{"
+        line = error.context_mark.line + 1
+        return f"{source}:{line}: cannot be read as YAML: the '{bracket}' here is not closed."
     if mark and re.search("found '<block (mapping|sequence) start>'", str(error.problem)):
         return (
             f"{place}: this line begins in column {mark.column + 1}, in which no block above "

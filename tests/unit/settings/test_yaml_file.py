@@ -120,7 +120,7 @@ def test_a_key_is_text_as_it_was_written() -> None:
         ("a: 1\nb: !!str 5\n", "x.yaml:2:", "tag"),
         ("a: !mine {b: 1}\n", "x.yaml:1:", "tag"),
         ("! a: 1\n", "x.yaml:1:", "tag"),
-        ("a: [1, 2\nb: 3\n", "x.yaml:2:", "YAML"),
+        ("a: [1, 2\nb: 3\n", "x.yaml:1:", "not closed"),
         ("a: 1\n\tb: 2\n", "x.yaml:2:", "YAML"),
         ("a: b: c\n", "x.yaml:1:", "YAML"),
         ("a: 1\n---\nb: 2\n", "x.yaml:2:", "document"),
