@@ -326,12 +326,15 @@ def test_of_several_behaviors_the_one_with_the_name_of_the_file_is_compared():
         spec_of("two", lambda _: Two(), "B", default="Guess")
 
 
-def test_a_behavior_that_is_not_there_fits_no_file(here, refused, monkeypatch):
+def test_a_behavior_that_is_not_there_fits_no_file(here, monkeypatch, capsys):
     """It said `fits Foo of balance_ball`, and --behavior alone had no effect."""
     env = SimpleNamespace(reset=lambda: None, close=lambda: None, behavior_specs={"B?team=0": None})
     monkeypatch.setattr("pipeline.api.make_env", lambda _: env)
     monkeypatch.setattr("pipeline.commands.onnx.check", lambda *_, **__: "checked")
-    Path("B.onnx").touch()
-    check = ("onnx", "check", "B.onnx", "--behavior", "Foo")
-    assert refused(*check, "--env", "ball") == "--behavior: ball has no 'Foo'; it has B"
-    assert refused(*check).startswith("--behavior: is one of --env or --demo; give one")
+    (here / "B.onnx").touch()
+    for options, said in {
+        ("--env", "ball"): "--behavior: ball has no 'Foo'; it has B",
+        (): "--behavior: is one of --env or --demo; give one",
+    }.items():
+        assert cli.main(["onnx", "check", "B.onnx", "--behavior", "Foo", *options]) == 2
+        assert f"error: {said}" in capsys.readouterr().err
