@@ -126,6 +126,7 @@ def _take_from_snakemake(root: Path) -> None:
     if not (root / ".snakemake" / "metadata").is_dir():
         return
     try:
+        engines.note_sources(root)  # else an edit that Snakemake has seen is DVC's only later
         if engines.dvc_state(root).pending:
             _log.info("%s", sync(root, "snakemake"))
     except StageError as error:
