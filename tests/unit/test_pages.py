@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 from operator import attrgetter
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPLANATIONS = sorted((ROOT / "docs/explanation").glob("*.md"))
+_spec = importlib.util.spec_from_file_location("rooms", ROOT / "docs/tools/rooms.py")
+rooms = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(rooms)
 MOST_WORDS = 1200
 """Of an explanation, without blocks of code and tables."""
 NAME_IN_FILE = re.compile(r"`([\w.]+)` in `([\w/]+)\.py`")
@@ -40,3 +44,13 @@ def test_reading_ppo_names_what_is_in_the_code():
         assert attrgetter(name)(module) is not None, f"{path}.py has no {name}"
     files = re.findall(r"`([\w/]+\.py)`", page.replace("`src/pipeline/", "`"))
     assert [path for path in files if not (ROOT / "src/pipeline" / path).is_file()] == []
+
+
+def test_the_drawing_of_the_architecture_is_current():
+    assert rooms.PAGE.read_text("utf-8") == rooms.page(), "run `python docs/tools/rooms.py`"
+
+
+def test_every_arrow_is_drawn_or_implied():
+    found = {("a", "b"): 1, ("b", "c"): 2, ("a", "c"): 3, ("d", "c"): 4}
+    assert rooms.in_order(found).index("a") < rooms.in_order(found).index("b")
+    assert rooms.direct(found) == [("a", "b"), ("b", "c"), ("d", "c")]

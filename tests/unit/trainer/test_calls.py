@@ -66,7 +66,7 @@ def test_a_step_calls_no_more_of_our_functions_than_it_did(packed, tmp_path, qui
 
 
 MOST_FUNCTIONS, MOST_FILES, MOST_BLOCKS = 41, 17, 9
-"""Of an observation's way; docs/explanation/architecture.md says which they are."""
+"""Of the path of an observation; docs/evidence/observation-path.md says which they are."""
 BRANCHES = ("Algorithm.act", "PPO._values_in_parts")
 """Where an observation goes in and does not come out again: the decision, and the value."""
 LAST = "PPO._losses"
