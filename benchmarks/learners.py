@@ -7,7 +7,7 @@ Both train PPO on eight copies of Gymnasium's CartPole-v1 in each environment, w
 so equal in total steps, buffer and minibatches: one as `pipeline learn`, the other as
 `torchrun --nproc-per-node 2` of the same command. Prints, at each tenth of training, the mean
 return of the episodes that ended in it, over seeds; and how far the two are apart. Runs that FOLDER
-already holds are read, not repeated; `--write` puts table and figure into docs/how-to/learners.md.
+already holds are read, not repeated; `--write` puts table and figure into docs/evidence/learners.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipeline.simulators.pack import pack
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs/how-to/learners.md"
+PAGE = ROOT / "docs/evidence/learners.md"
 FIGURE = ROOT / "docs" / "images" / "learners.png"
 BEHAVIOR = "CartPole-v1"
 COPIES = 8
