@@ -16,35 +16,32 @@ from pipeline.commands.parser import Parser
 from pipeline.errors import Interrupted, PipelineError, SettingsError, one_line, shown
 
 GROUPS = {
-    "a project of your own": {
+    "the usual path: a project, run by Snakemake or DVC": {
         "init": "write a project that trains in an environment of yours",
-        "doctor": "check this machine and folder, and say what to do",
-    },
-    "the whole pipeline, by Snakemake or DVC": {
-        "plan": "write the table of runs from params.yaml",
-        "run": "bring everything, or some experiments, sweeps, runs or subsets, up to date",
-        "compare": "compare runs over their seeds: returns, probabilities, steps to learn, time",
+        "run": "bring all results up to date, or some experiments, sweeps or runs",
+        "compare": "compare runs over their seeds: returns, probabilities, steps, time",
         "ui": "show runs in the browser, on this machine only",
-        "runs": "say which MLflow run and which DVC revision belong together",
-        "sync": "make DVC agree with Snakemake's results, or Snakemake with DVC's",
     },
-    "one thing at a time": {
-        "learn": "train in an environment: an executable, Gymnasium, your own, the Unity Editor",
+    "one thing at a time, without a project": {
+        "learn": "train in an environment: executable, Gymnasium, Unity, your own",
         "evaluate": "play episodes with an ONNX policy in an environment",
+        "timers": "say where a run's time went, and what would make it faster",
         "env": "build, list and fetch environments",
         "demo": "record, import, export, merge, trim and look at demonstrations",
         "config": "look at trainer configurations, and upgrade them",
         "onnx": "look at exported policies",
-        "timers": "say where a run's time went, and what would make it faster",
     },
-    "show it to others": {
+    "share a policy": {
         "card": "write a run's policies with a model card",
         "push": "upload a run and its model card to the Hugging Face Hub",
         "pull": "download a policy from the Hugging Face Hub",
-        "provenance": "say what made an ONNX policy, and whether the present tree would make the "
-        "same",
+        "provenance": "say what made an ONNX policy, and whether this tree makes the same",
     },
-    "the shell": {
+    "look after a project": {
+        "doctor": "check this machine and folder, and say what to do",
+        "plan": "write the table of runs from params.yaml",
+        "runs": "say which MLflow run and which DVC revision belong together",
+        "sync": "make DVC agree with Snakemake's results, or Snakemake with DVC's",
         "completion": "print a script with which a shell completes these commands",
     },
 }
@@ -107,12 +104,12 @@ class _Overview(Parser):
     """The parser of all commands, whose help has them in groups."""
 
     def format_help(self) -> str:
-        """Return usage, commands in groups, and examples."""
-        lines = [self.format_usage(), self.description or ""]
+        """Return usage, examples, and commands in groups, on one screen."""
+        lines = [self.format_usage(), self.description or "", ""]
+        lines += [f"  {line}" for line in _FIRST]
         width = max(map(len, COMMANDS))
         for title, commands in GROUPS.items():
             lines += ["", title, *(f"  {name:{width}}  {text}" for name, text in commands.items())]
-        lines += ["", "for example", *(f"  {line}" for line in _FIRST)]
         lines += ["", "`pipeline COMMAND --help` has options and examples; --version the version."]
         return "\n".join(lines) + "\n"
 

@@ -21,6 +21,8 @@ def test_help_teaches_by_example(capsys):
     for example in ("pipeline init", "pipeline run", "pipeline learn --env"):
         assert example in text
     assert [text.count(f"\n  {name} ") for name in cli.COMMANDS] == [1] * len(cli.COMMANDS)
+    assert len(text.splitlines()) <= 40, "the help does not fit on one screen"
+    assert max(map(len, text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", cli.EXAMPLES)
