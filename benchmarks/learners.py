@@ -7,7 +7,8 @@ Both train PPO on eight copies of Gymnasium's CartPole-v1 in each environment, w
 so equal in total steps, buffer and minibatches: one as `pipeline learn`, the other as
 `torchrun --nproc-per-node 2` of the same command. Prints, at each tenth of training, the mean
 return of the episodes that ended in it, over seeds; and how far the two are apart. Runs that FOLDER
-already holds are read, not repeated; `--write` puts the table into docs/evidence/learners.md.
+already holds are read, not repeated; `--write` makes table and figure of
+docs/evidence/learners.md.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 EXPLANATIONS = sorted((ROOT / "docs/explanation").glob("*.md"))
 _spec = importlib.util.spec_from_file_location("rooms", ROOT / "docs/tools/rooms.py")
 rooms = importlib.util.module_from_spec(_spec)
@@ -54,3 +55,10 @@ def test_every_arrow_is_drawn_or_implied():
     found = {("a", "b"): 1, ("b", "c"): 2, ("a", "c"): 3, ("d", "c"): 4}
     assert rooms.in_order(found).index("a") < rooms.in_order(found).index("b")
     assert rooms.direct(found) == [("a", "b"), ("b", "c"), ("d", "c")]
+
+
+def test_the_index_lists_every_page():
+    index = DOCS / "README.md"
+    targets = re.findall(r"\]\(([\w/-]+\.md)", index.read_text("utf-8"))
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} - {index.name}
+    assert pages - set(targets) == set()

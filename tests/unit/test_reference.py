@@ -32,9 +32,10 @@ def settings() -> str:
     return reference.settings_page()
 
 
-def test_the_file_of_settings_is_current(settings: str):
-    written = reference.SETTINGS.read_text("utf-8")
-    assert written == settings, "run `python docs/tools/reference.py`"
+@pytest.mark.parametrize("path", reference.FILES)
+def test_the_file_of_a_page_is_current(path: str):
+    written = (reference.DOCS / path).read_text("utf-8")
+    assert written == reference.FILES[path](), "run `python docs/tools/reference.py`"
 
 
 def test_every_settings_class_of_the_package_is_on_the_page():

@@ -82,7 +82,7 @@ def test_no_command_is_excused_that_no_page_has():
 
 
 def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+    assert len((ROOT / "README.md").read_text().split()) <= 1100
 
 
 @pytest.mark.slow
