@@ -149,6 +149,8 @@ def settings_page() -> str:
         "# Settings",
         "",
         "Every key, as the settings classes have it. [Rules and examples](configuration.md).",
+        "Typical values are those of `config/` and of published configurations; all values within "
+        "the limits are allowed.",
     ]
     for title, root in (("Trainer configuration", RunSettings), ("params.yaml", Params)):
         lines += ["", f"## {title}"]

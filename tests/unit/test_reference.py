@@ -8,13 +8,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import pipeline
 from pipeline.cli import COMMANDS
-from pipeline.settings import RunSettings, schema
+from pipeline.settings import RunSettings, load_run_settings, schema
 from pipeline.settings.params import Params
 from pipeline.settings.reader import setting_hints
 
@@ -128,3 +129,27 @@ def test_the_site_builds_without_a_warning(tmp_path: Path):
     page = (tmp_path / "site/reference/api.html").read_text()
     for name in pipeline.__all__:
         assert name == "__version__" or f'.{name}"' in page, name
+
+
+def typical(cls: type) -> dict[str, tuple[float, float]]:
+    """Return the typical range of each key of a settings class whose text gives one range."""
+    ranges = {
+        key: re.findall(r"Typical: ([\d.]*\d) to ([\d.]*\d)", text)
+        for key, text in reference.meanings(cls).items()
+    }
+    return {key: (float(low), float(high)) for key, found in ranges.items() for low, high in found}
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_a_default_is_typical(cls: type):
+    defaults = {item.name: item.default for item in fields(cls)}
+    for key, (low, high) in typical(cls).items():
+        assert low <= defaults[key] <= high, key
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*/*.yaml")), ids=lambda p: p.stem)
+def test_the_hyperparameters_of_our_configurations_are_typical(path: Path):
+    for behavior in load_run_settings(path).behaviors.values():
+        for section in (behavior.hyperparameters, behavior.network_settings):
+            for key, (low, high) in typical(type(section)).items():
+                assert low <= getattr(section, key) <= high, key

@@ -60,9 +60,10 @@ class MemorySettings:
     """`network_settings.memory`: a recurrent layer."""
 
     sequence_length: Count = 64
-    """Steps of a sequence that is trained on at once; at most batch_size."""
+    """Steps of a sequence that is trained on at once; at most batch_size. Typical: 16 to 128."""
     memory_size: Annotated[int, Bounds(above=0, multiple_of=2)] = 128
-    """Numbers that the memory holds: half of them hidden state, half cell state."""
+    """Numbers that the memory holds: half of them hidden state, half cell state.
+    Typical: 64 to 256."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,9 +73,9 @@ class NetworkSettings:
     normalize: bool = False
     """Whether vector observations are normalised by their running mean and variance."""
     hidden_units: Count = 128
-    """Width of each hidden layer; a multiple of 4 with `poca`."""
+    """Width of each hidden layer; a multiple of 4 with `poca`. Typical: 32 to 512."""
     num_layers: Count = 2
-    """Hidden layers after the observations are encoded."""
+    """Hidden layers after the observations are encoded. Typical: 1 to 3."""
     vis_encode_type: VisualEncoder = "simple"
     """Which network reads pictures."""
     memory: MemorySettings | None = None
@@ -153,9 +154,9 @@ class RewardSignalSettings:
     """
 
     gamma: Fraction = 0.99
-    """Discount of this reward per step."""
+    """Discount of this reward per step. Typical: 0.9 to 0.999."""
     strength: float = 1.0
-    """Factor to the reward."""
+    """Factor to the reward. Typical: 1 for extrinsic, 0.001 to 0.1 for the other signals."""
     network_settings: NetworkSettings = field(default=DEFAULT_NETWORK)
     """The signal's own network."""
 
@@ -257,11 +258,11 @@ class HyperparameterSettings:
     """
 
     batch_size: Count = 1024
-    """Experiences in a minibatch."""
+    """Experiences in a minibatch. Typical: 64 to 5120, more of them with continuous actions."""
     buffer_size: Count = 10240
-    """Experiences to collect before an update."""
+    """Experiences to collect before an update. Typical: 1000 to 400000, many times batch_size."""
     learning_rate: Positive = 3e-4
-    """Initial step size of Adam."""
+    """Initial step size of Adam. Typical: 0.00001 to 0.001."""
     learning_rate_schedule: Schedule = "linear"
     """How the learning rate falls until max_steps."""
     # An addition is written only where it is set, since ML-Agents refuses keys that it lacks.
@@ -284,13 +285,14 @@ class OnPolicySettings(HyperparameterSettings):
     """What PPO and POCA share."""
 
     beta: NonNegative = 5e-3
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus. Typical: 0 to 0.01."""
     epsilon: Positive = 0.2
-    """How far the probability ratio may leave 1 before it is clipped."""
+    """How far the probability ratio may leave 1 before it is clipped. Typical: 0.1 to 0.3."""
     lambd: Fraction = 0.95
-    """Lambda of generalised advantage estimation (GAE), or of the lambda-returns."""
+    """Lambda of generalised advantage estimation (GAE), or of the lambda-returns. Typical:
+    0.9 to 0.99."""
     num_epoch: Count = 3
-    """Passes over the buffer in an update."""
+    """Passes over the buffer in an update. Typical: 3 to 10."""
     beta_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
     """How beta falls; like learning_rate_schedule when only that is given."""
     epsilon_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
@@ -326,19 +328,20 @@ class OffPolicySettings(HyperparameterSettings):
     """What SAC and XQC share."""
 
     batch_size: Count = 128
-    """Experiences in a minibatch."""
+    """Experiences in a minibatch. Typical: 64 to 1024."""
     buffer_size: Count = 50000
-    """Experiences that the replay buffer holds."""
+    """Experiences that the replay buffer holds. Typical: 20000 to 1000000."""
     learning_rate_schedule: Schedule = "constant"
     """How the learning rate falls until max_steps."""
     buffer_init_steps: CountOrZero = 0
-    """Experiences to collect before the first update."""
+    """Experiences to collect before the first update. Typical: 0 to 10000."""
     init_entcoef: Positive = 1.0
-    """Entropy coefficient at the start."""
+    """Entropy coefficient at the start. Typical: 0.01 to 1."""
     save_replay_buffer: bool = False
     """Whether the replay buffer is kept with the checkpoint."""
     tau: Fraction = 0.005
-    """Share of the critic that moves into the target network at each update."""
+    """Share of the critic that moves into the target network at each update. Typical: 0.005
+    to 0.05."""
     steps_per_update: Positive = 1.0
     """Agent steps for each update of the policy."""
     reward_signal_steps_per_update: Positive = field(
@@ -472,16 +475,17 @@ class SelfPlaySettings:
     """`self_play`: opponents out of the agent's own past."""
 
     save_steps: Count = 20000
-    """Trainer steps between two snapshots of the policy."""
+    """Trainer steps between two snapshots of the policy. Typical: 10000 to 100000."""
     team_change: Count = field(default=100000, metadata={"copies": "save_steps", "times": 5})
-    """Trainer steps until another team learns; 5 x save_steps when not given."""
+    """Trainer steps until another team learns; 5 x save_steps when not given. Typical: 50000 to
+    500000."""
     # As in ML-Agents' code; its manual says 10000.
     swap_steps: Count = 2000
-    """Steps of the opponent until it gets another snapshot."""
+    """Steps of the opponent until it gets another snapshot. Typical: 2000 to 100000."""
     window: Count = 10
-    """Snapshots that are kept to choose opponents from."""
+    """Snapshots that are kept to choose opponents from. Typical: 5 to 50."""
     play_against_latest_model_ratio: Fraction = 0.5
-    """Probability that an opponent plays the newest policy."""
+    """Probability that an opponent plays the newest policy. Typical: 0.2 to 0.8."""
     initial_elo: float = 1200.0
     """Rating at the start."""
 
@@ -495,7 +499,7 @@ class BehavioralCloningSettings:
     steps: CountOrZero = 0
     """Agent steps until cloning has faded out; 0 for the whole run at a constant rate."""
     strength: NonNegative = 1.0
-    """Learning rate relative to the policy's."""
+    """Learning rate relative to the policy's. Typical: 0.1 to 1."""
     samples_per_update: CountOrZero = 0
     """Demonstrated steps used per update; 0 for all of them."""
     # ML-Agents' code takes 3 then; its manual says the trainer's num_epoch.
@@ -529,9 +533,10 @@ class TrainerSettings:
     even_checkpoints: bool = False
     """Whether checkpoint_interval is max_steps / keep_checkpoints, whatever was given."""
     max_steps: Count = 500000
-    """Agent steps of the whole run, over all environments."""
+    """Agent steps of the whole run, over all environments. Typical: 100000 to 10000000."""
     time_horizon: Count = 64
-    """Steps of one agent after which a trajectory is closed and bootstrapped."""
+    """Steps of one agent after which a trajectory is closed and bootstrapped. Typical: 32 to 2048
+    with ppo and poca, 1 to 64 with sac and xqc."""
     summary_freq: Count = 50000
     """Agent steps between two summaries."""
     threaded: bool = False
