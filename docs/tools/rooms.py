@@ -77,8 +77,6 @@ def direct(found: Arrows) -> list[tuple[str, str]]:
 
 def purpose(room: str) -> str:
     """Return the first sentence of a room's docstring."""
-    if room == BASE:
-        return "errors, files, random streams, the machine"
     path = PACKAGE / room
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
@@ -90,8 +88,11 @@ def drawing() -> str:
     found = arrows()
     rooms = in_order(found)
     lines = ["```mermaid", "flowchart TD"]
-    # Some names alone, such as `end`, are words of Mermaid.
-    lines += [f'  room_{room}["{_title(room)}<br/>{purpose(room)}"]' for room in rooms]
+    purposes = {room: purpose(room) for room in rooms if room != BASE}
+    files = sorted(path.stem for path in PACKAGE.glob("*.py"))
+    purposes[BASE] = ", ".join(stem for stem in files if stem not in rooms)
+    # `room_`, because some names, such as `end`, are words of Mermaid.
+    lines += [f'  room_{room}["{_title(room)}<br/>{purposes[room]}"]' for room in rooms]
     lines += [f"  room_{a} -->|{found[a, b]}| room_{b}" for a, b in direct(found)]
     lines += ["```", "", "| Room | imports, with the number of imports |", "| --- | --- |"]
     for room in rooms:
