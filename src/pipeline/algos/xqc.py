@@ -199,12 +199,15 @@ class TwinCritics(nn.Module):
         """The two."""
         return [cast("NormalizedCritic", critic) for critic in self.both]
 
-    def forward(self, obs: list[Tensor], continuous: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Outputs [2, B, K, Z] by the minibatch's statistics, and these of each critic."""
-        outputs, statistics = zip(
-            *(critic(obs, continuous) for critic in self.critics), strict=True
-        )
-        return torch.stack(outputs), list(statistics)
+    def forward(self, obs: list[Tensor], continuous: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Hidden vectors [B, H] of each by the minibatch's statistics, and these [2, 2, n]."""
+        hidden, statistics = zip(*(critic(obs, continuous) for critic in self.critics), strict=True)
+        return list(hidden), torch.stack(statistics)
+
+    def values(self, hidden: list[Tensor]) -> Tensor:
+        """Outputs [2, B, K, Z] of hidden vectors [B, H] of each."""
+        pairs = zip(self.critics, hidden, strict=True)
+        return torch.stack([critic.values(features) for critic, features in pairs])
 
     def evaluate(self, obs: list[Tensor], continuous: Tensor) -> Tensor:
         """Outputs [2, B, K, Z] by the running statistics; see `NormalizedCritic.evaluate`."""
@@ -361,8 +364,7 @@ class XQC(OffPolicy):
         losses, found = self.optimizer.descend(
             self._critic_losses, self._with_noise(batch), max_norm=max_norm
         )
-        sizes = [len(critic.layers.running) for critic in self.critics.critics]
-        for critic, statistics in zip(self.critics.critics, torch.split(found, sizes), strict=True):
+        for critic, statistics in zip(self.critics.critics, found, strict=True):
             critic.layers.observe(statistics, MOMENTUM)
         if self.recipe.has_unit_norms:
             self._set_unit_norms(critics_only=True)
@@ -399,11 +401,14 @@ class XQC(OffPolicy):
             # One minibatch of what was and what follows, whose mixture the statistics are of.
             obs = [torch.cat(pair) for pair in zip(batch.obs, batch.next_obs, strict=True)]
             actions = torch.cat((batch.continuous, fresh.continuous))
-        outputs, statistics = self.critics(obs, actions)
+        hidden, statistics = self.critics(obs, actions)
         with torch.no_grad():
-            later = outputs if self.target is None else self.target(obs, actions)[0]
-            later = later[:, n_rows:]
-        taken = taken_outputs(outputs[:, :n_rows], batch.discrete, branches)
+            valuing, features = self.critics, hidden
+            if self.target is not None:
+                valuing, (features, _) = self.target, self.target(obs, actions)
+            later = valuing.values([values[n_rows:] for values in features])
+        outputs = self.critics.values([values[:n_rows] for values in hidden])
+        taken = taken_outputs(outputs, batch.discrete, branches)
         if self.recipe.n_atoms == 1:
             with torch.no_grad():
                 target = soft_target(later.squeeze(-1), fresh, **follows)
@@ -416,7 +421,7 @@ class XQC(OffPolicy):
                 value = (taken.softmax(-1) @ self.atoms).mean()
             losses = cross_entropies(taken, target)
         shown = torch.cat((losses, torch.stack((value, clipped))))
-        return losses.sum(), (shown, torch.cat(statistics))
+        return losses.sum(), (shown, statistics)
 
     def _actor_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the sum of the losses of actor and temperatures; the actor's; statistics."""

@@ -34,9 +34,13 @@ MOST_SCALE, MOST_SHIFT = 3.0, 5.0
 """How far batch renormalisation corrects at most: a factor, and standard deviations."""
 RENORMALIZED_AFTER = 100_000
 """Minibatches after which the running statistics are good enough to correct by."""
+_NARROW = 64
+"""Inputs up to which MKL is slow at x' g, as a layer has it that holds its weights by output."""
 
 Dense = tuple[Tensor, Tensor]
 """Weight [n_out, n_in] and bias [n_out]."""
+Affine = tuple[Tensor, Tensor]
+"""Two numbers for each feature, [n] and [n]."""
 
 
 class NormalizedLayers(nn.Module):
@@ -51,7 +55,7 @@ class NormalizedLayers(nn.Module):
             normalise after it, by batch renormalisation (CrossQ).
 
     Attributes:
-        running: running statistics: mean and variance of the input, then of each layer.
+        running: [2, n] running means and variances of the input's features, then of each layer's.
         n_batches: number of minibatches that `running` is from.
     """
 
@@ -81,9 +85,8 @@ class NormalizedLayers(nn.Module):
         if is_before and num_layers:
             # The next normalisation takes it away again: its gradient is nothing but rounding.
             self.shifts[0].requires_grad_(requires_grad=False)
-        self._sizes = [size for size in sizes for _ in ("mean", "variance")]
-        start = [part for size in sizes for part in (torch.zeros(size), torch.ones(size))]
-        self.register_buffer("running", torch.cat(start))
+        self._sizes = sizes
+        self.register_buffer("running", torch.tensor([[0.0], [1.0]]).repeat(1, sum(sizes)))
         self.register_buffer("n_batches", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,49 +99,64 @@ class NormalizedLayers(nn.Module):
         Returns:
             The result, and the minibatch's statistics in the order of `running`.
         """
-        found: list[Tensor] = []
+        found: list[Affine] = []
         y = self._hidden(x, found)
-        return y, torch.cat(found)
+        means, inverses = (torch.cat(parts) for parts in zip(*found, strict=True))
+        variances = (inverses.square().reciprocal() - EPSILON).clamp_min(0.0)
+        return y, torch.stack((means, variances))
 
-    def _hidden(self, x: Tensor, found: list[Tensor] | None) -> Tensor:
+    def _hidden(self, x: Tensor, found: list[Affine] | None) -> Tensor:
         x = self._normalized(x, 0, found)
+        entering: Affine | None = self._affine(0, found)
         for number, weight in enumerate(self.weights):
+            place = number + 1
             if self.is_before:
-                x = self.activation(self._normalized(dense(x, weight, None), number + 1, found))
+                x = _dense(x, *_after(entering, weight, None))
+                own = self.scales[place], self.shifts[place]
+                x, entering = self.activation(self._normalized(x, place, found, own)), None
             else:
-                x = self.activation(dense(x, weight, self.biases[number]))
-                x = self._normalized(x, number + 1, found)
-        return x
+                x = self.activation(_dense(x, *_after(entering, weight, self.biases[number])))
+                x, entering = self._normalized(x, place, found), self._affine(place, found)
+        return x if entering is None else torch.addcmul(entering[1], x, entering[0])
 
-    def _normalized(self, x: Tensor, place: int, found: list[Tensor] | None) -> Tensor:
-        """Normalise features [B, n]; append the minibatch's mean and variance to `found`."""
-        scale, shift = self.scales[place], self.shifts[place]
-        running_mean, running_variance = self._statistics()[place]
+    def _normalized(
+        self,
+        x: Tensor,
+        place: int,
+        found: list[Affine] | None,
+        affine: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> Tensor:
+        """Normalise features [B, n], and then apply x * scale + shift.
+
+        The mean of the minibatch, and 1 over its standard deviation, are appended to `found`.
+        """
         if found is None:
-            return nn.functional.batch_norm(
-                x, running_mean, running_variance, scale, shift, training=False, eps=EPSILON
-            )
-        weight, bias = (scale, shift) if self.is_before else (None, None)
+            mean, variance = self._statistics()[place]
+            return nn.functional.batch_norm(x, mean, variance, *affine, eps=EPSILON)
         y, mean, inverse = torch.native_batch_norm(
-            x, weight, bias, None, None, training=True, momentum=0.0, eps=EPSILON
+            x, *affine, None, None, training=True, momentum=0.0, eps=EPSILON
         )
-        mean, inverse = mean.detach(), inverse.detach()
-        found += [mean, (inverse.square().reciprocal() - EPSILON).clamp_min(0.0)]
-        if self.is_before:
-            return y
-        # Batch renormalisation, equations 2 and 3 of Ioffe 2017: y r + d, constants to the gradient
-        deviation = (running_variance + EPSILON).sqrt()
-        r = (1.0 / (inverse * deviation)).clamp(1.0 / MOST_SCALE, MOST_SCALE)
-        d = ((mean - running_mean) / deviation).clamp(-MOST_SHIFT, MOST_SHIFT)
-        corrects = self.n_batches >= RENORMALIZED_AFTER  # no Python branch: a step may be compiled
-        r, d = torch.where(corrects, r, 1.0), torch.where(corrects, d, 0.0)
-        renormalized: Tensor = (y * r + d) * scale + shift
-        return renormalized
+        found.append((mean.detach(), inverse.detach()))
+        return y
 
-    def _statistics(self) -> list[Dense]:
+    def _affine(self, place: int, found: list[Affine] | None) -> Affine:
+        """Scale and shift [n] of normalised features; where they are corrected, as they are now."""
+        scale, shift = self.scales[place], self.shifts[place]
+        if found is None or self.is_before:
+            return scale, shift
+        # Batch renormalisation, equations 2 and 3 of Ioffe 2017: y r + d, constants to the gradient
+        corrects = self.n_batches >= RENORMALIZED_AFTER  # no Python branch: a step may be compiled
+        most, far = torch.where(corrects, MOST_SCALE, 1.0), torch.where(corrects, MOST_SHIFT, 0.0)
+        (mean, inverse), (running_mean, running_variance) = found[place], self._statistics()[place]
+        running_inverse = (running_variance + EPSILON).rsqrt()
+        r = (running_inverse / inverse).clamp(1.0 / most, most)
+        d = ((mean - running_mean) * running_inverse).clamp(-far, far)
+        return r * scale, torch.addcmul(shift, d, scale)
+
+    def _statistics(self) -> list[Affine]:
         """Running mean and variance [n] of the input and of each layer, views of `running`."""
-        parts = torch.split(self.running, self._sizes)
-        return list(zip(parts[::2], parts[1::2], strict=True))
+        means, variances = (torch.split(row, self._sizes) for row in self.running)
+        return list(zip(means, variances, strict=True))
 
     @torch.no_grad()
     def observe(self, statistics: Tensor, momentum: float) -> None:
@@ -161,8 +179,8 @@ class NormalizedLayers(nn.Module):
         for (mean, variance), gain, offset in places:
             scale = gain / (variance + EPSILON).sqrt()
             affine.append((scale, offset - mean * scale))
-        entering: Dense | None = affine[0]
-        layers = []
+        entering: Affine | None = affine[0]
+        layers: list[Dense] = []
         for number, weight in enumerate(self.weights):
             bias = torch.zeros(()) if self.is_before else self.biases[number]
             weight, bias = _after(entering, weight, bias)  # noqa: PLW2901
@@ -180,12 +198,25 @@ class NormalizedLayers(nn.Module):
             set_unit_norm(weight)
 
 
-def _after(affine: Dense | None, weight: Tensor, bias: Tensor) -> Dense:
-    """The dense layer that reads x as `weight` and `bias` read x * scale + shift."""
+def _after(
+    affine: Affine | None, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The dense layer that reads x as `weight` and `bias` read x * scale + shift.
+
+    Without bias it leaves out a constant, because a normalisation follows, which takes it away.
+    """
     if affine is None:
         return weight, bias
     scale, shift = affine
-    return weight * scale, weight @ shift + bias
+    return weight * scale, None if bias is None else weight @ shift + bias
+
+
+def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As `dense`; the gradient of weights [n_out, n_in] of few inputs takes half the time."""
+    if weight.shape[1] >= _NARROW:
+        return dense(x, weight, bias)
+    columns = weight.t().contiguous()
+    return x @ columns if bias is None else torch.addmm(bias, x, columns)
 
 
 @torch.no_grad()
@@ -287,19 +318,17 @@ class NormalizedCritic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, obs: Sequence[Tensor], continuous: Tensor) -> tuple[Tensor, Tensor]:
-        """Values by the minibatch's statistics, and these.
+        """Hidden vectors [B, H] by the minibatch's statistics, and these; see `values`.
 
         Args:
             obs: [B, *shape] per observation, normalised.
             continuous: [B, A] actions in -1..1; A may be 0.
-
-        Returns:
-            [B, outputs, atoms], with an output for each choice of each branch, or one; and the
-            statistics as `NormalizedLayers.in_training` gives them.
         """
-        x = torch.cat((self.body(obs), continuous), dim=1)
-        hidden, statistics = self.layers.in_training(x)
-        return self.head(hidden).view(-1, *self.shape), statistics
+        return self.layers.in_training(torch.cat((self.body(obs), continuous), dim=1))
+
+    def values(self, hidden: Tensor) -> Tensor:
+        """Values [B, outputs, atoms], with an output for each choice of each branch, or one."""
+        return dense(hidden, self.head.weight, self.head.bias).view(-1, *self.shape)
 
     def evaluate(self, obs: Sequence[Tensor], continuous: Tensor) -> Tensor:
         """Values [B, outputs, atoms] by the running statistics; only actions get a derivative."""
