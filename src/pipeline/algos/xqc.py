@@ -108,21 +108,20 @@ def shifted_distribution(
     Returns:
         [B, Z], and a number.
     """
-    n_rows, n_atoms = probability.shape
+    n_atoms = len(atoms)
     spacing = (atoms[-1] - atoms[0]) / (n_atoms - 1)
-    shifted = reward.unsqueeze(1) + discount.unsqueeze(1) * (atoms - cost.unsqueeze(1))
-    is_outside = (shifted < atoms[0]) | (shifted > atoms[-1])
-    place = ((shifted - atoms[0]) / spacing).clamp(0.0, n_atoms - 1.0)
+    # Places count atoms from the first one. Shifted atoms are evenly spaced, too.
+    first = (reward + discount * (atoms[0] - cost) - atoms[0]) / spacing
+    steps = torch.arange(n_atoms, dtype=atoms.dtype, device=atoms.device)
+    shifted = torch.addcmul(first.unsqueeze(1), discount.unsqueeze(1), steps)
+    place = shifted.clamp(0.0, n_atoms - 1.0)
     # At most the last but one, so that an atom which falls on a place keeps all its mass there.
     lower = place.floor().clamp(max=n_atoms - 2.0)
-    upper_share = place - lower
-    first = torch.arange(n_rows, device=lower.device).unsqueeze(1) * n_atoms
-    index = (lower.long() + first).flatten()
-    result = torch.zeros_like(probability).flatten()
-    result = result.index_add(0, index, (probability * (1.0 - upper_share)).flatten())
-    result = result.index_add(0, index + 1, (probability * upper_share).flatten())
-    clipped = (probability * is_outside).sum(1).mean()
-    return result.view(n_rows, n_atoms), clipped
+    upper_mass = probability * (place - lower)
+    mass, index = torch.cat((probability - upper_mass, upper_mass), dim=1), lower.long()
+    index = torch.cat((index, index + 1), dim=1)
+    result = torch.zeros_like(probability).scatter_add(1, index, mass)
+    return result, (probability * (shifted != place)).sum(1).mean()
 
 
 def soft_target(
@@ -157,7 +156,9 @@ def cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
         logits: [2, B, b, Z].
         target: [B, Z], constant.
     """
-    return -(target.unsqueeze(1) * logits.log_softmax(-1)).sum(-1).mean((1, 2))
+    n_critics, *shape = logits.shape
+    log_p = logits.log_softmax(-1).view(n_critics, -1)
+    return log_p @ target.unsqueeze(1).expand(shape).flatten() / (-shape[0] * shape[1])
 
 
 def squared_errors(values: Tensor, target: Tensor) -> Tensor:
@@ -271,6 +272,8 @@ class XQC(OffPolicy):
         if recipe.has_target:
             self.target = copy.deepcopy(self.critics).requires_grad_(requires_grad=False)
             self.own_networks["target"] = self.target
+            self._followed: list[Tensor] = list(self.critics.parameters())
+            self._following: list[Tensor] = list(self.target.parameters())
         self.optimizer = FlatAdam(_learned(self.critics), learning_rate=h.learning_rate)
         self.actor_optimizer = FlatAdam(
             [*_learned(actor), self.log_alpha], learning_rate=h.learning_rate
@@ -369,7 +372,7 @@ class XQC(OffPolicy):
         if self.recipe.has_unit_norms:
             self._set_unit_norms(critics_only=True)
         if self.target is not None:
-            self._soft_update(list(self.target.parameters()), list(self.critics.parameters()), None)
+            self._soft_update(self._following, self._followed, None)
         loss_pi = losses.new_full((1,), math.nan)
         if (self.n_updates - 1) % delay == 0:  # the first update included
             loss_pi, found = self.actor_optimizer.descend(

@@ -86,12 +86,23 @@ class NormalizedLayers(nn.Module):
             # The next normalisation takes it away again: its gradient is nothing but rounding.
             self.shifts[0].requires_grad_(requires_grad=False)
         self._sizes = sizes
+        # Look-ups in a `ParameterList` cost as much as small operations.
+        biases = list(self.biases) or [None] * num_layers
+        self._dense = list(zip(self.weights, biases, strict=True))
+        self._affine = list(zip(self.scales, self.shifts, strict=True))
         self.register_buffer("running", torch.tensor([[0.0], [1.0]]).repeat(1, sum(sizes)))
         self.register_buffer("n_batches", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, n_in] to [B, output_size], normalised by the running statistics."""
-        return self._hidden(x, None)
+        for place, (mean, variance) in enumerate(self._statistics()):
+            if place > 0:
+                x = dense(x, *self._dense[place - 1])
+                x = x if self.is_before else self.activation(x)
+            affine = self._affine[place]
+            x = nn.functional.batch_norm(x, mean, variance, *affine, eps=EPSILON)
+            x = self.activation(x) if self.is_before and place > 0 else x
+        return x
 
     def in_training(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[B, n_in] to [B, output_size], normalised by the minibatch's own statistics.
@@ -99,58 +110,52 @@ class NormalizedLayers(nn.Module):
         Returns:
             The result, and the minibatch's statistics in the order of `running`.
         """
-        found: list[Affine] = []
-        y = self._hidden(x, found)
-        means, inverses = (torch.cat(parts) for parts in zip(*found, strict=True))
-        variances = (inverses.square().reciprocal() - EPSILON).clamp_min(0.0)
-        return y, torch.stack((means, variances))
-
-    def _hidden(self, x: Tensor, found: list[Affine] | None) -> Tensor:
-        x = self._normalized(x, 0, found)
-        entering: Affine | None = self._affine(0, found)
-        for number, weight in enumerate(self.weights):
-            place = number + 1
-            if self.is_before:
-                x = _dense(x, *_after(entering, weight, None))
-                own = self.scales[place], self.shifts[place]
-                x, entering = self.activation(self._normalized(x, place, found, own)), None
+        means, inverses = [], []
+        # The scale and shift of what a dense layer reads are applied to its weights: these are
+        # fewer, and its input needs no derivative where it is an observation.
+        entering: Affine | None = None
+        running = None if self.is_before else self._statistics()
+        for place, affine in enumerate(self._affine):
+            if place > 0:
+                x = _dense(x, *_after(entering, *self._dense[place - 1]))
+                x = x if self.is_before else self.activation(x)
+            is_applied = self.is_before and place > 0
+            x, mean, inverse = torch.native_batch_norm(
+                x,
+                *(affine if is_applied else (None, None)),
+                None,
+                None,
+                training=True,
+                momentum=0.0,
+                eps=EPSILON,
+            )
+            means.append(mean.detach())
+            inverses.append(inverse.detach())
+            if is_applied:
+                x, entering = self.activation(x), None
+            elif running is None:
+                entering = affine
             else:
-                x = self.activation(_dense(x, *_after(entering, weight, self.biases[number])))
-                x, entering = self._normalized(x, place, found), self._affine(place, found)
-        return x if entering is None else torch.addcmul(entering[1], x, entering[0])
+                found = means[place], inverses[place]
+                entering = self._renormalized(affine, *found, running[place])
+        if entering is not None:
+            x = torch.addcmul(entering[1], x, entering[0])
+        variances = (torch.cat(inverses).pow(-2) - EPSILON).clamp_min(0.0)
+        return x, torch.stack((torch.cat(means), variances))
 
-    def _normalized(
-        self,
-        x: Tensor,
-        place: int,
-        found: list[Affine] | None,
-        affine: tuple[Tensor | None, Tensor | None] = (None, None),
-    ) -> Tensor:
-        """Normalise features [B, n], and then apply x * scale + shift.
+    def _renormalized(
+        self, affine: Affine, mean: Tensor, inverse: Tensor, running: Affine
+    ) -> Affine:
+        """Scale and shift of features that a minibatch's statistics have normalised.
 
-        The mean of the minibatch, and 1 over its standard deviation, are appended to `found`.
+        Batch renormalisation, equations 2 and 3 of Ioffe 2017: y r + d, constants to the gradient.
         """
-        if found is None:
-            mean, variance = self._statistics()[place]
-            return nn.functional.batch_norm(x, mean, variance, *affine, eps=EPSILON)
-        y, mean, inverse = torch.native_batch_norm(
-            x, *affine, None, None, training=True, momentum=0.0, eps=EPSILON
-        )
-        found.append((mean.detach(), inverse.detach()))
-        return y
-
-    def _affine(self, place: int, found: list[Affine] | None) -> Affine:
-        """Scale and shift [n] of normalised features; where they are corrected, as they are now."""
-        scale, shift = self.scales[place], self.shifts[place]
-        if found is None or self.is_before:
-            return scale, shift
-        # Batch renormalisation, equations 2 and 3 of Ioffe 2017: y r + d, constants to the gradient
-        corrects = self.n_batches >= RENORMALIZED_AFTER  # no Python branch: a step may be compiled
-        most, far = torch.where(corrects, MOST_SCALE, 1.0), torch.where(corrects, MOST_SHIFT, 0.0)
-        (mean, inverse), (running_mean, running_variance) = found[place], self._statistics()[place]
+        (scale, shift), (running_mean, running_variance) = affine, running
         running_inverse = (running_variance + EPSILON).rsqrt()
-        r = (running_inverse / inverse).clamp(1.0 / most, most)
-        d = ((mean - running_mean) * running_inverse).clamp(-far, far)
+        r = (running_inverse / inverse).clamp(1.0 / MOST_SCALE, MOST_SCALE)
+        d = ((mean - running_mean) * running_inverse).clamp(-MOST_SHIFT, MOST_SHIFT)
+        corrects = self.n_batches >= RENORMALIZED_AFTER  # no Python branch: a step may be compiled
+        r, d = torch.where(corrects, r, 1.0), torch.where(corrects, d, 0.0)
         return r * scale, torch.addcmul(shift, d, scale)
 
     def _statistics(self) -> list[Affine]:
@@ -162,7 +167,7 @@ class NormalizedLayers(nn.Module):
     def observe(self, statistics: Tensor, momentum: float) -> None:
         """Move the running statistics towards those of a minibatch by a share `momentum`."""
         self.running.lerp_(statistics, momentum)
-        self.n_batches += 1
+        self.n_batches.add_(1)
 
     @torch.no_grad()
     def folded(self, heads: Sequence[Dense]) -> list[Dense]:
@@ -174,19 +179,19 @@ class NormalizedLayers(nn.Module):
         Returns:
             The layers, each to be followed by the activation, then the heads.
         """
-        affine = []  # each normalisation as x * scale + shift
-        places = zip(self._statistics(), self.scales, self.shifts, strict=True)
-        for (mean, variance), gain, offset in places:
-            scale = gain / (variance + EPSILON).sqrt()
-            affine.append((scale, offset - mean * scale))
-        entering: Affine | None = affine[0]
-        layers: list[Dense] = []
-        for number, weight in enumerate(self.weights):
-            bias = torch.zeros(()) if self.is_before else self.biases[number]
-            weight, bias = _after(entering, weight, bias)  # noqa: PLW2901
-            entering = affine[number + 1]
+        # each normalisation as x * scale + shift
+        own_scales, own_shifts = (torch.cat(parts) for parts in zip(*self._affine, strict=True))
+        all_scales = own_scales * (self.running[1] + EPSILON).rsqrt()
+        all_shifts = torch.addcmul(own_shifts, self.running[0], all_scales, value=-1.0)
+        parts = (torch.split(numbers, self._sizes) for numbers in (all_scales, all_shifts))
+        first, *others = zip(*parts, strict=True)
+        entering: Affine | None = first
+        layers = []
+        for (weight, bias), affine in zip(self._dense, others, strict=True):
+            weight, bias = _after(entering, weight, torch.zeros(()) if bias is None else bias)  # noqa: PLW2901
+            entering = affine
             if self.is_before:
-                scale, shift = entering
+                scale, shift = affine
                 weight, bias, entering = scale.unsqueeze(1) * weight, scale * bias + shift, None  # noqa: PLW2901
             layers.append((weight, bias))
         return [*layers, *(_after(entering, *head) for head in heads)]
