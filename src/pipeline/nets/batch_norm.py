@@ -108,7 +108,7 @@ class NormalizedLayers(nn.Module):
         """[B, n_in] to [B, output_size], normalised by the minibatch's own statistics.
 
         Returns:
-            The result, and the minibatch's statistics in the order of `running`.
+            The result, and [2, n] means of the minibatch and 1 over its deviations, for `observe`.
         """
         means, inverses = [], []
         # The scale and shift of what a dense layer reads are applied to its weights: these are
@@ -129,8 +129,8 @@ class NormalizedLayers(nn.Module):
                 momentum=0.0,
                 eps=EPSILON,
             )
-            means.append(mean.detach())
-            inverses.append(inverse.detach())
+            means.append(mean)
+            inverses.append(inverse)
             if is_applied:
                 x, entering = self.activation(x), None
             elif running is None:
@@ -140,8 +140,7 @@ class NormalizedLayers(nn.Module):
                 entering = self._renormalized(affine, *found, running[place])
         if entering is not None:
             x = torch.addcmul(entering[1], x, entering[0])
-        variances = (torch.cat(inverses).pow(-2) - EPSILON).clamp_min(0.0)
-        return x, torch.stack((torch.cat(means), variances))
+        return x, torch.cat(means + inverses).view(2, -1)
 
     def _renormalized(
         self, affine: Affine, mean: Tensor, inverse: Tensor, running: Affine
@@ -164,9 +163,11 @@ class NormalizedLayers(nn.Module):
         return list(zip(means, variances, strict=True))
 
     @torch.no_grad()
-    def observe(self, statistics: Tensor, momentum: float) -> None:
-        """Move the running statistics towards those of a minibatch by a share `momentum`."""
-        self.running.lerp_(statistics, momentum)
+    def observe(self, found: Tensor, momentum: float) -> None:
+        """Move the running statistics by a share towards those that `in_training` found."""
+        mean, inverse = found
+        variance = (inverse.pow(-2) - EPSILON).clamp_min(0.0)
+        self.running.lerp_(torch.stack((mean, variance)), momentum)
         self.n_batches.add_(1)
 
     @torch.no_grad()

@@ -331,7 +331,7 @@ def test_batch_renormalisation_begins_after_its_first_minibatches():
     assert torch.equal(statistics[:, :6], same[:, :6])  # of the input
     assert not torch.allclose(plain, corrected)
     # Where the running statistics are within the limits, it is the normalisation that acts.
-    layers.running.copy_(statistics)
+    layers.observe(statistics, 1.0)
     close, _ = layers.in_training(x)
     torch.testing.assert_close(close, layers(x), rtol=1e-3, atol=1e-3)
 
