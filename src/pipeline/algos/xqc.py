@@ -30,7 +30,7 @@ from pipeline.algos.reward_scale import RewardScale
 from pipeline.algos.reward_signals import steps_of
 from pipeline.algos.rows import Rows
 from pipeline.errors import SettingsError
-from pipeline.nets.batch_norm import MOMENTUM, NormalizedActor, NormalizedCritic
+from pipeline.nets.batch_norm import MOMENTUM, NormalizedActor, NormalizedCritic, set_unit_norms
 from pipeline.nets.fast.adam import FlatAdam
 from pipeline.protocol.specs import ObservationType
 from pipeline.settings.schema import TrainerSettings, XQCSettings
@@ -193,12 +193,8 @@ class TwinCritics(nn.Module):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
-        self.both = nn.ModuleList(NormalizedCritic(*args, **kwargs) for _ in range(2))
-
-    @property
-    def critics(self) -> list[NormalizedCritic]:
-        """The two."""
-        return [cast("NormalizedCritic", critic) for critic in self.both]
+        self.critics = [NormalizedCritic(*args, **kwargs) for _ in range(2)]
+        self.both = nn.ModuleList(self.critics)
 
     def forward(self, obs: list[Tensor], continuous: Tensor) -> tuple[list[Tensor], Tensor]:
         """Hidden vectors [B, H] of each by the minibatch's statistics, and these [2, 2, n]."""
@@ -218,7 +214,9 @@ class TwinCritics(nn.Module):
 class TrainedPolicy(Policy):
     """The policy in the form that learns, with batch normalisation; the acting one follows it."""
 
-    def __init__(self, acting: Policy, actor: NormalizedActor, *, has_unit_norms: bool) -> None:
+    def __init__(
+        self, acting: Policy, actor: NormalizedActor, unit_weights: Sequence[Tensor]
+    ) -> None:
         nn.Module.__init__(self)
         self.spec, self.settings, self.normalizers = (
             acting.spec,
@@ -228,14 +226,12 @@ class TrainedPolicy(Policy):
         self.actor = actor  # type: ignore[assignment]  # it has what losses call
         self.numpy_actor = None
         self._acting = (acting,)  # in a tuple, because it is no part of this one
-        self._has_unit_norms = has_unit_norms
+        self._unit_weights = unit_weights
 
     def after_step(self) -> None:
         """Make norms 1 again, and let the acting policy follow."""
-        actor = cast("NormalizedActor", self.actor)
-        if self._has_unit_norms:
-            actor.set_unit_norms()
-        actor.fold_into(self._acting[0].actor)
+        set_unit_norms(self._unit_weights)
+        cast("NormalizedActor", self.actor).fold_into(self._acting[0].actor)
 
 
 class XQC(OffPolicy):
@@ -264,11 +260,16 @@ class XQC(OffPolicy):
                 spec, network, n_atoms=recipe.n_atoms, is_before=recipe.is_before
             ).to(device)
         self.actor = actor
-        self._trained = TrainedPolicy(self.policy, actor, has_unit_norms=recipe.has_unit_norms)
+        critics = self.critics.critics
+        # Whose rows have norm 1.
+        self._unit_weights = [weight for critic in critics for weight in critic.unit_weights]
+        unit_weights = actor.unit_weights
+        if not recipe.has_unit_norms:
+            self._unit_weights, unit_weights = [], []
+        self._trained = TrainedPolicy(self.policy, actor, unit_weights)
         self.own_networks = {"policy": self.policy, "actor": actor, "critics": self.critics}
         self.target: TwinCritics | None = None
-        if recipe.has_unit_norms:
-            self._set_unit_norms()
+        set_unit_norms(self._unit_weights)
         if recipe.has_target:
             self.target = copy.deepcopy(self.critics).requires_grad_(requires_grad=False)
             self.own_networks["target"] = self.target
@@ -369,8 +370,7 @@ class XQC(OffPolicy):
         )
         for critic, statistics in zip(self.critics.critics, found, strict=True):
             critic.layers.observe(statistics, MOMENTUM)
-        if self.recipe.has_unit_norms:
-            self._set_unit_norms(critics_only=True)
+        set_unit_norms(self._unit_weights)
         if self.target is not None:
             self._soft_update(self._following, self._followed, None)
         loss_pi = losses.new_full((1,), math.nan)
@@ -405,23 +405,23 @@ class XQC(OffPolicy):
             obs = [torch.cat(pair) for pair in zip(batch.obs, batch.next_obs, strict=True)]
             actions = torch.cat((batch.continuous, fresh.continuous))
         hidden, statistics = self.critics(obs, actions)
+        outputs = self.critics.values([values[:n_rows] for values in hidden])
+        taken = taken_outputs(outputs, batch.discrete, branches)
         with torch.no_grad():
             valuing, features = self.critics, hidden
             if self.target is not None:
                 valuing, (features, _) = self.target, self.target(obs, actions)
             later = valuing.values([values[n_rows:] for values in features])
-        outputs = self.critics.values([values[:n_rows] for values in hidden])
-        taken = taken_outputs(outputs, batch.discrete, branches)
-        if self.recipe.n_atoms == 1:
-            with torch.no_grad():
+            if self.recipe.n_atoms == 1:
                 target = soft_target(later.squeeze(-1), fresh, **follows)
                 value, clipped = taken.mean(), torch.zeros((), device=self.device)
-            losses = squared_errors(taken.squeeze(-1), target)
-        else:
-            with torch.no_grad():
+            else:
                 least = least_distribution(later, fresh, self.atoms)
                 target, clipped = shifted_distribution(least, **follows, atoms=self.atoms)
                 value = (taken.softmax(-1) @ self.atoms).mean()
+        if self.recipe.n_atoms == 1:
+            losses = squared_errors(taken.squeeze(-1), target)
+        else:
             losses = cross_entropies(taken, target)
         shown = torch.cat((losses, torch.stack((value, clipped))))
         return losses.sum(), (shown, statistics)
@@ -447,12 +447,6 @@ class XQC(OffPolicy):
         if not self.spec.action_spec.continuous_size:
             return torch.zeros(len(fresh.log_prob), device=self.device)
         return self.log_alpha[0].exp() * fresh.log_prob[:, 0]
-
-    def _set_unit_norms(self, *, critics_only: bool = False) -> None:
-        for critic in self.critics.critics:
-            critic.set_unit_norms()
-        if not critics_only:
-            self.actor.set_unit_norms()
 
     def _rewards_of(self, rollout: Rollout) -> Any:
         """Return the rewards times strength [R, S] of a rollout."""

@@ -11,7 +11,7 @@ Sources: Ioffe and Szegedy 2015, arXiv 1502.03167; batch renormalisation: Ioffe 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import cast
@@ -170,7 +170,6 @@ class NormalizedLayers(nn.Module):
         self.running.lerp_(torch.stack((mean, variance)), momentum)
         self.n_batches.add_(1)
 
-    @torch.no_grad()
     def folded(self, heads: Sequence[Dense]) -> list[Dense]:
         """Dense layers that compute what these layers do by the running statistics.
 
@@ -197,12 +196,6 @@ class NormalizedLayers(nn.Module):
             layers.append((weight, bias))
         return [*layers, *(_after(entering, *head) for head in heads)]
 
-    @torch.no_grad()
-    def set_unit_norms(self) -> None:
-        """Divide the incoming weights of each unit by their norm."""
-        for weight in self.weights:
-            set_unit_norm(weight)
-
 
 def _after(
     affine: Affine | None, weight: Tensor, bias: Tensor | None
@@ -226,9 +219,10 @@ def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def set_unit_norm(weight: Tensor) -> None:
-    """Divide each row of a weight [n_out, n_in] by its Euclidean norm, in place."""
-    weight.div_(torch.linalg.vector_norm(weight, dim=1, keepdim=True).clamp_min(1e-12))
+def set_unit_norms(weights: Iterable[Tensor]) -> None:
+    """Divide each row of each weight [n_out, n_in] by its Euclidean norm, in place."""
+    for weight in weights:
+        weight.div_(torch.linalg.vector_norm(weight, dim=1, keepdim=True).clamp_min(1e-12))
 
 
 class NormalizedActor(nn.Module):
@@ -268,11 +262,10 @@ class NormalizedActor(nn.Module):
         """Dense layers of mean and log sigma, then of the branches."""
         return _head_layers(self.heads)
 
-    def set_unit_norms(self) -> None:
-        """Divide the incoming weights of each unit by their norm."""
-        self.layers.set_unit_norms()
-        for layer in self.head_layers:
-            set_unit_norm(layer.weight)
+    @property
+    def unit_weights(self) -> list[Tensor]:
+        """Weights [n_out, n_in] whose rows can have norm 1."""
+        return [*self.layers.weights, *(layer.weight for layer in self.head_layers)]
 
     @torch.no_grad()
     def fold_into(self, actor: Actor) -> None:
@@ -346,7 +339,7 @@ class NormalizedCritic(nn.Module):
             x = torch.relu(dense(x, *layer))
         return dense(x, *head).view(-1, *self.shape)
 
-    def set_unit_norms(self) -> None:
-        """Divide the incoming weights of each unit by their norm."""
-        self.layers.set_unit_norms()
-        set_unit_norm(self.head.weight)
+    @property
+    def unit_weights(self) -> list[Tensor]:
+        """Weights [n_out, n_in] whose rows can have norm 1."""
+        return [*self.layers.weights, self.head.weight]
