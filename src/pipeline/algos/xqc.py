@@ -260,13 +260,9 @@ class XQC(OffPolicy):
                 spec, network, n_atoms=recipe.n_atoms, is_before=recipe.is_before
             ).to(device)
         self.actor = actor
-        critics = self.critics.critics
-        # Whose rows have norm 1.
-        self._unit_weights = [weight for critic in critics for weight in critic.unit_weights]
-        unit_weights = actor.unit_weights
-        if not recipe.has_unit_norms:
-            self._unit_weights, unit_weights = [], []
-        self._trained = TrainedPolicy(self.policy, actor, unit_weights)
+        has_norms, critics = recipe.has_unit_norms, self.critics.critics
+        self._trained = TrainedPolicy(self.policy, actor, actor.unit_weights if has_norms else [])
+        self._unit_weights = [w for critic in critics for w in critic.unit_weights if has_norms]
         self.own_networks = {"policy": self.policy, "actor": actor, "critics": self.critics}
         self.target: TwinCritics | None = None
         set_unit_norms(self._unit_weights)

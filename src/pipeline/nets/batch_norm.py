@@ -35,7 +35,7 @@ MOST_SCALE, MOST_SHIFT = 3.0, 5.0
 RENORMALIZED_AFTER = 100_000
 """Minibatches after which the running statistics are good enough to correct by."""
 _NARROW = 64
-"""Inputs up to which MKL is slow at x' g, as a layer has it that holds its weights by output."""
+"""Inputs below which the gradient of weights takes half the time if they lie input by input."""
 
 Dense = tuple[Tensor, Tensor]
 """Weight [n_out, n_in] and bias [n_out]."""
@@ -111,8 +111,8 @@ class NormalizedLayers(nn.Module):
             The result, and [2, n] means of the minibatch and 1 over its deviations, for `observe`.
         """
         means, inverses = [], []
-        # The scale and shift of what a dense layer reads are applied to its weights: these are
-        # fewer, and its input needs no derivative where it is an observation.
+        # A dense layer applies the scale and shift of what it reads to its weights: there are fewer
+        # of these, and an observation then needs no derivative.
         entering: Affine | None = None
         running = None if self.is_before else self._statistics()
         for place, affine in enumerate(self._affine):
@@ -120,14 +120,9 @@ class NormalizedLayers(nn.Module):
                 x = _dense(x, *_after(entering, *self._dense[place - 1]))
                 x = x if self.is_before else self.activation(x)
             is_applied = self.is_before and place > 0
+            scale, shift = affine if is_applied else (None, None)
             x, mean, inverse = torch.native_batch_norm(
-                x,
-                *(affine if is_applied else (None, None)),
-                None,
-                None,
-                training=True,
-                momentum=0.0,
-                eps=EPSILON,
+                x, scale, shift, None, None, training=True, momentum=0.0, eps=EPSILON
             )
             means.append(mean)
             inverses.append(inverse)
@@ -136,8 +131,7 @@ class NormalizedLayers(nn.Module):
             elif running is None:
                 entering = affine
             else:
-                found = means[place], inverses[place]
-                entering = self._renormalized(affine, *found, running[place])
+                entering = self._renormalized(affine, mean, inverse, running[place])
         if entering is not None:
             x = torch.addcmul(entering[1], x, entering[0])
         return x, torch.cat(means + inverses).view(2, -1)
@@ -145,7 +139,7 @@ class NormalizedLayers(nn.Module):
     def _renormalized(
         self, affine: Affine, mean: Tensor, inverse: Tensor, running: Affine
     ) -> Affine:
-        """Scale and shift of features that a minibatch's statistics have normalised.
+        """Scale and shift of features that were normalised by `mean` and `inverse` deviation.
 
         Batch renormalisation, equations 2 and 3 of Ioffe 2017: y r + d, constants to the gradient.
         """
@@ -202,7 +196,7 @@ def _after(
 ) -> tuple[Tensor, Tensor | None]:
     """The dense layer that reads x as `weight` and `bias` read x * scale + shift.
 
-    Without bias it leaves out a constant, because a normalisation follows, which takes it away.
+    Where there is no bias, the shift is left out: a normalisation follows, which takes it away.
     """
     if affine is None:
         return weight, bias
@@ -211,7 +205,7 @@ def _after(
 
 
 def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As `dense`; the gradient of weights [n_out, n_in] of few inputs takes half the time."""
+    """As `dense`; faster where inputs are few and the weights are trained."""
     if weight.shape[1] >= _NARROW:
         return dense(x, weight, bias)
     columns = weight.t().contiguous()
