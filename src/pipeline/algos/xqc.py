@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pipeline.arrays import BoolArray, FloatArray
     from pipeline.data.columns import Field
     from pipeline.data.rollout import Rollout
+    from pipeline.nets.batch_norm import AnyDense
     from pipeline.nets.fast.adam import Inputs
     from pipeline.protocol.specs import BehaviorSpec
 
@@ -196,15 +197,19 @@ class TwinCritics(nn.Module):
         self.critics = [NormalizedCritic(*args, **kwargs) for _ in range(2)]
         self.both = nn.ModuleList(self.critics)
 
-    def forward(self, obs: list[Tensor], continuous: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Hidden vectors [B, H] of each by the minibatch's statistics, and these [2, 2, n]."""
-        hidden, statistics = zip(*(critic(obs, continuous) for critic in self.critics), strict=True)
-        return list(hidden), torch.stack(statistics)
+    def forward(
+        self, obs: list[Tensor], continuous: Tensor
+    ) -> tuple[list[tuple[Tensor, AnyDense]], Tensor]:
+        """What makes the values of each by the minibatch's statistics, and these [2, 2, n]."""
+        of_each = [critic(obs, continuous) for critic in self.critics]
+        return [(hidden, head) for hidden, head, _ in of_each], torch.stack(
+            [s for *_, s in of_each]
+        )
 
-    def values(self, hidden: list[Tensor]) -> Tensor:
-        """Outputs [2, B, K, Z] of hidden vectors [B, H] of each."""
-        pairs = zip(self.critics, hidden, strict=True)
-        return torch.stack([critic.values(features) for critic, features in pairs])
+    def values(self, of_each: list[tuple[Tensor, AnyDense]], rows: slice) -> Tensor:
+        """Outputs [2, R, K, Z] of some rows of what `forward` gave."""
+        pairs = zip(self.critics, of_each, strict=True)
+        return torch.stack([critic.values(hidden[rows], head) for critic, (hidden, head) in pairs])
 
     def evaluate(self, obs: list[Tensor], continuous: Tensor) -> Tensor:
         """Outputs [2, B, K, Z] by the running statistics; see `NormalizedCritic.evaluate`."""
@@ -401,13 +406,11 @@ class XQC(OffPolicy):
             obs = [torch.cat(pair) for pair in zip(batch.obs, batch.next_obs, strict=True)]
             actions = torch.cat((batch.continuous, fresh.continuous))
         hidden, statistics = self.critics(obs, actions)
-        outputs = self.critics.values([values[:n_rows] for values in hidden])
+        outputs = self.critics.values(hidden, slice(n_rows))
         taken = taken_outputs(outputs, batch.discrete, branches)
         with torch.no_grad():
-            valuing, features = self.critics, hidden
-            if self.target is not None:
-                valuing, (features, _) = self.target, self.target(obs, actions)
-            later = valuing.values([values[n_rows:] for values in features])
+            followed = hidden if self.target is None else self.target(obs, actions)[0]
+            later = self.critics.values(followed, slice(n_rows, None))
             if self.recipe.n_atoms == 1:
                 target = soft_target(later.squeeze(-1), fresh, **follows)
                 value, clipped = taken.mean(), torch.zeros((), device=self.device)

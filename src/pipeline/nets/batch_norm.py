@@ -39,6 +39,8 @@ _NARROW = 64
 
 Dense = tuple[Tensor, Tensor]
 """Weight [n_out, n_in] and bias [n_out]."""
+AnyDense = tuple[Tensor, Tensor | None]
+"""As `Dense`; the bias may be None."""
 Affine = tuple[Tensor, Tensor]
 """Two numbers for each feature, [n] and [n]."""
 
@@ -110,6 +112,11 @@ class NormalizedLayers(nn.Module):
         Returns:
             The result, and [2, n] means of the minibatch and 1 over its deviations, for `observe`.
         """
+        y, last, found = self.unscaled(x)
+        return y if last is None else torch.addcmul(last[1], y, last[0]), found
+
+    def unscaled(self, x: Tensor) -> tuple[Tensor, Affine | None, Tensor]:
+        """As `in_training`, but what reads the result has to apply the scale and shift, if any."""
         means, inverses = [], []
         # A dense layer applies the scale and shift of what it reads to its weights: there are fewer
         # of these, and an observation then needs no derivative.
@@ -132,9 +139,7 @@ class NormalizedLayers(nn.Module):
                 entering = affine
             else:
                 entering = self._renormalized(affine, mean, inverse, running[place])
-        if entering is not None:
-            x = torch.addcmul(entering[1], x, entering[0])
-        return x, torch.cat(means + inverses).view(2, -1)
+        return x, entering, torch.cat(means + inverses).view(2, -1)
 
     def _renormalized(
         self, affine: Affine, mean: Tensor, inverse: Tensor, running: Affine
@@ -191,9 +196,7 @@ class NormalizedLayers(nn.Module):
         return [*layers, *(_after(entering, *head) for head in heads)]
 
 
-def _after(
-    affine: Affine | None, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+def _after(affine: Affine | None, weight: Tensor, bias: Tensor | None) -> AnyDense:
     """The dense layer that reads x as `weight` and `bias` read x * scale + shift.
 
     Where there is no bias, the shift is left out: a normalisation follows, which takes it away.
@@ -310,18 +313,24 @@ class NormalizedCritic(nn.Module):
         nn.init.orthogonal_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, obs: Sequence[Tensor], continuous: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden vectors [B, H] by the minibatch's statistics, and these; see `values`.
+    def forward(self, obs: Sequence[Tensor], continuous: Tensor) -> tuple[Tensor, AnyDense, Tensor]:
+        """What makes the values of a minibatch, by its own statistics; see `values`.
 
         Args:
             obs: [B, *shape] per observation, normalised.
             continuous: [B, A] actions in -1..1; A may be 0.
-        """
-        return self.layers.in_training(torch.cat((self.body(obs), continuous), dim=1))
 
-    def values(self, hidden: Tensor) -> Tensor:
+        Returns:
+            Hidden vectors [B, H], the dense layer that reads them, and the statistics as
+            `NormalizedLayers.in_training` gives them.
+        """
+        x = torch.cat((self.body(obs), continuous), dim=1)
+        hidden, last, found = self.layers.unscaled(x)
+        return hidden, _after(last, self.head.weight, self.head.bias), found
+
+    def values(self, hidden: Tensor, head: AnyDense) -> Tensor:
         """Values [B, outputs, atoms], with an output for each choice of each branch, or one."""
-        return dense(hidden, self.head.weight, self.head.bias).view(-1, *self.shape)
+        return dense(hidden, *head).view(-1, *self.shape)
 
     def evaluate(self, obs: Sequence[Tensor], continuous: Tensor) -> Tensor:
         """Values [B, outputs, atoms] by the running statistics; only actions get a derivative."""
