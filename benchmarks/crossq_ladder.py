@@ -22,6 +22,7 @@ sb3-contrib lives in an environment of its own; SB3_PYTHON names its interpreter
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -192,6 +193,8 @@ def speed(n_rounds: int) -> int:
         "xqc": stocked("xqc", PAPER),
         "sac": stocked("sac", {"batch_size": 256}),
     }
+    gc.collect()
+    gc.freeze()  # as in a run of ours, too
     rates: dict[str, list[float]] = {name: [] for name in ("sb3", *ours)}
     for _ in range(n_rounds):
         rates["sb3"].append(float(peer("--speed", str(N_TIMED)).split()[-1]))

@@ -30,7 +30,7 @@ from pipeline.algos.reward_scale import RewardScale
 from pipeline.algos.reward_signals import steps_of
 from pipeline.algos.rows import Rows
 from pipeline.errors import SettingsError
-from pipeline.nets.batch_norm import MOMENTUM, NormalizedActor, NormalizedCritic
+from pipeline.nets.batch_norm import MOMENTUM, NormalizedActor, NormalizedCritic, set_unit_norms
 from pipeline.nets.fast.adam import FlatAdam
 from pipeline.protocol.specs import ObservationType
 from pipeline.settings.schema import TrainerSettings, XQCSettings
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pipeline.arrays import BoolArray, FloatArray
     from pipeline.data.columns import Field
     from pipeline.data.rollout import Rollout
+    from pipeline.nets.batch_norm import AnyDense
     from pipeline.nets.fast.adam import Inputs
     from pipeline.protocol.specs import BehaviorSpec
 
@@ -108,21 +109,20 @@ def shifted_distribution(
     Returns:
         [B, Z], and a number.
     """
-    n_rows, n_atoms = probability.shape
+    n_atoms = len(atoms)
     spacing = (atoms[-1] - atoms[0]) / (n_atoms - 1)
-    shifted = reward.unsqueeze(1) + discount.unsqueeze(1) * (atoms - cost.unsqueeze(1))
-    is_outside = (shifted < atoms[0]) | (shifted > atoms[-1])
-    place = ((shifted - atoms[0]) / spacing).clamp(0.0, n_atoms - 1.0)
+    # Places count atoms from the first one. Shifted atoms are evenly spaced, too.
+    first = (reward + discount * (atoms[0] - cost) - atoms[0]) / spacing
+    steps = torch.arange(n_atoms, dtype=atoms.dtype, device=atoms.device)
+    shifted = torch.addcmul(first.unsqueeze(1), discount.unsqueeze(1), steps)
+    place = shifted.clamp(0.0, n_atoms - 1.0)
     # At most the last but one, so that an atom which falls on a place keeps all its mass there.
     lower = place.floor().clamp(max=n_atoms - 2.0)
-    upper_share = place - lower
-    first = torch.arange(n_rows, device=lower.device).unsqueeze(1) * n_atoms
-    index = (lower.long() + first).flatten()
-    result = torch.zeros_like(probability).flatten()
-    result = result.index_add(0, index, (probability * (1.0 - upper_share)).flatten())
-    result = result.index_add(0, index + 1, (probability * upper_share).flatten())
-    clipped = (probability * is_outside).sum(1).mean()
-    return result.view(n_rows, n_atoms), clipped
+    upper_mass = probability * (place - lower)
+    mass, index = torch.cat((probability - upper_mass, upper_mass), dim=1), lower.long()
+    index = torch.cat((index, index + 1), dim=1)
+    result = torch.zeros_like(probability).scatter_add(1, index, mass)
+    return result, (probability * (shifted != place)).sum(1).mean()
 
 
 def soft_target(
@@ -157,7 +157,9 @@ def cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
         logits: [2, B, b, Z].
         target: [B, Z], constant.
     """
-    return -(target.unsqueeze(1) * logits.log_softmax(-1)).sum(-1).mean((1, 2))
+    n_critics, *shape = logits.shape
+    log_p = logits.log_softmax(-1).view(n_critics, -1)
+    return log_p @ target.unsqueeze(1).expand(shape).flatten() / (-shape[0] * shape[1])
 
 
 def squared_errors(values: Tensor, target: Tensor) -> Tensor:
@@ -192,19 +194,22 @@ class TwinCritics(nn.Module):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
-        self.both = nn.ModuleList(NormalizedCritic(*args, **kwargs) for _ in range(2))
+        self.critics = [NormalizedCritic(*args, **kwargs) for _ in range(2)]
+        self.both = nn.ModuleList(self.critics)
 
-    @property
-    def critics(self) -> list[NormalizedCritic]:
-        """The two."""
-        return [cast("NormalizedCritic", critic) for critic in self.both]
-
-    def forward(self, obs: list[Tensor], continuous: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Outputs [2, B, K, Z] by the minibatch's statistics, and these of each critic."""
-        outputs, statistics = zip(
-            *(critic(obs, continuous) for critic in self.critics), strict=True
+    def forward(
+        self, obs: list[Tensor], continuous: Tensor
+    ) -> tuple[list[tuple[Tensor, AnyDense]], Tensor]:
+        """What makes the values of each by the minibatch's statistics, and these [2, 2, n]."""
+        of_each = [critic(obs, continuous) for critic in self.critics]
+        return [(hidden, head) for hidden, head, _ in of_each], torch.stack(
+            [s for *_, s in of_each]
         )
-        return torch.stack(outputs), list(statistics)
+
+    def values(self, of_each: list[tuple[Tensor, AnyDense]], rows: slice) -> Tensor:
+        """Outputs [2, R, K, Z] of some rows of what `forward` gave."""
+        pairs = zip(self.critics, of_each, strict=True)
+        return torch.stack([critic.values(hidden[rows], head) for critic, (hidden, head) in pairs])
 
     def evaluate(self, obs: list[Tensor], continuous: Tensor) -> Tensor:
         """Outputs [2, B, K, Z] by the running statistics; see `NormalizedCritic.evaluate`."""
@@ -214,7 +219,9 @@ class TwinCritics(nn.Module):
 class TrainedPolicy(Policy):
     """The policy in the form that learns, with batch normalisation; the acting one follows it."""
 
-    def __init__(self, acting: Policy, actor: NormalizedActor, *, has_unit_norms: bool) -> None:
+    def __init__(
+        self, acting: Policy, actor: NormalizedActor, unit_weights: Sequence[Tensor]
+    ) -> None:
         nn.Module.__init__(self)
         self.spec, self.settings, self.normalizers = (
             acting.spec,
@@ -224,14 +231,12 @@ class TrainedPolicy(Policy):
         self.actor = actor  # type: ignore[assignment]  # it has what losses call
         self.numpy_actor = None
         self._acting = (acting,)  # in a tuple, because it is no part of this one
-        self._has_unit_norms = has_unit_norms
+        self._unit_weights = unit_weights
 
     def after_step(self) -> None:
         """Make norms 1 again, and let the acting policy follow."""
-        actor = cast("NormalizedActor", self.actor)
-        if self._has_unit_norms:
-            actor.set_unit_norms()
-        actor.fold_into(self._acting[0].actor)
+        set_unit_norms(self._unit_weights)
+        cast("NormalizedActor", self.actor).fold_into(self._acting[0].actor)
 
 
 class XQC(OffPolicy):
@@ -260,14 +265,17 @@ class XQC(OffPolicy):
                 spec, network, n_atoms=recipe.n_atoms, is_before=recipe.is_before
             ).to(device)
         self.actor = actor
-        self._trained = TrainedPolicy(self.policy, actor, has_unit_norms=recipe.has_unit_norms)
+        has_norms, critics = recipe.has_unit_norms, self.critics.critics
+        self._trained = TrainedPolicy(self.policy, actor, actor.unit_weights if has_norms else [])
+        self._unit_weights = [w for critic in critics for w in critic.unit_weights if has_norms]
         self.own_networks = {"policy": self.policy, "actor": actor, "critics": self.critics}
         self.target: TwinCritics | None = None
-        if recipe.has_unit_norms:
-            self._set_unit_norms()
+        set_unit_norms(self._unit_weights)
         if recipe.has_target:
             self.target = copy.deepcopy(self.critics).requires_grad_(requires_grad=False)
             self.own_networks["target"] = self.target
+            self._followed: list[Tensor] = list(self.critics.parameters())
+            self._following: list[Tensor] = list(self.target.parameters())
         self.optimizer = FlatAdam(_learned(self.critics), learning_rate=h.learning_rate)
         self.actor_optimizer = FlatAdam(
             [*_learned(actor), self.log_alpha], learning_rate=h.learning_rate
@@ -361,13 +369,11 @@ class XQC(OffPolicy):
         losses, found = self.optimizer.descend(
             self._critic_losses, self._with_noise(batch), max_norm=max_norm
         )
-        sizes = [len(critic.layers.running) for critic in self.critics.critics]
-        for critic, statistics in zip(self.critics.critics, torch.split(found, sizes), strict=True):
+        for critic, statistics in zip(self.critics.critics, found, strict=True):
             critic.layers.observe(statistics, MOMENTUM)
-        if self.recipe.has_unit_norms:
-            self._set_unit_norms(critics_only=True)
+        set_unit_norms(self._unit_weights)
         if self.target is not None:
-            self._soft_update(list(self.target.parameters()), list(self.critics.parameters()), None)
+            self._soft_update(self._following, self._followed, None)
         loss_pi = losses.new_full((1,), math.nan)
         if (self.n_updates - 1) % delay == 0:  # the first update included
             loss_pi, found = self.actor_optimizer.descend(
@@ -399,24 +405,25 @@ class XQC(OffPolicy):
             # One minibatch of what was and what follows, whose mixture the statistics are of.
             obs = [torch.cat(pair) for pair in zip(batch.obs, batch.next_obs, strict=True)]
             actions = torch.cat((batch.continuous, fresh.continuous))
-        outputs, statistics = self.critics(obs, actions)
+        hidden, statistics = self.critics(obs, actions)
+        outputs = self.critics.values(hidden, slice(n_rows))
+        taken = taken_outputs(outputs, batch.discrete, branches)
         with torch.no_grad():
-            later = outputs if self.target is None else self.target(obs, actions)[0]
-            later = later[:, n_rows:]
-        taken = taken_outputs(outputs[:, :n_rows], batch.discrete, branches)
-        if self.recipe.n_atoms == 1:
-            with torch.no_grad():
+            followed = hidden if self.target is None else self.target(obs, actions)[0]
+            later = self.critics.values(followed, slice(n_rows, None))
+            if self.recipe.n_atoms == 1:
                 target = soft_target(later.squeeze(-1), fresh, **follows)
                 value, clipped = taken.mean(), torch.zeros((), device=self.device)
-            losses = squared_errors(taken.squeeze(-1), target)
-        else:
-            with torch.no_grad():
+            else:
                 least = least_distribution(later, fresh, self.atoms)
                 target, clipped = shifted_distribution(least, **follows, atoms=self.atoms)
                 value = (taken.softmax(-1) @ self.atoms).mean()
+        if self.recipe.n_atoms == 1:
+            losses = squared_errors(taken.squeeze(-1), target)
+        else:
             losses = cross_entropies(taken, target)
         shown = torch.cat((losses, torch.stack((value, clipped))))
-        return losses.sum(), (shown, torch.cat(statistics))
+        return losses.sum(), (shown, statistics)
 
     def _actor_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the sum of the losses of actor and temperatures; the actor's; statistics."""
@@ -439,12 +446,6 @@ class XQC(OffPolicy):
         if not self.spec.action_spec.continuous_size:
             return torch.zeros(len(fresh.log_prob), device=self.device)
         return self.log_alpha[0].exp() * fresh.log_prob[:, 0]
-
-    def _set_unit_norms(self, *, critics_only: bool = False) -> None:
-        for critic in self.critics.critics:
-            critic.set_unit_norms()
-        if not critics_only:
-            self.actor.set_unit_norms()
 
     def _rewards_of(self, rollout: Rollout) -> Any:
         """Return the rewards times strength [R, S] of a rollout."""
