@@ -64,7 +64,10 @@ def made(kind: str, mode: str = "xqc", seed: int = 1, **options) -> XQC:
 def rows_of(kind: str, n_rows: int = 128, *, masked: bool = False):
     SPECS.setdefault(kind, KINDS[kind])  # `experience` looks kinds up there
     rollout = experience(kind, n_rows, masked=masked)
-    return replace(rollout, slots=np.arange(len(rollout.lengths)))
+    ends = {}
+    if "allowed" in rollout.fields:  # what is allowed next is that of any other rows
+        ends["next_allowed"] = rollout.fields["allowed"][: len(rollout.lengths)]
+    return replace(rollout, slots=np.arange(len(rollout.lengths)), at_end=ends)
 
 
 def trained(kind: str, mode: str, n_updates: int = 7, *, masked: bool = True, **options) -> XQC:
@@ -491,7 +494,8 @@ def test_returns_of_several_steps_end_with_their_trajectory(n_steps):
         np.testing.assert_allclose(float(batch.fields["discount"][row]), discount, rtol=1e-5)
         after = rollout.next_obs[0][trajectory] if is_last else obs[last]
         np.testing.assert_array_equal(batch.next_obs[0][row].numpy(), after)
-        allowed = np.ones(5, np.bool_) if is_last else rollout.fields["allowed"][last]
+        at_end = rollout.at_end["next_allowed"]
+        allowed = at_end[trajectory] if is_last else rollout.fields["allowed"][last]
         np.testing.assert_array_equal(batch.fields["next_allowed"][row].numpy(), allowed)
 
 
