@@ -132,9 +132,7 @@ def test_what_an_end_says_of_the_next_row_is_stored_for_each_row():
             at_end={"next_allowed": rng.random((k, 3)) < 0.5},
         )
         stored.add(new)
-        for start, length, end in zip(
-            new.starts, lengths, new.at_end["next_allowed"], strict=True
-        ):
+        for start, length, end in zip(new.starts, lengths, new.at_end["next_allowed"], strict=True):
             expected += [*new.fields["allowed"][start + 1 : start + length], end]
         restored = Replay(columns, capacity=20)
         restored.load_state_dict(stored.state_dict())

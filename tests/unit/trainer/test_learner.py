@@ -420,7 +420,9 @@ def test_without_masks_all_choices_are_allowed_next(make_learner):
     options = {"hyperparameters": {"batch_size": 8, "buffer_size": 500}, "time_horizon": 1}
     learner = make_learner(Forbidden.spec, trainer_type="xqc", **options)
     for _ in range(4):
-        take_turn(learner, [(decision_steps([np.ones((3, 1))]), TerminalSteps.empty(Forbidden.spec))])
+        take_turn(
+            learner, [(decision_steps([np.ones((3, 1))]), TerminalSteps.empty(Forbidden.spec))]
+        )
         learner.learn()
     assert learner.algorithm.replay.read(np.arange(9)).fields["next_allowed"].all()
 
