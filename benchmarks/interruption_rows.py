@@ -119,6 +119,14 @@ ROWS = {
     "sac-compiled-threaded": Row(method="SAC", settings=SAC, compiled=True, threaded=True),
     "xqc": Row(method="XQC", settings=_XQC),
     "xqc-2-threaded": Row(method="XQC", settings=_XQC, num_envs=2, threaded=True),
+    "xqc-2-masks-threaded": Row(
+        method="XQC, hybrid with masks",
+        env="collector",
+        behaviors=("FoodCollector",),
+        settings=_XQC | {"time_horizon": 4},
+        num_envs=2,
+        threaded=True,
+    ),
     "poca": Row(method="POCA", settings=_POCA, **_PUSH),
     "poca-4-threaded": Row(method="POCA", settings=_POCA, num_envs=4, threaded=True, **_PUSH),
     "poca-compiled-threaded": Row(

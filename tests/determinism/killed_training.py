@@ -64,6 +64,7 @@ def trainer(how: str, demonstration: Path) -> dict:
             settings["trainer_type"] = "xqc"
             more = {"held_noise": 4, "n_steps": 2, "policy_delay": 3, "init_entcoef": 0.1}
             settings["hyperparameters"] |= more
+            settings["network_settings"]["goal_conditioning_type"] = "none"
     if "poca" in how:
         settings["trainer_type"] = "poca"
     if "memory" in how:

@@ -129,6 +129,7 @@ def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, 
         ("couriers", "four threaded"),
         ("push_together", "four poca memory"),
         ("balance_ball", "sac"),
+        ("collector", "four xqc threaded"),
     ],
 )
 def test_killed_run_in_an_executable_equals_the_uninterrupted_run(name, how, packed, tmp_path):
@@ -168,8 +169,10 @@ def test_run_that_was_told_to_stop_equals_the_uninterrupted_run(packed, tmp_path
         ("Both", "sac threaded"),
         ("Both", "sac compiled"),
         ("Chase", "xqc"),
-        ("Both", "xqc threaded"),
+        ("balance_ball", "xqc lessons"),
+        ("Both", "xqc threaded compiled"),
         ("Both", "xqc rnd"),
+        ("grid_world", "xqc threaded"),
     ],
 )
 def test_resumed_run_with_sac_equals_the_uninterrupted_run(name, how, tmp_path):
@@ -210,7 +213,18 @@ def test_saving_completes_the_update_under_way_and_changes_nothing(name, how, tm
     assert_equal_states(uninterrupted, seldom)
 
 
-@pytest.mark.parametrize("how", ["curiosity", "rnd", "gail", "gail memory", "gail threaded"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "curiosity",
+        "rnd",
+        "gail",
+        "gail memory",
+        "gail threaded",
+        "xqc curiosity",
+        "xqc gail threaded",
+    ],
+)
 def test_resumed_run_with_a_learned_reward_equals_the_uninterrupted_run(how, tmp_path):
     with writing_demo(tmp_path / "expert.demo", "Toy?team=0", Both.spec) as writer:
         rng = np.random.default_rng(0)

@@ -77,7 +77,7 @@ class ReplaySampler:
         return Rows(obs=obs, next_obs=next_obs, fields=fields, sequences=sequences)
 
     def _rows(self, sampled: Sampled) -> Rows:
-        names = ("continuous", "discrete", "reward", "done", "allowed")
+        names = ("continuous", "discrete", "reward", "done", "allowed", "next_allowed")
         return Rows(
             obs=tensors(sampled.obs, self.device),
             next_obs=tensors(sampled.next_obs, self.device),
@@ -93,7 +93,7 @@ class ReturnSampler(ReplaySampler):
     - `return` [B]: discounted rewards of up to `n_steps` steps, until the trajectory ends;
     - `discount` [B]: of the value of the observation after these, 0 where the task ended;
     - `next_allowed` bool [B, sum of branch sizes]: choices at that observation, where there are
-      branches. Where a trajectory was cut, they are not known, and all are allowed.
+      branches.
 
     Args:
         n_steps: most steps.
@@ -129,10 +129,8 @@ class ReturnSampler(ReplaySampler):
         fields["return"] = (rewards * self._on_device(weights)).sum(0)
         fields["discount"] = discount.masked_fill(rows.done[ends], 0.0)
         if rows.allowed is not None:
-            later, has_later = self.replay.following(first + n_taken - 1, 2)
-            allowed = self.replay.column("allowed", later[1]) | ~has_later[1][:, None]
             fields["allowed"] = rows.allowed[:n_rows]
-            fields["next_allowed"] = torch.from_numpy(allowed).to(self.device)
+            fields["next_allowed"] = rows.fields["next_allowed"][ends]
         return Rows(
             obs=self.normalizers([values[:n_rows] for values in rows.obs]),
             next_obs=self.normalizers([values[ends] for values in rows.next_obs]),

@@ -328,7 +328,10 @@ class XQC(OffPolicy):
     @property
     def fields(self) -> dict[str, Field]:
         """What each row of experience holds; nobody learns from held noise."""
-        return {name: field for name, field in super().fields.items() if name != "memory"}
+        fields = {name: field for name, field in super().fields.items() if name != "memory"}
+        if "allowed" in fields:
+            fields["next_allowed"] = replace(fields["allowed"], at_end=True)
+        return fields
 
     def act(
         self,

@@ -39,7 +39,8 @@ class Replay:
     """The newest `capacity` rows, in arrays allocated once.
 
     New rows overwrite the oldest. With memory, whole sequences are sampled, and a sequence that has
-    lost a row is not sampled any more.
+    lost a row is not sampled any more. A field `next_NAME` that trajectories have once, at their
+    end, is stored for each row: the value of the field NAME in the row that follows.
 
     Args:
         columns: of a row, as in `Trajectories`; a field is `memory` where there is memory.
@@ -95,13 +96,18 @@ class Replay:
         # Each earlier trajectory has taken one place more, for its last observation.
         row_places = self._n_places + np.arange(n_rows) + trajectory
         end_places = self._n_places + np.cumsum(lengths + 1) - 1
+        last_rows = np.cumsum(lengths) - 1
         done = np.zeros(n_rows, np.bool_)
-        done[np.cumsum(lengths) - 1] = rollout.terminated
+        done[last_rows] = rollout.terminated
+        columns = {**rollout.fields, "done": done}
+        for name, at_end in rollout.at_end.items():
+            columns[name] = np.roll(rollout.fields[name.removeprefix("next_")], -1, axis=0)
+            columns[name][last_rows] = at_end
         # A rollout larger than the ring would write some places twice.
         newest = slice(max(n_rows - self.capacity, 0), n_rows)
         at = (self.n_added + np.arange(n_rows)[newest]) % self.capacity
         for name, stored in self._rows.items():
-            stored[at] = (done if name == "done" else rollout.fields[name])[newest]
+            stored[at] = columns[name][newest]
         self._place[at] = row_places[newest]
         if self.remembers and rollout.memory is not None:
             new = cut(rollout.lengths, self.sequence_length)
@@ -154,11 +160,6 @@ class Replay:
         places = self._place[numbers % self.capacity]
         follows = (numbers < self.n_added) & (places == places[0] + steps)
         return np.minimum(numbers, self.n_added - 1), follows
-
-    def column(self, name: str, rows: AnyArray) -> AnyArray:
-        """Copies [B, ...] of a field of rows by their numbers."""
-        values: AnyArray = self._rows[name][rows % self.capacity]
-        return values
 
     def read(
         self, rows: AnyArray, *, lengths: AnyArray | None = None, memory: FloatArray | None = None

@@ -86,7 +86,8 @@ class Trajectories:
     """
 
     def __init__(self, columns: Columns[Field], *, horizon: int, capacity: int) -> None:
-        self._at_end = {name: spec for name, spec in columns.fields.items() if spec.at_end}
+        self.fields_at_end = {name: spec for name, spec in columns.fields.items() if spec.at_end}
+        """Fields that trajectories have once."""
         rows = {name: spec for name, spec in columns.fields.items() if not spec.at_end}
         self._sparse = {name: spec for name, spec in rows.items() if spec.every}
         self.columns = Columns({**rows, "reward": Field(shape=())}, columns.obs)
@@ -107,7 +108,7 @@ class Trajectories:
             "slot": Field(shape=(), dtype=np.int64),
             "begins": Field(shape=(), dtype=np.bool_),
             "ended": Field(shape=(), dtype=np.bool_),
-            **self._at_end,
+            **self.fields_at_end,
             **{
                 name: Field(shape=self._open.fields[name].shape[1:], dtype=spec.dtype)
                 for name, spec in self._sparse.items()
@@ -252,7 +253,7 @@ class Trajectories:
             slots=by_name["slot"],
             begins=by_name["begins"],
             ended=by_name["ended"],
-            at_end={name: by_name[name] for name in self._at_end},
+            at_end={name: by_name[name] for name in self.fields_at_end},
             moments=moments,
         )
 

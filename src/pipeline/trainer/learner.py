@@ -14,14 +14,14 @@ from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.finite_checks import refuse_non_finite_rollout
 from pipeline.algos.policy import Decision
 from pipeline.algos.process_group import LearnerGroup
-from pipeline.arrays import AnyArray, FloatArray
+from pipeline.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import enlarged
 from pipeline.data.replay import Replay
 from pipeline.data.rollout import ClosedTrajectories, Trajectories
 from pipeline.data.slots import STALE_AFTER_MESSAGES, Slots
 from pipeline.errors import TrainingError, UnityPolicyException
 from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import Steps, TerminalSteps
+from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.settings.schema import TrainerSettings
 from pipeline.tracking import names
 from pipeline.trainer.batching import (
@@ -160,6 +160,7 @@ class Learner:
             self._ended(message.team, part)
         for _, decision, slots in message.deciding:
             reward, at_end = self.grouping.outcome(decision, slots)
+            at_end = {**at_end, **self._next_allowed(decision)}
             closed = self.trajectories.complete_transition(
                 slots, reward, decision.obs, ended=False, at_end=at_end
             )
@@ -302,6 +303,7 @@ class Learner:
         if self.memories is not None:
             self.memories[slots] = 0.0
         reward, at_end = self.grouping.outcome(terminal, slots)
+        at_end = {**at_end, **self._next_allowed(terminal)}
         idle = ~self.trajectories.are_waiting(slots)
         closed = self.trajectories.complete_transition(
             slots, reward, terminal.obs, ended=True, interrupted=terminal.interrupted, at_end=at_end
@@ -312,6 +314,18 @@ class Learner:
         # The decisions of opponents are not stored, so all of them would seem to be idle.
         if idle.any() and not (self.past is not None and team in self.past.opponents):
             self.grouping.report_idle(terminal, idle, self.pending_stats)
+
+    def _next_allowed(self, steps: DecisionSteps | TerminalSteps) -> dict[str, BoolArray]:
+        """Return which choices agents have next, if the algorithm stores them.
+
+        After an episode that was cut short the environment does not say, and all are allowed.
+        """
+        if "next_allowed" not in self.trajectories.fields_at_end:
+            return {}
+        if isinstance(steps, DecisionSteps) and steps.action_mask is not None:
+            return {"next_allowed": ~np.concatenate(steps.action_mask, axis=1)}
+        n_choices = sum(self.spec.action_spec.discrete_branches)
+        return {"next_allowed": np.ones((len(steps.agent_id), n_choices), np.bool_)}
 
     def _clear_closed(self) -> None:
         self.trajectories.clear_closed()

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from golden_cases import CASES, behavior, demonstration
 from test_sac import CPU, SPECS, experience
 from torch.nn.functional import silu
 
@@ -30,13 +31,19 @@ KINDS = {
         SPECS["continuous"].action_spec,
     ),
     "goal": SPECS["image as goal"],
+    "demonstrated": behavior(CASES["xqc, hybrid"]),
 }
-kinds = pytest.mark.parametrize("kind", KINDS)
+kinds = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "demonstrated"])
 modes = pytest.mark.parametrize("mode", ["xqc", "crossq"])
 GAMMA = 0.9
 
 
-def settings_of(network: dict | None = None, signals: dict | None = None, **hyperparameters):
+def settings_of(
+    network: dict | None = None,
+    signals: dict | None = None,
+    behavior: dict | None = None,
+    **hyperparameters,
+):
     base = {
         "trainer_type": "xqc",
         "hyperparameters": {
@@ -52,6 +59,7 @@ def settings_of(network: dict | None = None, signals: dict | None = None, **hype
             **(network or {}),
         },
         "reward_signals": {"extrinsic": {"gamma": GAMMA, "strength": 0.7}, **(signals or {})},
+        **(behavior or {}),
     }
     return load_run_settings(None, overrides={"behaviors": {"B": base}}).behaviors["B"]
 
@@ -64,7 +72,10 @@ def made(kind: str, mode: str = "xqc", seed: int = 1, **options) -> XQC:
 def rows_of(kind: str, n_rows: int = 128, *, masked: bool = False):
     SPECS.setdefault(kind, KINDS[kind])  # `experience` looks kinds up there
     rollout = experience(kind, n_rows, masked=masked)
-    return replace(rollout, slots=np.arange(len(rollout.lengths)))
+    ends = {}
+    if "allowed" in rollout.fields:  # what is allowed next is that of any other rows
+        ends["next_allowed"] = rollout.fields["allowed"][: len(rollout.lengths)]
+    return replace(rollout, slots=np.arange(len(rollout.lengths)), at_end=ends)
 
 
 def trained(kind: str, mode: str, n_updates: int = 7, *, masked: bool = True, **options) -> XQC:
@@ -407,6 +418,41 @@ def test_update_from_a_saved_state_equals_going_on(kind, mode):
     assert original.reward_scale.state_dict() == restored.reward_scale.state_dict()
 
 
+_SMALL = {"gamma": GAMMA, "strength": 0.3, "network_settings": {"hidden_units": 8}}
+# Options beside XQC by name, and the losses that statistics show of it.
+PARTS = {
+    "cloning": ({}, ["Pretraining"]),
+    "gail": ({"signals": {"gail": {**_SMALL, "use_actions": True}}}, ["GAIL"]),
+    "curiosity": ({"signals": {"curiosity": _SMALL}}, ["Curiosity Forward", "Curiosity Inverse"]),
+    "rnd": ({"signals": {"rnd": _SMALL}}, ["RND"]),
+    "more steps than a trajectory has": ({"n_steps": 40}, []),
+    "as many updates of the actor": ({"policy_delay": 1}, []),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_beside_other_parts_losses_are_finite_and_a_resumed_run_goes_on_the_same(name, tmp_path):
+    options, losses = copy.deepcopy(PARTS[name])
+    demo = str(demonstration("xqc, hybrid", tmp_path))
+    if name == "gail":
+        options["signals"]["gail"]["demo_path"] = demo
+    if name == "cloning":
+        options["behavior"] = {"behavioral_cloning": {"demo_path": demo, "batch_size": 8}}
+    original, restored = (
+        made("demonstrated", seed=seed, steps_per_update=2, **options) for seed in (1, 2)
+    )
+    for step in (6, 12):
+        original.update(rows_of("demonstrated", 64), step=step)
+    restored.replay.load_state_dict(original.replay.state_dict())
+    restored.load_state_dict(copy.deepcopy(original.state_dict()))
+    stats, again = (
+        algorithm.update(rows_of("demonstrated", 32), step=24) for algorithm in (original, restored)
+    )
+    assert {f"Losses/{loss} Loss" for loss in ("Q1", "Q2", "Policy", *losses)} <= stats.keys()
+    assert all(math.isfinite(value) for value in stats.values())
+    assert stats == again
+
+
 def test_noise_is_held_for_some_decisions_and_goes_on_after_a_restart():
     algorithm = made("continuous", held_noise=4)
     assert algorithm.memory_size == 3
@@ -491,7 +537,8 @@ def test_returns_of_several_steps_end_with_their_trajectory(n_steps):
         np.testing.assert_allclose(float(batch.fields["discount"][row]), discount, rtol=1e-5)
         after = rollout.next_obs[0][trajectory] if is_last else obs[last]
         np.testing.assert_array_equal(batch.next_obs[0][row].numpy(), after)
-        allowed = np.ones(5, np.bool_) if is_last else rollout.fields["allowed"][last]
+        at_end = rollout.at_end["next_allowed"]
+        allowed = at_end[trajectory] if is_last else rollout.fields["allowed"][last]
         np.testing.assert_array_equal(batch.fields["next_allowed"][row].numpy(), allowed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -115,6 +116,29 @@ def test_an_observation_is_stored_once():
     replay = Replay(Columns({}, [Field(shape=(1000,))]), capacity=1000)
     stored = sum(array.nbytes for array in replay._obs)
     assert stored < 1.1 * 1000 * 1000 * 4
+
+
+def test_what_an_end_says_of_the_next_row_is_stored_for_each_row():
+    """Of the choices that are allowed next, in a ring that is written over, and from its state."""
+    allowed = Field(shape=(3,), dtype=np.bool_)
+    columns = Columns({"allowed": allowed, "next_allowed": replace(allowed, at_end=True)}, OBS)
+    rng, stored, expected = np.random.default_rng(1), Replay(columns, capacity=20), []
+    for lengths in ([5, 1], [7], [1, 1, 4], [30, 2]):
+        new = rollout(lengths, rng)
+        n, k = new.n_rows, len(lengths)
+        new = replace(
+            new,
+            fields={**new.fields, "allowed": rng.random((n, 3)) < 0.5},
+            at_end={"next_allowed": rng.random((k, 3)) < 0.5},
+        )
+        stored.add(new)
+        for start, length, end in zip(new.starts, lengths, new.at_end["next_allowed"], strict=True):
+            expected += [*new.fields["allowed"][start + 1 : start + length], end]
+        restored = Replay(columns, capacity=20)
+        restored.load_state_dict(stored.state_dict())
+        for each in (stored, restored):
+            rows = each.read(np.arange(each.n_added - len(each), each.n_added))
+            np.testing.assert_array_equal(rows.fields["next_allowed"], expected[-20:])
 
 
 def test_rows_are_drawn_evenly():

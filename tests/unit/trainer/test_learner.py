@@ -9,7 +9,7 @@ import pytest
 import torch
 from failing_workers import FailsAt, Long
 from steps import decision_steps, take_turn, terminal_steps
-from toys import Chase, Corridor
+from toys import BEHAVIOR, Chase, Corridor, Forbidden
 
 from pipeline.data.slots import STALE_AFTER_MESSAGES
 from pipeline.envs.in_process import InProcessEnvironment
@@ -377,6 +377,56 @@ def test_beside_an_update_one_policy_acts_is_kept_and_normalises_as_at_its_begin
 
 
 @pytest.mark.parametrize("of", ["teams", "workers"])
+class ShowsWhatIsAllowed(Forbidden):
+    """An agent sees its own mask, so that the next observation says what is allowed next."""
+
+    spec = BehaviorSpec([ObservationSpec.vector(5)], Forbidden.spec.action_spec)
+    length = 5
+
+    def observe(self):
+        return [~self.mask]
+
+
+@pytest.mark.parametrize("time_horizon", [1, 3, 8])
+def test_what_is_allowed_after_a_cut_trajectory_is_stored_but_not_after_a_cut_episode(
+    make_learner, time_horizon
+):
+    off_policy = {"batch_size": 8, "buffer_size": 500, "buffer_init_steps": 400}
+    learner = make_learner(
+        ShowsWhatIsAllowed.spec,
+        trainer_type="xqc",
+        hyperparameters=off_policy,
+        time_horizon=time_horizon,
+    )
+    games = [ShowsWhatIsAllowed(seed=seed, n_agents=3) for seed in (1, 2)]
+    messages = [game.reset()[BEHAVIOR] for game in games]
+    for _ in range(20):
+        decided = take_turn(learner, messages)
+        learner.learn()
+        messages = [
+            game.step({BEHAVIOR: action})[BEHAVIOR]
+            for game, action in zip(games, decided.actions, strict=True)
+        ]
+    replay = learner.algorithm.replay
+    rows = replay.read(np.arange(replay.n_added))
+    shown, stored = rows.next_obs[0] > 0, rows.fields["next_allowed"]
+    differ = (shown != stored).any(axis=1)
+    assert not stored.all()
+    assert stored[differ].all()  # an environment does not say what is allowed after an end
+    assert 0 < differ.sum() <= replay.n_added // 5
+
+
+def test_without_masks_all_choices_are_allowed_next(make_learner):
+    options = {"hyperparameters": {"batch_size": 8, "buffer_size": 500}, "time_horizon": 1}
+    learner = make_learner(Forbidden.spec, trainer_type="xqc", **options)
+    for _ in range(4):
+        take_turn(
+            learner, [(decision_steps([np.ones((3, 1))]), TerminalSteps.empty(Forbidden.spec))]
+        )
+        learner.learn()
+    assert learner.algorithm.replay.read(np.arange(9)).fields["next_allowed"].all()
+
+
 def test_groups_of_two_with_the_same_number_have_no_members_in_common(make_learner, of):
     learner = histories.learner_of(make_learner, "poca")
     nobody = terminal_steps([np.zeros((0, 3))], [])
