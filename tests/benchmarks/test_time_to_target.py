@@ -74,16 +74,16 @@ def test_programs_take_turns():
 @pytest.mark.parametrize("task", ttt.TASKS)
 def test_every_trainer_of_a_task_has_settings_and_reports_equally_often(task, tmp_path):
     for trainer in ttt.TASKS[task].trainers:
-        row = ttt.Row(task_name=task, ms=6.0, trainer=trainer, seed=4, folder=tmp_path)
+        row = ttt.Row(task, 6.0, trainer, 4, tmp_path)
         (behavior,) = row.settings()["behaviors"].values()
         assert behavior["summary_freq"] == ttt.TASKS[task].summary_freq
         assert behavior["threaded"] is not trainer.startswith("peer-")
 
 
 def test_finished_row_is_kept_unless_its_settings_have_changed(tmp_path):
-    row = ttt.Row(task_name="balance_ball", ms=6.0, trainer="ppo", seed=4, folder=tmp_path)
+    row = ttt.Row("balance_ball", 6.0, "ppo", 4, tmp_path)
     assert row.kept() is None
-    row.file().write_text(json.dumps({"settings": row.digest(), "seconds": 5.0}))
+    row.file.write_text(json.dumps({"settings": row.digest(), "seconds": 5.0}))
     assert row.kept()["seconds"] == 5.0
-    row.file().write_text(json.dumps({"settings": "other", "seconds": 5.0}))
+    row.file.write_text(json.dumps({"settings": "other", "seconds": 5.0}))
     assert row.kept() is None
