@@ -52,7 +52,7 @@ Summary = tuple[int, float, float]  # agent steps, seconds since the command, me
 Result = dict[str, Any]  # a finished row, as its file has it
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Task:
     """What is to be learned, with settings of each trainer below `config/`."""
 
@@ -72,31 +72,20 @@ class Task:
         return [name for pair in zip_longest(self.files, peers) for name in pair if name]
 
 
-_BALL = {"ppo": "ppo/3DBall.yaml", "sac": "sac/3DBall.yaml"}
+_BALL = {"xqc": "xqc/3DBall.yaml", "ppo": "ppo/3DBall.yaml", "sac": "sac/3DBall.yaml"}
+_BALLS = _BALL | {"xqc": "xqc/3DBall_agents.yaml"}
 _FOOD = {"ppo": "ppo/FoodCollector.yaml", "sac": "sac/FoodCollector.yaml"}
 # As many updates as the wait of an exchange hides on one core.
 _WAIT = {6.0: 12, 14.0: 4, 30.0: 2}
 TASKS = {
-    "balance_ball": Task(
-        simulator="balance_ball", target=90.0, summary_freq=1200, limit_s=900.0,
-        files={"xqc": "xqc/3DBall_agents.yaml"} | _BALL, steps_per_update=_WAIT,
-    ),
-    "one_ball": Task(
-        simulator="balance_ball", agents=1, target=90.0, summary_freq=500, limit_s=600.0,
-        files={"xqc": "xqc/3DBall.yaml"} | _BALL,
-    ),
-    "collector": Task(
-        simulator="collector", target=10.0, summary_freq=4800, limit_s=900.0, files=_FOOD
-    ),
+    "balance_ball": Task("balance_ball", 90.0, 1200, 900.0, _BALLS, steps_per_update=_WAIT),
+    "one_ball": Task("balance_ball", 90.0, 500, 600.0, _BALL, agents=1),
+    "collector": Task("collector", 10.0, 4800, 900.0, _FOOD),
     "push_together": Task(
-        simulator="push_together", target=1.9, summary_freq=5000, limit_s=900.0,
-        files={"poca": "poca/PushTogether.yaml"}, first_step=64_000,
+        "push_together", 1.9, 5000, 900.0, {"poca": "poca/PushTogether.yaml"}, first_step=64_000
     ),
-    "hallway": Task(
-        simulator="hallway", target=0.7, summary_freq=10_000, limit_s=3600.0,
-        files={"ppo": "ppo/Hallway.yaml"},
-    ),
-}  # fmt: skip
+    "hallway": Task("hallway", 0.7, 10_000, 3600.0, {"ppo": "ppo/Hallway.yaml"}),
+}
 
 
 def reached(summaries: list[Summary], target: float, first_step: int = 0) -> Summary | None:
