@@ -12,8 +12,7 @@ equally often. Ours run `threaded`, mlagents-learn as its files say, one row aft
 --at-once 2 is fair only while environments sleep most of the time.
 
 FOLDER keeps finished rows, so a call after an interruption goes on with the rest. After Ctrl-C or
-SIGTERM the trainers write checkpoints, and the next call resumes their rows: the seconds before the
-interruption count, and the second start does as well.
+SIGTERM the trainers write checkpoints, and the next call resumes their rows; both starts count.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ from pipeline.envs.launch import die_with_parent
 from pipeline.files import write_whole
 
 N_HELD = 5  # summaries in a row that must reach the target
-POLL_S = 0.1
 PEER = "peer-"
 _SUMMARY = re.compile(
     r"\. Step: (?P<step>\d+)\. Time Elapsed: [\d.]+ s\. Mean Reward: (?P<reward>-?[\d.]+)\."
@@ -240,8 +238,8 @@ def lines_of(results: list[Result]) -> list[list[str]]:
             if peers and not name.startswith(PEER) and not (is_limit and min(peers)[1]):
                 bound = "< " if is_limit else "> " if min(peers)[1] else ""
                 ratio = f"{bound}{min(peers)[0] / seconds:.1f}"
-            title = name.removeprefix(PEER).upper()
-            title = f"mlagents-learn, {title}" if name.startswith(PEER) else title
+            program = "mlagents-learn, " if name.startswith(PEER) else ""
+            title = f"{program}{name.removeprefix(PEER).upper()}"
             cells = [task, f"{ms:g}", title, str(len(rows)), f"{mark}{seconds:,.0f}"]
             lines.append([*cells, f"{mark}{steps}", ratio])
     return lines
@@ -287,7 +285,7 @@ def main() -> int:
                     waiting[0].start()
                     running.append(waiting.pop(0))
                 running = [row for row in running if not row.poll()]
-                time.sleep(POLL_S)
+                time.sleep(0.1)
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):  # a second one must not cut this short
                 signal.signal(number, signal.SIG_IGN)
