@@ -303,9 +303,9 @@ class OnPolicySettings(HyperparameterSettings):
     """Whether the critic learns returns divided by their running spread; advantages stay the same
     in the reward's unit. One learner only."""
     desired_kl: Positive | None = field(default=None, metadata=_ADDITION)
-    """Divergence of the policy from the one that collected, which the learning rate is raised and
-    lowered for, within 1e-5..1e-2 (RSL-RL has 0.01); null for a rate by learning_rate_schedule,
-    which must be constant otherwise."""
+    """How far an update should move the policy, as a KL divergence (RSL-RL has 0.01). The learning
+    rate is raised and lowered for it, within 1e-5..1e-2; learning_rate_schedule must be constant.
+    Null for the rate of learning_rate_schedule."""
 
     @property
     def minibatches_per_step(self) -> float:
