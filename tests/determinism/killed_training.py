@@ -16,6 +16,7 @@ from pathlib import Path
 import remembering
 import torch
 import toys
+import yaml
 
 import pipeline.trainer.updates
 from pipeline.envs.in_process import InProcessEnvironment
@@ -67,6 +68,8 @@ def trainer(how: str, demonstration: Path) -> dict:
             settings["network_settings"]["goal_conditioning_type"] = "none"
     if "poca" in how:
         settings["trainer_type"] = "poca"
+    for key, _, value in (word.partition("=") for word in how.split() if "=" in word):
+        settings["hyperparameters"][key] = yaml.safe_load(value)
     if "memory" in how:
         settings["network_settings"]["memory"] = {"sequence_length": 4, "memory_size": 8}
     for signal_name in {"curiosity", "gail", "rnd"} & set(how.split()):

@@ -185,6 +185,33 @@ def test_resumed_run_with_sac_equals_the_uninterrupted_run(name, how, tmp_path):
     assert first_replay.read_bytes() == second_replay.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "how", "kept"),
+    [
+        ("Both", "sac n_steps=3", ""),
+        ("Both", "sac decoupled_entropy=true", ""),
+        ("Both", "sac target_sigma=0.15", ""),
+        ("Both", "sac held_noise=4", "/experience/memories"),
+        ("Both", "sac rnd reward_normalization=true", "/learner/algorithm/reward_scale/count"),
+        ("Both", "threaded recompute_advantages=true", ""),
+        ("Both", "rnd return_normalization=true", "/learner/algorithm/return_scale/count"),
+        ("Both", "learning_rate_schedule=constant desired_kl=0.01", ""),
+        (
+            "push_together",
+            "poca recompute_advantages=true return_normalization=true "
+            "learning_rate_schedule=constant desired_kl=0.01",
+            "/learner/algorithm/return_scale/count",
+        ),
+    ],
+)
+def test_resumed_run_with_an_option_equals_the_uninterrupted_run(name, how, kept, tmp_path):
+    uninterrupted, _ = killed_and_resumed(tmp_path, name, how)
+    assert not kept or np.any(uninterrupted[kept])
+    if "desired_kl" in how:
+        (rate,) = (value for key, value in uninterrupted.items() if key.endswith("/lr"))
+        assert rate not in (0.0, 3e-4)
+
+
 def test_run_with_sac_whose_replay_is_not_kept_goes_on_with_an_empty_one(tmp_path):
     how = "sac lost"
     assert run(tmp_path / "whole", "Chase", updates=12, how=how) == 0

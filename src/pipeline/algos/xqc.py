@@ -13,21 +13,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from pipeline.algos.off_policy import Fresh, OffPolicy
-from pipeline.algos.policy import Decision, Policy, seeded_weights
+from pipeline.algos.policy import Policy, seeded_weights
 from pipeline.algos.replay_sampler import ReturnSampler
-from pipeline.algos.reward_scale import RewardScale
-from pipeline.algos.reward_signals import steps_of
+from pipeline.algos.reward_scale import LARGEST_RETURN
 from pipeline.algos.rows import Rows
 from pipeline.errors import SettingsError
 from pipeline.nets.batch_norm import MOMENTUM, NormalizedActor, NormalizedCritic, set_unit_norms
@@ -36,15 +34,11 @@ from pipeline.protocol.specs import ObservationType
 from pipeline.settings.schema import TrainerSettings, XQCSettings
 
 if TYPE_CHECKING:
-    from pipeline.arrays import BoolArray, FloatArray
     from pipeline.data.columns import Field
-    from pipeline.data.rollout import Rollout
     from pipeline.nets.batch_norm import AnyDense
     from pipeline.nets.fast.adam import Inputs
     from pipeline.protocol.specs import BehaviorSpec
 
-LARGEST_RETURN = 5.0
-"""Distributions are over returns from minus this to this."""
 LEARNING_RATE_END = 0.1
 """What a linear schedule leaves of the learning rate."""
 
@@ -288,20 +282,8 @@ class XQC(OffPolicy):
         self.columns_of_branches = torch.tensor(
             [sum(branches[:i]) for i in range(len(branches))], dtype=torch.int64, device=device
         )
-        self.gamma = next(iter(settings.reward_signals.values())).gamma
-        self.reward_scale = RewardScale(
-            len(self.signals.names), gamma=self.gamma, largest=LARGEST_RETURN
-        )
-        sampler = partial(
-            ReturnSampler, n_steps=h.n_steps, gamma=self.gamma, joined=self._joined_rewards
-        )
+        sampler = partial(ReturnSampler, n_steps=h.n_steps, gamma=self.gammas[:1])
         self._make_replay(seed=seed, cloned=self._trained, sampler=sampler)
-
-    @property
-    def continuous_entropy(self) -> float:
-        """Entropy of a Gaussian with `target_sigma`: log(2 pi e sigma^2) / 2."""
-        sigma = self.settings.hyperparameters.target_sigma  # type: ignore[attr-defined]  # XQC's
-        return 0.5 * math.log(2.0 * math.pi * math.e * sigma**2)
 
     @property
     def learning_rate_floor(self) -> float:
@@ -319,52 +301,12 @@ class XQC(OffPolicy):
         return self._trained
 
     @property
-    def memory_size(self) -> int:
-        """Size of an agent's held noise, and the number of decisions that are left of it."""
-        n_actions = self.spec.action_spec.continuous_size
-        is_held = self.hyperparameters.held_noise > 1 and n_actions > 0
-        return n_actions + 1 if is_held else 0
-
-    @property
     def fields(self) -> dict[str, Field]:
-        """What each row of experience holds; nobody learns from held noise."""
-        fields = {name: field for name, field in super().fields.items() if name != "memory"}
+        """Columns of the stored experience, with the choices that are allowed after each row."""
+        fields = super().fields
         if "allowed" in fields:
             fields["next_allowed"] = replace(fields["allowed"], at_end=True)
         return fields
-
-    def act(
-        self,
-        obs: Sequence[FloatArray],
-        mask: Sequence[BoolArray] | None,
-        memory: FloatArray | None = None,
-    ) -> Decision:
-        """Decide for N agents; `memory` [N, A + 1] is their noise, and how long they still hold it.
-
-        Noise is held for n decisions with a probability in proportion to 1 / n^2 (FlashSAC 2026).
-        """
-        if memory is None:
-            return super().act(obs, mask)
-        n_agents, stream = len(obs[0]), self.action_stream
-        drawn = torch.empty(n_agents, memory.shape[1], device=self.device)
-        drawn.normal_(generator=stream)
-        drawn[:, -1].uniform_(generator=stream)
-        chances = np.arange(1, self.hyperparameters.held_noise + 1) ** -2.0
-        fresh = drawn.cpu().numpy()
-        ends = (chances / chances.sum()).cumsum()[:-1]  # so that the last takes all that is left
-        fresh[:, -1] = np.searchsorted(ends, fresh[:, -1], side="right") + 1
-        held = np.where(memory[:, -1:] > 0, memory, fresh)
-        decision = self.policy.act(obs, mask, stream, noise=held[:, :-1])
-        held[:, -1] -= 1
-        return replace(decision, memory=held)
-
-    def update_in_parts(
-        self, rollout: Rollout, *, step: int
-    ) -> Generator[int, None, dict[str, float]]:
-        """Note the rollout's returns, and learn as any learner from a replay."""
-        if self.hyperparameters.reward_normalization:
-            self.reward_scale.observe(rollout, self._rewards_of(rollout))
-        return (yield from super().update_in_parts(rollout, step=step))
 
     def _learn(self, batch: Rows) -> Tensor:
         """Make a step of the critics, and every `policy_delay` times one of the actor."""
@@ -394,16 +336,16 @@ class XQC(OffPolicy):
             inputs: of a minibatch of `ReturnSampler`, and `noise` [B, A] for the next actions.
         """
         batch, branches = Rows.of(inputs, None), self.columns_of_branches
-        fields, n_rows = batch.fields, len(inputs["return"])
+        fields, n_rows = batch.fields, len(inputs["rewards"])
         with torch.no_grad():
             actor = self.policy.actor  # by the running statistics
             fresh = self._fresh(
                 actor.heads, actor(batch.next_obs), fields.get("noise"), fields.get("next_allowed")
             )
             follows = {
-                "reward": fields["return"],
-                "discount": fields["discount"],
-                "cost": self._continuous_cost(fresh),
+                "reward": batch.rewards.squeeze(1),
+                "discount": fields["discount"].squeeze(1).masked_fill(batch.done, 0.0),
+                "cost": self._critic_cost(fresh),
             }
             # One minibatch of what was and what follows, whose mixture the statistics are of.
             obs = [torch.cat(pair) for pair in zip(batch.obs, batch.next_obs, strict=True)]
@@ -444,33 +386,11 @@ class XQC(OffPolicy):
         loss_alpha = temperature_loss(self.log_alpha, gap, self.alpha_weight)
         return loss_pi + loss_alpha, (loss_pi.view(1), statistics)
 
-    def _continuous_cost(self, fresh: Fresh) -> Tensor:
-        """Return alpha log pi of continuous actions [B]; the entropy of choices is left out."""
-        if not self.spec.action_spec.continuous_size:
-            return torch.zeros(len(fresh.log_prob), device=self.device)
-        return self.log_alpha[0].exp() * fresh.log_prob[:, 0]
-
-    def _rewards_of(self, rollout: Rollout) -> Any:
-        """Return the rewards times strength [R, S] of a rollout."""
-        steps = steps_of(rollout, device=self.device, with_next_obs=self.signals.needs_next_obs)
-        # `steps_of` scales what a Gaussian policy draws; here actions are in -1..1 already.
-        continuous = torch.from_numpy(np.array(rollout.fields["continuous"])).to(self.device)
-        steps = Rows(
-            obs=steps.obs,
-            next_obs=steps.next_obs,
-            fields={**steps.fields, "continuous": continuous},
-        )
-        with torch.no_grad():
-            return self.signals.rewards(steps).cpu().numpy()
-
-    def _joined_rewards(self, rewards: Tensor) -> Tensor:
-        """Sum of rewards times strength [R, S], each signal by the spread of its own returns."""
-        if not self.hyperparameters.reward_normalization:
-            return rewards.sum(1)
-        strengths = np.array([s.strength for s in self.settings.reward_signals.values()])
-        shares = np.abs(strengths) / np.abs(strengths).sum()
-        factors = torch.from_numpy((shares / self.reward_scale.divisor).astype(np.float32))
-        return rewards @ factors.to(rewards.device)
+    def _scaled(self, rewards: Tensor) -> Tensor:
+        """Sum [R, 1] of rewards times strength [R, S]: there is one critic for all signals."""
+        if self.reward_scale is None:
+            return rewards.sum(1, keepdim=True)
+        return (rewards @ self._reward_factors(self.reward_scale)).unsqueeze(1)
 
     def _means(self, learned: Tensor) -> Tensor:
         """Means [k]; that of the policy's loss is NaN if the policy has not learned."""
@@ -498,14 +418,12 @@ class XQC(OffPolicy):
         return {
             **super().state_dict(),
             "actor_optimizer": self.actor_optimizer.state_dict(),
-            "reward_scale": self.reward_scale.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         super().load_state_dict(state)
         self.actor_optimizer.load_state_dict(state["actor_optimizer"])
-        self.reward_scale.load_state_dict(state["reward_scale"])
 
     def load_weights(self, state: dict[str, Any]) -> tuple[list[str], int]:
         """Load the weights of another run; see `Algorithm`."""

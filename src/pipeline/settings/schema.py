@@ -245,6 +245,8 @@ ATTENTION_HEADS = 4
 
 # ML-Agents does so too: one constant schedule makes all of them constant.
 _LIKE_LEARNING_RATE = {"copies": "learning_rate_schedule"}
+# An addition is written only where it is set, since ML-Agents refuses keys that it lacks.
+_ADDITION = {"addition": True}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,8 +267,7 @@ class HyperparameterSettings:
     """Initial step size of Adam. Typical: 0.00001 to 0.001."""
     learning_rate_schedule: Schedule = "linear"
     """How the learning rate falls until max_steps."""
-    # An addition is written only where it is set, since ML-Agents refuses keys that it lacks.
-    max_grad_norm: Positive | None = field(default=None, metadata={"addition": True})
+    max_grad_norm: Positive | None = field(default=None, metadata=_ADDITION)
     """Largest norm of a gradient, longer ones are shortened; null (as ML-Agents) for no limit."""
 
     @property
@@ -297,11 +298,27 @@ class OnPolicySettings(HyperparameterSettings):
     """How beta falls; like learning_rate_schedule when only that is given."""
     epsilon_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
     """How epsilon falls; like learning_rate_schedule when only that is given."""
+    recompute_advantages: bool = field(default=False, metadata=_ADDITION)
+    """Whether returns and advantages are computed again before each further pass over the buffer
+    (Andrychowicz et al. 2020, arXiv 2006.05990)."""
+    return_normalization: bool = field(default=False, metadata=_ADDITION)
+    """Whether the critic learns returns divided by their running spread; advantages stay the same
+    in the reward's unit. One learner only."""
+    desired_kl: Positive | None = field(default=None, metadata=_ADDITION)
+    """How far an update should move the policy, as a KL divergence (RSL-RL has 0.01). The learning
+    rate is raised and lowered for it, within 1e-5..1e-2; learning_rate_schedule must be constant.
+    Null for the rate of learning_rate_schedule."""
 
     @property
     def minibatches_per_step(self) -> float:
         """Gradient steps for each agent step."""
         return self.num_epoch / self.batch_size
+
+    @property
+    def why_alone(self) -> str:
+        """As in every trainer's settings."""
+        text = "the returns' spread of return_normalization is of one process; set it to false"
+        return text if self.return_normalization else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,7 +329,7 @@ class PPOSettings(OnPolicySettings):
 
     shared_critic: bool = False
     """Whether policy and value function share the network's body."""
-    clip_value: bool = field(default=False, metadata={"addition": True})
+    clip_value: bool = field(default=False, metadata=_ADDITION)
     """Whether a value may move by epsilon standard deviations of the returns in one update only."""
 
 
@@ -348,11 +365,31 @@ class OffPolicySettings(HyperparameterSettings):
         default=1.0, metadata={"copies": "steps_per_update"}
     )
     """Agent steps for each update of the reward signals; steps_per_update when not given."""
+    n_steps: Count = field(default=1, metadata=_ADDITION)
+    """Steps whose rewards are added up before a value is looked up (Sutton 1988); 1 with memory."""
+    decoupled_entropy: bool = field(default=False, metadata=_ADDITION)
+    """Whether what the critics learn leaves out the entropy of choices, which the policy and its
+    entropy coefficient keep (arXiv 2509.09838). Branches only."""
+    target_sigma: Positive | None = field(default=None, metadata=_ADDITION)
+    """Standard deviation of a continuous action, before tanh, whose entropy is aimed at (FlashSAC
+    2026); null for -1 for each component, which is that of 0.0892."""
+    held_noise: Count = field(default=1, metadata=_ADDITION)
+    """Most decisions in a row that an agent explores with the same noise, fewer being likelier
+    (FlashSAC 2026 has 16); 1 for new noise each time. Continuous actions only, 1 with memory."""
+    reward_normalization: bool = field(default=False, metadata=_ADDITION)
+    """Whether rewards are divided by the running spread of the agents' returns, so that returns are
+    within -5..5; `critic: xqc` needs it, or rewards of that size. One learner only."""
 
     @property
     def minibatches_per_step(self) -> float:
         """Gradient steps for each agent step."""
         return 1.0 / self.steps_per_update
+
+    @property
+    def why_alone(self) -> str:
+        """As in every trainer's settings."""
+        text = "the rewards' spread of reward_normalization is of one process; set it to false"
+        return text if self.reward_normalization else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -383,17 +420,15 @@ class XQCSettings(OffPolicySettings):
     arXiv 2509.25174), or `crossq` (squared errors, no target network; arXiv 1902.05605)."""
     policy_delay: Count = 3
     """Updates of the critics for each update of the policy and of the entropy coefficient."""
-    n_steps: Count = 1
-    """Steps whose rewards are added up before a value is looked up (Sutton 1988)."""
-    target_sigma: Positive = 0.15
+    decoupled_entropy: bool = field(default=True, metadata=_ADDITION)
+    """Whether what the critics learn leaves out the entropy of choices, which the policy and its
+    entropy coefficient keep (arXiv 2509.09838). Branches only."""
+    target_sigma: Positive | None = field(default=0.15, metadata=_ADDITION)
     """Standard deviation of a continuous action, before tanh, whose entropy is aimed at (FlashSAC
-    2026); 0.0892 aims at SAC's -1 for each component."""
-    held_noise: Count = 1
-    """Most decisions in a row that an agent explores with the same noise, fewer being likelier
-    (FlashSAC 2026 has 16); 1 for new noise each time. Continuous actions only."""
-    reward_normalization: bool = True
-    """Whether rewards are divided by the running spread of the agents' returns; needed with `xqc`
-    unless all returns are within -5..5."""
+    2026); null for -1 for each component, which is that of 0.0892."""
+    reward_normalization: bool = field(default=True, metadata=_ADDITION)
+    """Whether rewards are divided by the running spread of the agents' returns, so that returns are
+    within -5..5; needed with `xqc` unless all returns are."""
 
     @property
     def why_alone(self) -> str:
@@ -452,7 +487,7 @@ def _without_foreign(
     ours = {name: setting_hints(HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours}
     known = {*setting_hints(TrainerSettings), *setting_hints(HYPERPARAMETERS[trainer_type])}
     for key, item in entries.items():
-        if key in known or (key, trainer_type) == ("n_steps", "sac"):  # which has no rollouts
+        if key in known:
             continue
         place, remark = WORDS.get(key, (key, ""))
         if trainer_type == "sac":
@@ -560,6 +595,7 @@ class TrainerSettings:
             allowed = "less than or equal to batch_size when using memory"
             text = f"must be {allowed}, got {memory.sequence_length} with batch_size {batch_size}"
             raise ContradictionError("network_settings.memory.sequence_length", text)
+        self._refuse_contrary_options()
         hidden = self.network_settings.hidden_units
         if self.trainer_type == "poca" and hidden % ATTENTION_HEADS:
             raise ContradictionError(
@@ -574,6 +610,18 @@ class TrainerSettings:
                 raise ContradictionError("keep_checkpoints", text)
             # Applied here, so that a written configuration has the interval that is used.
             object.__setattr__(self, "checkpoint_interval", self.max_steps // self.keep_checkpoints)
+
+    def _refuse_contrary_options(self) -> None:
+        h = self.hyperparameters
+        if isinstance(h, OffPolicySettings) and self.network_settings.memory is not None:
+            for key in ("n_steps", "held_noise"):
+                if (value := getattr(h, key)) > 1:
+                    text = f"must be 1 with network_settings.memory, got {value}"
+                    raise ContradictionError(f"hyperparameters.{key}", text)
+        is_constant = h.learning_rate_schedule == "constant"
+        if isinstance(h, OnPolicySettings) and h.desired_kl is not None and not is_constant:
+            text = "decides the learning rate by itself; set learning_rate_schedule: constant"
+            raise ContradictionError("hyperparameters.desired_kl", text)
 
     def contrary_sizes(self) -> Iterator[str]:
         """Yield a text for each pair of sizes with which a run does otherwise than the file says.

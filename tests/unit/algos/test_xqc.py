@@ -160,7 +160,8 @@ def slow_critic_loss(algorithm, batch, noise):
         )
     n, loss = len(batch), 0.0
     for row in range(n):
-        reward, discount = batch.fields["return"][row], batch.fields["discount"][row]
+        reward = batch.rewards[row, 0]
+        discount = batch.fields["discount"][row, 0] * ~batch.done[row]
         means, mixtures = [], []
         for outputs in following:
             values = outputs[n + row].detach()
@@ -528,13 +529,11 @@ def test_returns_of_several_steps_end_with_their_trajectory(n_steps):
         last = min(first + n_steps, ends[trajectory])
         rewards = rollout.fields["reward"][first:last] * 0.7
         expected = sum(GAMMA**k * reward for k, reward in enumerate(rewards))
-        np.testing.assert_allclose(
-            float(batch.fields["return"][row]), expected, rtol=1e-4, atol=1e-6
-        )
+        np.testing.assert_allclose(float(batch.rewards[row]), expected, rtol=1e-4, atol=1e-6)
         is_last = last == ends[trajectory]
-        ended = is_last and rollout.terminated[trajectory]
-        discount = 0.0 if ended else GAMMA ** (last - first)
-        np.testing.assert_allclose(float(batch.fields["discount"][row]), discount, rtol=1e-5)
+        assert bool(batch.done[row]) == (is_last and rollout.terminated[trajectory])
+        discount = float(batch.fields["discount"][row])
+        np.testing.assert_allclose(discount, GAMMA ** (last - first), rtol=1e-5)
         after = rollout.next_obs[0][trajectory] if is_last else obs[last]
         np.testing.assert_array_equal(batch.next_obs[0][row].numpy(), after)
         at_end = rollout.at_end["next_allowed"]
@@ -551,7 +550,7 @@ def test_signals_are_added_up_by_the_spread_of_their_own_returns():
     expected = [0.7 * 0.7 / extrinsic, 0.3 * 0.3 / rnd]
     expected.append(2 * expected[0] - 2 * expected[1])
     torch.testing.assert_close(
-        algorithm._joined_rewards(rewards), torch.tensor(expected, dtype=torch.float32)
+        algorithm._scaled(rewards)[:, 0], torch.tensor(expected, dtype=torch.float32)
     )
 
 

@@ -513,3 +513,23 @@ def test_what_is_no_mistake_is_read(text, signals, tmp_path):
     (tmp_path / "x.yaml").write_text(text)
     behaviors = load_run_settings(tmp_path / "x.yaml").behaviors
     assert {name: [*behavior.reward_signals] for name, behavior in behaviors.items()} == signals
+
+
+@pytest.mark.parametrize(
+    ("trainer", "network", "option", "message"),
+    [
+        ("sac", "{memory: {}}", "n_steps: 3", "n_steps: must be 1 with network_settings.memory"),
+        ("sac", "{memory: {}}", "held_noise: 4", "held_noise: must be 1 with network_settings."),
+        ("ppo", "{}", "desired_kl: 0.01", "desired_kl: decides the learning rate by itself; set"),
+    ],
+)
+def test_options_that_cannot_be_together_are_refused_at_the_line_of_one_of_them(
+    trainer: str, network: str, option: str, message: str, tmp_path: Path
+) -> None:
+    text = (
+        f"behaviors:\n  B:\n    trainer_type: {trainer}\n    network_settings: {network}\n"
+        f"    hyperparameters:\n      batch_size: 128\n      {option}\n"
+    )
+    said = message_of(load_run_settings, tmp_path / "t.yaml", text)
+    assert said.startswith(f":7: behaviors.B.hyperparameters.{message}")
+    assert "\n" not in said
