@@ -19,6 +19,8 @@ from pipeline import __version__, files, machine
 from pipeline.commands.learn_settings import Plan, flags_named
 from pipeline.errors import Interrupted, SettingsError, UnityException, few, shell_command
 from pipeline.settings import RunSettings, dump_yaml, load_run_settings, to_mapping
+from pipeline.settings.pace import AUTO
+from pipeline.settings.schema import OffPolicySettings
 from pipeline.stages.export import publish
 from pipeline.stages.shared import process, provenance
 from pipeline.stages.shared.named_env import executable_of
@@ -54,7 +56,7 @@ def learn(plan: Plan) -> str:
 def _run(plan: Plan, settings: RunSettings) -> str:
     checkpoint = settings.checkpoint_settings
     run_dir = folder_of(Path(checkpoint.results_dir), checkpoint.run_id)
-    settings = settings.with_seed(_seed(settings, run_dir))
+    settings = _with_pace(settings.with_seed(_seed(settings, run_dir)), run_dir)
     weights = first_weights(settings)
     with (
         # First, so that SIGTERM also runs the clean-up of `run_folder`.
@@ -127,6 +129,19 @@ def _seed(settings: RunSettings, run_dir: Path) -> int:
     return secrets.randbelow(10_000) if seed < 0 else seed
 
 
+def _with_pace(settings: RunSettings, run_dir: Path) -> RunSettings:
+    """Return settings with the numbers that a resumed run had chosen for `auto` when it ended."""
+    written = run_dir / CONFIGURATION
+    if settings.checkpoint_settings.resume and settings.undecided() and written.is_file():
+        before = load_run_settings(written)
+        for name in settings.behaviors.keys() & before.behaviors.keys():
+            h = before.behaviors[name].hyperparameters
+            pace = h.steps_per_update if isinstance(h, OffPolicySettings) else AUTO
+            if not isinstance(pace, str):
+                settings = settings.with_pace(name, pace)
+    return settings
+
+
 def _split(seconds: Mapping[str, float]) -> str:
     """Describe the time that each part of the run took, the largest first."""
     total = seconds["total"]
@@ -160,6 +175,13 @@ def _train(
     first = {name: folder.current_path(path) for name, path in weights.items()}
     history = [provenance.of_learn(settings, env.seed, first, program)]
 
+    def on_pace(decided: RunSettings) -> None:
+        nonlocal settings
+        settings = decided
+        history[:] = [provenance.of_learn(settings, env.seed, first, program)]
+        if folder.started and not _is_read_only(settings):
+            files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
+
     def on_start() -> None:
         versions = process_facts(trainer=_TRAINER)
         _log.info(
@@ -190,6 +212,7 @@ def _train(
             base_port=plan.base_port,
             log_folder=None if _is_read_only(settings) else run_dir / LOGS,
             on_start=on_start,
+            on_pace=on_pace,
             inference=checkpoint.inference,
             # The trainer must not import a stage, so the stage's function is passed down.
             exporter=partial(publish, history=history),

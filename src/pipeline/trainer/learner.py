@@ -12,6 +12,7 @@ import torch
 
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.finite_checks import refuse_non_finite_rollout
+from pipeline.algos.off_policy import OffPolicy
 from pipeline.algos.policy import Decision
 from pipeline.algos.process_group import LearnerGroup
 from pipeline.arrays import AnyArray, FloatArray
@@ -92,6 +93,7 @@ class Learner:
         """See `learn_with`."""
         self.step = 0
         self.n_updates = 0
+        self._n_gradient_steps_before = self._n_gradient_steps
         self.recorded = sample_rows(
             [np.zeros((0, *obs.shape), np.float32) for obs in spec.observation_specs], None
         )
@@ -110,6 +112,22 @@ class Learner:
             horizon=settings.time_horizon,
             capacity=n_waiting + settings.time_horizon,
         )
+
+    @property
+    def _n_gradient_steps(self) -> int:
+        """Gradient steps since the run began; 0 for algorithms that do not count them."""
+        return int(getattr(self.algorithm, "n_updates", 0))
+
+    @property
+    def n_gradient_steps(self) -> int:
+        """Gradient steps from a replay in this process."""
+        return self._n_gradient_steps - self._n_gradient_steps_before
+
+    def take_pace(self, settings: TrainerSettings) -> None:
+        """Take settings in which `steps_per_update` is a number now, and nothing else differs."""
+        self.settings = settings
+        if isinstance(self.algorithm, OffPolicy):
+            self.algorithm.take_pace(settings)
 
     @property
     def replay_to_keep(self) -> Replay | None:
@@ -360,6 +378,7 @@ class Learner:
         self.step = int(state["step"])
         self.n_updates = int(state["n_updates"])
         self.updates.load_state_dict(state["algorithm"])
+        self._n_gradient_steps_before = self._n_gradient_steps
         self.statistics.load_state_dict(state["statistics"])
         self.recorded = dict(state["recorded"])
         # The state has none if the run began without self-play.
