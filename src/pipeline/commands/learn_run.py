@@ -77,7 +77,12 @@ def _run(plan: Plan, settings: RunSettings) -> str:
             files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
             files.write_json(run_dir / LOGS / "machine.json", machine.facts())
             n_updates = sum(behavior.n_updates for behavior in result.behaviors.values())
-            timers.finish(result.seconds, n_updates=n_updates, n_exchanges=result.n_exchanges)
+            timers.finish(
+                result.seconds,
+                n_updates=n_updates,
+                n_exchanges=result.n_exchanges,
+                counts=result.counts,
+            )
     return _summary(settings, folder, result)
 
 
@@ -179,8 +184,7 @@ def _train(
         nonlocal settings
         settings = decided
         history[:] = [provenance.of_learn(settings, env.seed, first, program)]
-        if folder.started and not _is_read_only(settings):
-            files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
+        _write_configuration(settings, run_dir)
 
     def on_start() -> None:
         versions = process_facts(trainer=_TRAINER)
@@ -190,9 +194,7 @@ def _train(
             versions["communication_protocol_version"],
             versions["pytorch_version"],
         )
-        # The configuration of a run that is only played must stay that of its training.
-        if not _is_read_only(settings):
-            files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
+        _write_configuration(settings, run_dir)
         # A failure before this line undoes the folder.
         folder.start()
         timers.start()
@@ -231,6 +233,12 @@ def _train(
             remedy = "to continue, give the same command with --resume."
             error.args = (f"{error}\nThe state is saved in {run_dir}: {remedy}",)
         raise
+
+
+def _write_configuration(settings: RunSettings, run_dir: Path) -> None:
+    # The configuration of a run that is only played must stay that of its training.
+    if not _is_read_only(settings):
+        files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
 
 
 def _sinks(

@@ -432,8 +432,9 @@ def refuse_undecided(settings: RunSettings) -> None:
     for section in settings.undecided():
         key = f"{section}.hyperparameters.steps_per_update"
         place = settings.place_of(key)
+        prefix = f"{place}: " if place else ""
         raise SettingsError(
-            f"{place}: {key}: needs a number in an experiment of params.yaml, got 'auto', which "
+            f"{prefix}{key}: needs a number in an experiment of params.yaml, got 'auto', which "
             "each machine measures anew; `pipeline timers RUN` proposes one from a run of "
             "`pipeline learn`"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -93,7 +94,8 @@ class Learner:
         """See `learn_with`."""
         self.step = 0
         self.n_updates = 0
-        self._n_gradient_steps_before = self._n_gradient_steps
+        self._n_rollouts = 0
+        self._before = self._counted()
         self.recorded = sample_rows(
             [np.zeros((0, *obs.shape), np.float32) for obs in spec.observation_specs], None
         )
@@ -114,14 +116,15 @@ class Learner:
         )
 
     @property
-    def _n_gradient_steps(self) -> int:
-        """Gradient steps since the run began; 0 for algorithms that do not count them."""
-        return int(getattr(self.algorithm, "n_updates", 0))
+    def counts(self) -> Counter[str]:
+        """What this process has done: agent steps, rollouts, gradient steps from a replay."""
+        return self._counted() - self._before
 
-    @property
-    def n_gradient_steps(self) -> int:
-        """Gradient steps from a replay in this process."""
-        return self._n_gradient_steps - self._n_gradient_steps_before
+    def _counted(self) -> Counter[str]:
+        n_gradient_steps = getattr(self.algorithm, "n_updates", 0)
+        return Counter(
+            agent_steps=self.step, rollouts=self._n_rollouts, gradient_steps=n_gradient_steps
+        )
 
     def take_pace(self, settings: TrainerSettings) -> None:
         """Take settings in which `steps_per_update` is a number now, and nothing else differs."""
@@ -222,6 +225,7 @@ class Learner:
             return stats
         rollout = self.trajectories.rollout(self.grouping.moments)
         refuse_non_finite_rollout(rollout, step=self.step)
+        self._n_rollouts += 1
         is_learned = updates.start(rollout, step=self.step)
         if is_learned or self.algorithm.replay is None:  # not only kept for later
             self.record(rollout.obs, rollout.fields)
@@ -378,7 +382,7 @@ class Learner:
         self.step = int(state["step"])
         self.n_updates = int(state["n_updates"])
         self.updates.load_state_dict(state["algorithm"])
-        self._n_gradient_steps_before = self._n_gradient_steps
+        self._before = self._counted()
         self.statistics.load_state_dict(state["statistics"])
         self.recorded = dict(state["recorded"])
         # The state has none if the run began without self-play.

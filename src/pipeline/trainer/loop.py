@@ -289,7 +289,9 @@ class TrainingLoop:
         """Return the learner of a behavior that appears under a new name."""
         name = qualified.partition("?")[0]
         if name not in self.learners:
-            self.learners[name] = self._new_learner(name, qualified)
+            self.learners[name] = new = self._new_learner(name, qualified)
+            if new.settings.is_undecided and new.learns:
+                self._meters[new] = PaceMeter(new, n_envs=len(self.workers))
         learner = self._learner_of[qualified] = self.learners[name]
         spec = self.workers.behavior_specs[qualified]
         refuse_other_spec(name, learner.spec, spec, f"the team of {qualified}")
@@ -298,12 +300,8 @@ class TrainingLoop:
 
     def _new_learner(self, name: str, qualified: str) -> Learner:
         saved = self._saved.pop(name, None)
+        self._keep_pace(name, saved)
         settings = self.settings.for_behavior(name)
-        if settings.is_undecided and saved is not None:
-            pace = saved["settings"]["hyperparameters"].get("steps_per_update", AUTO)
-            if pace != AUTO:
-                self._set_pace(name, pace)
-                settings = self.settings.for_behavior(name)
         files.refuse_shared_folder(self.job.run_dir, name, self.learners)
         spec = self.workers.behavior_specs[qualified]
         seed = seeding.of_behavior(self.job.seed, name, self.settings.behaviors)
@@ -335,8 +333,6 @@ class TrainingLoop:
                 _log.warning("%s: %s.", name, text)
         n_held = (saved or {}).get("held", 0) if self._exact else None
         self.synchronizer.register(learner, seed=seed, held=n_held)
-        if settings.is_undecided and learner.learns:
-            self._meters[learner] = PaceMeter(learner, n_envs=len(self.workers))
         if not learner.finished:
             self.tracker.began(name, description(name, spec, self.settings)["settings"])
         self._progress[name] = Progress.of(learner, run)
@@ -350,6 +346,13 @@ class TrainingLoop:
             number = meter.chosen(compiles=compiles, n_learners=len(self.learners))
             self._set_pace(learner.name, number)
         learner.take_pace(self.settings.for_behavior(learner.name))
+
+    def _keep_pace(self, name: str, saved: Mapping[str, Any] | None) -> None:
+        """Replace `steps_per_update: auto` by the number of the checkpoint, if it has one."""
+        if saved is not None and self.settings.for_behavior(name).is_undecided:
+            pace = saved["settings"]["hyperparameters"].get("steps_per_update", AUTO)
+            if pace != AUTO:
+                self._set_pace(name, pace)
 
     def _set_pace(self, name: str, number: float) -> None:
         self.settings = self.keeper.settings = self.settings.with_pace(name, number)
