@@ -45,6 +45,8 @@ _BAR = 30
 _MORE_ENVS = 4
 _WORTH_SAYING = 1.05
 """A speed-up below this ratio is within the difference between equal runs."""
+_NOTHING = 0.05
+"""Share of the updates' time below which waiting beside them says nothing."""
 _DECISIVE = 0.5
 """Share of the time from which a part gets advice of its own."""
 
@@ -71,11 +73,12 @@ class Replayed:
         update_s, waited_s = times.parts["update"], times.parts[_WAITS]
         # Exchanges that had updates: these are spread over as many as possible, or made at once.
         n_busy = min(n_done if self.threaded else self.n_updates, n_exchanges)
+        n_idle = n_exchanges - n_busy
+        if n_idle == 0 and waited_s < _NOTHING * update_s:  # no exchange shows how long it takes
+            return None
         wait_s = (waited_s + update_s) / n_exchanges
-        if wait_s < update_s / n_busy:  # They were longer than the wait, which the others show.
-            if n_busy == n_exchanges:
-                return None
-            wait_s = waited_s / (n_exchanges - n_busy)
+        if wait_s < update_s / n_busy:  # they were longer than the wait, which the others show
+            wait_s = waited_s / n_idle
         return chosen_pace(
             wait_s=wait_s,
             gradient_step_s=update_s / n_done,

@@ -15,16 +15,17 @@ from pipeline.trainer.checkpoints.file import digest, load_checkpoint
 
 REPLAY = {"batch_size": 16, "buffer_size": 300, "buffer_init_steps": 40, "save_replay_buffer": True}
 SIGNALS = {"reward_signals": {"extrinsic": {}, "rnd": {"network_settings": {"hidden_units": 8}}}}
+MEMORY = {"hidden_units": 8, "memory": {"memory_size": 8, "sequence_length": 4}}
 RUNS = {
     "sac": (Chase, {"trainer_type": "sac"}),
     "sac, threaded, with a signal": (Chase, {"trainer_type": "sac", "threaded": True, **SIGNALS}),
-    "sac, with memory": (
-        Chase,
-        {"trainer_type": "sac", "network_settings": {"hidden_units": 8, "memory": {"memory_size": 8, "sequence_length": 4}}},
-    ),
+    "sac, with memory": (Chase, {"trainer_type": "sac", "network_settings": MEMORY}),
     "xqc": (Chase, {"trainer_type": "xqc"}),
-    "xqc, choices, from the first row on": (Forbidden, {"trainer_type": "xqc", "time_horizon": 1, "buffer_init_steps": 0}),
-}  # fmt: skip
+    "xqc, choices, from the first row on": (
+        Forbidden,
+        {"trainer_type": "xqc", "time_horizon": 1, "buffer_init_steps": 0},
+    ),
+}
 
 
 @pytest.fixture
