@@ -26,6 +26,7 @@ from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
 from pipeline.data.replay import Replay
 from pipeline.errors import SettingsError
 from pipeline.nets.squashed import squashed_action
+from pipeline.settings.pace import AUTO
 
 if TYPE_CHECKING:
     from pipeline.data.columns import Field
@@ -181,7 +182,7 @@ class OffPolicy(Algorithm):
         if not self.may_learn(step, self.processes.least(len(self.replay))):
             return 0
         if isinstance(steps_per_update, str):
-            raise SettingsError("steps_per_update: auto has not been replaced by a number yet")
+            raise SettingsError("steps_per_update: auto has not become a number yet")
         # the smallest n with (step - init) / n <= steps_per_update
         return max(math.ceil((step - h.buffer_init_steps) / steps_per_update) - n_done, 0)
 
@@ -189,7 +190,9 @@ class OffPolicy(Algorithm):
         """Make the gradient steps of the reward signals that are due; return mean losses by tag."""
         if not self.signals.learning:
             return {}
-        every = self.hyperparameters.reward_signal_steps_per_update
+        h = self.hyperparameters
+        every = h.reward_signal_steps_per_update
+        every = h.steps_per_update if every == AUTO else every
         n_due = self._due(step, self.n_signal_updates, every)
         losses = [self.signals.update(rows) for rows in self.sampler.transitions(n_due)]
         self.n_signal_updates += n_due

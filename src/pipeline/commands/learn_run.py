@@ -19,8 +19,6 @@ from pipeline import __version__, files, machine
 from pipeline.commands.learn_settings import Plan, flags_named
 from pipeline.errors import Interrupted, SettingsError, UnityException, few, shell_command
 from pipeline.settings import RunSettings, dump_yaml, load_run_settings, to_mapping
-from pipeline.settings.pace import AUTO
-from pipeline.settings.schema import OffPolicySettings
 from pipeline.stages.export import publish
 from pipeline.stages.shared import process, provenance
 from pipeline.stages.shared.named_env import executable_of
@@ -56,7 +54,7 @@ def learn(plan: Plan) -> str:
 def _run(plan: Plan, settings: RunSettings) -> str:
     checkpoint = settings.checkpoint_settings
     run_dir = folder_of(Path(checkpoint.results_dir), checkpoint.run_id)
-    settings = _with_pace(settings.with_seed(_seed(settings, run_dir)), run_dir)
+    settings = settings.with_seed(_seed(settings, run_dir))
     weights = first_weights(settings)
     with (
         # First, so that SIGTERM also runs the clean-up of `run_folder`.
@@ -132,19 +130,6 @@ def _seed(settings: RunSettings, run_dir: Path) -> int:
         seed = load_run_settings(written).env_settings.seed
     # Drawn by the system, not from a seeded stream; small enough to be typed again.
     return secrets.randbelow(10_000) if seed < 0 else seed
-
-
-def _with_pace(settings: RunSettings, run_dir: Path) -> RunSettings:
-    """Return settings with the numbers that a resumed run had chosen for `auto` when it ended."""
-    written = run_dir / CONFIGURATION
-    if settings.checkpoint_settings.resume and settings.undecided() and written.is_file():
-        before = load_run_settings(written)
-        for name in settings.behaviors.keys() & before.behaviors.keys():
-            h = before.behaviors[name].hyperparameters
-            pace = h.steps_per_update if isinstance(h, OffPolicySettings) else AUTO
-            if not isinstance(pace, str):
-                settings = settings.with_pace(name, pace)
-    return settings
 
 
 def _split(seconds: Mapping[str, float]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from pipeline.errors import SettingsError
 from pipeline.files import kind_of, similar
 from pipeline.settings import RunSettings, load_run_settings
 from pipeline.settings.pace import chosen_pace, free_share
-from pipeline.settings.schema import OffPolicySettings
 
 _Timed = tuple[str, Mapping[str, Any], bool]
 """Name and content of a node, and whether another thread ran it."""
@@ -52,42 +52,6 @@ _DECISIVE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Replayed:
-    """Counts and settings of a behavior that learned from a replay."""
-
-    n_gradient_steps: int
-    n_rows: int
-    """Agent steps."""
-    n_rollouts: int
-    n_updates: int
-    """Times at which there were gradient steps, of which several may be made at once."""
-    threaded: bool
-    share: float
-    """See `free_share`; of this machine."""
-
-    def pace(self, times: Times) -> float | None:
-        """Return the `steps_per_update` that would fill the waiting time; None if it is unknown."""
-        n_exchanges, n_done = times.n_exchanges or 0, self.n_gradient_steps
-        if not (n_exchanges and n_done and self.n_rows and self.n_rollouts):
-            return None
-        update_s, waited_s = times.parts["update"], times.parts[_WAITS]
-        # Exchanges that had updates: these are spread over as many as possible, or made at once.
-        n_busy = min(n_done if self.threaded else self.n_updates, n_exchanges)
-        n_idle = n_exchanges - n_busy
-        if n_idle == 0 and waited_s < _NOTHING * update_s:  # no exchange shows how long it takes
-            return None
-        wait_s = (waited_s + update_s) / n_exchanges
-        if wait_s < update_s / n_busy:  # they were longer than the wait, which the others show
-            wait_s = waited_s / n_idle
-        return chosen_pace(
-            wait_s=wait_s,
-            gradient_step_s=update_s / n_done,
-            n_rows=self.n_rows / (n_exchanges if self.threaded else self.n_rollouts),
-            share=self.share,
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
     """Seconds of one run."""
 
@@ -107,8 +71,8 @@ class Times:
     n_minibatches: int | None
     hidden: frozenset[str] = frozenset()
     """Parts that the trainer did while it waited for the environments."""
-    replay: Replayed | None = None
-    """How the run learned from a replay; None if no behavior or several did."""
+    pace: float | None = None
+    """See `_fitting_pace`."""
 
     @property
     def steady_s(self) -> float:
@@ -164,8 +128,7 @@ def run(arguments: argparse.Namespace) -> str:
     """Return where the time of one run went, or of two side by side."""
     first = read(arguments.file)
     if arguments.other is None:
-        lines = [*_described(arguments.file, first), "", *_advice(first), *_pace_advice(first)]
-        return "\n".join(lines)
+        return "\n".join([*_described(arguments.file, first), "", *_advice(first)])
     second = read(arguments.other)
     rows = [("", "first", "", "second", "", "second / first")]
     for part in (*_NODES, "other", "all"):
@@ -240,7 +203,13 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
         ):
             hidden.add("update")
     return Times(
-        replay=_replayed(metadata, _settings(configuration), n_updates=updates or 0),
+        pace=_fitting_pace(
+            metadata,
+            _settings(configuration),
+            parts,
+            n_exchanges=steps or 0,
+            n_updates=updates or 0,
+        ),
         hidden=frozenset(hidden),
         program=program,
         loop_s=float(loop["total"]),
@@ -253,26 +222,39 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
     )
 
 
-def _replayed(
-    metadata: Mapping[str, Any], settings: RunSettings, *, n_updates: int
-) -> Replayed | None:
-    """Return how the only behavior that learns from a replay did so, in a run of ours."""
-    learning = [
-        behavior
-        for behavior in settings.behaviors.values()
-        if isinstance(behavior.hyperparameters, OffPolicySettings)
-    ]
-    if len(learning) != 1 or len(settings.behaviors) != 1 or "gradient_steps" not in metadata:
+def _fitting_pace(
+    metadata: Mapping[str, Any],
+    settings: RunSettings,
+    parts: Mapping[str, float],
+    *,
+    n_exchanges: int,
+    n_updates: int,
+) -> float | None:
+    """Return the `steps_per_update` with which updates fill the waiting time.
+
+    None unless a single behavior has learned from a replay; not a number if each exchange had
+    updates that took longer than it, so that nobody waited.
+    """
+    n_done, n_rows, n_rollouts = (
+        int(metadata.get(key, 0)) for key in ("gradient_steps", "agent_steps", "rollouts")
+    )
+    if len(settings.behaviors) != 1 or not (n_done and n_rollouts and n_exchanges):
         return None
-    return Replayed(
-        n_gradient_steps=int(metadata["gradient_steps"]),
-        n_rows=int(metadata.get("agent_steps", 0)),
-        n_rollouts=int(metadata.get("rollouts", 0)),
-        n_updates=n_updates,
-        threaded=learning[0].threaded,
-        share=free_share(
-            n_cores=machine.n_processors(), n_envs=settings.env_settings.num_envs, n_threads=1
-        ),
+    (behavior,) = settings.behaviors.values()
+    update_s, waited_s = parts["update"], parts[_WAITS]
+    # Exchanges with updates, which are spread over as many as possible or made at once.
+    n_busy = min(n_done if behavior.threaded else n_updates, n_exchanges)
+    wait_s = (waited_s + update_s) / n_exchanges
+    if n_busy == n_exchanges and waited_s < _NOTHING * update_s:
+        return math.nan
+    if wait_s < update_s / n_busy:  # they took longer than the wait, which the others show
+        wait_s = waited_s / (n_exchanges - n_busy)
+    n_envs = settings.env_settings.num_envs
+    return chosen_pace(
+        wait_s=wait_s,
+        gradient_step_s=update_s / n_done,
+        n_rows=n_rows / (n_exchanges if behavior.threaded else n_rollouts),
+        share=free_share(n_cores=machine.n_processors(), n_envs=n_envs, n_threads=1),
     )
 
 
@@ -326,17 +308,6 @@ def _described(path: Path, times: Times) -> list[str]:
     return lines + aligned(rows)
 
 
-def _pace_advice(times: Times) -> list[str]:
-    """Return a line with the number of updates that the waiting time would hide."""
-    if times.replay is None or not times.replay.n_gradient_steps:
-        return []
-    pace = times.replay.pace(times)
-    if pace is None:
-        unknown = "each exchange had an update that was longer than it, so its own time is unknown"
-        return [f"steps_per_update: {unknown}; measure with a larger number, or with auto"]
-    return [f"steps_per_update: {pace:g} would fill the time in which the environment works."]
-
-
 def _advice(times: Times) -> list[str]:
     """Return the largest possible speed-up, and changes with their predicted speed-ups."""
     waiting = times.working_s
@@ -366,5 +337,12 @@ def _advice(times: Times) -> list[str]:
         lines.append(
             "  The update takes most of the time: compare torch_settings.device cpu with cuda, "
             "and think of smaller networks, fewer epochs or larger minibatches."
+        )
+    if times.pace is not None:
+        lines.append(
+            "  How many updates an exchange hides is unknown: each had longer ones. Measure with a "
+            "larger steps_per_update, or with auto."
+            if math.isnan(times.pace)
+            else f"  steps_per_update: {times.pace:g} fills the time that environments work."
         )
     return lines

@@ -351,11 +351,6 @@ class OffPolicySettings(HyperparameterSettings):
     """Agent steps for each update of the reward signals; steps_per_update when not given, or
     `auto`."""
 
-    def __post_init__(self) -> None:
-        if self.reward_signal_steps_per_update == AUTO:
-            # The class is frozen; it may be changed here only, before anyone has it.
-            object.__setattr__(self, "reward_signal_steps_per_update", self.steps_per_update)
-
     @property
     def minibatches_per_step(self) -> float:
         """Gradient steps for each agent step; 1 while the number is not chosen."""
@@ -596,8 +591,7 @@ class TrainerSettings:
     def with_pace(self, pace: float) -> Self:
         """Return the same settings with a number in place of `steps_per_update: auto`."""
         h = self.hyperparameters
-        if not isinstance(h, OffPolicySettings) or h.steps_per_update != AUTO:
-            return self
+        assert isinstance(h, OffPolicySettings)  # noqa: S101  # only these have `auto`
         signals = h.reward_signal_steps_per_update
         signals = pace if signals == AUTO else signals
         decided = replace(h, steps_per_update=pace, reward_signal_steps_per_update=signals)

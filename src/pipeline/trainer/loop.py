@@ -243,7 +243,7 @@ class TrainingLoop:
             turns += self._turn(group)
         self.stopwatch.n_exchanges += 1
         for learner, meter in list(self._meters.items()):
-            if meter.exchanged(self.stopwatch.waited_s):
+            if meter.exchanged(self.stopwatch.seconds(())["environment"]):
                 self._choose_pace(learner, meter)
         add_reports(turns, self.workers.take_stats())
         self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
@@ -345,6 +345,7 @@ class TrainingLoop:
             compiles = self.settings.torch_settings.compile
             number = meter.chosen(compiles=compiles, n_learners=len(self.learners))
             self._set_pace(learner.name, number)
+            self.resume_points.want()  # from which the run goes on with this number
         learner.take_pace(self.settings.for_behavior(learner.name))
 
     def _keep_pace(self, name: str, saved: Mapping[str, Any] | None) -> None:

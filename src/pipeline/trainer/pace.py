@@ -8,7 +8,7 @@ import statistics
 import time
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import cast
 
 import torch
 
@@ -19,9 +19,6 @@ from pipeline.algos.schedules import completed
 from pipeline.data.rollout import Rollout
 from pipeline.settings.pace import chosen_pace, free_share
 from pipeline.trainer.learner import Learner
-
-if TYPE_CHECKING:
-    from pipeline.settings.schema import OffPolicySettings
 
 _log = logging.getLogger(__name__)
 
@@ -45,10 +42,10 @@ class PaceMeter:
 
     def __init__(self, learner: Learner, *, n_envs: int) -> None:
         self._learner = learner
+        self._algorithm = cast("OffPolicy", learner.algorithm)
         self._n_envs = n_envs
-        self._exchanges: deque[tuple[float, float]] = deque(maxlen=_N_EXCHANGES)
-        """Seconds of each, and those in which it was waited."""
-        self._last: tuple[float, float] | None = None
+        self._clocks = deque([(time.perf_counter(), 0.0)], maxlen=_N_EXCHANGES + 1)
+        """Seconds after each exchange: of the clock, and of waiting."""
         self._n_exchanges = self._n_rollouts = self._n_rows = 0
 
     def exchanged(self, waited_s: float) -> bool:
@@ -57,19 +54,13 @@ class PaceMeter:
         Args:
             waited_s: seconds in which environments have been waited for since the run began.
         """
-        now = time.perf_counter()
-        if self._last is not None:
-            began, waited_before_s = self._last
-            self._exchanges.append((now - began, waited_s - waited_before_s))
-        self._last = now, waited_s
-        learner, n_closed = self._learner, self._learner.trajectories.n_closed
+        self._clocks.append((time.perf_counter(), waited_s))
+        n_closed = self._learner.trajectories.n_closed
         self._n_exchanges += 1
         self._n_rollouts += n_closed > 0
         self._n_rows += n_closed
-        algorithm = learner.algorithm
-        if not (n_closed and learner.learns and isinstance(algorithm, OffPolicy)):
-            return False
-        return algorithm.may_learn(learner.step, len(algorithm.replay) + n_closed)
+        n_stored = len(self._algorithm.replay) + n_closed
+        return n_closed > 0 and self._algorithm.may_learn(self._learner.step, n_stored)
 
     def chosen(self, *, compiles: bool, n_learners: int) -> float:
         """Return the agent steps for each update, and log what was measured.
@@ -78,68 +69,56 @@ class PaceMeter:
             compiles: whether gradient steps are compiled.
             n_learners: behaviors that share the time in which environments work.
         """
-        learner = self._learner
-        exchange_s, wait_s = map(statistics.median, zip(*self._exchanges, strict=True))
+        learner, clocks = self._learner, torch.tensor(self._clocks, dtype=torch.float64)
+        exchange_s, wait_s = clocks.diff(dim=0).median(0).values.tolist()
         rollout = learner.trajectories.rollout(learner.grouping.moments)
         refuse_non_finite_rollout(rollout, step=learner.step)
-        gradient_step_s = gradient_step_seconds(learner, rollout, compiles=compiles)
-        share = free_share(
-            n_cores=machine.n_processors(), n_envs=self._n_envs, n_threads=torch.get_num_threads()
+        update_s = gradient_step_seconds(self._algorithm, rollout, compiles=compiles)
+        n_cores, n_threads = machine.n_processors(), torch.get_num_threads()
+        share = free_share(n_cores=n_cores, n_envs=self._n_envs, n_threads=n_threads) / n_learners
+        measured = {"wait_s": wait_s, "gradient_step_s": update_s, "share": share}
+        pace = spread = chosen_pace(n_rows=self._n_rows / self._n_exchanges, **measured)
+        if not learner.settings.threaded:
+            pace = chosen_pace(n_rows=self._n_rows / self._n_rollouts, **measured)
+        more = pace / spread
+        hint = (
+            f"; threaded: true would hide {more:.1f} times as many" if more >= _WORTH_SAYING else ""
         )
-        spread, together = (
-            chosen_pace(
-                wait_s=wait_s,
-                gradient_step_s=gradient_step_s,
-                n_rows=self._n_rows / n_starts,
-                share=share / n_learners,
-            )
-            for n_starts in (self._n_exchanges, self._n_rollouts)
-        )
-        pace = spread if learner.settings.threaded else together
-        hint = ""
-        if pace >= spread * _WORTH_SAYING:
-            hint = f"; threaded: true would hide {pace / spread:.1f} times as many"
         _log.info(
             "%s: steps_per_update is %g from now on: an exchange takes %.1f ms, of which %.1f ms "
             "are spent waiting, and an update %.1f ms%s.",
-            learner.name, pace, 1e3 * exchange_s, 1e3 * wait_s, 1e3 * gradient_step_s, hint,
+            learner.name, pace, 1e3 * exchange_s, 1e3 * wait_s, 1e3 * update_s, hint,
         )  # fmt: skip
         return pace
 
 
-def gradient_step_seconds(learner: Learner, rollout: Rollout, *, compiles: bool) -> float:
+def gradient_step_seconds(algorithm: OffPolicy, rollout: Rollout, *, compiles: bool) -> float:
     """Return the seconds of an update from a replay, measured on a copy of the networks.
 
     Args:
-        learner: nothing of it changes, and no number is drawn from its streams.
+        algorithm: nothing of it changes, and no number is drawn from its streams.
         rollout: closed trajectories; the copy learns from them.
         compiles: whether gradient steps are compiled.
     """
-    algorithm, settings = learner.algorithm, learner.settings
-    h: OffPolicySettings = settings.hyperparameters  # type: ignore[assignment]  # only these have `auto`
     h = replace(
-        h,
+        algorithm.hyperparameters,
         steps_per_update=1.0,
         reward_signal_steps_per_update=1.0,
         buffer_init_steps=0,
-        buffer_size=max(h.batch_size, rollout.n_rows),
+        buffer_size=max(algorithm.hyperparameters.batch_size, rollout.n_rows),
     )
-    settings = replace(settings, hyperparameters=h)
+    settings = replace(algorithm.settings, hyperparameters=h)
     with torch.random.fork_rng(devices=[]):
-        twin: OffPolicy = type(algorithm)(  # type: ignore[assignment]  # only these have `auto`
-            learner.spec, settings, seed=0, device=algorithm.device
-        )
+        twin = type(algorithm)(algorithm.spec, settings, seed=0, device=algorithm.device)
     twin.load_state_dict(copy.deepcopy(algorithm.state_dict()))
     if compiles:
         twin.compile()
-    completed(twin.update_in_parts(rollout, step=0))
     while len(twin.replay) < h.batch_size:
         completed(twin.update_in_parts(rollout, step=0))
     seconds: list[float] = []
-    # One more than is counted: the first warms up.
+    # One round more than is counted: the first warms up.
     while len(seconds) <= _N_ROUNDS and (len(seconds) < 2 or sum(seconds) < _MOST_S):
         began = time.perf_counter()
-        # n gradient steps are counted from 1, so the first round ends at step 1 + its length.
         completed(twin.update_in_parts(rollout, step=1 + _ROUND * (1 + len(seconds))))
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds[1:]) / _ROUND

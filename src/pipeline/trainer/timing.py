@@ -72,11 +72,6 @@ class Stopwatch:
         self._reported[learner.name] = now
         return {f"Time/{part}": value - before.get(part, 0.0) for part, value in now.items()}
 
-    @property
-    def waited_s(self) -> float:
-        """Seconds in which environments were waited for."""
-        return self._environments()["environment"]
-
     def seconds(self, learners: Iterable[Learner]) -> dict[str, float]:
         """Seconds of each part since the beginning, and in total."""
         seconds = {"total": time.perf_counter() - self._began}

@@ -96,13 +96,18 @@ COUNTS = {"agent_steps": 4000, "rollouts": 1000, "gradient_steps": 500}
     ("threaded", "counts", "seconds", "said"),
     [
         # 1,000 exchanges of 14 ms; an update of 6 ms was hidden at each second of them
-        (False, COUNTS, {"environment": 11, "update": 3}, "2 would fill"),
-        (True, COUNTS | {"rollouts": 50}, {"environment": 11, "update": 3}, "2 would fill"),
-        (False, COUNTS | {"rollouts": 50}, {"environment": 11, "update": 3}, "40 would fill"),
+        (False, COUNTS, {"environment": 11, "update": 3}, "2 fills"),
+        (True, COUNTS | {"rollouts": 50}, {"environment": 11, "update": 3}, "2 fills"),
+        (False, COUNTS | {"rollouts": 50}, {"environment": 11, "update": 3}, "40 fills"),
         # updates of 30 ms: half of the exchanges had none, and waited for 14 ms
-        (False, COUNTS, {"environment": 7, "update": 15}, "9.52 would fill"),
+        (False, COUNTS, {"environment": 7, "update": 15}, "9.52 fills"),
         # every exchange had such an update
-        (False, COUNTS | {"gradient_steps": 1000}, {"environment": 0, "update": 30}, "is unknown"),
+        (
+            False,
+            COUNTS | {"gradient_steps": 1000},
+            {"environment": 0.5, "update": 30},
+            "is unknown",
+        ),
         (False, {"agent_steps": 4000}, {"environment": 14, "update": 0}, None),
     ],
 )
@@ -123,7 +128,7 @@ def test_the_number_of_updates_that_fill_the_waiting_time_is_proposed(
     lines = [line for line in capsys.readouterr().out.splitlines() if "steps_per_update" in line]
     assert len(lines) == (said is not None)
     assert all(said in line for line in lines)
-    configuration.write_text(json.dumps({"behaviors": {"A": {}}}))
+    configuration.write_text(json.dumps({"behaviors": {"A": trainer, "B": trainer}}))
     assert main(["timers", str(file)]) == 0
     assert "steps_per_update" not in capsys.readouterr().out
 

@@ -80,7 +80,7 @@ def test_a_run_with_the_number_from_the_start_is_the_same(toy, changes, run, fix
     (settings,) = told
     pace = settings.behaviors["Toy"].hyperparameters.steps_per_update
     written = chosen["settings"]["hyperparameters"]
-    assert written["steps_per_update"] == written["reward_signal_steps_per_update"] == pace
+    assert written["steps_per_update"] == pace
     lines = [r.getMessage() for r in caplog.records if "steps_per_update" in r.getMessage()]
     assert len(lines) == 1
     assert f"Toy: steps_per_update is {pace:g} from now on: an exchange takes" in lines[0]
