@@ -17,6 +17,7 @@ import re
 import shutil
 import statistics
 import sys
+import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from pipeline.commands.parser import Parser, option
 from pipeline.envs.base import BaseEnv
 from pipeline.envs.sources.programs import program_of
 from pipeline.errors import SettingsError, brief, shell_command
-from pipeline.files import write_whole
+from pipeline.files import similar, write_whole
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.environments import BridgeSource, EnvironmentParams, PathSource, named
 from pipeline.settings.params import load_params
@@ -97,12 +98,18 @@ def add_options(parser: Parser) -> None:
 continuous actions in an environment that takes 2 ms or more for a step, else ppo"
     parser.add_argument("--trainer", choices=("ppo", "sac", "poca", "xqc"), help=text)
 
+    option(parser, "--demo FILE", "recorded episodes (.demo): the policy begins by imitating them")
+
 
 def run(arguments: argparse.Namespace) -> str:
     """Ask the environment for its specification, and write the project."""
     folder: Path = arguments.folder
     if folder.exists() and not folder.is_dir():
         raise SettingsError(f"{folder}: is a file; name a folder, new or with your module in it")
+    demo = arguments.demo
+    if demo is not None and not Path(demo).is_file():
+        hint = similar(Path(demo)) or "; name a .demo file"
+        raise SettingsError(f"--demo: {demo} is not there{hint}")
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -117,7 +124,7 @@ def run(arguments: argparse.Namespace) -> str:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     trainers = {key: trainer_of(behavior, arguments.trainer) for key, behavior in behaviors.items()}
-    for file, text in _texts(environment, name, behaviors, trainers, folder).items():
+    for file, text in _texts(environment, name, behaviors, trainers, folder, demo).items():
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
         if file == ".gitignore" and path.exists():
@@ -255,6 +262,7 @@ def _texts(
     behaviors: Mapping[str, Behavior],
     trainers: Mapping[str, dict[str, Any]],
     folder: Path,
+    demo: str | None,
 ) -> dict[str, str]:
     """Return the files of the project, by path in it."""
     short = {
@@ -272,18 +280,28 @@ def _texts(
     tried = dump_yaml({"behaviors": steps})
     entry = dump_yaml({name: {"source": environment.source, **options}})
     experiment = f"{name}_{kind}"
+    recorded: dict[str, Any] = {}
+    cloning: dict[str, Any] = {}
+    if demo is not None:
+        recorded = {f"{name}_demo": {"file": os.path.relpath(demo, folder)}}
+        pretrain = {"epochs": 10, "batch_size": 256, "learning_rate": 3e-4}
+        cloning = {"demonstrations": f"{name}_demo", "pretrain": pretrain}
     second = {
         "environment": name,
         "trainer": trainer,
         "overrides": {"behaviors": {key: _slower(settings) for key, settings in trainers.items()}},
+        **cloning,
         "seeds": [1, 2, 3],
-        "stages": ["train", "export", "evaluate"],
+        "stages": [*(["pretrain"] if cloning else []), "train", "export", "evaluate"],
         "evaluation": {"episodes": 50, "seed": 10000},
     }
     second_entry = dump_yaml({f"{experiment}_slower": second})
     texts = {
         "params.yaml": template("params.yaml").format(
             environment="".join(f"  {line}\n" for line in entry.splitlines()),
+            demonstrations="\n" + dump_yaml({"demonstrations": recorded}) if recorded else "",
+            cloning=textwrap.indent(dump_yaml(cloning), "    ") if cloning else "",
+            first_stage="      - pretrain\n" if cloning else "",
             experiment=experiment,
             name=name,
             trainer=trainer,

@@ -113,6 +113,22 @@ def test_xqc_steps_one_copy_of_an_environment(tmp_path, monkeypatch, capsys):
     assert behavior_settings.hyperparameters.steps_per_update == 1
 
 
+def test_demonstrations_are_imitated_first(tmp_path, monkeypatch, refused, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["own", "--env", "balance_ball", "--demo"]
+    assert "--demo: no.demo is not there" in refused("init", *words, "no.demo")
+    Path("played.demo").write_bytes(b"")
+    assert cli.main(["init", *words, "played.demo"]) == 0, capsys.readouterr().err
+    params = load_params("own/params.yaml")
+    assert params.demonstrations["balance_ball_demo"].file == "../played.demo"
+    (experiment,) = params.experiments.values()
+    assert experiment.stages == ("pretrain", "train", "export", "evaluate")
+    assert experiment.demonstrations == "balance_ball_demo"
+    assert experiment.pretrain is not None
+    monkeypatch.chdir(tmp_path / "own")
+    assert cli.main(["plan"]) == 0
+
+
 def test_a_project_s_graph_is_ours_without_our_folders():
     text = dvc_yaml((ROOT / "dvc.yaml").read_text())
     ours, theirs = yaml.safe_load((ROOT / "dvc.yaml").read_text()), yaml.safe_load(text)
