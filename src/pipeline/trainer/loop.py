@@ -350,7 +350,8 @@ class TrainingLoop:
 
     def _keep_pace(self, name: str, saved: Mapping[str, Any] | None) -> None:
         """Replace `steps_per_update: auto` by the number of the checkpoint, if it has one."""
-        if saved is not None and self.settings.for_behavior(name).is_undecided:
+        auto = self.settings.undecided()  # first: for_behavior warns of unlisted behaviors
+        if saved is not None and auto and self.settings.for_behavior(name).is_undecided:
             pace = saved["settings"]["hyperparameters"].get("steps_per_update", AUTO)
             if pace != AUTO:
                 self._set_pace(name, pace)
