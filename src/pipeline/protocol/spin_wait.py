@@ -16,7 +16,6 @@ import time
 from selectors import BaseSelector
 
 from pipeline.errors import SettingsError
-from pipeline.machine import n_processors
 
 VARIABLE = "PIPELINE_SPIN_US"
 _DEFAULT_US = 4000.0
@@ -74,7 +73,7 @@ def _let_others_work() -> None:
 def _limit() -> float:
     text = os.environ.get(VARIABLE)
     if text is None:
-        return _DEFAULT_US * 1e-6 if n_processors() > 1 else 0.0
+        return _DEFAULT_US * 1e-6 if _n_processors() > 1 else 0.0
     try:
         microseconds = float(text)
     except ValueError:
@@ -85,3 +84,10 @@ def _limit() -> float:
             f"{_MOST_US:.0f}, such as 500, or 0"
         )
     return max(microseconds, 0.0) * 1e-6
+
+
+def _n_processors() -> int:
+    # This process may be bound to fewer processors than the machine has.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

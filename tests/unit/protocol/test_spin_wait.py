@@ -155,5 +155,5 @@ def test_the_variable_is_in_microseconds_and_0_never_looks(monkeypatch, given, l
 @pytest.mark.parametrize(("n", "looks"), [(1, False), (2, True)])
 def test_by_itself_it_looks_for_a_moment_where_another_processor_can_work(monkeypatch, n, looks):
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(spin_wait, "n_processors", lambda: n)
+    monkeypatch.setattr(spin_wait, "_n_processors", lambda: n)
     assert (1e-4 < SpinWait().limit_s < 1e-2) if looks else SpinWait().limit_s == 0.0
