@@ -46,6 +46,13 @@ def begin_again_portably() -> None:
     os.execv(sys.executable, command)  # noqa: S606  # keeps the process that a parent waits for
 
 
+def n_processors() -> int:
+    """Return the processors that this process may use, which may be fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def facts() -> dict[str, Any]:
     """Return the facts that decide roundings in this process, of the libraries it has loaded."""
     # Not imported: a stage without networks does without torch.

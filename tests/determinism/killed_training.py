@@ -1,7 +1,8 @@
 """A training that ends after so many updates, or is killed: the program of test_resume.py.
 
 Its arguments are the folder, an environment, the updates, the update whose kill loses the state of
-the update before (0: none), and words that say how it trains.
+the update before (0: none), and words that say how it trains; a number there is the
+`steps_per_update`.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ def trainer(how: str, demonstration: Path) -> dict:
             "steps_per_update": 4,
             "save_replay_buffer": "lost" not in how,
         }
+        for word in {word for word in how.split() if word == "auto" or word[0].isdigit()}:
+            settings["hyperparameters"]["steps_per_update"] = word
         if "xqc" in how:
             settings["trainer_type"] = "xqc"
             more = {"held_noise": 4, "n_steps": 2, "policy_delay": 3, "init_entcoef": 0.1}

@@ -212,6 +212,18 @@ def test_resumed_run_with_an_option_equals_the_uninterrupted_run(name, how, kept
         assert rate not in (0.0, 3e-4)
 
 
+@pytest.mark.parametrize("how", ["sac", "xqc threaded"])
+def test_a_killed_run_with_auto_equals_a_run_with_the_number_that_it_chose(how, tmp_path):
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    auto = f"{how} auto"
+    assert run(killed, "balance_ball", updates=6, kill_at=3, how=auto) == -signal.SIGKILL
+    chosen = final_state(killed)["/settings/hyperparameters/steps_per_update"]
+    assert run(killed, "balance_ball", updates=6, how=f"{auto} resume") == 0
+    assert run(whole, "balance_ball", updates=6, how=f"{how} {chosen}") == 0
+    assert_equal_states(final_state(whole), final_state(killed))
+    assert_equal_files(whole, killed)
+
+
 def test_run_with_sac_whose_replay_is_not_kept_goes_on_with_an_empty_one(tmp_path):
     how = "sac lost"
     assert run(tmp_path / "whole", "Chase", updates=12, how=how) == 0

@@ -86,7 +86,7 @@ def test_every_public_name_is_on_the_page():
 
 def test_defaults_are_written_as_in_yaml(settings: str):
     assert "| `threaded` | true or false | `false` |" in settings
-    assert "| `steps_per_update` | number > 0 | `1.0` |" in settings
+    assert "| `steps_per_update` | number > 0 or `auto` | `1.0` |" in settings
     assert "| `init_path` | text or null | `null` |" in settings
 
 

@@ -25,7 +25,9 @@ from pipeline.algos.reward_signals import mean_losses, steps_of
 from pipeline.algos.rows import Rows
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
 from pipeline.data.replay import Replay
+from pipeline.errors import SettingsError
 from pipeline.nets.squashed import squashed_action
+from pipeline.settings.pace import AUTO
 
 if TYPE_CHECKING:
     from pipeline.arrays import BoolArray, FloatArray
@@ -208,12 +210,24 @@ class OffPolicy(Algorithm):
                 stats["Losses/Pretraining Loss"] = float(np.mean(cloned))
         return stats | self._update_signals(step)
 
-    def _due(self, step: int, n_done: int, steps_per_update: float) -> int:
+    def may_learn(self, step: int, n_rows: int) -> bool:
+        """Whether gradient steps may be due with `n_rows` in the replay."""
+        h = self.hyperparameters
+        return step >= h.buffer_init_steps and n_rows >= h.batch_size
+
+    def take_pace(self, settings: TrainerSettings) -> None:
+        """Take settings in which `steps_per_update` is a number now, and nothing else differs."""
+        self.settings = settings
+        self.hyperparameters = settings.hyperparameters  # type: ignore[assignment]  # of the same class
+
+    def _due(self, step: int, n_done: int, steps_per_update: float | str) -> int:
         """Gradient steps to make now, after `n_done` (counted from 1)."""
         h = self.hyperparameters
         # The least over processes: all make as many steps, or one would wait for ever.
-        if step < h.buffer_init_steps or self.processes.least(len(self.replay)) < h.batch_size:
+        if not self.may_learn(step, self.processes.least(len(self.replay))):
             return 0
+        if isinstance(steps_per_update, str):
+            raise SettingsError("steps_per_update: auto has not become a number yet")
         # the smallest n with (step - init) / n <= steps_per_update
         return max(math.ceil((step - h.buffer_init_steps) / steps_per_update) - n_done, 0)
 
@@ -221,7 +235,9 @@ class OffPolicy(Algorithm):
         """Make the gradient steps of the reward signals that are due; return mean losses by tag."""
         if not self.signals.learning:
             return {}
-        every = self.hyperparameters.reward_signal_steps_per_update
+        h = self.hyperparameters
+        every = h.reward_signal_steps_per_update
+        every = h.steps_per_update if every == AUTO else every
         n_due = self._due(step, self.n_signal_updates, every)
         losses = [self.signals.update(rows) for rows in self.sampler.transitions(n_due)]
         self.n_signal_updates += n_due

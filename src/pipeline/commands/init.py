@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import math
 import os
 import re
 import shutil
+import statistics
 import sys
+import textwrap
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +26,10 @@ from typing import Any
 
 from pipeline import __version__
 from pipeline.commands.parser import Parser, option
+from pipeline.envs.base import BaseEnv
 from pipeline.envs.sources.programs import program_of
 from pipeline.errors import SettingsError, brief, shell_command
-from pipeline.files import write_whole
+from pipeline.files import similar, write_whole
 from pipeline.protocol.specs import BehaviorSpec
 from pipeline.settings.environments import BridgeSource, EnvironmentParams, PathSource, named
 from pipeline.settings.params import load_params
@@ -51,6 +56,10 @@ _COPIED = (
 WAYS = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
 _IMAGE = 3
 """Dimensions of a visual observation."""
+_XQC_FROM_MS = 2.0
+"""Time of an exchange from which XQC is chosen where it has been measured (algorithms.md)."""
+_N_TIMED, _MOST_S = 20, 2.0
+"""Exchanges that are timed, and after how many seconds no further one is."""
 _NATURE_CNN_PIXELS, _SIMPLE_PIXELS = 36, 20
 """Least sides of the images that these encoders take."""
 DVC_HEADER = """\
@@ -72,6 +81,8 @@ class Behavior:
     """Whether agents share rewards."""
     n_teams: int = 1
     """Teams that play against each other."""
+    exchange_ms: float | None = None
+    """Median time of an exchange; None where it was not measured."""
 
 
 def add_options(parser: Parser) -> None:
@@ -83,8 +94,11 @@ def add_options(parser: Parser) -> None:
     option(which, "--unity BUILD", "a Unity player, or its folder")
     option(which, "--gymnasium ID", "an environment of Gymnasium")
     option(which, "--pettingzoo ID", "an environment of PettingZoo")
-    text = "how the agents learn; default: poca where they share rewards, else ppo"
-    parser.add_argument("--trainer", choices=("ppo", "sac", "poca"), help=text)
+    text = "how the agents learn; default: poca where they share rewards, xqc for one agent with \
+continuous actions in an environment that takes 2 ms or more for a step, else ppo"
+    parser.add_argument("--trainer", choices=("ppo", "sac", "poca", "xqc"), help=text)
+
+    option(parser, "--demo FILE", "recorded episodes (.demo): the policy begins by imitating them")
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -92,10 +106,16 @@ def run(arguments: argparse.Namespace) -> str:
     folder: Path = arguments.folder
     if folder.exists() and not folder.is_dir():
         raise SettingsError(f"{folder}: is a file; name a folder, new or with your module in it")
+    demo = arguments.demo
+    if demo is not None and not Path(demo).is_file():
+        hint = similar(Path(demo)) or "; name a .demo file"
+        raise SettingsError(f"--demo: {demo} is not there{hint}")
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         environment = _environment(arguments, folder)
+        if arguments.trainer == "xqc" and isinstance(environment, BridgeSource):
+            environment = replace(environment, copies=1)  # an update for each step of one agent
         name = _name_of(environment, folder)
         _refuse_what_is_there(folder, f"config/{name}.yaml")
         behaviors = _ask(environment, folder)
@@ -104,7 +124,7 @@ def run(arguments: argparse.Namespace) -> str:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     trainers = {key: trainer_of(behavior, arguments.trainer) for key, behavior in behaviors.items()}
-    for file, text in _texts(environment, name, behaviors, trainers, folder).items():
+    for file, text in _texts(environment, name, behaviors, trainers, folder, demo).items():
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
         if file == ".gitignore" and path.exists():
@@ -208,9 +228,32 @@ def _ask(environment: EnvironmentParams, folder: Path) -> dict[str, Behavior]:
                     in_groups=before.in_groups or bool((steps.group_id > 0).any()),
                     n_teams=before.n_teams + 1,
                 )
+            for name, behavior in behaviors.items():
+                if _suits_xqc(behavior) and len(behaviors) == 1:
+                    behaviors[name] = replace(behavior, exchange_ms=_exchange_ms(env))
     finally:
         sys.path.remove(project)
     return behaviors
+
+
+def _exchange_ms(env: BaseEnv) -> float:
+    """Return the median milliseconds of a step; actions are zeros, which only numbers may be."""
+    times = [time.perf_counter()]
+    while len(times) <= _N_TIMED and times[-1] - times[0] < _MOST_S:
+        env.step()
+        times.append(time.perf_counter())
+    return 1e3 * statistics.median(later - sooner for sooner, later in itertools.pairwise(times))
+
+
+def _suits_xqc(behavior: Behavior) -> bool:
+    """Whether it is like those for which XQC has been measured: one agent, numbers in and out."""
+    observations, actions = behavior.spec
+    is_alone = behavior.n_agents == 1 and behavior.n_teams == 1
+    return (
+        is_alone
+        and not actions.discrete_branches
+        and all(len(observation.shape) == 1 for observation in observations)
+    )
 
 
 def _texts(
@@ -219,6 +262,7 @@ def _texts(
     behaviors: Mapping[str, Behavior],
     trainers: Mapping[str, dict[str, Any]],
     folder: Path,
+    demo: str | None,
 ) -> dict[str, str]:
     """Return the files of the project, by path in it."""
     short = {
@@ -236,18 +280,28 @@ def _texts(
     tried = dump_yaml({"behaviors": steps})
     entry = dump_yaml({name: {"source": environment.source, **options}})
     experiment = f"{name}_{kind}"
+    recorded: dict[str, Any] = {}
+    cloning: dict[str, Any] = {}
+    if demo is not None:
+        recorded = {f"{name}_demo": {"file": os.path.relpath(demo, folder)}}
+        pretrain = {"epochs": 10, "batch_size": 256, "learning_rate": 3e-4}
+        cloning = {"demonstrations": f"{name}_demo", "pretrain": pretrain}
     second = {
         "environment": name,
         "trainer": trainer,
         "overrides": {"behaviors": {key: _slower(settings) for key, settings in trainers.items()}},
+        **cloning,
         "seeds": [1, 2, 3],
-        "stages": ["train", "export", "evaluate"],
+        "stages": [*(["pretrain"] if cloning else []), "train", "export", "evaluate"],
         "evaluation": {"episodes": 50, "seed": 10000},
     }
     second_entry = dump_yaml({f"{experiment}_slower": second})
     texts = {
         "params.yaml": template("params.yaml").format(
             environment="".join(f"  {line}\n" for line in entry.splitlines()),
+            demonstrations="\n" + dump_yaml({"demonstrations": recorded}) if recorded else "",
+            cloning=textwrap.indent(dump_yaml(cloning), "    ") if cloning else "",
+            first_stage="      - pretrain\n" if cloning else "",
             experiment=experiment,
             name=name,
             trainer=trainer,
@@ -303,9 +357,11 @@ def _described(behaviors: Mapping[str, Behavior]) -> list[str]:
         acts = [f"{n} continuous"] if n else []
         acts += [f"discrete of {', '.join(map(str, branches))}"] if branches else []
         more = f" in {behavior.n_teams} teams" if behavior.n_teams > 1 else ""
+        ms = behavior.exchange_ms
+        timed = "" if ms is None else f", {ms:.1f} ms for a step"
         lines.append(
             f"{brief(name)} with {behavior.n_agents} agents{more}, observations of "
-            f"{' and '.join(shapes)}, actions {' and '.join(acts)}"
+            f"{' and '.join(shapes)}, actions {' and '.join(acts)}{timed}"
         )
     return lines
 
@@ -323,8 +379,8 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
     """Return trainer settings that suit a behavior's observations and actions.
 
     Common sizes: small networks for few numbers, a convolution and more exploration for images and
-    discrete actions; self-play for teams. Without `trainer` POCA for agents that share rewards,
-    else PPO.
+    discrete actions; self-play for teams. Without `trainer` POCA for agents that share rewards, XQC
+    where it has been measured to need the least time, else PPO.
     """
     observations, actions = behavior.spec
     images = [observation.shape for observation in observations if len(observation.shape) == _IMAGE]
@@ -347,6 +403,9 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
             else "simple" if pixels >= _SIMPLE_PIXELS else "match3"
         )  # fmt: skip
     kind = trainer or ("poca" if behavior.in_groups else "ppo")
+    is_slow = behavior.exchange_ms is not None and behavior.exchange_ms >= _XQC_FROM_MS
+    if trainer is None and is_slow and _suits_xqc(behavior):
+        kind = "xqc"
     on_policy = {
         "batch_size": buffer_size // (8 if images else 16),
         "buffer_size": buffer_size,
@@ -359,7 +418,7 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
     }
     settings: dict[str, Any] = {
         "trainer_type": kind,
-        "hyperparameters": _sac_of(behavior) if kind == "sac" else on_policy,
+        "hyperparameters": _sac_of(behavior) if kind in ("sac", "xqc") else on_policy,
         "network_settings": network,
         "reward_signals": {"extrinsic": {"gamma": 0.99, "strength": 1.0}},
         "keep_checkpoints": 3,
@@ -367,6 +426,17 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
         "time_horizon": 128,
         "summary_freq": 10000,
     }
+    if kind == "xqc":  # as config/xqc/3DBall.yaml, for longer
+        settings["hyperparameters"] |= {
+            "buffer_init_steps": 500,
+            "learning_rate": 1e-3,
+            "learning_rate_schedule": "linear",
+            "init_entcoef": 0.3 if choices else 0.01,
+            "tau": 0.05,
+        }
+        network |= {"normalize": False, "hidden_units": 256}  # it normalises by itself
+        settings |= {"max_steps": 20000 * max(behavior.n_agents, 1), "summary_freq": 1000}
+        settings["time_horizon"] = 4
     if behavior.n_teams > 1:
         settings["self_play"] = {"save_steps": 20000, "team_change": 100000, "swap_steps": 10000}
     return settings

@@ -75,7 +75,12 @@ def _run(plan: Plan, settings: RunSettings) -> str:
             files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
             files.write_json(run_dir / LOGS / "machine.json", machine.facts())
             n_updates = sum(behavior.n_updates for behavior in result.behaviors.values())
-            timers.finish(result.seconds, n_updates=n_updates, n_exchanges=result.n_exchanges)
+            timers.finish(
+                result.seconds,
+                n_updates=n_updates,
+                n_exchanges=result.n_exchanges,
+                counts=result.counts,
+            )
     return _summary(settings, folder, result)
 
 
@@ -160,6 +165,12 @@ def _train(
     first = {name: folder.current_path(path) for name, path in weights.items()}
     history = [provenance.of_learn(settings, env.seed, first, program)]
 
+    def on_pace(decided: RunSettings) -> None:
+        nonlocal settings
+        settings = decided
+        history[:] = [provenance.of_learn(settings, env.seed, first, program)]
+        _write_configuration(settings, run_dir)
+
     def on_start() -> None:
         versions = process_facts(trainer=_TRAINER)
         _log.info(
@@ -168,9 +179,7 @@ def _train(
             versions["communication_protocol_version"],
             versions["pytorch_version"],
         )
-        # The configuration of a run that is only played must stay that of its training.
-        if not _is_read_only(settings):
-            files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
+        _write_configuration(settings, run_dir)
         # A failure before this line undoes the folder.
         folder.start()
         timers.start()
@@ -190,6 +199,7 @@ def _train(
             base_port=plan.base_port,
             log_folder=None if _is_read_only(settings) else run_dir / LOGS,
             on_start=on_start,
+            on_pace=on_pace,
             inference=checkpoint.inference,
             # The trainer must not import a stage, so the stage's function is passed down.
             exporter=partial(publish, history=history),
@@ -208,6 +218,12 @@ def _train(
             remedy = "to continue, give the same command with --resume."
             error.args = (f"{error}\nThe state is saved in {run_dir}: {remedy}",)
         raise
+
+
+def _write_configuration(settings: RunSettings, run_dir: Path) -> None:
+    # The configuration of a run that is only played must stay that of its training.
+    if not _is_read_only(settings):
+        files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
 
 
 def _sinks(

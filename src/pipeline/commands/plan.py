@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import os
 import re
 import shutil
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
+from pipeline import machine
 from pipeline.commands.engines import drop_from_lock, locked_stages, mend_lock
 from pipeline.commands.parser import Parser, option
 from pipeline.errors import PipelineError, few
@@ -69,9 +69,8 @@ def run(arguments: argparse.Namespace) -> str:
             "deletes it there and takes it out of MLflow's tables.",
             _listed(left, runs),
         )
-    # In a container fewer cores may be allowed than the machine has.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    lines.append(f"Wrote {RUNS_FILE}. Run `pipeline run --cores {cores or 1}`, or `dvc repro`.")
+    cores = machine.n_processors()
+    lines.append(f"Wrote {RUNS_FILE}. Run `pipeline run --cores {cores}`, or `dvc repro`.")
     with contextlib.suppress(PipelineError):  # of a trainer file, which the run will report
         lines.append(_amount(params))
     return "\n".join(lines)

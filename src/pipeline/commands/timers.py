@@ -10,17 +10,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline import machine
 from pipeline.commands.parser import Parser, aligned
 from pipeline.envs.base import MOST_GROUPS
 from pipeline.errors import SettingsError
 from pipeline.files import kind_of, similar
 from pipeline.settings import RunSettings, load_run_settings
+from pipeline.settings.pace import chosen_pace, free_share
 
 _Timed = tuple[str, Mapping[str, Any], bool]
 """Name and content of a node, and whether another thread ran it."""
@@ -42,6 +45,8 @@ _BAR = 30
 _MORE_ENVS = 4
 _WORTH_SAYING = 1.05
 """A speed-up below this ratio is within the difference between equal runs."""
+_NOTHING = 0.05
+"""Share of the updates' time below which waiting beside them says nothing."""
 _DECISIVE = 0.5
 """Share of the time from which a part gets advice of its own."""
 
@@ -66,6 +71,8 @@ class Times:
     n_minibatches: int | None
     hidden: frozenset[str] = frozenset()
     """Parts that the trainer did while it waited for the environments."""
+    pace: float | None = None
+    """See `_fitting_pace`."""
 
     @property
     def steady_s(self) -> float:
@@ -196,6 +203,13 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
         ):
             hidden.add("update")
     return Times(
+        pace=_fitting_pace(
+            metadata,
+            _settings(configuration),
+            parts,
+            n_exchanges=steps or 0,
+            n_updates=updates or 0,
+        ),
         hidden=frozenset(hidden),
         program=program,
         loop_s=float(loop["total"]),
@@ -205,6 +219,42 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
         idle_s=_total(nodes, _NODES["storage"], apart=True),
         n_exchanges=None if steps is None else int(steps),
         n_minibatches=counts.get("TorchPPOOptimizer.update"),
+    )
+
+
+def _fitting_pace(
+    metadata: Mapping[str, Any],
+    settings: RunSettings,
+    parts: Mapping[str, float],
+    *,
+    n_exchanges: int,
+    n_updates: int,
+) -> float | None:
+    """Return the `steps_per_update` with which updates fill the waiting time.
+
+    None unless a single behavior has learned from a replay; not a number if each exchange had
+    updates that took longer than it, so that nobody waited.
+    """
+    n_done, n_rows, n_rollouts = (
+        int(metadata.get(key, 0)) for key in ("gradient_steps", "agent_steps", "rollouts")
+    )
+    if len(settings.behaviors) != 1 or not (n_done and n_rollouts and n_exchanges):
+        return None
+    (behavior,) = settings.behaviors.values()
+    update_s, waited_s = parts["update"], parts[_WAITS]
+    # Exchanges with updates, which are spread over as many as possible or made at once.
+    n_busy = min(n_done if behavior.threaded else n_updates, n_exchanges)
+    wait_s = (waited_s + update_s) / n_exchanges
+    if n_busy == n_exchanges and waited_s < _NOTHING * update_s:
+        return math.nan
+    if wait_s < update_s / n_busy:  # they took longer than the wait, which the others show
+        wait_s = waited_s / (n_exchanges - n_busy)
+    n_envs = settings.env_settings.num_envs
+    return chosen_pace(
+        wait_s=wait_s,
+        gradient_step_s=update_s / n_done,
+        n_rows=n_rows / (n_exchanges if behavior.threaded else n_rollouts),
+        share=free_share(n_cores=machine.n_processors(), n_envs=n_envs, n_threads=1),
     )
 
 
@@ -287,5 +337,12 @@ def _advice(times: Times) -> list[str]:
         lines.append(
             "  The update takes most of the time: compare torch_settings.device cpu with cuda, "
             "and think of smaller networks, fewer epochs or larger minibatches."
+        )
+    if times.pace is not None:
+        lines.append(
+            "  How many updates an exchange hides is unknown: each had longer ones. Measure with a "
+            "larger steps_per_update, or with auto."
+            if math.isnan(times.pace)
+            else f"  steps_per_update: {times.pace:g} fills the time that environments work."
         )
     return lines

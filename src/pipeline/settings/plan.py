@@ -30,6 +30,7 @@ from pipeline.settings.run_file import (
     demonstrations,
     refuse_missing_demonstrations,
     refuse_missing_weights,
+    refuse_undecided,
     to_mapping,
 )
 from pipeline.settings.schema import RunSettings
@@ -226,16 +227,18 @@ def check_settings(params: Params) -> None:
     for name, experiment in params.experiments.items():
         if experiment.chosen is None:  # the best of a sweep is yet to be found
             with mistakes:
-                _check_demonstrations(params, name, params.run_settings(name))
+                settings = params.run_settings(name)
+                refuse_undecided(settings)
+                _check_demonstrations(params, name, settings)
     mistakes.refuse()  # the trials of a sweep would repeat what is wrong in its experiment
     for name, sweep in params.sweeps.items():
         with mistakes:
             # A trial that is proposed after hours must not be the first with a value.
             for values in sweep.samples() if sweep.proposed() else ():
-                params.trial_settings(name, values)
+                refuse_undecided(params.trial_settings(name, values))
             for number in sweep.trials():
                 if number not in sweep.proposed():
-                    params.run_settings(f"{name}/{number}")
+                    refuse_undecided(params.run_settings(f"{name}/{number}"))
     mistakes.refuse()
 
 

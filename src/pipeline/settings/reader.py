@@ -77,6 +77,8 @@ NonNegative = Annotated[float, Bounds(at_least=0)]
 """A number from 0."""
 Positive = Annotated[float, Bounds(above=0)]
 """A number above 0."""
+PositiveOrAuto = Positive | Literal["auto"]
+"""A number above 0, or `auto` for one that is chosen from what a run measures."""
 
 
 def read(hint: Any, node: Node, path: str) -> Any:
@@ -289,6 +291,13 @@ def _read_limited(hint: Any, node: Node, path: str) -> Any:
 
 def _read_optional(hint: Any, node: Node, path: str) -> Any:
     options = [part for part in get_args(hint) if part is not NoneType]
+    if len(options) == 2 and get_origin(options[1]) is Literal:  # a number, or a word for it
+        words = get_args(options[1])
+        if node.value in words:
+            return node.value
+        if _number(node) is None:
+            raise fail(node, path, f"needs a number or {', '.join(words)}, got {display(node)}")
+        return read(options[0], node, path)
     if len(options) != 1:
         raise TypeError(f"{hint} needs a from_node that chooses")
     return None if node.value is None else read(options[0], node, path)

@@ -34,6 +34,7 @@ from pipeline.settings.schema import (
 _log = logging.getLogger(__name__)
 
 _FILE_KEYS = (".demo_path", ".init_path")
+_PLACED_KEYS = (*_FILE_KEYS, ".hyperparameters.steps_per_update")
 _BEHAVIORS = ("default_settings", "behaviors")
 _IN_A_BEHAVIOR = frozenset(setting_hints(TrainerSettings))
 _BESIDE_BEHAVIORS = frozenset(setting_hints(RunSettings)) - {"behaviors", "debug"}
@@ -206,8 +207,8 @@ def as_resolved(node: Node, resolved: Any) -> Any:
 
 
 def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the dotted key of each path to a file, and where it is written."""
-    if path.endswith(_FILE_KEYS):
+    """Yield the dotted key of each value that is refused later, and where it is written."""
+    if path.endswith(_PLACED_KEYS):
         yield path, node.where
         for index, item in enumerate(node.value if isinstance(node.value, list) else ()):
             yield join(path, index), item.where
@@ -424,6 +425,19 @@ def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
             key = f"behaviors.{name}.init_path"
             hint = similar(folder / path) or "; name a checkpoint, or leave it out"
             raise SettingsError(f"{settings.place_of(key)}: {key}: {path} is not there{hint}")
+
+
+def refuse_undecided(settings: RunSettings) -> None:
+    """Refuse `steps_per_update: auto`, with which equal inputs would have different results."""
+    for section in settings.undecided():
+        key = f"{section}.hyperparameters.steps_per_update"
+        place = settings.place_of(key)
+        prefix = f"{place}: " if place else ""
+        raise SettingsError(
+            f"{prefix}{key}: needs a number in an experiment of params.yaml, got 'auto', which "
+            "each machine measures anew; `pipeline timers RUN` proposes one from a run of "
+            "`pipeline learn`"
+        )
 
 
 def _listed(settings: RunSettings) -> dict[str, TrainerSettings]:

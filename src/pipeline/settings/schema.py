@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pipeline.errors import Mistakes, SettingsError
 from pipeline.plugins import Group
 from pipeline.settings.nodes import Node, fail, join
+from pipeline.settings.pace import AUTO
 from pipeline.settings.reader import (
     Bounds,
     ContradictionError,
@@ -22,6 +23,7 @@ from pipeline.settings.reader import (
     Fraction,
     NonNegative,
     Positive,
+    PositiveOrAuto,
     choice,
     display,
     each,
@@ -359,12 +361,15 @@ class OffPolicySettings(HyperparameterSettings):
     tau: Fraction = 0.005
     """Share of the critic that moves into the target network at each update. Typical: 0.005
     to 0.05."""
-    steps_per_update: Positive = 1.0
-    """Agent steps for each update of the policy."""
-    reward_signal_steps_per_update: Positive = field(
+    steps_per_update: PositiveOrAuto = 1.0
+    """Agent steps for each update of the policy; `auto` for a number from 0.25 to 64 that is chosen
+    before the first update, so that the updates fill the time in which the environment works. For
+    one learner, and not in `params.yaml`."""
+    reward_signal_steps_per_update: PositiveOrAuto = field(
         default=1.0, metadata={"copies": "steps_per_update"}
     )
-    """Agent steps for each update of the reward signals; steps_per_update when not given."""
+    """Agent steps for each update of the reward signals; steps_per_update when not given, or
+    `auto`."""
     n_steps: Count = field(default=1, metadata=_ADDITION)
     """Steps whose rewards are added up before a value is looked up (Sutton 1988); 1 with memory."""
     decoupled_entropy: bool = field(default=False, metadata=_ADDITION)
@@ -382,8 +387,15 @@ class OffPolicySettings(HyperparameterSettings):
 
     @property
     def minibatches_per_step(self) -> float:
-        """Gradient steps for each agent step."""
-        return 1.0 / self.steps_per_update
+        """Gradient steps for each agent step; 1 while the number is not chosen."""
+        steps = self.steps_per_update
+        return 1.0 if isinstance(steps, str) else 1.0 / steps
+
+    @property
+    def why_alone(self) -> str:
+        """As in every trainer's settings."""
+        text = "steps_per_update: auto is measured in one process; give a number, or one learner"
+        return text if self.steps_per_update == AUTO else ""
 
     @property
     def why_alone(self) -> str:
@@ -622,6 +634,21 @@ class TrainerSettings:
         if isinstance(h, OnPolicySettings) and h.desired_kl is not None and not is_constant:
             text = "decides the learning rate by itself; set learning_rate_schedule: constant"
             raise ContradictionError("hyperparameters.desired_kl", text)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether `steps_per_update` is `auto`, and has still to become a number."""
+        h = self.hyperparameters
+        return isinstance(h, OffPolicySettings) and h.steps_per_update == AUTO
+
+    def with_pace(self, pace: float) -> Self:
+        """Return the same settings with a number in place of `steps_per_update: auto`."""
+        h = self.hyperparameters
+        assert isinstance(h, OffPolicySettings)  # noqa: S101  # only these have `auto`
+        signals = h.reward_signal_steps_per_update
+        signals = pace if signals == AUTO else signals
+        decided = replace(h, steps_per_update=pace, reward_signal_steps_per_update=signals)
+        return replace(self, hyperparameters=decided)
 
     def contrary_sizes(self) -> Iterator[str]:
         """Yield a text for each pair of sizes with which a run does otherwise than the file says.
@@ -1046,7 +1073,8 @@ class RunSettings:
     places: dict[str, str] = field(
         default_factory=dict, compare=False, repr=False, metadata={"internal": True}
     )
-    """Where each path to a file, and each behavior, is written: `file:line` by dotted key."""
+    """Where each path to a file, each behavior and each `steps_per_update` is written: `file:line`
+    by dotted key."""
 
     def place_of(self, key: str) -> str | None:
         """Return where the path under a dotted key is written; a behavior may inherit it."""
@@ -1104,6 +1132,21 @@ class RunSettings:
             versions |= ENCODERS.versions(*(network.vis_encode_type for network in networks))
         # Sorted, since the result goes into fingerprints.
         return dict(sorted(versions.items()))
+
+    def undecided(self) -> dict[str, TrainerSettings]:
+        """Return the settings with `steps_per_update: auto`, by section of the file."""
+        sections = {join("behaviors", name): item for name, item in self.behaviors.items()}
+        if self.default_settings is not None:
+            sections["default_settings"] = self.default_settings
+        return {name: item for name, item in sections.items() if item.is_undecided}
+
+    def with_pace(self, name: str, pace: float) -> "RunSettings":
+        """Return the same run with a number in place of a behavior's `steps_per_update: auto`."""
+        trainer = self.for_behavior(name).with_pace(pace)
+        # A behavior that is not listed stays so: its seed depends on that.
+        if name not in self.behaviors:
+            return replace(self, default_settings=trainer)
+        return replace(self, behaviors={**self.behaviors, name: trainer})
 
     def with_seed(self, seed: int) -> "RunSettings":
         """Return the same run with a decided seed, from 0, and with a seed for every sampler."""

@@ -83,11 +83,20 @@ class TimersSink(Sink):
         """Count one update."""
         self._n_updates += 1
 
-    def finish(self, seconds: Mapping[str, float], *, n_updates: int, n_exchanges: int) -> None:
+    def finish(
+        self,
+        seconds: Mapping[str, float],
+        *,
+        n_updates: int,
+        n_exchanges: int,
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
         """Take the exact seconds of a run that has ended, by part, and write them.
 
-        `n_exchanges` counts the exchanges with each environment.
+        `n_exchanges` counts the exchanges with each environment; `counts` has what else was counted
+        by name.
         """
+        self._metadata |= {name: str(count) for name, count in (counts or {}).items()}
         self._exact, self._n_updates = dict(seconds), n_updates
         self._n_exchanges = n_exchanges
         self._ended = self._clock()

@@ -67,6 +67,7 @@ def train(
     sinks: Sequence[Sink] = (),
     resume_interval_s: float = RESUME_INTERVAL_S,
     on_start: Callable[[], None] | None = None,
+    on_pace: Callable[[RunSettings], None] | None = None,
     starting_lesson: int = 0,
     learners: int = 1,
     end_early: Callable[[], bool] | None = None,
@@ -103,6 +104,8 @@ def train(
         resume_interval_s: seconds between refreshes of the checkpoint that a kill resumes from.
         on_start: called once, when the environments have connected and every behavior that they
             show can be trained; nothing but logs is written before.
+        on_pace: called with the settings when `steps_per_update: auto` has become a number; with
+            these settings the run repeats.
         starting_lesson: lesson, counted from 0, where every curriculum begins; one with fewer
             lessons begins with its last.
         learners: processes that learn together, each with `num_envs` environments of its own; the
@@ -186,6 +189,7 @@ def train(
             exporter=exporter,
             resume_interval_s=resume_interval_s,
             on_start=on_start,
+            on_pace=on_pace,
             end_early=None if learners > 1 else end_early,
         )
 

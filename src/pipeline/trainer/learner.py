@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.finite_checks import refuse_non_finite_rollout
+from pipeline.algos.off_policy import OffPolicy
 from pipeline.algos.policy import Decision
 from pipeline.algos.process_group import LearnerGroup
 from pipeline.arrays import AnyArray, BoolArray, FloatArray
@@ -92,6 +94,8 @@ class Learner:
         """See `learn_with`."""
         self.step = 0
         self.n_updates = 0
+        self._n_rollouts = 0
+        self._before = self._counted()
         self.recorded = sample_rows(
             [np.zeros((0, *obs.shape), np.float32) for obs in spec.observation_specs], None
         )
@@ -110,6 +114,23 @@ class Learner:
             horizon=settings.time_horizon,
             capacity=n_waiting + settings.time_horizon,
         )
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What this process has done: agent steps, rollouts, gradient steps from a replay."""
+        return self._counted() - self._before
+
+    def _counted(self) -> Counter[str]:
+        n_gradient_steps = getattr(self.algorithm, "n_updates", 0)
+        return Counter(
+            agent_steps=self.step, rollouts=self._n_rollouts, gradient_steps=n_gradient_steps
+        )
+
+    def take_pace(self, settings: TrainerSettings) -> None:
+        """Take settings in which `steps_per_update` is a number now, and nothing else differs."""
+        self.settings = settings
+        if isinstance(self.algorithm, OffPolicy):
+            self.algorithm.take_pace(settings)
 
     @property
     def replay_to_keep(self) -> Replay | None:
@@ -205,6 +226,7 @@ class Learner:
             return stats
         rollout = self.trajectories.rollout(self.grouping.moments)
         refuse_non_finite_rollout(rollout, step=self.step)
+        self._n_rollouts += 1
         is_learned = updates.start(rollout, step=self.step)
         if is_learned or self.algorithm.replay is None:  # not only kept for later
             self.record(rollout.obs, rollout.fields)
@@ -374,6 +396,7 @@ class Learner:
         self.step = int(state["step"])
         self.n_updates = int(state["n_updates"])
         self.updates.load_state_dict(state["algorithm"])
+        self._before = self._counted()
         self.statistics.load_state_dict(state["statistics"])
         self.recorded = dict(state["recorded"])
         # The state has none if the run began without self-play.

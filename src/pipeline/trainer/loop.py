@@ -21,6 +21,8 @@ from pipeline.errors import (
 from pipeline.protocol.decoding import NonFiniteError
 from pipeline.protocol.specs import refuse_other_spec
 from pipeline.protocol.steps import Steps
+from pipeline.settings import RunSettings
+from pipeline.settings.pace import AUTO
 from pipeline.tracking import names
 from pipeline.tracking.base import Tracker, Update
 from pipeline.trainer.batching import Message
@@ -49,6 +51,7 @@ from pipeline.trainer.device_choice import fastest_device
 from pipeline.trainer.distributed.sync import Synchronizer, share_of
 from pipeline.trainer.environment import JobSpec
 from pipeline.trainer.learner import Decided, Learner
+from pipeline.trainer.pace import PaceMeter
 from pipeline.trainer.result import TrainResult, result_of
 from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.stopping import StopRequest
@@ -73,6 +76,8 @@ class TrainingLoop:
         resume_interval_s: how often the resume file is refreshed at most.
         on_start: called once, when there is something to train and all of it can be trained; not
             for a finished run, the files of which stay.
+        on_pace: called with all settings when `steps_per_update: auto` has become a number, before
+            the first update.
         group: the processes of which each runs such a loop; the first one alone saves.
         end_early: asked after every step whether to end, as if `max_steps` had been reached.
     """
@@ -88,6 +93,7 @@ class TrainingLoop:
         exporter: Exporter | None = None,
         resume_interval_s: float = RESUME_INTERVAL_S,
         on_start: Callable[[], None] | None = None,
+        on_pace: Callable[[RunSettings], None] | None = None,
         group: ProcessGroup = SINGLE_PROCESS,
         end_early: Callable[[], bool] | None = None,
     ) -> None:
@@ -117,7 +123,9 @@ class TrainingLoop:
         self._saved = group.scatter_object(of_each_rank(saved, group.size))
         self._exact = False
         self._updated: set[str] = set()
-        self._on_start, self._end_early = on_start, end_early
+        self._on_start, self._end_early, self._on_pace = on_start, end_early, on_pace
+        self._meters: dict[Learner, PaceMeter] = {}
+        """Of behaviors with `steps_per_update: auto`, until the number is chosen."""
         self._started = False
         self.learners: dict[str, Learner] = {}
         self._learner_of: dict[str, Learner] = {}
@@ -234,6 +242,9 @@ class TrainingLoop:
                 self._receive(group)
             turns += self._turn(group)
         self.stopwatch.n_exchanges += 1
+        for learner, meter in list(self._meters.items()):
+            if meter.exchanged(self.stopwatch.seconds(())["environment"]):
+                self._choose_pace(learner, meter)
         add_reports(turns, self.workers.take_stats())
         self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
         self.lessons.on_step(self.learners.values())
@@ -278,7 +289,9 @@ class TrainingLoop:
         """Return the learner of a behavior that appears under a new name."""
         name = qualified.partition("?")[0]
         if name not in self.learners:
-            self.learners[name] = self._new_learner(name, qualified)
+            self.learners[name] = new = self._new_learner(name, qualified)
+            if new.settings.is_undecided and new.learns:
+                self._meters[new] = PaceMeter(new, n_envs=len(self.workers))
         learner = self._learner_of[qualified] = self.learners[name]
         spec = self.workers.behavior_specs[qualified]
         refuse_other_spec(name, learner.spec, spec, f"the team of {qualified}")
@@ -286,12 +299,13 @@ class TrainingLoop:
         return learner
 
     def _new_learner(self, name: str, qualified: str) -> Learner:
+        saved = self._saved.pop(name, None)
+        self._keep_pace(name, saved)
         settings = self.settings.for_behavior(name)
         files.refuse_shared_folder(self.job.run_dir, name, self.learners)
         spec = self.workers.behavior_specs[qualified]
         seed = seeding.of_behavior(self.job.seed, name, self.settings.behaviors)
         share = share_of(settings, self.group.size)
-        saved = self._saved.pop(name, None)
         run = (saved or {}).get("run", {})
         device = self.device
         if device is None:
@@ -323,6 +337,29 @@ class TrainingLoop:
             self.tracker.began(name, description(name, spec, self.settings)["settings"])
         self._progress[name] = Progress.of(learner, run)
         return learner
+
+    def _choose_pace(self, learner: Learner, meter: PaceMeter) -> None:
+        """Replace `steps_per_update: auto` by a number, which a behavior without entry shares."""
+        del self._meters[learner]
+        if self.settings.for_behavior(learner.name).is_undecided:
+            compiles = self.settings.torch_settings.compile
+            number = meter.chosen(compiles=compiles, n_learners=len(self.learners))
+            self._set_pace(learner.name, number)
+            self.resume_points.want()  # from which the run goes on with this number
+        learner.take_pace(self.settings.for_behavior(learner.name))
+
+    def _keep_pace(self, name: str, saved: Mapping[str, Any] | None) -> None:
+        """Replace `steps_per_update: auto` by the number of the checkpoint, if it has one."""
+        auto = self.settings.undecided()  # first: for_behavior warns of unlisted behaviors
+        if saved is not None and auto and self.settings.for_behavior(name).is_undecided:
+            pace = saved["settings"]["hyperparameters"].get("steps_per_update", AUTO)
+            if pace != AUTO:
+                self._set_pace(name, pace)
+
+    def _set_pace(self, name: str, number: float) -> None:
+        self.settings = self.keeper.settings = self.settings.with_pace(name, number)
+        if self._on_pace is not None:
+            self._on_pace(self.settings)
 
     def _note_update(self, learner: Learner) -> None:
         self._updated.add(learner.name)

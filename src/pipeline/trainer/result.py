@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +53,8 @@ class TrainResult:
     """Wall time by part: environment, wire, inference, storage, update, total."""
     n_exchanges: int = 0
     """Exchanges with each environment since the run began or was resumed."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Agent steps, rollouts and gradient steps from a replay since the run began or was resumed."""
     interrupted: Sequence[int] = ()
     """Steps at which the run was interrupted and not resumed exactly."""
     curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]] = field(default_factory=dict)
@@ -84,5 +87,6 @@ def result_of(
         behaviors=behaviors,
         seconds=seconds,
         n_exchanges=n_exchanges,
+        counts=sum((learner.counts for learner in learners.values()), Counter()),
         interrupted=tuple(interrupted),
     )

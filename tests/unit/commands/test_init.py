@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,12 @@ import yaml
 
 from pipeline import cli
 from pipeline.commands.init import Behavior, dvc_yaml, template, trainer_of
+from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 from pipeline.settings.params import load_params
 from pipeline.settings.plan import check_plan
+from pipeline.simulators import registry
 
 ROOT = Path(__file__).resolve().parents[3]
 VECTOR, IMAGE = ObservationSpec.vector(8), ObservationSpec.visual(3, 64, 64)
@@ -42,6 +45,12 @@ def behavior(*observations: ObservationSpec, actions: ActionSpec = STEER, n_agen
         (behavior(IMAGE), {"trainer_type": "sac", "buffer_size": 2**28 // (3 * 64 * 64)}),
         (behavior(VECTOR, actions=CHOOSE), {"trainer_type": "sac", "init_entcoef": 0.05}),
         (behavior(VECTOR, in_groups=True), {"trainer_type": "sac"}),
+        (behavior(VECTOR, n_agents=1, exchange_ms=14.0), {"trainer_type": "xqc", "tau": 0.05}),
+        (behavior(VECTOR, n_agents=1, exchange_ms=0.1), {"trainer_type": "ppo"}),
+        (behavior(VECTOR, n_agents=1), {"trainer_type": "ppo"}),
+        (behavior(VECTOR, n_agents=2, exchange_ms=14.0), {"trainer_type": "ppo"}),
+        (behavior(IMAGE, n_agents=1, exchange_ms=14.0), {"trainer_type": "ppo"}),
+        (behavior(VECTOR, actions=CHOOSE, n_agents=1, exchange_ms=14.0), {"trainer_type": "ppo"}),
     ],
 )
 def test_settings_suit_what_is_seen_and_done(given: Behavior, expected: dict):
@@ -56,6 +65,68 @@ def test_settings_suit_what_is_seen_and_done(given: Behavior, expected: dict):
         )
         assert next(getattr(part, key) for part in parts if hasattr(part, key)) == value
     assert (behavior_settings.self_play is not None) == (given.n_teams > 1)
+
+
+@pytest.mark.parametrize("name", ["balance_ball", "grid_world"])
+def test_xqc_begins_with_settings_that_it_takes(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["init", "own", "--env", name, "--trainer", "xqc"]) == 0
+    (behavior_settings,) = load_run_settings(f"own/config/{name}.yaml").behaviors.values()
+    ours = load_run_settings(ROOT / "config/xqc/3DBall.yaml").behaviors["3DBall"]
+    network = behavior_settings.network_settings
+    assert (network.hidden_units, network.num_layers) == (256, 2)
+    h = behavior_settings.hyperparameters
+    for key in ("batch_size", "buffer_init_steps", "learning_rate", "tau", "critic"):
+        assert getattr(h, key) == getattr(ours.hyperparameters, key)
+    assert list(behavior_settings.contrary_sizes()) == []
+    capsys.readouterr()
+
+
+def test_one_slow_agent_with_continuous_actions_gets_xqc(tmp_path, monkeypatch, capsys):
+    class Slow:
+        def __init__(self):
+            self._simulator = registry.make("balance_ball", seed=1, n_agents=1)
+
+        def __getattr__(self, name):
+            return getattr(self._simulator, name)
+
+        def step(self, actions):
+            time.sleep(0.003)
+            return self._simulator.step(actions)
+
+    monkeypatch.setattr("pipeline.api.make_env", lambda *_, **__: InProcessEnvironment(Slow()))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["init", "own", "--env", "balance_ball"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"3DBall with 1 agents, .*2 continuous, \d+\.\d ms for a step\.", out)
+    assert list(load_params("own/params.yaml").experiments) == ["balance_ball_xqc"]
+
+
+def test_xqc_steps_one_copy_of_an_environment(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["init", "own", "--gymnasium", "Pendulum-v1", "--trainer", "xqc"]
+    assert cli.main(words) == 0, capsys.readouterr().err
+    params = load_params("own/params.yaml")
+    (environment,) = params.environments.values()
+    assert environment.copies == 1
+    (behavior_settings,) = params.run_settings("pendulum_v1_xqc").behaviors.values()
+    assert behavior_settings.hyperparameters.steps_per_update == 1
+
+
+def test_demonstrations_are_imitated_first(tmp_path, monkeypatch, refused, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["own", "--env", "balance_ball", "--demo"]
+    assert "--demo: no.demo is not there" in refused("init", *words, "no.demo")
+    Path("played.demo").write_bytes(b"")
+    assert cli.main(["init", *words, "played.demo"]) == 0, capsys.readouterr().err
+    params = load_params("own/params.yaml")
+    assert params.demonstrations["balance_ball_demo"].file == "../played.demo"
+    (experiment,) = params.experiments.values()
+    assert experiment.stages == ("pretrain", "train", "export", "evaluate")
+    assert experiment.demonstrations == "balance_ball_demo"
+    assert experiment.pretrain is not None
+    monkeypatch.chdir(tmp_path / "own")
+    assert cli.main(["plan"]) == 0
 
 
 def test_a_project_s_graph_is_ours_without_our_folders():

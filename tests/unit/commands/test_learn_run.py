@@ -74,7 +74,7 @@ def test_all_that_was_asked_reaches_the_trainer_with_weights_where_they_are_now(
     exporter = asked.options.pop("exporter")
     assert (exporter.func, exporter.keywords) == (learn_run.publish, {"history": ["record"]})
     assert asked.record == (run, 4, present, program)
-    del asked.options["on_start"]
+    del asked.options["on_start"], asked.options["on_pace"]
     assert asked.options == {
         "seed": 4,
         "run_dir": tmp_path / "x",
@@ -105,6 +105,17 @@ def test_only_a_run_that_is_played_again_leaves_configuration_and_logs_alone(
     assert asked.options["log_folder"] == (tmp_path / "run_logs" if is_written else None)
     assert (tmp_path / "configuration.yaml").exists() == is_written
     assert (asked.options["starting_lesson"], asked.options["learners"]) == (0, 1)
+
+
+def test_the_number_that_auto_became_is_written(asked, tmp_path):
+    trainer = {"trainer_type": "sac", "hyperparameters": {"steps_per_update": "auto"}}
+    run = load_run_settings(None, overrides={"behaviors": {"A": trainer}})
+    folder = RunFolder(tmp_path)
+    learn_run._train(Plan(settings=run, flags={}), run, folder, {}, asked.timers)
+    asked.options["on_pace"](run.with_pace("A", 3.5))
+    written = load_run_settings(tmp_path / "configuration.yaml").behaviors["A"].hyperparameters
+    assert written.steps_per_update == 3.5
+    assert asked.record[0].undecided() == {}
 
 
 def test_each_of_several_runs_has_its_own_folder_seed_numbers_and_times(monkeypatch, tmp_path):

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from pipeline import machine
 from pipeline.cli import main
 from pipeline.commands.timers import read
 
@@ -86,6 +87,50 @@ def test_a_run_that_was_threaded_hides_its_updates(file, threaded, ratio):
     text = json.dumps({"behaviors": behaviors})
     (file.parents[1] / "configuration.yaml").write_text(text)
     assert read(file).after(threaded=True) == pytest.approx(ratio)
+
+
+COUNTS = {"agent_steps": 4000, "rollouts": 1000, "gradient_steps": 500}
+
+
+@pytest.mark.parametrize(
+    ("threaded", "counts", "seconds", "said"),
+    [
+        # 1,000 exchanges of 14 ms; an update of 6 ms was hidden at each second of them
+        (False, COUNTS, {"environment": 11, "update": 3}, "2 fills"),
+        (True, COUNTS | {"rollouts": 50}, {"environment": 11, "update": 3}, "2 fills"),
+        (False, COUNTS | {"rollouts": 50}, {"environment": 11, "update": 3}, "40 fills"),
+        # updates of 30 ms: half of the exchanges had none, and waited for 14 ms
+        (False, COUNTS, {"environment": 7, "update": 15}, "9.52 fills"),
+        # every exchange had such an update
+        (
+            False,
+            COUNTS | {"gradient_steps": 1000},
+            {"environment": 0.5, "update": 30},
+            "is unknown",
+        ),
+        (False, {"agent_steps": 4000}, {"environment": 14, "update": 0}, None),
+    ],
+)
+def test_the_number_of_updates_that_fill_the_waiting_time_is_proposed(
+    file, capsys, monkeypatch, threaded, counts, seconds, said
+):
+    monkeypatch.setattr(machine, "n_processors", lambda: 2)
+    metadata = {"trainer": "pipeline"} | {key: str(count) for key, count in counts.items()}
+    content = tree(metadata=metadata, **TIMES | seconds | {"loop": 100})
+    parts = content["children"]["TrainerController.start_learning"]["children"]
+    parts["env_step"]["count"] = 1000
+    parts["_update_policy"]["count"] = counts.get("gradient_steps", 0)
+    file.write_text(json.dumps(content))
+    trainer = {"trainer_type": "sac", "threaded": threaded, "hyperparameters": {}}
+    configuration = file.parents[1] / "configuration.yaml"
+    configuration.write_text(json.dumps({"behaviors": {"A": trainer}}))
+    assert main(["timers", str(file)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "steps_per_update" in line]
+    assert len(lines) == (said is not None)
+    assert all(said in line for line in lines)
+    configuration.write_text(json.dumps({"behaviors": {"A": trainer, "B": trainer}}))
+    assert main(["timers", str(file)]) == 0
+    assert "steps_per_update" not in capsys.readouterr().out
 
 
 def test_compiling_is_named_and_left_out_of_predictions(file, capsys):

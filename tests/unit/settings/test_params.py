@@ -149,6 +149,31 @@ def test_writing_the_plan_checks_the_trainer_configurations(folder: Path) -> Non
     assert not (folder / "runs.yaml").exists()
 
 
+AUTO = "trainer_type: sac, hyperparameters: {steps_per_update: auto}"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "override", "where"),
+    [
+        (f"behaviors:\n  Ball: {{{AUTO}}}", "", "config/t.yaml:2: behaviors.Ball"),
+        (f"default_settings:\n  {{{AUTO}}}", "", "config/t.yaml:2: default_settings"),
+        ("behaviors: {Ball: {}}", f"{{behaviors: {{Ball: {{{AUTO}}}}}}}", "params.yaml:21: "),
+    ],
+)
+def test_an_experiment_needs_a_number_in_place_of_auto(trainer, override, where, folder):
+    (folder / "config/t.yaml").write_text(trainer)
+    if override:
+        text = FILE.replace("overrides: {}", f"overrides: {override}")
+        (folder / "params.yaml").write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        write_plan(load_params(folder / "params.yaml"), folder / "runs.yaml")
+    first = str(caught.value).splitlines()[0]
+    assert where in first
+    assert ".hyperparameters.steps_per_update: needs a number in an experiment" in first
+    assert "got 'auto'" in first
+    assert "`pipeline timers RUN` proposes one" in first
+
+
 @pytest.mark.parametrize("key", ["reward_signals: {gail: {", "behavioral_cloning: {"])
 def test_a_trainer_that_reads_recorded_episodes_must_wait_for_them(key: str, folder: Path) -> None:
     reads = f"{key}demo_path: data/demos/expert.demo}}" + "}" * (key.count("{") - 1)

@@ -94,6 +94,10 @@ def mistakes(hint: Any) -> list[tuple[Any, str]]:
         broken = [(a + step, f"{said} {a}, got") for said, a, step in limits if a is not None]
         return mistakes(parts[0]) + broken
     if origin in (Union, UnionType):
+        if get_origin(parts[1]) is Literal:
+            word = get_args(parts[1])[0]
+            wrong = [(value, f"needs a number or {word}, got {value!r}") for value in ([], "?")]
+            return wrong + mistakes(parts[0])[1:]
         return [mistake for part in parts for mistake in mistakes(part)]
     if origin is tuple:
         items = mistakes(parts[0]) if parts[-1] is Ellipsis else []

@@ -4,6 +4,7 @@ import copy
 import logging
 import os
 import signal
+from collections import Counter
 from types import SimpleNamespace
 
 import gymnasium
@@ -299,7 +300,9 @@ def test_a_resumed_run_goes_by_its_newest_file_and_says_where_it_was_interrupted
         workers.reset()
         points.note_start([SimpleNamespace(finished=False, algorithm=SimpleNamespace(replay=None))])
     assert points.interrupted == [5, 30]
-    learner = SimpleNamespace(step=3, n_updates=1, statistics=Statistics(), past=None)
+    learner = SimpleNamespace(
+        step=3, n_updates=1, statistics=Statistics(), past=None, counts=Counter()
+    )
     result = result_of({"A": learner}, tmp_path, {}, interrupted=[5, 30], n_exchanges=0)
     assert result.behaviors["A"].interrupted_at == 30
 
