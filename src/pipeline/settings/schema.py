@@ -394,12 +394,8 @@ class OffPolicySettings(HyperparameterSettings):
     @property
     def why_alone(self) -> str:
         """As in every trainer's settings."""
-        text = "steps_per_update: auto is measured in one process; give a number, or one learner"
-        return text if self.steps_per_update == AUTO else ""
-
-    @property
-    def why_alone(self) -> str:
-        """As in every trainer's settings."""
+        if self.steps_per_update == AUTO:
+            return "steps_per_update: auto is of one process; give a number, or one learner"
         text = "the rewards' spread of reward_normalization is of one process; set it to false"
         return text if self.reward_normalization else ""
 
