@@ -129,5 +129,5 @@ def test_behaviors_without_an_entry_share_a_number(in_process, quick, tmp_path, 
 
 def test_several_learners_need_a_number(quick, tmp_path):
     settings = quick(trainer_type="sac", hyperparameters={"steps_per_update": "auto"})
-    with pytest.raises(SettingsError, match="auto is measured in one process; give a number"):
+    with pytest.raises(SettingsError, match="auto is of one process; give a number"):
         pipeline.train("balance_ball", settings, seed=1, run_dir=tmp_path, learners=2)
