@@ -138,9 +138,11 @@ def train(
     from pipeline import trainer
     from pipeline.algos.process_group import launched
     from pipeline.stages.export import publish
-    from pipeline.trainer.api import make_way, read_settings
+    from pipeline.trainer.api import read_settings, refuse_or_rename_earlier_run
 
-    make_way(Path(run_dir), force, goes_on=any(map(options.get, ("resume", "inference"))))
+    refuse_or_rename_earlier_run(
+        Path(run_dir), force, goes_on=any(map(options.get, ("resume", "inference")))
+    )
     env = in_folder(env)
     if callbacks and max(options.get("learners", 1), launched()[1]) > 1:
         raise SettingsError("callbacks may end a run, which one of several learners cannot")

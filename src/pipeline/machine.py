@@ -32,7 +32,7 @@ def is_portable() -> bool:
     return all(os.environ.get(name) == value for name, value in PORTABLE.items())
 
 
-def begin_again_portably() -> None:
+def restart_in_portable_mode() -> None:
     """Restart this process with the variables of `PORTABLE`, unless it has them.
 
     Libraries read them while they are loaded, so it is too late to set them here.

@@ -150,7 +150,7 @@ def test_advice_to_log_in_where_the_hub_refuses_and_not_where_it_is_not_reached(
         hub.errors["/api/models/me/echo"] = status
     error = refused("pull", "me/echo")
     assert ("; log in with `hf auth login` or HF_TOKEN" in error) == (status is not None)
-    assert ("look at the connection, the name and HF_ENDPOINT" in error) == (status is None)
+    assert ("check the connection, the name and HF_ENDPOINT" in error) == (status is None)
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")

@@ -61,9 +61,9 @@ def test_check_is_a_short_verdict_unless_all_is_asked_for(here, capsys):
         "  format: ML-Agents 0.3 to 0.16 (a section with all keys for each behavior)",
         "  behaviors: Walker (ppo, 50,000 steps), any other (ppo, 50,000 steps)",
         "  environment parameters, with their lessons: gap (2), mass (1)",
-        "  brought to today's format: 12 keys have another place; 3 warnings tell what is no "
-        "longer the same (`pipeline config upgrade old.yaml Walker.json sampler.yaml -o "
-        "old.new.yaml --verbose` lists each)",
+        "  converted to today's format: 12 keys have moved; 3 warnings name settings with another "
+        "meaning (`pipeline config upgrade old.yaml Walker.json sampler.yaml -o old.new.yaml "
+        "--verbose` lists each)",
         "`--full` prints every setting.",
     ]
 
@@ -95,7 +95,7 @@ def test_check_refuses_what_learn_refuses_with_the_same_words(here, capsys):
     assert cli.main(["learn", "new.yaml"]) == 2
     refused = capsys.readouterr().err.removeprefix("error: ")
     assert cli.main(["config", "check", "new.yaml"]) == 2
-    assert capsys.readouterr() == ("", f"error: well formed, but cannot be used yet: {refused}")
+    assert capsys.readouterr() == ("", f"error: valid, but cannot be used yet: {refused}")
     assert "demo_path: no.demo" in run(capsys, "check", "new.yaml", "--full")
 
 
@@ -169,7 +169,7 @@ def test_upgrade_writes_what_was_said_and_no_more(here, capsys):
 def test_upgrade_tells_every_change_with_its_line(here, capsys):
     words = ("upgrade", "old.yaml", "sampler.yaml", "-o", "new.yaml", "--verbose")
     lines = run(capsys, *words).splitlines()
-    moved, gone = lines.index("Moved:"), lines.index("Without an equal:")
+    moved, gone = lines.index("Moved:"), lines.index("Removed:")
     assert "  old.yaml:2: default.trainer -> default_settings.trainer_type" in lines[moved:gone]
     place = "behaviors.Walker.hyperparameters.batch_size"
     assert f"  old.yaml:11: Walker.batch_size -> {place}" in lines[moved:gone]
@@ -212,7 +212,7 @@ def test_a_file_may_be_upgraded_in_its_place(here, capsys):
     run(capsys, "upgrade", "old.yaml", "-o", "old.yaml", "--force")
     assert load_run_settings("old.yaml") == before
     output = run(capsys, "upgrade", "old.yaml", "-o", "again.yaml")
-    assert output.startswith("Wrote again.yaml. old.yaml is in today's format already")
+    assert output.startswith("Wrote again.yaml. old.yaml has today's format already")
     assert to_plain(read_yaml("again.yaml")) == to_plain(read_yaml("old.yaml"))
 
 

@@ -51,7 +51,7 @@ def test_one_mistake_is_told_once(told, tmp_path):
     code, lines = told()
     assert code == 1
     assert [name for name, line in lines.items() if line.startswith("TO DO")] == ["project"]
-    assert [name for name, line in lines.items() if "mend project first" in line] == [
+    assert [name for name, line in lines.items() if "fix project first" in line] == [
         "Unity",
         "builds",
     ]
@@ -138,7 +138,7 @@ def test_a_port_that_is_taken(monkeypatch):
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         monkeypatch.setattr(doctor, "_EDITOR_PORT", listener.getsockname()[1])
-        with pytest.raises(doctor.Problem, match="another trainer waits"):
+        with pytest.raises(doctor.Problem, match="the other trainer"):
             doctor._ports(Path())
 
 

@@ -76,8 +76,8 @@ def test_the_folder_of_an_experiment_gives_a_line_for_each_seed_and_their_mean(
     ]
     assert main([*words, "--video", "a.gif"]) == 2
     assert capsys.readouterr().err == (
-        f"error: --video: films one policy, and {tmp_path} has 3 seeds; name the folder of one, "
-        f"such as {tmp_path}/seed1\n"
+        f"error: --video: films one policy, but {tmp_path} has 3 seeds; give the folder of one "
+        f"seed, such as {tmp_path}/seed1\n"
     )
     assert made == ["game"]
 

@@ -169,8 +169,8 @@ def test_two_files_side_by_side(file, tmp_path, capsys):
     [
         (None, "No such file"),
         ("{", "is not JSON"),
-        ("[]", "holds no timers"),
-        ('{"children": {}}', "holds no timers"),
+        ("[]", "has no timers"),
+        ('{"children": {}}', "has no timers"),
         ('{"children": {"TrainerController.start_learning": {"total": "long"}}}', "no timers"),
     ],
 )
