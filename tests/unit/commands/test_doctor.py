@@ -61,7 +61,7 @@ def test_one_mistake_is_told_once(told, tmp_path):
     ("line", "file", "text", "said"),
     [
         ("project", "params.yaml", "x: 1\n", "unknown key 'x'"),
-        ("MLflow", "mlflow.db", "none" * 99, "file is not a database; mend it or move it away"),
+        ("MLflow", "mlflow.db", "none" * 99, "file is not a database; repair it or move it away"),
         ("builds", "params.yaml", PARAMS.format(source="path", key="path"), "nowhere"),
         ("Unity", "params.yaml", PARAMS.format(source="unity", key="project"), "nowhere"),
         ("snakemake", ".snakemake/locks/a", "", "snakemake --unlock"),
