@@ -132,7 +132,7 @@ def test_pull_starts_anew_after_a_download_that_failed_half_way(hub, tmp_path, c
         if path.is_file()
     } == {"echo/README.md": b"# Echo", "echo/Echo.onnx": b"1", "echo/more/a.txt": b"2"}
     assert cli.main(["pull", "me/echo"]) == 2
-    assert "is there already and not empty" in capsys.readouterr().err
+    assert "exists and is not empty" in capsys.readouterr().err
 
 
 def test_pull_into_the_empty_folder_that_one_is_in(hub, tmp_path):

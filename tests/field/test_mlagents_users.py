@@ -196,12 +196,12 @@ torch.save({"a": torch.zeros(1)}, TORCH)
 KINDS = {
     "empty": (b"", "is empty; copy or download it again"),
     "pointer": (POINTER, "is a pointer of Git LFS; `git lfs pull` fetches the file itself"),
-    "elf": (b"\x7fELF\2\1\1" + bytes(9) + b"\xd0", "is a program for Linux; name it with --env"),
-    "exe": (b"MZ\x90\0\3" + b"\xff" * 9, "is a program for Windows; name it with --env"),
-    "mac": (b"\xcf\xfa\xed\xfe\7", "is a program for macOS; name it with --env"),
+    "elf": (b"\x7fELF\2\1\1" + bytes(9) + b"\xd0", "is a program for Linux; give it with --env"),
+    "exe": (b"MZ\x90\0\3" + b"\xff" * 9, "is a program for Windows; give it with --env"),
+    "mac": (b"\xcf\xfa\xed\xfe\7", "is a program for macOS; give it with --env"),
     "packed": (
         b"#!/bin/sh\n# an environment\nPK\3\4\0\0\xff",
-        "is an executable of `pipeline env build`; name it with --env",
+        "is an executable of `pipeline env build`; give it with --env",
     ),
     "page": (b"<!DOCTYPE html>\n<html>", "is a web page; download the file itself instead of its"),
     "onnx": (b"\x08\x07\x12\x07pytorch\xff", "is an ONNX model, which `pipeline evaluate` plays"),
@@ -246,7 +246,7 @@ def test_an_environment_that_is_no_program_of_this_system_is_named(kind, mode, t
     path.write_bytes(content)
     path.chmod(mode)
     message = refusal(UnityEnvironmentException, EnvironmentProcess, [str(path)])
-    said = said.replace("name it with --env", "name a build for this system")
+    said = said.replace("give it with --env", "name a build for this system")
     if (kind, mode) == ("elf", 0o644):
         said = "chmod"
     assert f"{path}: it" in message

@@ -155,7 +155,7 @@ def test_the_header_of_a_progress_csv_was_deleted(tmp_path, caplog):
     assert (tmp_path / "progress.csv.1").read_text() == text
     assert [value for *_, value, _ in read_points(path)] == [1.5]
     (record,) = caplog.records
-    assert "The file is kept as" in record.getMessage()
+    assert "The file was renamed to" in record.getMessage()
     assert "\n" not in record.getMessage()
 
 

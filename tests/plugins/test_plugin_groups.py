@@ -145,13 +145,13 @@ def test_what_is_installed_is_not_looked_at_for_our_own_parts(tmp_path, monkeypa
 def test_every_part_of_ours_is_where_its_table_says():
     for settings in (*HYPERPARAMETERS.values(), *REWARD_SIGNALS.values()):
         assert settings.made_by.startswith(".")
-        assert callable(load(settings.made_by, room="pipeline.algos."))
+        assert callable(load(settings.made_by, package="pipeline.algos."))
     for name in ENCODERS.ours:
-        assert ENCODERS.load(name, room="pipeline.nets.").minimum_side >= 1
+        assert ENCODERS.load(name, package="pipeline.nets.").minimum_side >= 1
     for name in registry.NAMES:
         assert callable(registry.SIMULATORS[name])
     for name in SINKS.ours:
-        assert callable(SINKS.load(name, room="pipeline.tracking.sinks."))
+        assert callable(SINKS.load(name, package="pipeline.tracking.sinks."))
     assert set(registry.NAMES) == OUR_SIMULATORS
     with pytest.raises(SettingsError, match=r"'corridor'; .*pipeline\.simulators"):
         registry.make("corridor")
@@ -161,8 +161,8 @@ def test_every_part_of_ours_is_where_its_table_says():
     ("value", "said"),
     [
         ("no_such_module:Settings", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("os:path", "os:path is no subclass of HyperparameterSettings"),
-        ("pathlib:Path", "pathlib:Path is no subclass of HyperparameterSettings"),
+        ("os:path", "os:path is not a subclass of HyperparameterSettings"),
+        ("pathlib:Path", "pathlib:Path is not a subclass of HyperparameterSettings"),
         ("pathlib:Nothing", "AttributeError"),
     ],
 )

@@ -55,7 +55,7 @@ class Times:
     """Seconds from the first reset to the end."""
     parts: Mapping[str, float]
     """Seconds of each part of `_PART_NODES`; for `environment` the seconds that the loop waited."""
-    beside: frozenset[str]
+    parallel: frozenset[str]
     """Parts that ran in another thread in parallel with the loop."""
     working_s: float
     """Seconds that each environment worked, also while the loop did other work."""
@@ -75,7 +75,7 @@ class Times:
     @property
     def other_s(self) -> float:
         """Seconds of the loop outside all parts."""
-        named = sum(s for part, s in self.parts.items() if part not in self.beside)
+        named = sum(s for part, s in self.parts.items() if part not in self.parallel)
         return max(self.loop_s - named, 0.0)
 
     def after(self, *, n_times: int = 1, threaded: bool | None = None) -> float:
@@ -96,7 +96,7 @@ class Times:
         if threaded:
             hidden = hidden | {"update"}
         # More environments give more experience, and all of it must be stored and learned from.
-        scaling = {"wire", "storage", "saving", "update"} - self.beside
+        scaling = {"wire", "storage", "saving", "update"} - self.parallel
         meanwhile = sum(n_times * parts[part] for part in scaling & hidden)
         between = sum(n_times * parts[part] for part in scaling - hidden - {"update"})
         n_groups = min(n_times, MOST_GROUPS)
@@ -104,7 +104,7 @@ class Times:
         # A round takes one group's share of the trainer's work and its environments' work, or the
         # trainer's work for all groups, whichever is longer.
         spent = max(between / n_groups + working, between + meanwhile)
-        if "update" in self.beside:  # ML-Agents updates in a thread, in parallel with all of this
+        if "update" in self.parallel:  # ML-Agents updates in a thread, in parallel with all of this
             spent = max(spent, n_times * parts["update"])
         elif "update" not in hidden:
             spent += n_times * parts["update"]
@@ -174,7 +174,7 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
     program = f"mlagents-learn {metadata.get('mlagents_version', '')}"
     if "trainer" in metadata:
         program = str(metadata["trainer"])
-    nodes = list(_nodes(content, beside=False))
+    nodes = list(_nodes(content, parallel=False))
     (loop,) = (node for name, node, _ in nodes if name == _LOOP)
     parts = {part: _total(nodes, names) for part, names in _PART_NODES.items()}
     update_apart_s = _total(nodes, _PART_NODES["update"], apart=True)
@@ -205,7 +205,7 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
         program=program,
         loop_s=float(loop["total"]),
         parts=parts,
-        beside=frozenset({"update"} if update_apart_s else ()),
+        parallel=frozenset({"update"} if update_apart_s else ()),
         working_s=working_s,
         idle_s=_total(nodes, _PART_NODES["storage"], apart=True),
         n_exchanges=None if steps is None else int(steps),
@@ -219,12 +219,12 @@ def _total(nodes: Sequence[_Timed], names: Sequence[str], *, apart: bool = False
     return sum(float(node["total"]) for node in chosen)
 
 
-def _nodes(tree: Mapping[str, Any], *, beside: bool) -> Iterator[_Timed]:
+def _nodes(tree: Mapping[str, Any], *, parallel: bool) -> Iterator[_Timed]:
     """Yield all nodes below a tree."""
     for name, node in (tree.get("children") or {}).items():
-        apart = beside or name == "trainer_threads"
+        apart = parallel or name == "trainer_threads"
         yield name, node, apart
-        yield from _nodes(node, beside=apart)
+        yield from _nodes(node, parallel=apart)
 
 
 def _seconds(times: Times, part: str) -> float:
@@ -234,7 +234,7 @@ def _seconds(times: Times, part: str) -> float:
 
 def _share(times: Times, part: str) -> str:
     """Return the share of the loop's time, so that all shares add up."""
-    is_in_loop = times.loop_s and part not in times.beside
+    is_in_loop = times.loop_s and part not in times.parallel
     return f"{_seconds(times, part) / times.loop_s:.0%}" if is_in_loop else ""
 
 
@@ -248,7 +248,7 @@ def _described(path: Path, times: Times) -> list[str]:
             continue
         share, notes = _share(times, part), []
         bar = "█" * round(_BAR * seconds / times.loop_s) if share else ""
-        if part in times.beside:
+        if part in times.parallel:
             notes.append("in parallel with the loop")
         if part == _WAITS and times.n_exchanges:
             notes.append(f"{1e3 * seconds / times.n_exchanges:.1f} ms an exchange")
@@ -277,7 +277,7 @@ def _advice(times: Times) -> list[str]:
             n_times=_MORE_ENVS, threaded=True
         ),
     }
-    if "update" in times.beside | times.hidden:
+    if "update" in times.parallel | times.hidden:
         changes = {name: ratio for name, ratio in changes.items() if "threaded" not in name}
     helpful = [(n, r) for n, r in changes.items() if r >= _WORTH_SAYING]
     helpful.sort(key=lambda item: -item[1])

@@ -174,7 +174,7 @@ class Params:
 
     def plugins(self, name: str) -> dict[str, str]:
         """Return the version of each package whose algorithm, signal or encoder is trained with."""
-        if not any(group.brought for group in (HYPERPARAMETERS, REWARD_SIGNALS, ENCODERS)):
+        if not any(group.has_plugins for group in (HYPERPARAMETERS, REWARD_SIGNALS, ENCODERS)):
             return {}  # reading the trainer files of all experiments takes a while
         # without what a sweep has chosen: that is not known yet when runs are planned
         return self._trainer_file(name, self.experiment(name).overrides).plugins()

@@ -402,7 +402,7 @@ HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(
     "pipeline.algorithms",
     {name: f"{__name__}:{name.upper()}Settings" for name in ("ppo", "sac", "poca", "xqc")},
     base=HyperparameterSettings,
-    theirs="mlagents.trainer_type",
+    mlagents_group="mlagents.trainer_type",
 )
 """The hyperparameters that each `trainer_type` takes."""
 

@@ -431,7 +431,7 @@ class MlflowRun(Sink):
         self._supersede(store, run)
 
     def _supersede(self, store: Store, current: str) -> None:
-        """Write to the run `current` from now on, and make earlier runs of its identity its children.
+        """Write to the run `current` from now on; make earlier runs of its identity its children.
 
         Open runs of killed attempts are ended.
         """

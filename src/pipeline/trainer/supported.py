@@ -35,7 +35,7 @@ def algorithm_of(settings: TrainerSettings) -> type[Algorithm]:
     """
     path = settings.hyperparameters.made_by
     try:
-        algorithm = plugins.load(path, room="pipeline.algos.")
+        algorithm = plugins.load(path, package="pipeline.algos.")
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(
             f"trainer_type: '{settings.trainer_type}' names the class {path!r}, which cannot be "

@@ -40,7 +40,7 @@ def test_a_policy_of_another_environment_is_told_with_both_behaviors(monkeypatch
     assert capsys.readouterr().err == (
         "error: gymnasium:Acrobot-v1: this policy is of CartPole-v1; the environment has "
         "Acrobot-v1, with other observations or actions (`pipeline onnx check --env` says which); "
-        "give a policy of that, or the environment of this\n"
+        "give a policy of that behavior, or the environment of this policy\n"
     )
     assert main(["evaluate", "A.onnx", "B.onnx", "--env", "game"]) == 2
     assert "game: these policies are of A, B; the environment has A" in capsys.readouterr().err

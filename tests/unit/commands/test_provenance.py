@@ -289,7 +289,7 @@ def test_a_learned_policy_carries_digests_and_no_path(tmp_path):
 
 MISTAKES = {
     "no file": (lambda folder: folder / "absent.onnx", "cannot be read"),
-    "another file": (lambda _: Path(__file__), "is not an ONNX model; name the .onnx file"),
+    "another file": (lambda _: Path(__file__), "is not an ONNX model; give the .onnx file"),
     "a foreign model": (lambda folder: model(folder / "m.onnx"), "has no record of what made it"),
 }
 

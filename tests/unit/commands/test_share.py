@@ -54,7 +54,7 @@ def test_a_card_tells_the_run_s_story_and_overwrites_nothing(trained, tmp_path: 
     assert cli.main(["card", "results/first", "--license", "cc-by-4.0"]) == 0
     assert (tmp_path / "cards/first/README.md").read_text() == text
     error = refused("card", "results/first", "-o", "card")
-    assert "is there already and not empty" in error
+    assert "exists and is not empty" in error
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_card_tells_the_run_s_story_and_overwrites_nothing(trained, tmp_path: 
         (["push", "card", "--repo-id", "me/x", "--configfile-name", "a"], "--configfile-name: a"),
         (["push", "card", "--repo-id", "a/b/c"], "a/b/c: HFValidationError"),
         (["pull"], "give the repository"),
-        (["pull", "me/card"], "card: is there already and not empty"),
+        (["pull", "me/card"], "card: exists and is not empty"),
     ],
 )
 def test_what_cannot_be_is_one_line(words: list[str], said: str, folder, tmp_path, refused):

@@ -149,7 +149,7 @@ def test_files_of_the_reference_add_up_their_environments_and_name_their_thread(
     times = read(tmp_path)
     assert times.program == "mlagents-learn 1.1.0"
     assert times.parts["environment"] == 30.0
-    assert times.beside == {"update"}
+    assert times.parallel == {"update"}
     assert (times.parts["storage"], times.idle_s) == (0.0, 45.0)
     assert times.other_s == 20.0
     assert (times.n_exchanges, times.n_minibatches) == (20, 30)

@@ -684,7 +684,7 @@ def test_each_learner_takes_the_gpu_of_its_local_rank(monkeypatch):
     with pytest.raises(SettingsError, match="cuda:0 is one GPU, but each learner needs its own"):
         workers.device_of_this_process(torch.device("cuda:0"))
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(SettingsError, match="local rank 2, and there are 2 GPUs here"):
+    with pytest.raises(SettingsError, match="local rank 2, but this machine has 2 GPUs"):
         workers.device_of_this_process(torch.device("cuda"))
 
 

@@ -185,7 +185,8 @@ def test_games_of_a_worker_that_is_begun_anew_are_forgotten(make_learner, is_res
         learner.snapshot_pool.games.record((TEAMS[0], worker), steps[worker][0])
     learner.drop_unfinished(None if is_reset else 1)
     over = [
-        learner.snapshot_pool.games.whole((TEAMS[0], worker), ended).item() for worker in (0, 1)
+        learner.snapshot_pool.games.is_game_over((TEAMS[0], worker), ended).item()
+        for worker in (0, 1)
     ]
     assert over == [is_reset, True]
 

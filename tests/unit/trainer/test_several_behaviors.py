@@ -114,7 +114,7 @@ def test_a_behavior_whose_name_would_lead_elsewhere_is_refused_before_anything_i
 ):
     run_dir = tmp_path / "a" / "b" / "c" / "run"
     toy = Called(f"{name}{team}")
-    with pytest.raises(SettingsError, match=r"^behavior '.*cannot name a folder, because"):
+    with pytest.raises(SettingsError, match=r"^behavior '.*cannot be a folder's name, because"):
         train_in(toy, everything(), run_dir=run_dir)
     assert list(tmp_path.rglob("*")) == []
 

@@ -343,7 +343,7 @@ def test_a_meeting_gives_each_behavior_the_notes_of_its_own_name_in_one_order():
         behaviors = {name: f"{name} there" for name in ("A", "B", "only there")}
         return {"stop": 15, "behaviors": behaviors, "resume point": "theirs"}
 
-    points = SimpleNamespace(note=lambda: "ours", meet=lambda notes, _: calls.append(notes))
+    points = SimpleNamespace(local_state=lambda: "ours", merge=lambda notes, _: calls.append(notes))
     meeting = Synchronizer(Pair(of_the_other), points)
     agreed = meeting.listen(StopRequest())
     meeting._members = {name: member(name) for name in ("B", "A", "only here")}

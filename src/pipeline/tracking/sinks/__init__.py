@@ -75,7 +75,7 @@ def named_sinks(run: TrackedRun, names: Sequence[str]) -> list[Sink]:
         SettingsError: A sink is not installed, or cannot be imported.
     """
     checked = SinkNames.from_node(from_plain(list(names), "pipeline.train"), "sinks")
-    makers = {name: SINKS.load(name, room=f"{__name__}.") for name in checked}
+    makers = {name: SINKS.load(name, package=f"{__name__}.") for name in checked}
     sinks = []
     for name, make in makers.items():
         try:
