@@ -11,7 +11,7 @@ HYPER = "behaviors:\n  Echo:\n    trainer_type: ppo\n    hyperparameters:\n     
 # What is wrong: the file, the line that is to be named, and words that say what to do about it. One
 # of each kind: tests/unit/settings has all of them.
 MISTAKES = {
-    "an empty file": ("", 1, "holds no settings"),
+    "an empty file": ("", 1, "has no settings"),
     "a line that begins in a column of its own": (
         "behaviors:\n    Echo: {}\n   Other: {}\n",
         3,
@@ -87,7 +87,7 @@ def test_files_that_do_not_go_together_are_one_line(place, monkeypatch, capsys, 
         "check config.yaml --curriculum config.yaml": "and not a curriculum file",
         "check Echo.json --curriculum Echo.json": "Give one file of each kind.",
         "check missing.yaml": "Config file could not be found at",
-        "check empty": "empty: the folder holds no <Behavior>.json file.",
+        "check empty": "empty: the folder has no <Behavior>.json file.",
         "upgrade Echo.json Echo.json -o new.yaml": "Give one file of each kind.",
         "upgrade config.yaml -o empty --force": "empty",
     }.items():

@@ -291,7 +291,7 @@ def test_params_with_tabs_are_told_so(project: Path, text: str, line: int):
     """The words were "found character '\\t' that cannot start any token"."""
     project.write_text(text)
     assert refusal(SettingsError, load_params, project) == (
-        f"{project}:{line}: here is a tab, where YAML takes spaces only; write spaces for it."
+        f"{project}:{line}: this line has a tab, where YAML allows only spaces; use spaces."
     )
 
 

@@ -136,7 +136,7 @@ def test_a_configuration_as_environment_is_called_so(refused):
         ("notes", b"Words\n", "is a text file"),
         ("game.zip", b"PK\x03\x04\x14\0", "is an archive; unpack it first"),
         ("A.onnx", b"\x08\x09:\x10abc", "is an ONNX model, which `pipeline evaluate` plays"),
-        ("a.demo", b"\x28\0\x01", "holds binary data"),
+        ("a.demo", b"\x28\0\x01", "has binary data"),
         ("empty", b"", "is empty; copy or download it again"),
     ],
 )

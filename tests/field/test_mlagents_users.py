@@ -105,7 +105,7 @@ def test_a_file_with_tens_of_thousands_of_entries_is_refused_by_the_limit(tmp_pa
     """It took `config check` more than ten seconds; reading stops at the limit."""
     path = tmp_path / "trainer.yaml"
     path.write_text(text)
-    with pytest.raises(SettingsError, match="the file describes more than 50000 values"):
+    with pytest.raises(SettingsError, match="the file has more than 50000 values"):
         load_run_settings(path)
 
 
@@ -257,7 +257,7 @@ def test_a_configuration_with_binary_data_is_not_to_be_saved_as_text(tmp_path: P
     path = tmp_path / "a.yaml"
     path.write_bytes(b"\x1c\x08\1\x10\0\xff")
     assert refusal(SettingsError, load_run_settings, path).endswith(
-        "holds binary data; name a YAML file"
+        "has binary data; name a YAML file"
     )
     path.write_text("BZh: 1\n")
     assert refusal(SettingsError, load_run_settings, path).startswith(
@@ -265,7 +265,7 @@ def test_a_configuration_with_binary_data_is_not_to_be_saved_as_text(tmp_path: P
     )
 
 
-TEAM = "the teams of a behavior have its settings in common; write 'Pong'"
+TEAM = "the teams of a behavior share its settings; write 'Pong'"
 BELOW = "is at the top level of the file; indent it below"
 ABOVE = "belongs to the top level of the file; indent it as 'behaviors:' is"
 

@@ -64,7 +64,7 @@ def test_a_player_where_the_pipeline_puts_its_own_builds(here, refused):
     player(here / "build")
     line = refused("init", ".", "--unity", "build/MyGame.x86_64")
     assert line.startswith(
-        "build/MyGame.x86_64: the folder build is copied whole, and has build/env"
+        "build/MyGame.x86_64: the folder build is copied completely, but contains build/env"
     )
     assert not (here / "params.yaml").exists()
     (here / "build").rename(here / "builds")
@@ -146,7 +146,7 @@ def test_a_project_in_the_folder_of_the_player_is_refused(here, refused, project
     assert not Path("params.yaml").exists()
     Path("params.yaml").write_text("environments:\n  game: {source: path, path: .}\n")
     assert refusal(SettingsError, check_ids, load_params("params.yaml")).startswith(
-        "params.yaml:2: environments.game.path: .: a player is copied with all files of its folder"
+        "params.yaml:2: environments.game.path: .: a player is copied together with all files"
     )
 
 

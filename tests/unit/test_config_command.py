@@ -86,7 +86,7 @@ def test_check_of_a_present_file_names_its_behaviors_and_what_is_not_here(here, 
     lines = run(capsys, "check", "new.yaml").splitlines()
     assert lines[2] == "  behaviors: Walker (ppo, 500,000 steps), Ball (ppo, 500,000 steps)"
     place = "new.yaml:3: behaviors.Walker.behavioral_cloning.demo_path"
-    assert lines[3].startswith(f"  not here: {place}: no.demo is not there; ")
+    assert lines[3].startswith(f"  not here: {place}: no.demo does not exist; ")
 
 
 def test_check_refuses_what_learn_refuses_with_the_same_words(here, capsys):
@@ -108,7 +108,7 @@ def test_demonstrations_that_are_not_there_are_told_with_other_mistakes(here, ca
     assert cli.main([*command.split(), "t.yaml", *rest]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("error: t.yaml:3: behaviors.A: unknown key 'max_stesp'")
-    at = "t.yaml:4: behaviors.A.reward_signals.gail.demo_path: no.demo is not there; "
+    at = "t.yaml:4: behaviors.A.reward_signals.gail.demo_path: no.demo does not exist; "
     assert second.startswith(f"error: {at}")
 
 
@@ -184,12 +184,12 @@ def test_the_new_file_says_what_it_comes_from_and_what_to_mind(here, capsys):
     header = [line for line in (here / "new.yaml").read_text().splitlines() if line[0] == "#"]
     assert header[0] == "# Written by `pipeline config upgrade` from old.yaml."
     assert "ML-Agents 0.3 to 0.16" in header[1]
-    assert any("Walker.burn_in_ratio: no equal any more" in line for line in header)
+    assert any("Walker.burn_in_ratio: no equivalent" in line for line in header)
 
 
 def test_a_key_that_an_old_file_repeats_is_noted_in_the_new_one(here, capsys):
     (here / "old.yaml").write_text(FLAT + "  batch_size: 256\n")
-    note = "old.yaml:13: batch_size: written twice, first in line 11; the last value counts"
+    note = "old.yaml:13: batch_size: written twice, first in line 11; the last value is used"
     assert note in run(capsys, "upgrade", "old.yaml", "-o", "new.yaml", "--verbose")
     text = (here / "new.yaml").read_text()
     assert f"#   {note}" in text
