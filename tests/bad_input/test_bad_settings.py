@@ -54,7 +54,7 @@ def test_a_mistake_is_one_line_with_its_place(place, monkeypatch, capsys, caplog
 JSON = '{\n "measure": "reward",\n "thresholds": [1, 2],\n "parameters": {"gap": [1, 2, 3]}\n}\n'
 FILES = {
     "JSON that is none": ("Echo.json", '{\n "measure": reward\n}\n', ":2: cannot be read as JSON"),
-    "a sampler file of no sampler": ("s.yaml", "resampling-interval: 5\n", ":1: holds no sampler"),
+    "a sampler file of no sampler": ("s.yaml", "resampling-interval: 5\n", ":1: has no sampler"),
 }
 
 

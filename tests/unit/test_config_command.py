@@ -72,7 +72,7 @@ def test_the_command_that_check_prints_writes_the_file(here, capsys, caplog):
     """It lacked the file and `-o`, so that pasted it ended with exit code 2."""
     with caplog.at_level(logging.INFO):
         said = run(capsys, "check", "old.yaml")
-    (logged,) = [one for one in caplog.messages if "writes it as today's" in one]
+    (logged,) = [one for one in caplog.messages if "converts it to the present format" in one]
     for text in (said, logged):
         command = re.search("`pipeline config (upgrade .*?)`", text)[1]
         assert run(capsys, *command.split()).endswith("settings as old.yaml.\n")

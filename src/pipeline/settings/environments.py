@@ -72,8 +72,7 @@ class EnvironmentParams:
             )
             raise fail(entries["source"], join(path, "source"), text)
         if "max_ratio" in entries:
-            text = "was removed; max_unpacked_gb limits the size of an unpacked archive: remove "
-            "the key"
+            text = "was removed; max_unpacked_gb limits the unpacked size: remove the key"
             raise fail(entries["max_ratio"], join(path, "max_ratio"), text)
         # Naming the source that has this key helps more than "unknown key".
         for key, value in entries.items():
@@ -230,7 +229,7 @@ class PathSource(EnvironmentParams):
     def found(self, root: Path) -> str:
         """Return the path of the complete build, relative to `root`.
 
-        That is the program `path`, whose suffix may be left out. A Unity player needs the other
+        That is the program `path`, with or without suffix. A Unity player needs the other
         files of its folder, so its folder is returned, and for a macOS program its `.app`.
 
         Raises:

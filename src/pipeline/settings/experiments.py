@@ -72,8 +72,7 @@ class DemonstrationParams:
         for key in ("environment", "episodes", "seed"):
             value = getattr(self, key)
             if self.file is not None and value is not None:
-                text = f"{value!r} is for recording, but 'file' names an existing recording; "
-                "remove one"
+                text = f"{value!r} is for recording, but 'file' names a recording; remove one"
                 raise ContradictionError(key, text)
             if self.file is None and value is None:
                 # A missing key has no line: the error names the line of another key, if there is

@@ -29,7 +29,7 @@ class Node:
 
 
 def fail(node: Node, path: str, message: str) -> SettingsError:
-    """Return the error `message` about `node`, whose key path is `path`."""
+    """Return the error `message` about `node` at the key path `path`."""
     place = f"{node.where}: {path}" if path else node.where
     error = SettingsError(f"{place}: {message}")
     error.line, error.about = node.line, (node, message)

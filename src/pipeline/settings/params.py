@@ -309,8 +309,7 @@ def _check_sweep(root: Node, read: Params, name: str) -> None:
         raise fail_at(root, f"{at}.prune_after", text)
     for name_of_result in (name, best_name(name)):
         if name_of_result in read.experiments:
-            text = "the results of this sweep would be mixed with those of the experiment "
-            f"{name_of_result!r}"
+            text = f"the results of this sweep would be mixed with those of {name_of_result!r}"
             raise fail_at(root, at, f"{text}; rename one of them")
 
 

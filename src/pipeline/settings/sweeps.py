@@ -162,7 +162,7 @@ class SweepParams:
     metric: Metric = "mean_return"
     """The result of `evaluate` that ranks the trials, as its mean over the seeds."""
     behavior: str | None = None
-    """The behavior whose metric counts; required when the experiment has several behaviors."""
+    """The behavior that is ranked; required if the experiment has several behaviors."""
     goal: Literal["maximize", "minimize"] = "maximize"
     """Whether larger or smaller metrics are better."""
     best: BestParams | None = None

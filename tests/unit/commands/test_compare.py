@@ -227,7 +227,7 @@ def test_a_sweep_is_ranked_and_its_choice_is_said(tmp_path, monkeypatch, capsys)
         path.write_text(json.dumps(content))
     (line,) = [line for line in compared(capsys).splitlines() if line.startswith("Sweep:")]
     assert line.split(maxsplit=1)[1] == (
-        "rates/001 is the best of 1, with mean_return 87.25 (max_steps 9); all: "
+        "rates/001 is the best of 1 trials, with mean_return 87.25 (max_steps 9); all: "
         "results/sweep/rates/trials.csv, `pipeline compare results/train/rates`"
     )
     assert "Sweep:" in compare.answer(tmp_path, [("rates/001", 1), ("first", 1)])

@@ -89,7 +89,7 @@ def test_demonstrations_that_are_there_are_no_mistake():
     ("trainer", "change", "expected"),
     [
         (f"A: {{{CLONED}}}", ("", ""), "one.yaml:2: behaviors.A.behavioral_cloning.demo_path: "),
-        ("A: {init_path: no.pt}", ("", ""), "one.yaml:2: behaviors.A.init_path: no.pt is not th"),
+        ("A: {init_path: no.pt}", ("", ""), "one.yaml:2: behaviors.A.init_path: no.pt does not e"),
         (
             "A: {}",
             ("environment: ball, episodes: 2, seed: 1", "file: mine.demo"),

@@ -200,9 +200,9 @@ WHOLE = [
 IN_PARAMS = [
     ("torch_threads", "torch_thread", 2, "runtime: unknown key 'torch_thread' (value 2); did"),
     ("source: builtin", "source: bultin", 6, "environments.ball.source: 'bultin' is not allo"),
-    ("    path: builds/game.x86_64\n", "", 8, "environments.game.path: the source 'path' need"),
-    ("  ball:", "  my.ball:", 5, "environments.my.ball: the name 'my.ball' becomes a folder"),
-    ("  scratch:", "  a b:", 18, "experiments.a b: the name 'a b' becomes a folder"),
+    ("    path: builds/game.x86_64\n", "", 8, "environments.game.path: is required by the sou"),
+    ("  ball:", "  my.ball:", 5, "environments.my.ball: the name 'my.ball' is used for a folder"),
+    ("  scratch:", "  a b:", 18, "experiments.a b: the name 'a b' is used for a folder"),
     ("episodes: 5", "episodes: 0", 15, "demonstrations.expert.episodes: must be at least 1"),
     (
         "environment: ball\n    episodes",
@@ -214,7 +214,7 @@ IN_PARAMS = [
         "environment: ball\n    episodes: 5\n",
         "file: data/people/ball.demo\n",
         15,
-        "demonstrations.expert.seed: 1 is for recording, but 'file' names an existing recording",
+        "demonstrations.expert.seed: 1 is for recording, but 'file' names a recording",
     ),
     (
         "    episodes: 5\n",
@@ -327,7 +327,7 @@ IN_SWEEPS = [
         "sweeps.rates.best: seeds has [1], which chose the best",
     ),
     ("seeds: [1]\n", "seeds: []\n", "sweeps.rates.seeds: needs one seed or more, each once"),
-    ("  rates:\n", "  base:\n", "would be mixed with those of the experiment 'base'; rename one"),
+    ("  rates:\n", "  base:\n", "would be mixed with those of 'base'; rename one"),
     ("[train, export, evaluate]", "[train]", "needs an experiment with the stages train, exp"),
     ("[base-1, rates]", "[base-3]", "subsets.smoke: there is no experiment, run or sweep 'ba"),
     ("[base-1, rates]", "[]", "subsets.smoke: is empty; list some of base, rates_best"),
@@ -342,7 +342,7 @@ IN_SWEEPS = [
         "experiments:\n",
         "experiments:\n  rates_best: {environment: ball, trainer: t.yaml, overrides: {}, "
         "seeds: [1], stages: [train]}\n",
-        "would be mixed with those of the experiment 'rates_best'",
+        "would be mixed with those of 'rates_best'",
     ),
 ]
 # One environment of params.yaml, and words of the message.
@@ -386,7 +386,7 @@ IN_ENVIRONMENTS = [
     (
         "{source: fetch, url: 'https://x/g.zip'}",
         "cart.sha256: the source 'fetch' needs the archive's digest; `pipeline env fetch https:"
-        "//x/g.zip` finds it out",
+        "//x/g.zip` prints it",
     ),
     (f"{{source: fetch, sha256: {DIGEST}}}", "url: is required by the source 'fetch': where"),
     (fetch(url="'http://['"), "url: must start with one of https, http, file, got"),
@@ -402,7 +402,7 @@ IN_ENVIRONMENTS = [
         "cart.platform: is given by the keys of 'url' already",
     ),
     (FETCH + "executable: ../x}", "executable: must be a path inside the archive, got '../x'"),
-    (FETCH + "max_ratio: 9}", "cart.max_ratio: was removed; max_unpacked_gb limits the size of an"),
+    (FETCH + "max_ratio: 9}", "cart.max_ratio: was removed; max_unpacked_gb limits the unpacked"),
     (FETCH + "path: x}", "cart.path: belongs to the source 'path', but the source is 'fetch'"),
     (FETCH + "name: x}", "cart.name: belongs to the source 'builtin', but the source is 'fe"),
     (FETCH + "urls: x}", "cart: unknown key 'urls' (value 'x'); did you mean 'url'?"),

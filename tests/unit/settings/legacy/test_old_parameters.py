@@ -175,7 +175,7 @@ def test_a_folder_with_something_else_or_nothing_is_refused(loaded, written, tmp
     with pytest.raises(SettingsError, match=r"notes.txt: a folder of curricula may only have"):
         loaded(TRAINER, curriculum=folder)
     (tmp_path / "none").mkdir()
-    with pytest.raises(SettingsError, match=r"holds no <Behavior>.json file"):
+    with pytest.raises(SettingsError, match=r"has no <Behavior>.json file"):
         loaded(TRAINER, curriculum=tmp_path / "none")
 
 
