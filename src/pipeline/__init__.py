@@ -1,7 +1,7 @@
 """Reproducible reinforcement learning for game and robot agents: the public Python API.
 
-Every name in `__all__` may be imported from here. Each is imported on first access, so that
-`import pipeline` stays quick. docs/reference/python.md shows how they are used.
+Every name in `__all__` may be imported from here. A name's module is imported on first access, so
+that `import pipeline` is quick. docs/reference/python.md shows how to use the names.
 """
 
 from __future__ import annotations
@@ -113,8 +113,9 @@ def __getattr__(name: str) -> Any:
     """Import a public name on first access."""
     from importlib import import_module
 
-    # Here, and not beside `__all__`: a module's name in a string counts as an import, and the
-    # stages of the DAG, which all import this package, need none of these.
+    # In this function, because `stages.shared.sources` counts a module's name in a string as an
+    # import, and skips `__getattr__`: the stages of the DAG import this package, but not these
+    # modules.
     modules = {
         "pipeline.api": "Callback LoadedPolicy build_env evaluate export_policy load_policy "
         "make_env train",

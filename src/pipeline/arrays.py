@@ -1,4 +1,4 @@
-"""Names for the array types that signatures use."""
+"""Names of the array types in signatures."""
 
 from __future__ import annotations
 

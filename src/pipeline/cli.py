@@ -1,4 +1,4 @@
-"""The `pipeline` command: argument parsing, messages and exit codes. The work is in `commands`."""
+"""The `pipeline` command: argument parsing, messages and exit codes; `commands` does the work."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ GROUPS = {
     },
 }
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
-"""Every command and its line of help. `commands/<name>.py` has its options in `add_options`, and
-does the work in `run`, or has subcommands of its own."""
+"""Every command and its line of help. `commands/<name>.py` adds options or subcommands in
+`add_options`, and does the work in `run`."""
 
 EXAMPLES = {
     "init": ("init DIR --gymnasium CartPole-v1", "init DIR --unity path/to/build"),
@@ -88,10 +88,10 @@ EXAMPLES = {
     "pull": ("pull me/food -o theirs",),
     "provenance": ("provenance results/export/collector_ppo/seed1/FoodCollector.onnx",),
 }
-"""Command lines that the help of a command shows."""
+"""Example command lines in the help of a command."""
 
 _MOST_MISTAKES = 20
-"""Mistakes that are reported together."""
+"""Most mistakes that are reported together."""
 
 _FIRST = (
     "pipeline init DIR --gymnasium CartPole-v1 && cd DIR && pipeline run --cores 2",
@@ -101,7 +101,7 @@ _FIRST = (
 
 
 class _Overview(Parser):
-    """The parser of all commands, whose help has them in groups."""
+    """The main parser, with a help that lists the commands in groups."""
 
     def format_help(self) -> str:
         """Return usage, examples, and commands in groups, on one screen."""
@@ -117,17 +117,17 @@ class _Overview(Parser):
 def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
     """Run the command of `argv`, or of this process's command line, and return its exit code.
 
-    `name` is the program's name, where it is not `pipeline COMMAND`.
+    `name` is the program's name if it is not `pipeline COMMAND`.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    # Before parsing, which leaves no arguments where a module cannot be imported.
+    # Before parsing, which may fail because a module cannot be imported.
     debug = "--debug" in words
     try:
         arguments = parser_for(words, name=name).parse_args(words)
         debug = arguments.debug
         with _log_on_the_console(debug=debug):
             text: str | None = arguments.work(arguments)
-    # Anything else is a mistake in this program, and keeps its traceback.
+    # Any other exception is a mistake in this program, and is shown with its traceback.
     except (PipelineError, OSError, MemoryError, KeyboardInterrupt, ModuleNotFoundError) as error:
         if debug:
             traceback.print_exception(error)
@@ -138,16 +138,16 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
 
 
 def _print(text: str) -> None:
-    """Print to standard output, whose reader may have closed it, as `head` does."""
+    """Print to standard output, which a reader such as `head` may have closed."""
     try:
         print(shown(text), flush=True)
     except BrokenPipeError:
-        # Python flushes it once more at exit, which would fail again and print an error.
+        # Python flushes standard output again at exit, which would print another error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Shown(logging.Formatter):
-    """Lines as a terminal may show them, whatever names they have."""
+    """Formats log lines with escapes for characters that a terminal would act upon."""
 
     def format(self, record: logging.LogRecord) -> str:
         return shown(super().format(record))
@@ -155,7 +155,7 @@ class _Shown(logging.Formatter):
 
 @contextlib.contextmanager
 def _log_on_the_console(*, debug: bool) -> Iterator[None]:
-    """Log INFO to the console, or with `debug` all our messages with time and place."""
+    """Log INFO to the console, or with `debug` all messages of this package with time and place."""
     detailed = "%(asctime)s %(levelname)s [%(filename)s:%(lineno)d] %(message)s"
     handler = logging.StreamHandler()
     handler.setFormatter(_Shown(detailed if debug else "[%(levelname)s] %(message)s"))
@@ -166,12 +166,12 @@ def _log_on_the_console(*, debug: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        # `main` may be called again in this process, as tests do, and then without --debug.
+        # `main` may be called again in this process without --debug, as in tests.
         logger.setLevel(old_level)
 
 
 def _report(error: BaseException) -> int:
-    """Say what ended the command, on one line for each mistake, and give its exit code."""
+    """Print one line for each mistake in an error, and return the exit code."""
     if isinstance(error, Interrupted | KeyboardInterrupt):
         print(f"interrupted: {one_line(error) or 'stopped by Ctrl+C'}", file=sys.stderr)
         # KeyboardInterrupt has no exit code; shells report 128 + SIGINT.
@@ -187,16 +187,16 @@ def _report(error: BaseException) -> int:
 
 
 def _missing(error: ModuleNotFoundError) -> int:
-    """Name the extra that installs a missing package; raise for a module of our own."""
+    """Print which extra installs a missing package; raise for a missing module of this package."""
     package = (error.name or "").partition(".")[0]
     if package in ("", "pipeline"):
         raise error
     extras = {"gymnasium": "envs", "pettingzoo": "envs", "minari": "minari", "h5py": "minari"}
     extras["huggingface_hub"] = "hub"
-    # Other packages come with the extra `train`, or are checked where they are used.
+    # Other packages are in the extra `train`, or are checked by the code that uses them.
     extra = extras.get(package, "train")
     print(
-        f"error: this needs the package {package}, which is not installed; install the whole: "
+        f"error: this needs the package {package}, which is not installed; install the extra: "
         f"pip install 'rl-pipeline[{extra}]'",
         file=sys.stderr,
     )
@@ -204,13 +204,14 @@ def _missing(error: ModuleNotFoundError) -> int:
 
 
 def parser_for(words: Sequence[str], *, name: str | None = None) -> Parser:
-    """Return the parser with the options of the one command that `words` names."""
-    # No option before the command takes a value, so the first other word is its name.
+    """Return the main parser, with the options of the command in `words`."""
+    # No option before the command takes a value, so the first word that is no option is the
+    # command.
     return _parser([word for word in words if not word.startswith("-")][:1], program=name)
 
 
 def _parser(names: Collection[str], *, program: str | None = None) -> Parser:
-    """Return the parser with all commands, and the options of those in `names`."""
+    """Return the main parser with all commands, and the options of the commands in `names`."""
     parser = _Overview(
         prog="pipeline",
         description="From an environment to a trained, exported, evaluated and compared agent.",
@@ -218,7 +219,7 @@ def _parser(names: Collection[str], *, program: str | None = None) -> Parser:
     parser.add_argument("--version", action="version", version=f"pipeline {__version__}")
     for name, text in COMMANDS.items():
         subparser = parser.add_command(name, text)
-        # the others' modules are not imported, which keeps every command quick to start
+        # Modules of other commands are not imported, so that every command starts quickly.
         if name in names:
             if lines := [f"  pipeline {line}" for line in EXAMPLES.get(name, ())]:
                 subparser.epilog = "\n".join(["for example", *lines])
@@ -226,7 +227,7 @@ def _parser(names: Collection[str], *, program: str | None = None) -> Parser:
             command = importlib.import_module(f"pipeline.commands.{name}")
             subparser.prog = program or subparser.prog
             subparser.set_defaults(work=getattr(command, "run", None))
-            # A function, which `completion` alone calls: it imports every command.
+            # A function that only `completion` calls, because it imports every command.
             subparser.set_defaults(whole_parser=lambda: _parser(COMMANDS))
             command.add_options(subparser)
     return parser

@@ -1,7 +1,7 @@
-"""How a stage reports its progress to `pipeline run`: a line of JSON per event, in one file.
+"""Progress of stages for `pipeline run`: one line of JSON per event, in one file for all stages.
 
-The environment variable `PIPELINE_PROGRESS` names the file. Without it a stage reports nothing, and
-a stage never fails because a report cannot be written.
+The environment variable `PIPELINE_PROGRESS` has the file's path. Without it a stage reports
+nothing. A stage never fails because a report cannot be written.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pipeline.errors import Interrupted
 
 FILE = "PIPELINE_PROGRESS"
 _DVC = "DVC_STAGE"
-"""Environment variable by which DVC says that it has started the stage."""
+"""Environment variable that DVC sets for its stages."""
 _job: dict[str, str] = {}
 
 
 def log_of(stage: str, instance: str) -> Path:
-    """Return a stage's log as Snakemake's rules name it; `all` is a stage without instances."""
+    """Return the path of a stage's log in Snakemake's rules; `all` is a stage without instances."""
     return Path("logs", f"{stage if instance == 'all' else f'{stage}/{instance}'}.log")
 
 
 @contextlib.contextmanager
 def reporting(stage: str, instance: str, root: Path) -> Iterator[None]:
-    """Report the start and the end of a stage to `pipeline run`; send its output to its log.
+    """Report the start and the end of a stage to `pipeline run`; redirect its output to its log.
 
-    Snakemake redirects the output itself; DVC would mix it with its own.
+    Snakemake redirects the output itself; DVC would mix it with its own output.
     """
     _job.update(stage=stage, instance=instance)
     if _DVC in os.environ:
@@ -62,7 +62,7 @@ def tell(**facts: Any) -> None:
     line = json.dumps({**_job, "at": time.time(), **facts}) + "\n"
     # The file only serves a display, which must not fail a stage.
     with contextlib.suppress(OSError):
-        # one write to an existing file: lines of several processes do not mix
+        # A single write with O_APPEND, so that lines of several processes do not mix.
         handle = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(handle, line.encode())
@@ -71,7 +71,7 @@ def tell(**facts: Any) -> None:
 
 
 def log_aside(text: str) -> Path | None:
-    """Write a long text into the stage's log if DVC shows what the stage prints; return the log."""
+    """Write a long text into the stage's log if DVC shows the stage's output; return the path."""
     if not _job or os.environ.get(FILE) or _DVC not in os.environ:
         return None
     log = log_of(**_job)
@@ -83,7 +83,7 @@ def log_aside(text: str) -> Path | None:
 
 def _print_to(log: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
-    # Text in the buffers was printed before, and does not belong into the log.
+    # Buffered text was printed before, and does not belong in the log.
     sys.stdout.flush()
     sys.stderr.flush()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)

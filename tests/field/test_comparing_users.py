@@ -272,11 +272,11 @@ def test_what_evaluate_says_depends_on_how_actions_are_chosen_and_is_said(here, 
     returns, last = judged(capsys, *words)
     assert returns == {"Guess": 10.0}
     assert last.startswith(
-        "Actions: deterministic, the most probable ones; training and Unity draw"
+        "Actions: deterministic, the most probable actions; --stochastic draws them"
     )
     drawn, last = judged(capsys, *words, "--stochastic")
     assert drawn == {"Guess": DRAWN}
-    assert last == "Actions: stochastic, drawn as in training"
+    assert last == "Actions: stochastic, drawn at random as in training"
     assert judged(capsys, *words, "--stochastic") == (drawn, last)
     assert judged(capsys, *words, "--stochastic", "--seed", "3")[0] != drawn
 
@@ -286,7 +286,9 @@ def test_a_model_of_an_earlier_package_is_evaluated_with_the_actions_it_has(age,
     guesser(here / "Guess.onnx", **age)
     returns, last = judged(capsys, "Guess.onnx", "--env", "Guess")
     assert returns == {"Guess": DRAWN}
-    assert last.startswith("Actions: stochastic, drawn as in training; Guess has no others")
+    assert last.startswith(
+        "Actions: stochastic, drawn at random as in training; Guess has no deterministic actions"
+    )
 
 
 @pytest.mark.parametrize("models", [["a.onnx", "b.onnx"], ["."]], ids=["two files", "a folder"])

@@ -105,7 +105,7 @@ def test_a_file_with_tens_of_thousands_of_entries_is_refused_by_the_limit(tmp_pa
     """It took `config check` more than ten seconds; reading stops at the limit."""
     path = tmp_path / "trainer.yaml"
     path.write_text(text)
-    with pytest.raises(SettingsError, match="the file describes more than 50000 values"):
+    with pytest.raises(SettingsError, match="the file has more than 50000 values"):
         load_run_settings(path)
 
 
@@ -196,12 +196,12 @@ torch.save({"a": torch.zeros(1)}, TORCH)
 KINDS = {
     "empty": (b"", "is empty; copy or download it again"),
     "pointer": (POINTER, "is a pointer of Git LFS; `git lfs pull` fetches the file itself"),
-    "elf": (b"\x7fELF\2\1\1" + bytes(9) + b"\xd0", "is a program for Linux; name it with --env"),
-    "exe": (b"MZ\x90\0\3" + b"\xff" * 9, "is a program for Windows; name it with --env"),
-    "mac": (b"\xcf\xfa\xed\xfe\7", "is a program for macOS; name it with --env"),
+    "elf": (b"\x7fELF\2\1\1" + bytes(9) + b"\xd0", "is a program for Linux; give it with --env"),
+    "exe": (b"MZ\x90\0\3" + b"\xff" * 9, "is a program for Windows; give it with --env"),
+    "mac": (b"\xcf\xfa\xed\xfe\7", "is a program for macOS; give it with --env"),
     "packed": (
         b"#!/bin/sh\n# an environment\nPK\3\4\0\0\xff",
-        "is an executable of `pipeline env build`; name it with --env",
+        "is an executable of `pipeline env build`; give it with --env",
     ),
     "page": (b"<!DOCTYPE html>\n<html>", "is a web page; download the file itself instead of its"),
     "onnx": (b"\x08\x07\x12\x07pytorch\xff", "is an ONNX model, which `pipeline evaluate` plays"),
@@ -246,7 +246,7 @@ def test_an_environment_that_is_no_program_of_this_system_is_named(kind, mode, t
     path.write_bytes(content)
     path.chmod(mode)
     message = refusal(UnityEnvironmentException, EnvironmentProcess, [str(path)])
-    said = said.replace("name it with --env", "name a build for this system")
+    said = said.replace("give it with --env", "name a build for this system")
     if (kind, mode) == ("elf", 0o644):
         said = "chmod"
     assert f"{path}: it" in message
@@ -257,7 +257,7 @@ def test_a_configuration_with_binary_data_is_not_to_be_saved_as_text(tmp_path: P
     path = tmp_path / "a.yaml"
     path.write_bytes(b"\x1c\x08\1\x10\0\xff")
     assert refusal(SettingsError, load_run_settings, path).endswith(
-        "holds binary data; name a YAML file"
+        "has binary data; name a YAML file"
     )
     path.write_text("BZh: 1\n")
     assert refusal(SettingsError, load_run_settings, path).startswith(
@@ -265,7 +265,7 @@ def test_a_configuration_with_binary_data_is_not_to_be_saved_as_text(tmp_path: P
     )
 
 
-TEAM = "the teams of a behavior have its settings in common; write 'Pong'"
+TEAM = "the teams of a behavior share its settings; write 'Pong'"
 BELOW = "is at the top level of the file; indent it below"
 ABOVE = "belongs to the top level of the file; indent it as 'behaviors:' is"
 

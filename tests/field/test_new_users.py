@@ -64,7 +64,7 @@ def test_a_player_where_the_pipeline_puts_its_own_builds(here, refused):
     player(here / "build")
     line = refused("init", ".", "--unity", "build/MyGame.x86_64")
     assert line.startswith(
-        "build/MyGame.x86_64: the folder build is copied whole, and has build/env"
+        "build/MyGame.x86_64: the folder build is copied completely, but contains build/env"
     )
     assert not (here / "params.yaml").exists()
     (here / "build").rename(here / "builds")
@@ -146,7 +146,7 @@ def test_a_project_in_the_folder_of_the_player_is_refused(here, refused, project
     assert not Path("params.yaml").exists()
     Path("params.yaml").write_text("environments:\n  game: {source: path, path: .}\n")
     assert refusal(SettingsError, check_ids, load_params("params.yaml")).startswith(
-        "params.yaml:2: environments.game.path: .: a player is copied with all files of its folder"
+        "params.yaml:2: environments.game.path: .: a player is copied together with all files"
     )
 
 
@@ -295,13 +295,12 @@ def test_an_upgrade_of_an_old_file_prints_counts_and_lists_keys_on_demand(here, 
     assert cli.main(["config", "upgrade", "old.yaml", "-o", "newer.yaml", "--verbose"]) == 0
     listed = capsys.readouterr().out.splitlines()
     titles = [line for line in listed if line.endswith(":") and line[0] != " "]
-    assert titles == ["Moved:", "Without an equal:", "Worth knowing:"]
+    assert titles == ["Moved:", "Removed:", "Notes:"]
     places = [*map(listed.index, titles), len(listed) - 1]
     moved, gone, known = (b - a - 1 for a, b in itertools.pairwise(places))
     assert min(moved, gone, known) > 0
     assert counts == (
-        f"Keys: {moved} moved, {gone} without an equal, {known} worth knowing (`--verbose` lists "
-        "each)."
+        f"Keys: {moved} moved, {gone} removed, {known} notes (`--verbose` lists each)."
     )
 
 
@@ -363,7 +362,7 @@ def test_a_run_of_an_experiment_ends_with_its_table(
             made.parent.mkdir(parents=True)
             numbers = {"mean_return": float(seed), "episodes": 2}
             made.write_text(json.dumps({"B": numbers}))
-    monkeypatch.setattr(run, "_work", lambda *_: None)
+    monkeypatch.setattr(run, "_run_with_progress", lambda *_: None)
     assert cli.main(["run", *names, "--engine", engine]) == 0, capsys.readouterr().err
     first, *table = capsys.readouterr().out.splitlines()
     assert first == f"{engine}: {', '.join(names)} up to date."
@@ -376,7 +375,7 @@ def test_a_run_of_an_experiment_ends_with_its_table(
 def test_a_run_without_a_result_to_show_says_that_it_is_up_to_date(here, monkeypatch, capsys):
     assert cli.main(["init", "mine"]) == 0
     monkeypatch.chdir("mine")
-    monkeypatch.setattr(run, "_work", lambda *_: None)
+    monkeypatch.setattr(run, "_run_with_progress", lambda *_: None)
     capsys.readouterr()
     assert cli.main(["run", "balance_ball_ppo-1"]) == 0
     assert capsys.readouterr().out == "snakemake: balance_ball_ppo-1 up to date.\n"
@@ -386,8 +385,10 @@ def test_a_run_without_a_result_to_show_says_that_it_is_up_to_date(here, monkeyp
     assert cli.main(["run", "balance_ball_ppo-1"]) == 0
     first, _, last = capsys.readouterr().out.splitlines()
     assert first == "snakemake: balance_ball_ppo-1 up to date."
-    monkeypatch.setattr(run, "_work", lambda *_: True)
+    monkeypatch.setattr(run, "_run_with_progress", lambda *_: True)
     assert cli.main(["run", "balance_ball_ppo-1"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first == "snakemake: balance_ball_ppo-1 up to date; nothing ran."
-    assert last.startswith(f"There is no table of them: {curve.resolve()}: cannot be read")
+    assert last.startswith(
+        f"The table of results cannot be made: {curve.resolve()}: cannot be read"
+    )

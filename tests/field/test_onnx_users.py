@@ -261,8 +261,8 @@ def test_check_names_the_packages_and_keeps_numbers_for_full(hybrid, fixtures):
     path, _ = hybrid
     text = check(path)
     assert text.startswith(
-        f"{path}: Unity can load this file with package 2.0 and newer; an older one needs a file "
-        "from the trainer of its own release.\n"
+        f"{path}: Unity can load this file with package 2.0 and newer; an older package needs "
+        "a file of its own release's trainer.\n"
     )
     assert "opset" not in text
     assert "version_number 3, opset 9, IR version 6" in check(path, full=True)
@@ -334,7 +334,7 @@ def test_a_behavior_that_is_not_there_fits_no_file(here, monkeypatch, capsys):
     (here / "B.onnx").touch()
     for options, said in {
         ("--env", "ball"): "--behavior: ball has no 'Foo'; it has B",
-        (): "--behavior: is one of --env or --demo; give one",
+        (): "--behavior: needs --env or --demo, which has the",
     }.items():
         assert cli.main(["onnx", "check", "B.onnx", "--behavior", "Foo", *options]) == 2
         assert f"error: {said}" in capsys.readouterr().err

@@ -182,7 +182,7 @@ def test_what_init_says_and_writes_can_be_pasted(tmp_path: Path, monkeypatch, pa
     """ "cd my project && pipeline run --engine dvc   (or ...)" was no command of any shell."""
     monkeypatch.chdir(tmp_path)
     asked = {ODD: init.Behavior(spec=SPEC, n_agents=1)}
-    monkeypatch.setattr(init, "_ask", mock.Mock(return_value=asked))
+    monkeypatch.setattr(init, "_query_behaviors", mock.Mock(return_value=asked))
     game(tmp_path / f"{ODD}.x86_64", ODD)
     project = f"my {ODD}"
     assert cli.main(["init", project, "--env", f"./{ODD}.x86_64"]) == 0

@@ -403,7 +403,7 @@ def times_of_mlagents(n_envs: int, *, threaded: bool) -> dict:
 
 ROWS = {
     False: [
-        ("environment", "41.7", "42%", "41.7 ms an exchange, each works 50.0 s, also beside the l"),
+        ("environment", "41.7", "42%", "41.7 ms an exchange, each works 50.0 s, also in parallel"),
         ("wire", "3.3", "3%", ""),
         ("inference", "25.0", "25%", ""),
         ("storage", "6.0", "6%", ""),
@@ -414,9 +414,14 @@ ROWS = {
         ("environment", "50.0", "50%", "50.0 ms an exchange"),
         ("wire", "4.0", "4%", ""),
         ("inference", "25.0", "25%", ""),
-        ("update", "20.0", "", "beside the loop"),
+        ("update", "20.0", "", "in parallel with the loop"),
         ("other", "21.0", "21%", ""),
-        ("(update)", "90.0", "", "its thread waits for experience and stores it, beside the loop"),
+        (
+            "(update)",
+            "90.0",
+            "",
+            "its thread waits for experience and stores it, in parallel with the loop",
+        ),
     ],
 }
 

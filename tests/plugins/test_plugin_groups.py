@@ -23,7 +23,7 @@ from pipeline.settings.plan import OUR_SIMULATORS, plan
 from pipeline.settings.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS
 from pipeline.simulators import registry
 from pipeline.stages.shared import provenance
-from pipeline.trainer.distributed.sync import refuse_alone_only
+from pipeline.trainer.distributed.sync import refuse_unshareable
 from pipeline.trainer.supported import algorithm_of, refuse_untrainable
 
 DQN = """\
@@ -145,13 +145,13 @@ def test_what_is_installed_is_not_looked_at_for_our_own_parts(tmp_path, monkeypa
 def test_every_part_of_ours_is_where_its_table_says():
     for settings in (*HYPERPARAMETERS.values(), *REWARD_SIGNALS.values()):
         assert settings.made_by.startswith(".")
-        assert callable(load(settings.made_by, room="pipeline.algos."))
+        assert callable(load(settings.made_by, package="pipeline.algos."))
     for name in ENCODERS.ours:
-        assert ENCODERS.load(name, room="pipeline.nets.").minimum_side >= 1
+        assert ENCODERS.load(name, package="pipeline.nets.").minimum_side >= 1
     for name in registry.NAMES:
         assert callable(registry.SIMULATORS[name])
     for name in SINKS.ours:
-        assert callable(SINKS.load(name, room="pipeline.tracking.sinks."))
+        assert callable(SINKS.load(name, package="pipeline.tracking.sinks."))
     assert set(registry.NAMES) == OUR_SIMULATORS
     with pytest.raises(SettingsError, match=r"'corridor'; .*pipeline\.simulators"):
         registry.make("corridor")
@@ -161,8 +161,8 @@ def test_every_part_of_ours_is_where_its_table_says():
     ("value", "said"),
     [
         ("no_such_module:Settings", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("os:path", "os:path is no subclass of HyperparameterSettings"),
-        ("pathlib:Path", "pathlib:Path is no subclass of HyperparameterSettings"),
+        ("os:path", "os:path is not a subclass of HyperparameterSettings"),
+        ("pathlib:Path", "pathlib:Path is not a subclass of HyperparameterSettings"),
         ("pathlib:Nothing", "AttributeError"),
     ],
 )
@@ -188,7 +188,7 @@ def test_a_class_that_is_no_algorithm_is_refused_before_anything_starts(tmp_path
     )
     points = {"odd": "odd_settings:Odd", "lost": "odd_settings:Lost"}
     distribution(site, "odd", "1", groups={"pipeline.algorithms": points})
-    for kind, message in (("odd", "no subclass of Algorithm"), ("lost", "cannot be imported")):
+    for kind, message in (("odd", "not a subclass of Algorithm"), ("lost", "cannot be imported")):
         run = load_run_settings(written(tmp_path, f"behaviors:\n  B:\n    trainer_type: {kind}\n"))
         with pytest.raises(SettingsError, match=rf"behaviors\.B\.trainer_type: .*{message}"):
             refuse_untrainable(run)
@@ -217,9 +217,9 @@ def test_a_signal_that_counts_for_itself_is_refused_with_several_learners(tmp_pa
     install(site)
     text = PPO + "    reward_signals: {novelty: {}}\n"
     settings = load_run_settings(written(tmp_path, text)).behaviors["B"]
-    refuse_alone_only("B", settings, 1)
+    refuse_unshareable("B", settings, 1)
     with pytest.raises(SettingsError, match=r"novelty: its counts are .*, or use one learner$"):
-        refuse_alone_only("B", settings, 2)
+        refuse_unshareable("B", settings, 2)
 
 
 def test_an_encoder_that_cannot_be_exported_is_refused_before_it_trains(monkeypatch):

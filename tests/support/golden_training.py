@@ -78,7 +78,7 @@ class Training:
         for number in range(len(columns["obs"])):
             steps = [self._message(number)]
             message = learner.receive(steps)
-            learner.absorb(message)
+            learner.complete_transitions(message)
             if number and number % N_MESSAGES == 0:  # before a decision, as no memory is older then
                 assert learner.learn(), "an update was due"
                 assert learner.trajectories.n_closed == 0
@@ -94,7 +94,7 @@ class Training:
             decided = decided._replace(
                 decision=replace(decision, rows={**decision.rows, **overrides})
             )
-            learner.remember(message, decided)
+            learner.begin_transitions(message, decided)
 
     def _message(self, number: int) -> tuple[DecisionSteps, TerminalSteps]:
         columns = {

@@ -26,8 +26,8 @@ def take_turn(learner, steps, *, team=""):
     """Let a learner decide on its workers' steps and store both; return the decisions."""
     message = learner.receive(steps, team=team)
     decided = learner.decide(message)
-    learner.absorb(message)
-    learner.remember(message, decided)
+    learner.complete_transitions(message)
+    learner.begin_transitions(message, decided)
     return decided
 
 

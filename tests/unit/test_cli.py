@@ -67,9 +67,9 @@ NO_NEAREST = [
             (words, f"did you mean {nearest}? `{command} --help` lists")
             for words, nearest, command in NEAREST
         ),
-        *((words, f"; `{command} --help` lists what is possible") for words, command in NO_NEAREST),
+        *((words, f"; `{command} --help` lists the options") for words, command in NO_NEAREST),
         ("sign food --key me.pem", "'sign' was removed: sign the folder with cosign or gpg"),
-        ("attach --to 10.0.0.5:5004", "'attach' was removed: a player of another machine comes"),
+        ("attach --to 10.0.0.5:5004", "'attach' was removed: a player on another machine"),
         ("export", "'export' is a stage and no command: `pipeline run EXPERIMENT --stage export`"),
         ("report", "'report' is a stage and no command: `pipeline run` makes it, `pipeline comp"),
         ("env fetch http://x/y --max-ratio 9", "--max-ratio; it was removed; --max-unpacked-gb"),
@@ -180,7 +180,7 @@ def test_ui_without_runs_says_what_to_do(tmp_path, monkeypatch, capsys, caplog):
 def test_what_mlflow_prints_whatever_it_is_told_is_shown_with_debug_alone(level, caplog, capsys):
     caplog.set_level(level, "pipeline")
     noise, error = "[MLflow] Security middleware enabled with default settings\n", "no space\n"
-    ui.pass_on([noise.encode(), error.encode()])
+    ui.forward_log([noise.encode(), error.encode()])
     assert capsys.readouterr().err == (error if level == logging.INFO else noise + error)
 
 

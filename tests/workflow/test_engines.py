@@ -164,7 +164,7 @@ def test_sync_makes_the_other_engine_agree_which_still_sees_changes(toy):
     if other == "dvc":  # times of large files are all that Snakemake goes by
         assert {file: file.stat().st_mtime_ns for file in files} == before
     assert repro(root, other) == []
-    assert sync(root, None) == "DVC and Snakemake agree already."
+    assert sync(root, None) == "DVC and Snakemake already agree."
     replace(root / "params.yaml", "    seed: 100\n", "    seed: 101\n")
     assert "demos@collector_expert" in state_of(root, other).pending
 
@@ -181,11 +181,11 @@ def test_pipeline_run_lets_dvc_take_what_snakemake_made_and_one_run_works_at_a_t
     fast_stages(root)
     assert repro(root, "snakemake")
     refused = run(root, *RUN_BY_DVC, check=False)
-    assert (refused.returncode, "`git init && dvc init` makes" in refused.stderr) == (2, True)
+    assert (refused.returncode, "run `git init && dvc init`" in refused.stderr) == (2, True)
     init_dvc(root)
     with FileLock(root / "results/.work/run.lock"):
         refused = run(root, *RUN_BY_DVC, check=False)
-    assert "another `pipeline run` is at work here" in refused.stderr
+    assert "another `pipeline run` is running here" in refused.stderr
     assert ran(root, *RUN_BY_DVC) == []
     assert state_of(root, "dvc").up_to_date
     replace(root / "params.yaml", "threads: 2", "threads: 3")
@@ -202,7 +202,9 @@ def test_snakemake_says_that_it_does_not_see_changes_of_what_dvc_has_made(toy):
 
     if engine == "dvc":
         (line,) = warned()
-        assert re.match(r"\d+ results are DVC's, or were copied \(build/env/\w+ first\)", line)
+        assert re.match(
+            r"Snakemake has no record of \d+ results \(the first is build/env/\w+\)", line
+        )
         sync(root, engine)
     assert warned() == []
 

@@ -154,7 +154,7 @@ def test_what_several_learners_cannot_do_is_one_line_and_leaves_nothing(learn, t
     rows = {"batch_size": 65, "buffer_size": 520}
     learning = learn("--run-id", "a", trainer_type="sac", hyperparameters=rows)
     assert learning.end() == 2
-    assert "3DBall.hyperparameters.batch_size: 65 cannot be shared equally" in learning.error()
+    assert "3DBall.hyperparameters.batch_size: 65 cannot be split evenly" in learning.error()
     assert not (tmp_path / "results").exists()
 
 

@@ -391,11 +391,11 @@ def test_what_finished_without_its_killed_snakemake_is_not_trained_again(trainab
     policy.unlink()
     engine = ("snakemake", "--cores", "1", str(policy.relative_to(trainable)))
     run(trainable, *engine)
-    assert "an attempt before has finished; taking what it made" in log.read_text()
+    assert "using the outputs of an earlier attempt that finished" in log.read_text()
     assert policy.read_bytes() == before
     assert "call" not in json.loads(attempt.read_text()), "this call has ended, and knows of it"
     run(trainable, *engine, "--force")
-    assert "taking what it made" not in log.read_text()
+    assert "using the outputs of" not in log.read_text()
     assert policy.read_bytes() == before
 
 

@@ -212,7 +212,7 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
         )
     try:
         signal_class: Callable[..., RewardSignal] = plugins.load(
-            settings.made_by, room="pipeline.algos."
+            settings.made_by, package="pipeline.algos."
         )
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(

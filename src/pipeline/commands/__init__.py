@@ -1,1 +1,1 @@
-"""What the subcommands of `pipeline` do; each module is imported when its command runs."""
+"""The subcommands of `pipeline`; the module of a command is imported when the command runs."""

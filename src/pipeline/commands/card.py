@@ -29,7 +29,7 @@ _RUN_CONFIGURATION = "configuration.yaml"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A trained run, of the DAG or of `pipeline learn`."""
+    """A trained run of the DAG or of `pipeline learn`."""
 
     name: str
     """Title of the card."""
@@ -38,16 +38,16 @@ class Run:
     env_args: Sequence[str]
     """Arguments for the environment's executable."""
     policies: tuple[Path, ...]
-    """ONNX files, named like their behaviors."""
+    """ONNX files; the name of each is its behavior's name."""
     more: tuple[Path, ...]
-    """Results and videos that are copied beside the policies."""
+    """Results and videos that are copied into the card's folder."""
     outcomes: tuple[Outcome, ...]
     """Results of every seed of the run's experiment."""
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
         """Evaluation metrics by behavior; empty when the run was not evaluated."""
-        # `train` writes a metrics.json too, so the path must lie in the folder of `evaluate`.
+        # `train` also writes a metrics.json, so only a path in the folder of `evaluate` counts.
         path = next((file for file in self.more if file.parent.parts[-3:-2] == ("evaluate",)), None)
         return read_evaluation(path.parent / "metrics.json") if path else {}
 
@@ -56,7 +56,7 @@ def add_options(parser: Parser) -> None:
     """Add the options of `pipeline card`."""
     text = "<experiment>-<seed> of params.yaml, or results/<run-id> of `pipeline learn`"
     parser.add_argument("run", metavar="RUN", help=text)
-    text = "of the policy, as the Hub names it: apache-2.0, cc-by-4.0, other, ..."
+    text = "the policy's license, by the Hub's name: apache-2.0, cc-by-4.0, other, ..."
     option(parser, "--license NAME", text)
     option(parser, "-o --output FOLDER", "the folder to write (default: cards/ and the run's name)")
 
@@ -72,14 +72,14 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def find(name: str) -> Run:
-    """Return the run with a name, or in a folder."""
+    """Return the run with this name (`<experiment>-<seed>`), or in this folder."""
     path = Path(name)
     if (path / _RUN_CONFIGURATION).is_file():
         return _of_learn(path)
     if path.is_dir() or not Path("params.yaml").is_file():
         raise SettingsError(
-            f"{name}: is no run: name one as <experiment>-<seed> in the folder of params.yaml, or "
-            "the folder of a run of `pipeline learn`"
+            f"{name}: is not a run; give <experiment>-<seed> in the folder of params.yaml, or the "
+            "folder of a run of `pipeline learn`"
         )
     params = load_params("params.yaml")
     known = [
@@ -87,7 +87,7 @@ def find(name: str) -> Run:
     ]
     if name not in known:
         raise SettingsError(f"{name}: params.yaml has no such run; it has {', '.join(known)}")
-    # From the right, since experiments may have hyphens in their names.
+    # Split at the last hyphen, because names of experiments may have hyphens.
     experiment, _, seed = name.rpartition("-")
     environment = params.experiments[experiment].environment
     named = source_of(params.environments[environment]) or environment
@@ -105,7 +105,8 @@ def _of_dag(experiment: str, seed: int, environment: str, args: Sequence[str]) -
     policies = _policies(exported, remedy)
     if is_outdated(exported / "export.json", trained / "policy.pt"):
         raise SettingsError(
-            f"{exported}: is of an earlier policy than {trained}; make it again with `{remedy}`"
+            f"{exported}: was exported from an earlier policy than the one in {trained}; export it "
+            f"again with `{remedy}`"
         )
     more = [trained / "progress.csv"]
     if not is_outdated(evaluated / "metrics.json", trained / "policy.pt"):
@@ -124,7 +125,7 @@ def _of_dag(experiment: str, seed: int, environment: str, args: Sequence[str]) -
 def _of_learn(folder: Path) -> Run:
     from pipeline.commands.compare import outcomes_of
 
-    # The name is given, since the folder may have been moved or copied.
+    # Folder and name are passed, because the folder may have been moved or copied.
     run = "--results-dir", folder.parent, "--run-id", folder.name
     configuration = folder / _RUN_CONFIGURATION
     remedy = shell_command("pipeline", "learn", configuration, *run, "--resume")
@@ -146,12 +147,12 @@ def _of_learn(folder: Path) -> Run:
 def _policies(folder: Path, remedy: str) -> tuple[Path, ...]:
     policies = tuple(sorted(folder.glob("*.onnx")))
     if not policies:
-        raise SettingsError(f"{folder}: has no policy (*.onnx) yet; make it with `{remedy}`")
+        raise SettingsError(f"{folder}: has no policy (*.onnx) yet; export it with `{remedy}`")
     return policies
 
 
 def write(run: Run, folder: Path, *, licence: str | None = None) -> None:
-    """Write the card, and copy policies, results and videos beside it."""
+    """Write the card, and copy policies, results and videos into its folder."""
     from pipeline.evaluation.comparison import compare
 
     with files.whole_folder(folder) as part:
@@ -178,8 +179,8 @@ def _front(run: Run, licence: str | None) -> dict[str, Any]:
     behaviors = [path.stem for path in run.policies]
     front: dict[str, Any] = {"license": licence} if licence else {}
     front |= {
-        # The tags and the library name are those that ML-Agents' own upload writes, so the Hub
-        # lists these policies beside its others.
+        # ML-Agents' own upload writes the same library name and tags, so the Hub lists these
+        # policies with other ML-Agents policies.
         "library_name": "ml-agents",
         "tags": [
             *behaviors,
@@ -216,7 +217,7 @@ def _text(run: Run, tasks: Sequence[Task], licence: str | None) -> str:
     from pipeline.export.layout import describe, load
 
     records = read(run.policies[0])
-    # A pretrained policy has several records; readers want the settings of the training.
+    # A pretrained policy has several records; the card shows the settings of the training.
     trained = next(
         (record for record in records if record["stage"] in ("train", "learn")), records[-1]
     )

@@ -41,10 +41,10 @@ _PLACE = re.compile(
     rf"(?P<results>.*/)(?:{'|'.join(_STAGES)})/"
     r"(?P<name>(?!seed\d+$)[^/]+(?:/(?!seed\d+$)[^/]+)?)(?:/seed(?P<seed>\d+))?"
 )
-"""A stage's folder of an experiment, or of a sweep's trial as `<sweep>/<number>`, or of a seed."""
+"""Folder of a stage, of an experiment or a sweep's trial (`<sweep>/<number>`), or of a seed."""
 _COLUMNS = (*tables.HEADER, tables.WALL_CLOCK)
 _NARROW = set(_COLUMNS) - {tables.TOLERANCE, "Mean", "Mean height"}
-_RUN_FIRST = "run them first (`pipeline run`), or name runs of `pipeline learn`: results/<run-id>"
+_RUN_FIRST = "run them first (`pipeline run`), or give runs of `pipeline learn`: results/<run-id>"
 
 
 def add_options(parser: Parser) -> None:
@@ -54,11 +54,11 @@ def add_options(parser: Parser) -> None:
         nargs="*",
         type=Path,
         metavar="RUN",
-        help="results/<run-id> of `pipeline learn`, results/train/<experiment>, or one seed of it; "
-        "runs of `learn` that differ only in the seed are one experiment; default: every "
-        "experiment in params.yaml, and where there is more to see",
+        help="results/<run-id> of `pipeline learn`, results/train/<experiment>, or one of its "
+        "seeds; runs of `learn` that differ only in the seed count as one experiment; default: "
+        "every experiment in params.yaml, with the choices of sweeps",
     )
-    text = "the target: of the way from lowest start to best end"
+    text = "target return, as a fraction of the way from the lowest start to the best end"
     option(parser, "--fraction X", text, default=0.9)
     forms = parser.add_mutually_exclusive_group()
     option(forms, "--csv", "print CSV")
@@ -73,8 +73,8 @@ def run(arguments: argparse.Namespace) -> str:
         raise SettingsError(f"--fraction: {fraction} is not in range; use a value in (0, 1]")
     if not runs and not Path("params.yaml").exists():
         raise SettingsError(
-            "there is no params.yaml here; name runs, as in `pipeline compare results/*`, or go to "
-            "a project, where each experiment of its params.yaml is compared"
+            "there is no params.yaml here; give runs, as in `pipeline compare results/*`, or "
+            "change to the folder of a project to compare the experiments of its params.yaml"
         )
     params = None if runs else load_params(Path.cwd() / "params.yaml")
     trials, learned = _found(runs)
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> str:
     if not tasks:
         names = ", ".join(map(str, runs)) or "the experiments of params.yaml"
         remedy = "train longer" if runs else _RUN_FIRST
-        raise SettingsError(f"{names}: no episode has ended here yet; {remedy}")
+        raise SettingsError(f"{names}: no episode has ended yet; {remedy}")
     if arguments.csv:
         columns = (*tables.STANDING_COLUMNS, tables.WALL_CLOCK_COLUMN)
         return tables.csv_text(tables.standing_records(tasks), columns).rstrip()
@@ -92,7 +92,8 @@ def run(arguments: argparse.Namespace) -> str:
             "experiments": tables.standing_records(tasks),
             "improvements": tables.pair_records(tasks),
         }
-        # NaN is no JSON; an error here is better than a file that other programs refuse.
+        # JSON has no NaN (RFC 8259, section 6): an error here is better than output that other
+        # programs cannot read.
         return json.dumps(value, indent=2, allow_nan=False)
     if params is not None:
         return _answer(tasks, Path.cwd(), params)
@@ -103,7 +104,7 @@ def run(arguments: argparse.Namespace) -> str:
 def answer(root: Path, runs: Collection[tuple[str, int]] | None = None) -> str:
     """Return the comparison of all experiments in params.yaml, and where to see more.
 
-    Of `runs`, experiments and seeds, alone if they are given; empty if none has a result to show.
+    `runs` are pairs of experiment and seed to compare alone. Empty if no run has a result.
     """
     params = load_params(root / "params.yaml")
     if runs is None:
@@ -125,10 +126,10 @@ def _answer(
     swept = {name.partition("/")[0] for name in names} if names else params.sweeps
     look = [
         *(("Sweep:", text) for name in swept if (text := _chosen(root, params, name))),
-        # A run of some names leaves the report as it was.
+        # A run of some experiments does not write the report again.
         *([("Report:", str(report))] if names is None and (root / report).is_file() else []),
         ("Curves:", "pipeline ui  (MLflow on http://127.0.0.1:5000)"),
-        ("Change:", "edit params.yaml and run again: only what the change touches runs"),
+        ("Change:", "edit params.yaml and run again: only jobs that the change affects run"),
     ]
     settings = _of_experiments(params, tasks)
     texts = [_text(task, settings, _NARROW) for task in tasks]
@@ -136,7 +137,7 @@ def _answer(
 
 
 def _chosen(root: Path, params: Params, name: str) -> str:
-    """Return which trial is the best of a sweep, and where the others are; empty if unknown."""
+    """Return the best trial of a sweep, and the files of all trials; empty if not ranked yet."""
     best = read_map(root / best_file(name))
     score = read_map(root / best_file(name).with_name("metrics.json"))
     if name not in params.sweeps or not best or not score:
@@ -144,7 +145,7 @@ def _chosen(root: Path, params: Params, name: str) -> str:
     metric = params.sweeps[name].metric
     values = (f"{key.rpartition('.')[2]} {as_text(best['values'][key])}" for key in best["values"])
     return (
-        f"{best['trial']} is the best of {score['trials']}, with {metric} "
+        f"{best['trial']} is the best of {score['trials']} trials, with {metric} "
         f"{tables.number(score[metric])} ({', '.join(values)}); "
         f"all: {best_file(name).with_name('trials.csv')}, `pipeline compare results/train/{name}`"
     )
@@ -154,13 +155,13 @@ def _of_experiments(params: Params, tasks: Iterable[Task]) -> Settings:
     """Return the settings of the experiments that params.yaml has."""
     found = {}
     for name in {standing.experiment for task in tasks for standing in task.standings}:
-        with suppress(PipelineError, KeyError):  # a run of before, or a trial not yet proposed
+        with suppress(PipelineError, KeyError):  # a removed experiment, or a trial not proposed yet
             found[name] = (params.run_settings(name), params.experiment(name))
     return found
 
 
 def _settings_of(runs: Sequence[Path], learned: Experiments, tasks: Iterable[Task]) -> Settings:
-    """Return the settings of experiments of these runs, by the name that they are compared by."""
+    """Return the settings of the experiments of these runs, by the name used in the tables."""
     found: dict[str, tuple[RunSettings, ExperimentParams | None]] = {}
     of_dag = [run for run in runs if not (run / _CONFIGURATION).is_file()]
     places = (_PLACE.fullmatch(run.resolve().as_posix()) for run in of_dag)
@@ -175,23 +176,23 @@ def _settings_of(runs: Sequence[Path], learned: Experiments, tasks: Iterable[Tas
 
 
 def outcomes_of(runs: Sequence[Path]) -> list[Outcome]:
-    """Return the outcomes of run folders, those of `pipeline learn` last."""
+    """Return the outcomes of run folders; runs of `pipeline learn` come last."""
     trials, learned = _found(runs)
     return [*trials, *_of_learn(learned)]
 
 
 def _found(runs: Sequence[Path]) -> tuple[list[Outcome], Experiments]:
     """Return the outcomes of the DAG's folders, and the runs of `learn` by experiment."""
-    # A run folder of `learn` has a configuration; the DAG's folders are known by their path.
+    # A run folder of `learn` has a configuration; a folder of the DAG is recognized by its path.
     learned = [run for run in runs if (run / _CONFIGURATION).is_file()]
-    trials = _apart([(run, _of_dag(run)) for run in runs if run not in learned])
-    # A run may be named twice, by its seed and by its experiment.
+    trials = _with_unique_names([(run, _of_dag(run)) for run in runs if run not in learned])
+    # The same run may be given twice, by its seed and by its experiment.
     unique = {(*trial.task, trial.experiment, trial.seed): trial for trial in trials}
     return [*unique.values()], _experiments(learned, {trial.experiment for trial in trials})
 
 
-def _apart(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[Outcome]:
-    """Return the DAG's outcomes, with the path in the names of another project's experiments."""
+def _with_unique_names(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[Outcome]:
+    """Return the DAG's outcomes; a name that two projects share gets the project's path."""
     results: dict[str, Path] = {}
     outcomes: list[Outcome] = []
     for run, trials in runs:
@@ -207,15 +208,15 @@ def _apart(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[Outcome]:
 def _of_dag(run: Path) -> list[Outcome]:
     """Return the outcomes of one seed, of an experiment's seeds, or of a sweep's trials."""
     if not run.is_dir():
-        raise SettingsError(f"{run}: there is no such folder; name the folder of a run")
-    # Resolved, because the path `.` or a link does not show the stage and the seed.
+        raise SettingsError(f"{run}: does not exist; give the folder of a run")
+    # Resolved, because `.` or a link does not have the stage and the seed in its path.
     inside = run.resolve()
     place = _PLACE.fullmatch(inside.as_posix())
     results, name, only_seed = place.group("results", "name", "seed") if place else ("", "", None)
     seeds = sorted(
         {
             int(path.name.removeprefix("seed"))
-            # In the folders of all stages, because an experiment need not have every one.
+            # In the folders of all stages, because an experiment need not have every stage.
             for stage in _STAGES
             for path in Path(results, stage, name).glob("seed*")
             if name and path.name.removeprefix("seed").isdecimal()
@@ -232,7 +233,7 @@ def _of_dag(run: Path) -> list[Outcome]:
     if not seeds:
         raise SettingsError(
             f"{run}: is not the folder of a run: it has no {_CONFIGURATION} of `pipeline learn`, "
-            "and is not like results/train/<experiment> or results/train/<experiment>/seed<k>"
+            "and its path is not results/train/<experiment> or results/train/<experiment>/seed<k>"
         )
     environment = _environment_of(Path(results), name)
     outcomes = [
@@ -270,7 +271,7 @@ def _of_learn(experiments: Experiments) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for name, members in experiments.items():
         for seed, (run, environment) in members.items():
-            seconds = read_map(run / "run_logs/seconds.json").get("total")  # None while it goes on
+            seconds = read_map(run / "run_logs/seconds.json").get("total")  # None while it runs
             status = read_map(run / "run_logs/training_status.json")
             outcomes += [
                 Outcome(
@@ -288,16 +289,16 @@ def _of_learn(experiments: Experiments) -> list[Outcome]:
 
 
 def _last_checkpoint(status: dict[str, Any], behavior: str) -> int | None:
-    """Return the steps of a behavior's last checkpoint; None if a run's status does not say it."""
+    """Return the steps of a behavior's last checkpoint; None if the run's status lacks them."""
     with suppress(KeyError, TypeError, ValueError):
         return int(status[behavior]["final_checkpoint"]["steps"])
     return None
 
 
 def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experiments:
-    """Group runs that differ only in the seed: run and environment by seed, by experiment.
+    """Return run folder and environment, by experiment and seed, of runs of `pipeline learn`.
 
-    Only the settings decide which runs belong together. A name is a mere label: one in
+    Runs with equal settings except the seed are one experiment. Its name is only a label: a name in
     `used_names` is replaced by the path of a run, which no other experiment has.
     """
     groups: dict[str, dict[int, tuple[Path, str]]] = {}
@@ -306,8 +307,8 @@ def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experimen
         members = groups.setdefault(key, {})
         if seed in members:
             raise SettingsError(
-                f"{run}: has the configuration and the seed, {seed}, of {members[seed][0]}; a "
-                "repetition is no further seed: leave one out"
+                f"{run}: has the same configuration and seed, {seed}, as {members[seed][0]}; a "
+                "repeated seed is not a further sample: leave one run out"
             )
         members[seed] = (run, environment)
     experiments: Experiments = {}
@@ -320,14 +321,14 @@ def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experimen
 
 
 def _identity(configuration: Path) -> tuple[str, int, str]:
-    """Return a digest equal for runs of one experiment, the seed, and the environment's name."""
+    """Return a digest of the settings without the seed, the seed, and the environment's name."""
     settings = load_run_settings(configuration)
     content: dict[str, Any] = to_mapping(settings)
-    # Without the run's name and folder; but initial weights and inference change the results.
+    # Name and folder of the run do not matter; initial weights and inference change the results.
     checkpoints = content.pop("checkpoint_settings", {})
     content["begins"] = {key: checkpoints.get(key) for key in ("initialize_from", "inference")}
     environment = content.get("env_settings", {})
-    # What differs between the seeds of one experiment must not be a part of its identity.
+    # These keys differ between the seeds of one experiment.
     for key in ("seed", "base_port"):
         environment.pop(key, None)
     path = settings.env_settings.env_path
@@ -337,19 +338,19 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
 
 
 def _seeds(learned: Experiments) -> Iterator[str]:
-    """Yield a list of the runs of `pipeline learn` that count as seeds of one experiment."""
+    """Yield a text that lists the runs of `pipeline learn` that count as one experiment."""
     groups = [members for members in learned.values() if len(members) > 1]
     lines = [", ".join(str(run) for run, _ in members.values()) for members in groups]
     if lines:
-        yield "\n".join(["One experiment each, since only their seeds differ:", *lines])
+        yield "\n".join(["Runs of one experiment, because only their seeds differ:", *lines])
 
 
 def _name_of(names: Sequence[str]) -> str:
-    """Return the common start of the names of runs, without a dangling `seed`."""
+    """Return the common start of the names of runs, without `seed` at its end."""
     if len(names) == 1:
         return names[0]
     first, last = min(names), max(names)
-    # All names share the start that the least and the greatest name share.
+    # In sorted order, the first and the last name share only what all names share.
     n = next((k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), None)
     common = first[:n].rstrip("-_. ")
     return common.removesuffix("seed").rstrip("-_. ") or names[0]

@@ -28,13 +28,13 @@ def run(arguments: argparse.Namespace) -> str:
     parser: argparse.ArgumentParser = arguments.whole_parser()
     for action in _actions(parser):
         if action.type is Path:
-            action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab's way to say it
+            action.complete = shtab.FILE  # type: ignore[attr-defined]  # documented by shtab
     script: str = shtab.complete(parser, shell=arguments.shell)
     return script
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Go through the options of a parser and of all its commands."""
+    """Yield the options of a parser and of all its subcommands."""
     for action in parser._actions:  # argparse has no public way to list them
         yield action
         if isinstance(action, argparse._SubParsersAction):

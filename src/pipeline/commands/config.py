@@ -1,4 +1,4 @@
-"""`pipeline config`: say what a trainer configuration means, and bring an old one up to date."""
+"""`pipeline config`: check a trainer configuration, and convert an old one to today's format."""
 
 from __future__ import annotations
 
@@ -35,26 +35,29 @@ _log = logging.getLogger(__name__)
 
 def add_options(parser: Parser) -> None:
     """Add `check` and `upgrade`."""
-    text = "say whether a configuration of any ML-Agents generation can be used, and what it means"
+    text = "check a configuration of any ML-Agents release, and show its settings"
     command = parser.add_command("check", text, check)
     command.add_argument(
-        "file", type=Path, help="trainer configuration, or a curriculum or sampler"
+        "file", type=Path, help="a trainer configuration, curriculum or sampler file"
     )
-    option(command, "--curriculum FILE", "YAML, JSON, or a folder of <Behavior>.json")
-    option(command, "--sampler FILE", "sampler file")
-    option(command, "--full", "print every setting, defaults included, as YAML")
-    text = "write an old configuration in today's format"
+    option(command, "--curriculum FILE", "a curriculum: YAML, JSON, or a folder of <Behavior>.json")
+    option(command, "--sampler FILE", "a sampler file")
+    option(command, "--full", "print every setting as YAML, with the defaults")
+    text = "convert an old configuration to today's format"
     command = parser.add_command("upgrade", text, upgrade)
     command.add_argument(
-        "old", nargs="+", type=Path, help="trainer configuration, curriculum, sampler: some of them"
+        "old",
+        nargs="+",
+        type=Path,
+        help="trainer configuration, curriculum or sampler; one of each",
     )
     option(command, "-o --output FILE", "the file to write", required=True)
-    option(command, "--force", "replace that file")
-    option(command, "--verbose", "list every key that has moved or is gone, with its line")
+    option(command, "--force", "overwrite that file")
+    option(command, "--verbose", "list every moved or removed key with its line")
 
 
 def check(arguments: argparse.Namespace) -> str:
-    """Return a short verdict on a file, or with `--full` all its settings as YAML.
+    """Return a short verdict on a file, or with `--full` all settings as YAML.
 
     The file is a trainer configuration of any release, or a single curriculum or sampler file.
     """
@@ -66,7 +69,9 @@ def check(arguments: argparse.Namespace) -> str:
     }
     for kind, path in named.items():
         if path is not None and kind in parts:
-            raise SettingsError(f"{path}: {file} is a {kind} file already. Give one of each kind.")
+            raise SettingsError(
+                f"{path}: {file} is also a {kind} file. Give one file of each kind."
+            )
         if path is not None:
             parts[kind] = path
     trainer = parts.get("trainer")
@@ -77,7 +82,7 @@ def check(arguments: argparse.Namespace) -> str:
     if not arguments.full:
         missing = list(missing_demonstrations(settings).values())
         if missing and len(missing) == max(len(settings.behaviors), 1):  # then `learn` refuses
-            raise SettingsError(f"well formed, but cannot be used yet: {missing[0]}")
+            raise SettingsError(f"valid, but cannot be used yet: {missing[0]}")
         present = read_present(trainer, curriculum=curriculum, sampler=sampler)
         olds = [path for path in (file, arguments.curriculum, arguments.sampler) if path]
         return _verdict(olds, settings, present)
@@ -88,7 +93,7 @@ def check(arguments: argparse.Namespace) -> str:
 
 
 def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> str:
-    """Return a few lines about the first of the files; warnings have been logged."""
+    """Return a few lines about the files; warnings have been logged."""
     lines = [f"{olds[0]}: can be used."]
     if settings.from_file:
         lines.append(f"  format: {present.family.value}")
@@ -108,8 +113,8 @@ def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> s
     warned = sum(change.warns for change in present.changes.entries)
     if moved or warned:
         lines.append(
-            f"  brought to today's format: {moved} keys have another place; {warned} warnings tell "
-            f"what is no longer the same (`{upgrade_command(*olds)} --verbose` lists each)"
+            f"  converted to today's format: {moved} keys have moved; {warned} warnings name "
+            f"settings with another meaning (`{upgrade_command(*olds)} --verbose` lists each)"
         )
     lines += [f"  rises:    {text}" for text in _rising(settings)]
     for section, trainer in _sections(settings).items():
@@ -120,7 +125,7 @@ def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> s
 
 
 def _rising(settings: RunSettings) -> Iterator[str]:
-    """Yield a line for each value below the one at which its linear schedule ends."""
+    """Yield a line for each value that is lower than the end of its linear schedule."""
     floors = {"learning_rate": LEARNING_RATE_FLOOR, "epsilon": EPSILON_FLOOR, "beta": BETA_FLOOR}
     for section, trainer in _sections(settings).items():
         for key, floor in floors.items():
@@ -134,7 +139,7 @@ def _rising(settings: RunSettings) -> Iterator[str]:
 
 
 def _sections(settings: RunSettings) -> dict[str, TrainerSettings]:
-    """Return each behavior's settings by where the file has them."""
+    """Return the settings of each behavior by their place in the file."""
     sections = {brief(f"behaviors.{name}"): item for name, item in settings.behaviors.items()}
     default = settings.default_settings
     return sections if default is None else {**sections, "default_settings": default}
@@ -145,10 +150,12 @@ def _trained(settings: TrainerSettings) -> str:
 
 
 def upgrade(arguments: argparse.Namespace) -> str:
-    """Write a configuration in the present format, and say how much of it has changed."""
+    """Write a configuration in the present format, and return a summary of the changes."""
     olds, new = arguments.old, arguments.output
     if new.exists() and not arguments.force:
-        raise SettingsError(f"{new} exists already. Choose another name, or replace it by --force.")
+        raise SettingsError(
+            f"{new} exists already. Choose another name, or overwrite it (--force)."
+        )
     parts = _by_kind(olds)
     present = read_present(parts.pop("trainer", None), **parts)
     text = _header(olds, present) + _body(present, new)
@@ -157,43 +164,42 @@ def upgrade(arguments: argparse.Namespace) -> str:
 
 
 def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
-    """Return trainer, curriculum and sampler files by kind, which their content decides."""
+    """Return trainer, curriculum and sampler files by kind, recognized by their content."""
     parts: dict[Kind, Path] = {}
     for path in paths:
         kind: Kind = "curriculum"
-        # A folder can only be a curriculum: old releases had a JSON file per behavior.
+        # Only a curriculum can be a folder: old releases had a JSON file for each behavior.
         if not path.is_dir():
             document = read_document(path)
             entries_of(document, "")
             kind = kind_of(document)
         if kind in parts:
             raise SettingsError(
-                f"{path}: this is a {kind} file, like {parts[kind]}. Give one of each kind."
+                f"{path}: this is a {kind} file, like {parts[kind]}. Give one file of each kind."
             )
         parts[kind] = path
     return parts
 
 
 def _body(present: Present, new: Path) -> str:
-    """Return the new file's values, after a check that their meaning is unchanged."""
+    """Return the new file's values, after a check that they give the same settings."""
     original = structure(present.document)
-    # The first reading has logged the warnings already.
+    # The warnings have been logged when the file was first read.
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         portable = structure(present.portable)
         body = dump_yaml(as_written(present.portable, to_mapping(portable)))
-        # Read the written text back: a setting that the converter loses would otherwise be
+        # The written text is read back: a setting that the converter lost would otherwise be
         # noticed only after a long training.
         reread = structure(parse_yaml(body, source=str(new)))
     finally:
         logging.disable(before)
-    # `default_settings` that cannot be said in today's format are left out, and the user is
-    # told.
+    # `default_settings` that today's format cannot express are left out, with a warning.
     expected = replace(original, default_settings=None) if present.left_out else original
     if reread != expected:
         raise SettingsError(
-            f"{new} would not mean the same as what it is made of, so it is not written. "
+            f"{new} would not give the same settings as the old file, so it is not written. "
             "Please report this with the old file."
         )
     return body
@@ -205,7 +211,7 @@ def _header(olds: Sequence[Path], present: Present) -> str:
     if present.family is not Family.PRESENT:
         lines.append(f"The format was that of {present.family.value}.")
     changes = [change for change in present.changes.entries if change.warns]
-    # Without the folders of the files, which are of this machine.
+    # File names without folders, which exist on this machine only.
     warnings = [str(replace(change, where=Path(change.where).name)) for change in changes]
     if present.left_out:
         warnings.append(f"default_settings: left out, since {present.left_out}.")
@@ -217,11 +223,11 @@ def _header(olds: Sequence[Path], present: Present) -> str:
 def _summary(olds: Sequence[Path], new: Path, present: Present, *, every: bool) -> str:
     entries = present.changes.entries
     if not entries and not present.left_out:
-        return f"Wrote {new}. {olds[0]} is in today's format already; nothing had to be changed."
+        return f"Wrote {new}. {olds[0]} has today's format already; nothing was changed."
     groups = {
         "Moved:": [change for change in entries if change.kind == "moved"],
-        "Without an equal:": [change for change in entries if change.kind == "gone"],
-        "Worth knowing:": [change for change in entries if change.kind == "note"],
+        "Removed:": [change for change in entries if change.kind == "gone"],
+        "Notes:": [change for change in entries if change.kind == "note"],
     }
     lines = []
     for title, changes in groups.items():

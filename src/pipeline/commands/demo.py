@@ -1,4 +1,4 @@
-"""`pipeline demo`: look at demonstrations, record them, change them, and bring them in and out."""
+"""`pipeline demo`: show, record, trim, merge, import and export demonstrations."""
 
 from __future__ import annotations
 
@@ -16,79 +16,81 @@ if TYPE_CHECKING:
 _TABLES = "FILE.csv, FILE.jsonl, FILE.parquet or minari:DATASET"
 _MINARI = "minari:"
 _IMPORT = """\
-one row for each action, in the order in which they were taken:
+The table has one row for each action, in the order of time:
   obs0.0,obs0.1,continuous.0,reward,terminated,truncated,episode
   0.31,-0.2,0.75,1,0,0,1
 
-Columns with other names are named by --column, or under `columns` in the specification file:
+Give columns with other names by --column, or under `columns` in the specification file:
   pipeline demo import play.csv --spec gymnasium:CartPole-v1 -o play.demo \\
       --column obs0=x,speed,angle,turn --column discrete=key --column episode=game
 
-A specification file says what the environment would:
+A specification file describes observations and actions:
   behavior: CartPole-v1
   observations: [{name: state, shape: [4]}]
   actions: {continuous: 0, discrete: [2]}
   columns: {obs0: [x, speed, angle, turn], discrete: key, episode: game}
 
-docs/how-to/demonstrations.md has the whole way from a table to a trained policy.
+docs/how-to/demonstrations.md shows every step from a table to a trained policy.
 """
 
 
 def add_options(parser: Parser) -> None:
     """Add the subcommands."""
-    command = parser.add_command("info", "say what a .demo file holds", info)
+    command = parser.add_command("info", "describe a .demo file", info)
     command.add_argument("file", type=Path, help="the .demo file")
     option(command, "--plot PNG", "draw a histogram of the episodes' returns", type=Path)
     command = parser.add_command(
         "record",
-        "record a built-in simulator's expert",
+        "record episodes of a built-in simulator's expert",
         lambda arguments: record(
             arguments.name, arguments.output, episodes=arguments.episodes, seed=arguments.seed
         ),
     )
-    command.add_argument("name", help="one that `pipeline env list` shows")
+    command.add_argument("name", help="a built-in simulator that `pipeline env list` shows")
     _add_output(command, "the .demo file to write")
-    option(command, "--episodes N", "", default=20)
-    option(command, "--seed N", "default: %(default)s", default=0)
+    option(command, "--episodes N", "number of episodes", default=20)
+    option(command, "--seed N", "seed of the simulator; default: %(default)s", default=0)
     _add_import(parser)
-    text = "write a .demo file as CSV, JSON lines, Parquet or Minari dataset, or its specification"
+    text = "write a .demo file as a table, a Minari dataset or a specification file"
     command = parser.add_command("export", text, export)
     command.add_argument("file", type=Path, help="the .demo file")
     _add_output(command, f"{_TABLES}; FILE.yaml for its specification")
-    text = "of a Minari dataset: the environment whose spaces and name it has"
+    text = "for a Minari dataset: the environment that gives its spaces and name"
     option(command, "--env gymnasium:ID", text)
-    text = "write several .demo files as one, which trains as they do"
+    text = "join several .demo files into one"
     command = parser.add_command("merge", text, merge)
-    command.add_argument("files", nargs="+", type=Path, help="in this order; of a folder, all")
+    command.add_argument(
+        "files", nargs="+", type=Path, help=".demo files or folders, in this order"
+    )
     _add_output(command, "the .demo file to write")
-    option(command, "--behavior NAME", "whose it is, where the files name different ones")
+    option(command, "--behavior NAME", "behavior of the new file, if the files have different ones")
     command = parser.add_command("trim", "keep some episodes of a .demo file", trim)
     command.add_argument("file", type=Path, help="the .demo file")
     _add_output(command, "the .demo file to write")
-    option(command, "--episodes 1-10,15", "these, from 1 on", type=numbers)
+    option(command, "--episodes 1-10,15", "numbers of the episodes, from 1", type=numbers)
     option(command, "--min-return R", "least return of an episode", type=float)
     option(command, "--max-return R", "greatest return of an episode", type=float)
-    option(command, "--best N", "the N greatest returns", type=positive)
+    option(command, "--best N", "the N episodes with the greatest returns", type=positive)
 
 
 def _add_import(parser: Parser) -> None:
-    text = "make a .demo file of a CSV, JSON lines or Parquet file or a Minari dataset"
+    text = "make a .demo file from a CSV, JSON lines or Parquet file, or from a Minari dataset"
     command = parser.add_command("import", text, import_)
     command.epilog, command.formatter_class = _IMPORT, argparse.RawDescriptionHelpFormatter
     command.add_argument("source", help=_TABLES)
     _add_output(command, "the .demo file to write")
     text = (
-        "what is observed and done: a .yaml or .json file, a .demo file, or an environment such as "
-        "build/balance_ball or gymnasium:CartPole-v1; a Minari dataset has its own"
+        "observations and actions: a .yaml or .json file, a .demo file, or an environment such as "
+        "build/balance_ball or gymnasium:CartPole-v1; not needed for a Minari dataset"
     )
     option(command, "--spec FILE|ENV", text)
-    option(command, "--behavior NAME", "name of the behavior; default: that of --spec")
+    option(command, "--behavior NAME", "name of the behavior; default: the behavior of --spec")
     text = (
         "columns of a field (obs0, continuous, discrete, reward, terminated, truncated, episode, "
-        "mask0) where they are not called so; may be repeated"
+        "mask0), if they have other names; may be repeated"
     )
     option(command, "--column FIELD=COLUMN,...", text, action="append", default=[])
-    text = "what a recorded continuous action of 1 means here: divide by X, one for all or each"
+    text = "divide recorded continuous actions by X; one number for all actions, or one for each"
     option(command, "--action-scale X[,X...]", text, type=scales)
 
 
@@ -97,7 +99,7 @@ def _add_output(command: argparse.ArgumentParser, text: str) -> None:
 
 
 def numbers(text: str) -> list[int]:
-    """Return the numbers of `1-3,7`."""
+    """Return the whole numbers in a text such as `1-3,7`."""
     values: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -106,12 +108,12 @@ def numbers(text: str) -> list[int]:
 
 
 def scales(text: str) -> tuple[float, ...]:
-    """Return the numbers of `30,1`."""
+    """Return the numbers in a text such as `30,1`."""
     return tuple(float(part) for part in text.split(","))
 
 
 def positive(text: str) -> int:
-    """Return a whole number from 1."""
+    """Return the whole number in a text; ValueError for less than 1."""
     if int(text) < 1:
         raise ValueError(text)
     return int(text)
@@ -127,24 +129,24 @@ def info(arguments: argparse.Namespace) -> str:
         return text
     from pipeline.evaluation.plots import plot_returns
 
-    # Only whole episodes: the return of a truncated one says little.
+    # Only ended episodes: the return of an unfinished episode is not comparable.
     returns = demo.returns()
     if not returns:
         raise DemonstrationError(
-            f"{arguments.file}: no episode has ended in it, so there is no return to plot"
+            f"{arguments.file}: has no ended episode, so there is no return to plot"
         )
     plot_returns(arguments.plot, returns, title=f"{demo.behavior_name}, {arguments.file.name}")
     return f"{text}\nWrote {arguments.plot}"
 
 
 def record(name: str, target: Path, *, episodes: int, seed: int) -> str:
-    """Write `episodes` episodes of the expert to `target`, played in this process."""
+    """Play `episodes` episodes of a simulator's expert, and write them to `target`."""
     from pipeline.envs.in_process import InProcessEnvironment
     from pipeline.simulators import registry
     from pipeline.stages.demos import write_episodes
 
     act = registry.expert(name)
-    # In this process, without a packed executable: recording needs neither a port nor a build.
+    # Without a packed executable: recording in this process needs neither a port nor a build.
     with InProcessEnvironment(registry.make(name, seed=seed)) as env:
         env.reset()
         metrics = write_episodes(env, act, target, episodes=episodes)
@@ -155,7 +157,7 @@ def record(name: str, target: Path, *, episodes: int, seed: int) -> str:
 
 
 def import_(arguments: argparse.Namespace) -> str:
-    """Make a .demo file of a table or a Minari dataset, and return a line for each step."""
+    """Make a .demo file from a table or a Minari dataset, and return a line for each step."""
     from pipeline.data.demo_import import import_table
     from pipeline.data.demo_spec import spec_of
     from pipeline.data.demo_tables import read_table
@@ -169,14 +171,14 @@ def import_(arguments: argparse.Namespace) -> str:
 
         dataset = source.removeprefix(_MINARI)
         table, name, spec = read_dataset(dataset, None if chosen is None else chosen[1])
-        # A Minari dataset has its spaces; other tables need a specification of their columns.
+        # A Minari dataset contains its spaces; other tables need a specification.
         chosen = chosen or (arguments.behavior or name, spec, {})
     elif chosen is not None:
         table = read_table(Path(source))
     else:
         raise SettingsError(
-            f"{source}: does not say what its columns mean; name a specification file, a .demo "
-            "file or an environment: --spec gymnasium:CartPole-v1"
+            f"{source}: does not describe its columns; give a specification file, a .demo file or "
+            "an environment, such as --spec gymnasium:CartPole-v1"
         )
     behavior, spec, named = chosen
     return "\n".join(
@@ -229,21 +231,21 @@ def export(arguments: argparse.Namespace) -> str:
         dataset = str(target).removeprefix(_MINARI)
         return "\n".join([read, *write_dataset(demo, dataset, arguments.env)])
     if arguments.env is not None:
-        raise SettingsError(f"--env {arguments.env}: belongs to minari:DATASET; leave it out")
+        raise SettingsError(f"--env {arguments.env}: is only for minari:DATASET; leave it out")
     fields, steps = table_of(demo)
     write_table(fields, target)
     return "\n".join([read, *steps, f"wrote         {target}"])
 
 
 def merge(arguments: argparse.Namespace) -> str:
-    """Write several .demo files as one, and return what was read."""
+    """Join several .demo files into one, and return a line for each file."""
     from pipeline.data.demonstrations import merge_demos
 
     return "\n".join(merge_demos(arguments.files, arguments.output, behavior=arguments.behavior))
 
 
 def trim(arguments: argparse.Namespace) -> str:
-    """Keep the episodes that meet every condition, and return what they are."""
+    """Keep the episodes that meet every condition, and return a line about them."""
     from pipeline.data.demonstrations import trim_demo
 
     conditions = {
@@ -253,7 +255,7 @@ def trim(arguments: argparse.Namespace) -> str:
     }
     if not conditions:
         raise SettingsError(
-            "nothing says which episodes to keep; name --episodes, --min-return, --max-return or "
-            "--best"
+            "no condition says which episodes to keep; give --episodes, --min-return, --max-return "
+            "or --best"
         )
     return "\n".join(trim_demo(arguments.file, arguments.output, **conditions))

@@ -1,4 +1,4 @@
-"""`pipeline doctor`: is everything here that the pipeline needs, and if not, what to do."""
+"""`pipeline doctor`: check that this machine has everything that the pipeline needs."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _WITHOUT_EXTRA = "pip install 'rl-pipeline[train]'"
 
 
 class Problem(Exception):  # noqa: N818  # about the machine; shown on the check's line
-    """A check failed; the message says what is wrong and what to do."""
+    """A failed check; the message says what is wrong and what to do."""
 
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline doctor`."""
     parser.description = (
         "Check Python, torch, both engines, the MLflow store, ports, Unity and the disk. The exit "
-        "code is 0 if all is well, else 1."
+        "code is 0 if every check succeeds, else 1."
     )
 
 
-def run(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # has none
+def run(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # the command has no options
     """Return a line for each check of the present folder and machine.
 
     Raises:
-        NotReadyError: Something needs to be done; the lines have been printed.
+        NotReadyError: A check failed; the lines have been printed.
     """
     root = Path.cwd()
     lines: list[str] = []
@@ -54,19 +54,19 @@ def run(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # has none
             lines.append(f"OK    {name:10} {check(root)}")
         except (Problem, PipelineError, OSError) as error:
             problem = one_line(error)
-            # Several checks read params.yaml, and each fails by the same mistake in it.
+            # Several checks read params.yaml, and all fail by the same mistake in it.
             if problem in problems and isinstance(error, PipelineError):
-                lines.append(f"-     {name:10} not checked: mend {problems[problem]} first")
+                lines.append(f"-     {name:10} not checked: fix {problems[problem]} first")
                 continue
             lines.append(f"TO DO {name:10} {problem}")
             problems[problem] = name
     text = "\n".join(lines)
     if problems:
-        # The lines are the result and go to standard output; the exception adds one line and the
-        # exit code.
+        # The lines are the result, so they go to standard output; the exception adds one line to
+        # standard error and the exit code.
         sys.stdout.write(f"{text}\n")
         count = f"{len(problems)} of {len(CHECKS)} lines begin"
-        raise NotReadyError(f"{count} with TO DO; they say what")
+        raise NotReadyError(f"{count} with TO DO and say what to do")
     return text
 
 
@@ -74,7 +74,9 @@ def _python(_: Path) -> str:
     version = ".".join(map(str, sys.version_info[:3]))
     least, most = (".".join(map(str, release)) for release in _PYTHONS)
     if not _PYTHONS[0] <= sys.version_info[:2] <= _PYTHONS[1]:
-        raise Problem(f"{version}: needs {least} to {most}; make a virtual environment with one")
+        raise Problem(
+            f"{version}: Python {least} to {most} is needed; make a virtual environment with it"
+        )
     return f"{version}, {sys.prefix}"
 
 
@@ -84,26 +86,26 @@ def _torch(_: Path) -> str:
         import torch
     except (ImportError, OSError) as error:
         raise Problem(
-            f"{version} cannot be imported ({one_line(error)}); install it anew"
+            f"{version} cannot be imported ({one_line(error)}); install it again"
         ) from error
     device = f"CUDA {torch.version.cuda}" if torch.cuda.is_available() else "CPU only"
-    return f"{version}, {device}, {torch.get_num_threads()} threads unless params.yaml says else"
+    return f"{version}, {device}, {torch.get_num_threads()} threads unless params.yaml sets them"
 
 
 def _engine(name: str) -> Callable[[Path], str]:
-    """Return a check that an engine is installed, and that PATH has its program."""
+    """Return a check that an engine is installed and its command is on PATH."""
 
     def check(root: Path) -> str:
         version = _version(name)
-        # The PATH with which `pipeline run` starts engines: the package may be installed and its
-        # program not.
+        # The PATH with which `pipeline run` starts engines: the package may be installed without
+        # its command on it.
         program = shutil.which(name, path=environment()["PATH"])
         if program is None:
             raise Problem(f"{version} has no program on PATH; activate its virtual environment")
         # Snakemake leaves its lock when it is killed, and then refuses every run.
         lock = root / ".snakemake/locks"
         if name == "snakemake" and lock.is_dir() and any(lock.iterdir()):
-            text = "is at work here, or was killed; when it does not run: snakemake --unlock"
+            text = "is running here, or was killed; if it is not running: snakemake --unlock"
             raise Problem(f"{version} {text}")
         config = root / ".dvc/config"
         if (
@@ -112,7 +114,7 @@ def _engine(name: str) -> Callable[[Path], str]:
             and "no_scm" not in config.read_text(encoding="utf-8")
             and git(root, "rev-parse", "--git-dir") is None
         ):
-            raise Problem(f"{version} finds no git repository here; git init, or install git")
+            raise Problem(f"{version} finds no git repository here; run git init, or install git")
         return f"{version}, {program}"
 
     return check
@@ -126,7 +128,7 @@ def _packages(_: Path) -> str:
 
 
 def _check_mujoco() -> None:
-    """Refuse packages of several versions of MuJoCo, which write the same folder."""
+    """Refuse MuJoCo packages of several versions, which overwrite each other's files."""
     versions = {}
     for name in ("mujoco", "mujoco-core", "mujoco-mjx", "mujoco-studio", "mujoco-usd"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -136,7 +138,7 @@ def _check_mujoco() -> None:
 
         loaded = mujoco.mj_versionString()
     except (ImportError, OSError, AttributeError) as error:
-        loaded = f"none that can be imported: {one_line(error)}"
+        loaded = f"not importable: {one_line(error)}"
     is_mixed = len({version.partition(".")[0] for version in versions.values()}) > 1
     if is_mixed or loaded != versions["mujoco-core"]:
         listed = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -183,10 +185,10 @@ def _store(root: Path) -> str:
     if uri.startswith("sqlite:///"):
         file = Path(uri.removeprefix("sqlite:///"))
         if not file.exists():
-            return f"{file.name} is made by the first run"
+            return f"the first run will make {file.name}"
         try:
             with mlflow_store.locked(uri):
-                # Of a store of another version MLflow says what to do.
+                # MLflow raises an error with a remedy for a store of another version.
                 client = mlflow_store.client_of(uri)
             ids = [each.experiment_id for each in client.search_experiments()]
             return f"{file.name}, {len(client.search_runs(ids, max_results=50_000))} runs"
@@ -207,10 +209,10 @@ def _store(root: Path) -> str:
 
 
 def _ports(_: Path) -> str:
-    # The first takes any free port: some containers have no loopback device.
+    # Port 0 is any free port: its failure means that a container has no loopback device.
     if reason := why_not_free(0) or why_not_free(_EDITOR_PORT):
-        text = f"127.0.0.1:{_EDITOR_PORT} cannot be used ({reason}); another trainer waits"
-        raise Problem(f"{text} for the Unity Editor there: end it")
+        text = f"127.0.0.1:{_EDITOR_PORT} cannot be used ({reason}); end the other trainer"
+        raise Problem(f"{text} that waits there for the Unity Editor")
     return f"the loopback device works, {_EDITOR_PORT} is free for the Unity Editor"
 
 
@@ -218,11 +220,11 @@ def _unity(root: Path) -> str:
     from pipeline.envs.sources.unity_build import find_editor
 
     projects = [source for source in _sources(root) if isinstance(source, UnitySource)]
-    for project in projects:  # an Editor of another version than the project's is refused here
+    for project in projects:  # refuses an Editor of another version than the project's
         find_editor(project.editor, root / project.project)
     if projects:
-        return f"{len(projects)} projects, and an Editor that builds them"
-    return "no project here is built by an Editor, so none is needed"
+        return f"{len(projects)} projects, and an Editor to build them"
+    return "no Unity project in params.yaml, so no Editor is needed"
 
 
 def _builds(root: Path) -> str:
@@ -231,7 +233,9 @@ def _builds(root: Path) -> str:
     builds = [source for source in _sources(root) if isinstance(source, PathSource)]
     for build in builds:
         program_of(root / build.found(root))
-    return f"{len(builds)} in params.yaml, each with a program" if builds else "none in params.yaml"
+    if not builds:
+        return "none in params.yaml"
+    return f"{len(builds)} in params.yaml, each with an executable"
 
 
 def _sources(root: Path) -> list[EnvironmentParams]:
@@ -242,10 +246,12 @@ def _sources(root: Path) -> list[EnvironmentParams]:
 def _disk(root: Path) -> str:
     free = shutil.disk_usage(root).free / 1e9
     if not os.access(root, os.W_OK):
-        raise Problem(f"{root} cannot be written; work in a folder of yours")
+        raise Problem(f"{root} cannot be written to; work in another folder")
     if free < _FREE_GB:
         text = f"{free:.1f} GB free, and runs need {_FREE_GB:.0f} GB"
-        raise Problem(f"{text}; `dvc gc --workspace` drops old results, `make clean` present ones")
+        raise Problem(
+            f"{text}; `dvc gc --workspace` deletes old results, `make clean` the present results"
+        )
     return f"{free:.0f} GB free"
 
 
@@ -262,4 +268,4 @@ CHECKS: dict[str, Callable[[Path], str]] = {
     "builds": _builds,
     "disk": _disk,
 }
-"""Every check by name: it returns a description, or raises an error that says what to do."""
+"""The checks by name; a check returns a description, or raises an error with a remedy."""

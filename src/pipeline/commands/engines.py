@@ -1,4 +1,4 @@
-"""The state of the results as DVC and Snakemake each see it, and ways to correct it."""
+"""The state of the results according to DVC and to Snakemake, and ways to correct it."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ from pipeline.stages.shared.project import code_of
 _log = logging.getLogger(__name__)
 
 MOST_COMMITS = 300
-"""How far back the commands look in git's history."""
+"""Most commits of git's history that the commands search."""
 _LOCK_BEGINS = "schema: '2.0'\nstages:\n"
 _OUTPUT = re.compile(r"\w+/(?!report/)\w+/(.+?)(?:/seed(\d+))?(?:[./][^/]*)?")
-"""A stage's output: its name, and its seed if it has one. The report belongs to no run."""
+"""Path of a stage's output, with the run's name and seed. The report belongs to no run."""
 _LOG_HEADER = re.compile(r"\A.*?^  Config MD5: \S+$", re.MULTILINE | re.DOTALL)
-"""The lines about itself with which Snakemake's log begins."""
+"""The lines about Snakemake's version and configuration at the start of its log."""
 _UPDATED = re.compile(r"Updated input files: ([^;\n]+)")
 _STAGE = re.compile(r"^  \S", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """An engine's view of the results."""
+    """The state of the results according to one engine."""
 
     pending: tuple[str, ...]
     """Jobs that the engine would run."""
     unrecorded: tuple[str, ...] = ()
-    """Jobs whose results exist without the engine's record of how they were made."""
+    """Jobs with results of which the engine has no record."""
     changed: tuple[str, ...] = ()
-    """Files that are other than when results were made from them, as far as the engine says."""
+    """Files that have changed since results were made from them, as far as the engine reports."""
 
     @property
     def up_to_date(self) -> bool:
-        """Whether the engine would run nothing and has a record of every result."""
+        """Whether the engine would run no job and has a record of every result."""
         return not self.pending and not self.unrecorded
 
 
 def dvc_state(root: Path) -> State:
     """Ask DVC which stages have changed."""
-    # By its command line, because dvc.api, the public part of DVC in Python, has no status.
+    # By the command line, because dvc.api, DVC's public Python interface, has no status.
     result = _call(["dvc", "status", "--json"], root)
     if result.returncode != 0:
         raise StageError(f"`dvc status` failed:\n{result.stderr.strip()}")
     try:
         stages = json.loads(result.stdout or "{}")
-        # DVC says this of the first stage of a project without `src`, whose results are all noted
+        # DVC reports this for the first stage of a project without `src`, which always runs.
         stages = {
             name: reasons for name, reasons in stages.items() if reasons != ["always changed"]
         }
@@ -76,7 +76,7 @@ def dvc_state(root: Path) -> State:
 
 
 def _edited_sources(root: Path) -> set[str]:
-    """Return the source files that are other than DVC's stages have noted."""
+    """Return the source files that differ from the digests that DVC's stages have recorded."""
     code, edited = code_of(root), set()
     for path in (root / sources.CODE).glob("*.txt"):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -88,22 +88,24 @@ def _edited_sources(root: Path) -> set[str]:
 
 
 def snakemake_state(root: Path) -> State:
-    """Ask Snakemake which jobs it would run, and for which it has no record."""
-    # Without the profile, an incomplete output is an error here, and is not just made again.
-    _must(["snakemake", "--dry-run", "--quiet", "all", "--workflow-profile", "none"], root)
+    """Ask Snakemake which jobs it would run, and which results it has no record of."""
+    # The profile would make incomplete outputs again; without it they are an error here.
+    _checked_output(
+        ["snakemake", "--dry-run", "--quiet", "all", "--workflow-profile", "none"], root
+    )
     state = snakemake_summary(root)
     if not state.pending:
         return state
-    output = _must(["snakemake", "--dry-run", "--workflow-profile", "none"], root)
+    output = _checked_output(["snakemake", "--dry-run", "--workflow-profile", "none"], root)
     changed = {name for names in _UPDATED.findall(output) for name in names.split(", ")}
     return replace(state, changed=tuple(sorted(changed)))
 
 
 def snakemake_summary(root: Path) -> State:
-    """Return the state by Snakemake's table of outputs, incomplete ones included."""
+    """Return the state from Snakemake's table of outputs, incomplete outputs included."""
     command = ["snakemake", "--detailed-summary", "--workflow-profile", "none"]
-    output = _must([*command, "--rerun-incomplete"], root)
-    # one line for each output, with a dash where no record says how it was made
+    output = _checked_output([*command, "--rerun-incomplete"], root)
+    # One line for each output, with a dash for an output without a record.
     rows = list(csv.DictReader(output.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
     return State(
         pending=_jobs(row for row in rows if row["plan"] != "no update"),
@@ -112,11 +114,11 @@ def snakemake_summary(root: Path) -> State:
 
 
 def unseen(results: Sequence[str]) -> str:
-    """Return the line about results that Snakemake has not made."""
+    """Return the warning about results that Snakemake has not made."""
     return (
-        f"{len(results)} results are DVC's, or were copied ({results[0]} first), and Snakemake has "
-        "no record of them: it sees edited files, and edited settings of what dvc.lock names. "
-        "`pipeline sync` gives it a record."
+        f"Snakemake has no record of {len(results)} results (the first is {results[0]}), because "
+        "DVC made them or they were copied. For these it notices edited files, and edited settings "
+        "only if dvc.lock has them; `pipeline sync` writes the records."
     )
 
 
@@ -136,12 +138,12 @@ def edited_since_dvc(root: Path) -> list[str]:
             )
             for output in stage.get("outs", ())
         ]
-    except (PipelineError, KeyError, TypeError, AttributeError):  # no record that can be read
+    except (PipelineError, KeyError, TypeError, AttributeError):  # dvc.lock cannot be read
         return []
 
 
 def _jobs(rows: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
-    """Return the jobs of outputs in Snakemake's summary, named as DVC names its stages."""
+    """Return the jobs of outputs in Snakemake's summary, by DVC's names for them."""
     jobs = set()
     for row in rows:
         output = _OUTPUT.fullmatch(row["output_file"])
@@ -151,11 +153,11 @@ def _jobs(rows: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
     return tuple(sorted(jobs))
 
 
-def mend_lock(root: Path) -> None:
-    """Cut a `dvc.lock` after its last whole stage, if a killed DVC has left it incomplete.
+def truncate_incomplete_dvc_lock(root: Path) -> None:
+    """Truncate a `dvc.lock` that a killed DVC has left incomplete, after its last whole stage.
 
-    DVC rewrites the file in place after each stage, and cannot read an incomplete one. A file with
-    a mistake elsewhere than at its end, as after a merge, is left alone.
+    DVC rewrites the file in place after each stage, and cannot read an incomplete file. A file with
+    a mistake elsewhere than at its end, as after a merge, is not changed.
     """
     path = root / "dvc.lock"
     if not path.is_file():
@@ -164,7 +166,7 @@ def mend_lock(root: Path) -> None:
     if _stages_in(text) is not None:
         return
     readable = text[: text.rfind("\n") + 1]
-    # Still not readable: the last stage is incomplete, so all of it goes.
+    # Still not readable: the last stage is incomplete and is removed.
     if _stages_in(readable) is None:
         readable = readable[
             : max((match.start() for match in _STAGE.finditer(readable)), default=0)
@@ -177,14 +179,14 @@ def mend_lock(root: Path) -> None:
     else:
         path.unlink()
     _log.warning(
-        "dvc.lock was cut off, by a DVC that was killed while it wrote the file; %d stages are in "
-        "it now. What the others have made comes from DVC's cache, or is made again.",
+        "dvc.lock was incomplete, because DVC was killed while it wrote the file; it now has the "
+        "%d complete stages. Results of other stages come from DVC's cache, or are made again.",
         n_left,
     )
 
 
 def drop_from_lock(root: Path, names: set[str]) -> None:
-    """Take stages out of `dvc.lock`, as text: DVC's own order and spelling stay."""
+    """Remove stages from `dvc.lock`, as text, to keep DVC's order and spelling."""
     path = root / "dvc.lock"
     if not names:
         return
@@ -197,21 +199,21 @@ def drop_from_lock(root: Path, names: set[str]) -> None:
 
 
 def _stages_in(lock: str) -> int | None:
-    """Return the number of stages in the text of a dvc.lock; None if DVC could not read it."""
-    # Without its final line break, a number may be cut off and read as a smaller one.
+    """Return the number of stages in the text of a dvc.lock; None if DVC cannot read it."""
+    # Without a final line break the last number may be cut off, and read as a smaller number.
     stages = locked_stages(lock) if lock.endswith("\n") else None
     return None if stages is None else len(stages)
 
 
 def locked_stages(lock: str) -> dict[str, Any] | None:
-    """Return the stages in the text of a dvc.lock by name; None when it cannot be read."""
+    """Return the stages in the text of a dvc.lock by name; None if DVC cannot read it."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        stages: dict[str, Any] = yaml.load(lock, Loader=loader)["stages"]  # noqa: S506  # safe ones
+        stages: dict[str, Any] = yaml.load(lock, Loader=loader)["stages"]  # noqa: S506  # safe loaders
         for stage in stages.values():
             entries = [*stage.get("deps", ()), *stage.get("outs", ())]
-            # A line that is cut after its colon is valid YAML with the value None, and DVC fails
-            # on it later.
+            # A line that was cut off after its colon is valid YAML with the value None, on which
+            # DVC fails later.
             values = [stage["cmd"], *(value for entry in entries for value in entry.values())]
             if None in [*values, *stage.get("params", {}).values()]:
                 return None
@@ -221,36 +223,36 @@ def locked_stages(lock: str) -> dict[str, Any] | None:
 
 
 def note_sources(root: Path) -> None:
-    """Write down the source files of each stage, as DVC's first stage does."""
+    """Record the source files of each stage, as DVC's first stage does."""
     code = code_of(root)
     for stage in sources.stages(code):
         sources.note(root, stage, code)
 
 
-def bless_dvc(root: Path) -> None:
-    """Make DVC record the present results as up to date, although it has not made them."""
+def accept_in_dvc(root: Path) -> None:
+    """Make DVC record the present results as up to date, although DVC has not made them."""
     note_sources(root)
-    # relinked outputs would look newer to Snakemake than the results made from them
-    _must(["dvc", "--wait-for-lock", "commit", "--force", "--no-relink", "--quiet"], root)
+    # Relinked outputs would look newer to Snakemake than the results made from them.
+    _checked_output(["dvc", "--wait-for-lock", "commit", "--force", "--no-relink", "--quiet"], root)
 
 
-def bless_snakemake(root: Path) -> None:
-    """Make Snakemake record the present results as up to date, although it has not made them."""
-    # With `--forceall`: `--touch` alone skips files whose times look right, and would leave them
-    # without a record of how they were made.
+def accept_in_snakemake(root: Path) -> None:
+    """Make Snakemake record the present results as up to date, although DVC has made them."""
+    # With `--forceall`: `--touch` alone skips files with the right times, and writes no record of
+    # them.
     command = ["snakemake", "--touch", "--forceall", "--rerun-incomplete", "--cores", "1"]
-    _must([*command, "--quiet", "progress", "rules"], root)
+    _checked_output([*command, "--quiet", "progress", "rules"], root)
 
 
 def environment() -> dict[str, str]:
-    """Return an engine's environment variables, with this Python's programs first in PATH."""
-    # Stages call `python`, which must be this environment's even where it is not activated.
+    """Return an engine's environment variables, with the folder of this Python first in PATH."""
+    # Stages call `python`, which must be this Python even if its environment is not activated.
     bin_folder = os.path.dirname(sys.executable)  # noqa: PTH120  # no need for a path object
     return {**os.environ, "PATH": os.pathsep.join((bin_folder, os.environ.get("PATH", "")))}
 
 
-def _must(command: Sequence[str], root: Path) -> str:
-    """Run an engine and return what it printed."""
+def _checked_output(command: Sequence[str], root: Path) -> str:
+    """Run an engine and return its standard output; raise a StageError if it fails."""
     result = _call(command, root)
     if result.returncode != 0:
         output = _LOG_HEADER.sub("", result.stderr or result.stdout).strip()

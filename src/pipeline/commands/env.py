@@ -1,4 +1,4 @@
-"""`pipeline env`: executables of built-in and other environments, by name, id or URL."""
+"""`pipeline env`: build, list and fetch executables of environments, by name, id or URL."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pipeline.settings.environments import BridgeSource, EnvironmentParams
 
 
-_REMOVED = {"--max-ratio": "it was removed; --max-unpacked-gb limits what an archive unpacks to"}
-"""What to do instead of an option of `fetch` that was removed."""
+_REMOVED = {"--max-ratio": "it was removed; --max-unpacked-gb limits an archive's unpacked size"}
+"""Removed options of `fetch`, and the present options."""
 
 
 def add_options(parser: Parser) -> None:
@@ -24,25 +24,30 @@ def add_options(parser: Parser) -> None:
     command = parser.add_command("build", "pack an environment into an executable", build)
     command.add_argument(
         "name",
-        help="one that `pipeline env list` shows, gymnasium:ID, pettingzoo:ID or module:function",
+        help="a name that `pipeline env list` shows, gymnasium:ID, pettingzoo:ID or "
+        "module:function",
     )
     option(command, "-o --output FILE", "the executable to write", required=True)
-    option(command, "--copies N", "environments in one process")
+    option(command, "--copies N", "number of environments in one process")
     several: dict[str, Any] = {"action": "append", "default": []}
     text = "keyword argument of the environment; may be repeated"
     option(command, "--arg KEY=VALUE", text, **several)
     text = "option of the bridge, such as teams=index; may be repeated"
     option(command, "--option KEY=VALUE", text, **several)
-    text = "list the environments that are known by name"
+    text = "list the names of built-in environments and of manifests"
     _add_manifest(parser.add_command("list", text, list_environments))
     text = "fetch an environment's archive into the cache, and print its executable's path"
     command = parser.add_command("fetch", text, fetch_environment)
-    command.add_argument("environment", metavar="NAME|URL", help="of a manifest, or of an archive")
+    command.add_argument(
+        "environment", metavar="NAME|URL", help="a name in a manifest, or the URL of an archive"
+    )
     _add_manifest(command)
-    option(command, "--sha256 DIGEST", "of the archive; without it, only said")
-    text = "the system that the executable is for; default: this one"
+    option(
+        command, "--sha256 DIGEST", "the archive's digest; without it the digest is only printed"
+    )
+    text = "the executable's operating system; default: this machine's"
     option(command, "--platform SYSTEM", text, choices=("linux", "darwin", "windows"), metavar=None)
-    option(command, "--executable PATH", "path in the archive; default: the only")
+    option(command, "--executable PATH", "path in the archive; default: the only executable in it")
     text = "refuse an archive that unpacks to more than N GB"
     option(command, "--max-unpacked-gb N", text, type=float, default=16.0)
     command.given_elsewhere = _REMOVED.get
@@ -64,17 +69,17 @@ def build(arguments: argparse.Namespace) -> str:
         environment = _with_options(environment, arguments)
     elif arguments.arg or arguments.option:
         raise SettingsError(
-            f"{name}: --arg and --option belong to gymnasium:ID, pettingzoo:ID and "
+            f"{name}: --arg and --option are only for gymnasium:ID, pettingzoo:ID and "
             "module:function; leave them out."
         )
     packed = environment.packed()
     if packed is None:
         raise SettingsError(
-            f"{name}: is a path, and there is nothing to build; train in it: "
+            f"{name}: is a path, so there is nothing to build; train in it: "
             + shell_command("pipeline", "learn", "CONFIG", "--env", name)
         )
     simulator, options = packed
-    if copies is not None:  # the copies of a built-in simulator are its agents
+    if copies is not None:  # a built-in simulator's copies are its agents
         if copies < 1:
             raise SettingsError(f"--copies: must be at least 1, got {copies}.")
         options["n_agents"] = copies
@@ -84,7 +89,7 @@ def build(arguments: argparse.Namespace) -> str:
 
 
 def _with_options(environment: BridgeSource, arguments: argparse.Namespace) -> EnvironmentParams:
-    """Read the options as if they stood in params.yaml, so that the same checks apply."""
+    """Read the options as a section of params.yaml, so that the same checks apply."""
     from pipeline.settings.environments import EnvironmentParams
     from pipeline.settings.nodes import from_plain
 
@@ -111,30 +116,30 @@ def list_environments(arguments: argparse.Namespace) -> str:
 
 
 def fetch_environment(arguments: argparse.Namespace) -> str:
-    """Return the path of an environment's program, fetched if it is not cached."""
+    """Return the path of an environment's executable; fetch it if it is not in the cache."""
     from pipeline.envs.sources import fetch
     from pipeline.envs.sources.fetch import public
     from pipeline.envs.sources.programs import find_program
 
     address, sha256 = arguments.environment, arguments.sha256
     max_bytes = int(arguments.max_unpacked_gb * 1e9)
-    # A name in a manifest, whose entry may have a digest.
+    # A name in a manifest: the entry has the URL, and may have a digest.
     if "://" not in address:
         if sha256 or arguments.executable:
             raise SettingsError(
-                f"{address}: --sha256 and --executable belong to a URL; the entry of a manifest "
-                "has its own"
+                f"{address}: --sha256 and --executable are only for a URL; an entry of a manifest "
+                "has its own values; leave them out"
             )
         entry = _entry(address, arguments.manifest)
         return str(entry.executable(arguments.platform, max_bytes=max_bytes))
     if sha256 is None:
-        # The archive is downloaded to learn its digest but never unpacked, since nobody has
-        # declared it trusted.
+        # The archive is downloaded to compute its digest, but not unpacked, because the user has
+        # not said that it is trusted.
         digest = fetch.digest_of(address, max_bytes=max_bytes)
         raise FetchError(
-            f"{public(address)}: nothing says what this archive must be. It now "
-            f"has sha256 {digest}. If you trust it, give --sha256 {digest}, or write it "
-            "into params.yaml; it stays downloaded, not unpacked"
+            f"{public(address)}: the expected digest of this archive is not given. The archive has "
+            f"sha256 {digest}. If you trust it, give --sha256 {digest}, or write the digest into "
+            "params.yaml; the archive was downloaded but not unpacked"
         )
     folder = fetch.fetch(address, sha256=sha256, max_bytes=max_bytes)
     program = find_program(
@@ -160,8 +165,8 @@ def _entry(name: str, manifests: Sequence[str]) -> RemoteRegistryEntry:
         return entries[name]
     if name in registry.SIMULATORS:
         raise SettingsError(
-            f"{name}: is built in and needs no fetching; `pipeline env build {name} -o FILE` "
-            "makes its executable"
+            f"{name}: is built in and is not fetched; `pipeline env build {name} -o FILE` makes "
+            "its executable"
         )
     near = get_close_matches(name, [*entries, *registry.SIMULATORS], n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
@@ -187,6 +192,6 @@ def _pairs(flag: str, texts: Sequence[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise SettingsError(f"{flag} {text}: needs the form KEY=VALUE, such as gravity=9.8.")
-        # Read as YAML so that `gravity=9.8` is a number here as it is in params.yaml.
+        # Read as YAML, so that `gravity=9.8` is a number as in params.yaml.
         values[key] = to_plain(parse_yaml(f"v: {value}", source=f"{flag} {key}"))["v"]
     return values

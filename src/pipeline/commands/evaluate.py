@@ -22,7 +22,7 @@ def add_options(parser: Parser) -> None:
         nargs="+",
         type=Path,
         metavar="MODEL",
-        help="an .onnx file, named like its behavior; several, or the folder of a run, for an "
+        help="an .onnx file, named like its behavior; several files or the folder of a run, for an "
         "environment with several behaviors; or results/export/EXPERIMENT, for all its seeds",
     )
     text = (
@@ -30,28 +30,30 @@ def add_options(parser: Parser) -> None:
         "module:function"
     )
     option(parser, "--env NAME", text, required=True)
-    option(parser, "--episodes N", "", default=100)
+    option(parser, "--episodes N", "number of episodes", default=100)
     text = (
-        "draw actions, as in training, and as Unity does unless 'Deterministic Inference' is "
-        "ticked; default: deterministic, the most probable ones, where the model has them (those "
-        "of package 1.x have not)"
+        "draw actions at random, as in training, and as in Unity without 'Deterministic "
+        "Inference'; default: the most probable actions, if the model has them (models of package "
+        "1.x have not)"
     )
     option(parser, "--stochastic", text)
-    # Far from the small seeds of training, so that no episode begins like a training episode.
-    option(parser, "--seed N", "", default=10_000)
+    # Far from the usual small seeds of training, so that no episode begins like a training episode.
+    option(parser, "--seed N", "seed of the environment and of the policy", default=10_000)
     text = (
-        "film an episode as .gif, or as .mp4 with the extra 'video': played once more here, where "
-        "a simulator or an environment of Gymnasium or PettingZoo can be drawn"
+        "film an episode as .gif, or as .mp4 with the extra 'video': it is played again in this "
+        "process, in a simulator or an environment of Gymnasium or PettingZoo that can be drawn"
     )
     option(parser, "--video FILE", text)
     kinds = {"choices": ("median", "best"), "default": "median", "metavar": None}
-    option(parser, "--video-episode KIND", "which by its return", **kinds)
-    text = "the rest goes to the executable"
+    option(
+        parser, "--video-episode KIND", "film the episode with the median or best return", **kinds
+    )
+    text = "pass everything after this to the executable"
     parser.add_argument("--env-args", nargs=argparse.REMAINDER, default=[], help=text)
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Play, and return a line for each behavior of each seed."""
+    """Play episodes, and return a line for each behavior of each seed."""
     from pipeline.evaluation.video import choose
     from pipeline.stages.evaluate import can_be_deterministic, metrics_of, play
     from pipeline.stages.shared.executable import Build
@@ -63,10 +65,10 @@ def run(arguments: argparse.Namespace) -> str:
     seeds = _seeds(arguments.models)
     if seeds and target is not None:
         raise SettingsError(
-            f"--video: films one policy, and {arguments.models[0]} has {len(seeds)} seeds; name "
-            f"the folder of one, such as {seeds[0]}"
+            f"--video: films one policy, but {arguments.models[0]} has {len(seeds)} seeds; give "
+            f"the folder of one seed, such as {seeds[0]}"
         )
-    # refuses a broken file before an environment is built
+    # Loaded first, so that a broken file is refused before an environment is built.
     by_folder = {folder: _policies([folder]) for folder in seeds}
     by_folder = by_folder or {Path(): _policies(arguments.models)}
     program = executable_of(arguments.env)
@@ -97,7 +99,7 @@ def run(arguments: argparse.Namespace) -> str:
             f"{behavior}: {len(values)} seeds, mean return {sum(values) / len(values):.3f} (means "
             f"of seeds {min(values):.3f} to {max(values):.3f})"
         )
-    lines.append(_how(policies, deterministic=deterministic))
+    lines.append(_actions_in_words(policies, deterministic=deterministic))
     if target is not None:
         episode = choose(episodes)[arguments.video_episode]
         lines.append(
@@ -108,7 +110,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _seeds(models: Sequence[Path]) -> list[Path]:
-    """Return the folders of seeds in the folder of an experiment; none if it is no such folder."""
+    """Return the folders of seeds in an experiment's folder; [] for other paths."""
     if len(models) > 1 or any(models[0].glob("*.onnx")):
         return []
     folders = {path.parent for path in models[0].glob("seed*/*.onnx")}
@@ -124,7 +126,7 @@ def _policies(models: Sequence[Path]) -> dict[str, OnnxPolicy]:
         found = sorted(model.glob("*.onnx")) if model.is_dir() else [model]
         if not found:
             raise SettingsError(
-                f"{model}: is a folder without .onnx files; name the folder of a run, such as "
+                f"{model}: is a folder without .onnx files; give the folder of a run, such as "
                 "results/<run-id> or results/export/<experiment>/seed<k>, or a file"
             )
         for path in found:
@@ -132,18 +134,18 @@ def _policies(models: Sequence[Path]) -> dict[str, OnnxPolicy]:
             if other.resolve() != path.resolve():
                 raise SettingsError(
                     f"{path}: is a second policy of the behavior {path.stem}, after {other}; leave "
-                    "one out"
+                    "one of them out"
                 )
     return {behavior: OnnxPolicy(path) for behavior, path in paths.items()}
 
 
-def _how(policies: Mapping[str, OnnxPolicy], *, deterministic: bool) -> str:
+def _actions_in_words(policies: Mapping[str, OnnxPolicy], *, deterministic: bool) -> str:
     """Return a sentence on how actions were chosen."""
     if deterministic:
         return (
-            "Actions: deterministic, the most probable ones; training and Unity draw them unless "
-            "told otherwise, which --stochastic does here"
+            "Actions: deterministic, the most probable actions; --stochastic draws them at random, "
+            "as training and Unity do by default"
         )
     old = [name for name, policy in policies.items() if not policy.has_deterministic_actions]
-    reason = f"; {', '.join(old)} has no others, as models of earlier packages" if old else ""
-    return f"Actions: stochastic, drawn as in training{reason}"
+    reason = f"; {', '.join(old)} has no deterministic actions (package 1.x)" if old else ""
+    return f"Actions: stochastic, drawn at random as in training{reason}"

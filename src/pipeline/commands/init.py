@@ -1,9 +1,9 @@
-"""`pipeline init`: a user's project outside a checkout, which both engines run.
+"""`pipeline init`: write a project outside a checkout, which both engines can run.
 
-A project has the parameters and the trainer files; the code, and the rules of Snakemake, stay in
-the installed package. dvc.yaml is the package's own with two changes: stages are started as
-modules, and the stage `check`, which notes the code of the others, runs always, since DVC can watch
-no files outside the project without naming this machine's folders.
+A project has the parameters and the trainer files; the code and Snakemake's rules stay in the
+installed package. dvc.yaml is the repository's file with two changes: stages are started as
+modules, and the stage `check`, which records the code of the other stages, always runs, because DVC
+can only watch files outside the project by their absolute paths, which differ between machines.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ _COPIED = (
     "profiles",
     "workflow/cluster",
 )
-"""Files and folders of this repository that every project has."""
+"""Files and folders that are copied from this repository into every project."""
 WAYS = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
 _IMAGE = 3
-"""Dimensions of a visual observation."""
+"""Number of axes of a visual observation."""
 _XQC_FROM_MS = 2.0
 """Time of an exchange from which XQC is chosen where it has been measured (algorithms.md)."""
 _N_TIMED, _MOST_S = 20, 2.0
 """Exchanges that are timed, and after how many seconds no further one is."""
 _NATURE_CNN_PIXELS, _SIMPLE_PIXELS = 36, 20
-"""Least sides of the images that these encoders take."""
+"""Smallest images, in pixels a side, that the encoders nature_cnn and simple accept."""
 DVC_HEADER = """\
 # The DAG for DVC; Snakefile has the same one. The tables under `runs` are made from params.yaml by
 # `pipeline plan`. The code is that of the installed package rl-pipeline: the stage `check`, which
@@ -71,16 +71,16 @@ DVC_HEADER = """\
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Behavior:
-    """Facts about one behavior, as the environment reports them."""
+    """A behavior, as the environment reports it."""
 
     spec: BehaviorSpec
     """Observations and actions."""
     n_agents: int
-    """Agents at the first step."""
+    """Number of agents at the first step."""
     in_groups: bool = False
     """Whether agents share rewards."""
     n_teams: int = 1
-    """Teams that play against each other."""
+    """Number of teams that play against each other."""
     exchange_ms: float | None = None
     """Median time of an exchange; None where it was not measured."""
 
@@ -88,13 +88,13 @@ class Behavior:
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline init`."""
     parser.description = "Write a project that trains agents in an environment, without a checkout."
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the project; may be there")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the project's folder; may exist")
     which = parser.add_mutually_exclusive_group()
-    option(which, "--env NAME", "any name (default: the example balance_ball)")
-    option(which, "--unity BUILD", "a Unity player, or its folder")
+    option(which, "--env NAME", "any environment's name (default: the example balance_ball)")
+    option(which, "--unity BUILD", "a Unity build: its executable or its folder")
     option(which, "--gymnasium ID", "an environment of Gymnasium")
     option(which, "--pettingzoo ID", "an environment of PettingZoo")
-    text = "how the agents learn; default: poca where they share rewards, xqc for one agent with \
+    text = "the algorithm; default: poca if agents share rewards, xqc for one agent with \
 continuous actions in an environment that takes 2 ms or more for a step, else ppo"
     parser.add_argument("--trainer", choices=("ppo", "sac", "poca", "xqc"), help=text)
 
@@ -105,7 +105,9 @@ def run(arguments: argparse.Namespace) -> str:
     """Ask the environment for its specification, and write the project."""
     folder: Path = arguments.folder
     if folder.exists() and not folder.is_dir():
-        raise SettingsError(f"{folder}: is a file; name a folder, new or with your module in it")
+        raise SettingsError(
+            f"{folder}: is a file; give a new folder, or one with your module in it"
+        )
     demo = arguments.demo
     if demo is not None and not Path(demo).is_file():
         hint = similar(Path(demo)) or "; name a .demo file"
@@ -118,7 +120,7 @@ def run(arguments: argparse.Namespace) -> str:
             environment = replace(environment, copies=1)  # an update for each step of one agent
         name = _name_of(environment, folder)
         _refuse_what_is_there(folder, f"config/{name}.yaml")
-        behaviors = _ask(environment, folder)
+        behaviors = _query_behaviors(environment, folder)
     except BaseException:
         if new:
             shutil.rmtree(folder, ignore_errors=True)
@@ -139,24 +141,24 @@ def run(arguments: argparse.Namespace) -> str:
         write_plan(params)
     lines = [f"Wrote {folder}: {'; '.join(_described(behaviors))}."]
     if not (arguments.env or arguments.unity or arguments.gymnasium or arguments.pettingzoo):
-        lines.append(f"balance_ball is an example; name your own environment by {WAYS}.")
+        lines.append(f"balance_ball is an example; give your own environment by {WAYS}.")
     lines.append("Run everything, with a table at the end:")
     there = "" if folder.samefile(Path()) else f"{shell_command('cd', folder)} && "
     return "\n".join([*lines, f"{there}pipeline run --cores 2"])
 
 
 def _refuse_what_is_there(folder: Path, trainer: str) -> None:
-    """Refuse a folder that has project files; a README stays, and .gitignore is extended."""
+    """Refuse a folder that has project files; README.md is kept, and .gitignore is extended."""
     files = {"params.yaml", "dvc.yaml", "Snakefile", trainer, *_COPIED} - {".gitignore"}
     if existing := sorted(file for file in files if (folder / file).exists()):
         raise SettingsError(
-            f"{folder}: has {', '.join(existing)} already, and nothing is overwritten; name "
-            "another folder, or move them away"
+            f"{folder}: has {', '.join(existing)} already, and nothing is overwritten; give "
+            "another folder, or move these files away"
         )
 
 
 def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentParams:
-    """Return the environment as the folder's params.yaml will name it."""
+    """Return the environment for the project's params.yaml."""
     for kind in ("gymnasium", "pettingzoo"):
         if identifier := getattr(arguments, kind):
             return named(f"{kind}:{identifier}")
@@ -168,7 +170,7 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
         file = Path(f"{environment.id.partition(':')[0].partition('.')[0]}.py")
         if file.is_file() and not (folder / file).exists():
             raise SettingsError(
-                f"{file}: is here, but a project needs its environment beside params.yaml; "
+                f"{file}: is here, but a project needs its environment next to params.yaml; "
                 f"`{shell_command('mkdir', '-p', folder)} && {shell_command('mv', file, folder)}`, "
                 "or make the project here: `pipeline init .` with the same options"
             )
@@ -176,15 +178,15 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
         return environment
     if Path(environment.path, "ProjectSettings").is_dir():
         raise SettingsError(
-            f"{environment.path}: is a Unity project; build it in the Editor and name the build "
-            "here. The source 'unity' of params.yaml builds it from then on"
+            f"{environment.path}: is a Unity project; build it in the Editor and give the build "
+            "here. Later the source 'unity' in params.yaml can build it"
         )
     environment = replace(environment, path=os.path.relpath(environment.path, folder))
     return replace(environment, path=environment.found(folder))
 
 
 def _name_of(environment: EnvironmentParams, project: Path) -> str:
-    """Return a name for params.yaml, which becomes a folder; of a build that of the project."""
+    """Return the environment's name for params.yaml and for files; a build gets the project's."""
     source = getattr(environment, "id", "") or source_of(environment, project)
     word = getattr(environment, "name", None) or Path(source.partition(":")[0]).stem
     if isinstance(environment, PathSource):
@@ -193,7 +195,7 @@ def _name_of(environment: EnvironmentParams, project: Path) -> str:
 
 
 def source_of(environment: EnvironmentParams, project: Path = Path()) -> str:
-    """Return the text that names the environment on the command line, in the project."""
+    """Return the value of `--env` for the environment, in the project's folder."""
     if isinstance(environment, PathSource):
         path = os.path.relpath(program_of(project / environment.found(project)), project)
         return path if "/" in path else f"./{path}"
@@ -203,13 +205,13 @@ def source_of(environment: EnvironmentParams, project: Path = Path()) -> str:
     return getattr(environment, "name", None) or ""
 
 
-def _ask(environment: EnvironmentParams, folder: Path) -> dict[str, Behavior]:
+def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, Behavior]:
     """Start the environment and return its behaviors by name without team."""
     from pipeline.api import make_env
 
     copies = getattr(environment, "copies", None)
     behaviors: dict[str, Behavior] = {}
-    # Modules are looked for beside params.yaml, as the stages will do.
+    # Modules are imported from the folder of params.yaml, as in the stages.
     project = str(folder.resolve())
     sys.path.insert(0, project)
     try:
@@ -274,7 +276,7 @@ def _texts(
     source = source_of(environment, folder)
     learn = shell_command("pipeline", "learn", short_file, "--env", source, "--run-id", "first")
     comment = "".join(f"# {line}\n" for line in _described(behaviors))
-    left_out: tuple[Any, ...] = (None, [], {}, "auto")  # the defaults
+    left_out: tuple[Any, ...] = (None, [], {}, "auto")  # default values
     options = {key: value for key, value in to_map(environment).items() if value not in left_out}
     steps = {key: {"max_steps": settings["max_steps"]} for key, settings in short.items()}
     tried = dump_yaml({"behaviors": steps})
@@ -308,9 +310,9 @@ def _texts(
             short="".join(f"    #   {line}\n" for line in tried.splitlines()),
             second="".join(f"  # {line}\n" for line in second_entry.splitlines()),
         ),
-        trainer: f"# Where to begin, chosen by what the environment says of itself:\n{comment}"
+        trainer: f"# Settings to start with, chosen by the environment's behaviors:\n{comment}"
         + dump_yaml({"behaviors": trainers}),
-        short_file: f"# To see that it runs: {trainer} with few steps.\n"
+        short_file: f"# A first test: {trainer} with few steps.\n"
         + dump_yaml({"behaviors": short}),
         "dvc.yaml": dvc_yaml((checkout() / "dvc.yaml").read_text(encoding="utf-8")),
         "Snakefile": template("Snakefile"),
@@ -330,7 +332,7 @@ def _texts(
 
 
 def template(name: str) -> str:
-    """Return the text of a project's file, with names in braces where parts are filled in."""
+    """Return the template of a project's file, with placeholders in braces."""
     return Path(__file__).with_name("templates").joinpath(f"{name}.txt").read_text("utf-8")
 
 
@@ -341,7 +343,7 @@ def _slower(trainer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dvc_yaml(ours: str) -> str:
-    """Return the dvc.yaml of a project, made from this repository's."""
+    """Return the dvc.yaml of a project, made from the text of this repository's file."""
     stages = ours[ours.index("vars:") :]
     stages = re.sub(r"python workflow/scripts/(\w+)\.py", r"python -m pipeline.stages \1", stages)
     stages = re.sub(r" +- (src/pipeline|workflow/scripts)\n", "", stages)
@@ -349,7 +351,7 @@ def dvc_yaml(ours: str) -> str:
 
 
 def _described(behaviors: Mapping[str, Behavior]) -> list[str]:
-    """Return a line for each behavior."""
+    """Return a line about each behavior."""
     lines = []
     for name, behavior in behaviors.items():
         shapes = [" x ".join(map(str, spec.shape)) for spec in behavior.spec.observation_specs]
@@ -367,7 +369,7 @@ def _described(behaviors: Mapping[str, Behavior]) -> list[str]:
 
 
 def _repository(folder: Path) -> None:
-    """Make a git repository for DVC, or configure DVC to work without one."""
+    """Make a git repository for DVC, or configure DVC to work without git."""
     if git(folder, "rev-parse", "--is-inside-work-tree") is None and (
         git(folder, "init", "--quiet") is None
     ):
@@ -378,9 +380,9 @@ def _repository(folder: Path) -> None:
 def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]:
     """Return trainer settings that suit a behavior's observations and actions.
 
-    Common sizes: small networks for few numbers, a convolution and more exploration for images and
-    discrete actions; self-play for teams. Without `trainer` POCA for agents that share rewards, XQC
-    where it has been measured to need the least time, else PPO.
+    Small networks for few numbers, a convolutional encoder and more exploration for images and
+    discrete actions, self-play for teams. Without `trainer`, POCA for agents that share rewards,
+    XQC where it has been measured to need the least time, else PPO.
     """
     observations, actions = behavior.spec
     images = [observation.shape for observation in observations if len(observation.shape) == _IMAGE]
@@ -443,17 +445,17 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
 
 
 def _sac_of(behavior: Behavior) -> dict[str, Any]:
-    """Return SAC's hyperparameters: an update for each step of all agents."""
+    """Return SAC's hyperparameters, with one update for each step of all agents."""
     observations, actions = behavior.spec
     n_numbers = sum(math.prod(observation.shape) for observation in observations)
     return {
         "batch_size": 256,
-        # At most a gigabyte of observations.
+        # 2**28 float32 numbers: at most a gigabyte of observations.
         "buffer_size": min(200_000, 2**28 // max(n_numbers, 1)),
         "buffer_init_steps": 1000,
         "learning_rate": 3e-4,
         "learning_rate_schedule": "constant",
-        # Entropy is measured against the reward: of choices it is larger than of small moves.
+        # The entropy bonus must not dominate the reward: discrete actions have a larger entropy.
         "init_entcoef": 0.05 if actions.discrete_branches else 0.5,
         "steps_per_update": max(behavior.n_agents, 1),
         "tau": 0.005,
@@ -461,6 +463,6 @@ def _sac_of(behavior: Behavior) -> dict[str, Any]:
 
 
 def rollout_of(behavior: Behavior) -> int:
-    """Return 128 steps of each agent, within limits between too rare and too noisy updates."""
+    """Return a buffer size of 128 steps per agent, a power of 2 from 2048 to 16384 rows."""
     rows: int = 2 ** math.ceil(math.log2(max(behavior.n_agents, 1) * 128))
     return min(max(rows, 2048), 16384)

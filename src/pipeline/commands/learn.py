@@ -1,7 +1,7 @@
-"""`pipeline learn`: all options that `mlagents-learn` has, and all that it ever had.
+"""`pipeline learn`: all options of any release of `mlagents-learn`.
 
-The work is in `learn_run`, which is imported late: its imports take seconds, and a mistake
-in the command line is reported before them.
+`learn_run` does the work. It is imported late, because its imports take seconds, and mistakes in
+the command line are reported before.
 """
 
 from __future__ import annotations
@@ -19,52 +19,50 @@ from pipeline.commands.parser import Parser
 _log = logging.getLogger(__name__)
 
 _BY_SSH = (
-    "it was removed; players of other machines come through ssh: `ssh -N -L 5004:localhost:5004 "
+    "it was removed; players on other machines connect through ssh: `ssh -N -L 5004:localhost:5004 "
     "TRAINER` on the player's machine (docs/reference/learn.md)"
 )
-_BY_BUILD = (
-    "`pipeline env build ENV -o FILE` takes --arg and --option of an environment; give --env FILE"
-)
+_BY_BUILD = "`pipeline env build ENV -o FILE` takes --arg and --option; then give --env FILE"
 _INSTEAD = {
     **dict.fromkeys(("listen", "token_file"), _BY_SSH),
     **dict.fromkeys(("arg", "option"), _BY_BUILD),
 }
-"""What to do instead of an option that was removed, or that another command has."""
+"""Remedies for options that were removed, or that belong to another command."""
 
 DESCRIPTION = """\
 Train every behavior of an environment with a trainer configuration in ML-Agents' format.
 
-CONFIG may be left out: then every behavior gets the built-in PPO settings. An option that is given
-wins over the configuration file, and the file wins over the defaults; `--num-envs=1` is enough to
-override 4 in the file.
+Without CONFIG every behavior gets the built-in PPO settings. An option on the command line wins
+over the configuration file, and the file wins over the defaults: `--num-envs=1` overrides 4 in the
+file.
 """
 
 EPILOG = """\
 examples
   pipeline learn config/ppo/3DBall.yaml --env balance_ball --run-id first
   pipeline learn config/ppo/CartPole.yaml --env gymnasium:CartPole-v1 --run-id cart
-  pipeline learn my.yaml --env my_env:make --run-id own          make() of my_env.py, beside you
+  pipeline learn my.yaml --env my_env:make --run-id own          make() of my_env.py in this folder
   pipeline learn config/ppo/3DBall.yaml --run-id editor          then press Play in the Unity Editor
   pipeline learn my.yaml --env Game --run-id big --num-envs 4 --no-graphics --time-scale 50
   pipeline learn my.yaml --run-id by-hand --attach 2      then start players, on ports 5004 and 5005
-  pipeline learn my.yaml --env Game --run-id big --resume        continue where it was stopped
+  pipeline learn my.yaml --env Game --run-id big --resume        continue a stopped run
   pipeline learn my.yaml --env Game --run-id next --initialize-from big
-  pipeline learn my.yaml --env Game --run-id big --resume --inference     watch it, without learning
-  pipeline learn my.yaml --env Game --run-id a --env-args --level 7       the rest goes to the game
+  pipeline learn my.yaml --env Game --run-id big --resume --inference     watch without learning
+  pipeline learn my.yaml --env Game --run-id a --env-args --level 7       arguments of the game
 
-results/<run-id>/ gets
+files in results/<run-id>/
   <Behavior>.onnx                   the policy for Unity
-  <Behavior>/checkpoint.pt          what --resume continues from; events.out.tfevents.* beside it
+  <Behavior>/checkpoint.pt          the state that --resume continues; and events.out.tfevents.*
   configuration.yaml                every setting of the run, itself a valid CONFIG
   progress.csv                      the learning curve
   run_logs/                         timers.json, Player-<worker>.log
 
-Ctrl+C saves first; give the same command with --resume to continue. See docs/reference/learn.md.
+Ctrl+C saves and stops; the same command with --resume continues. See docs/reference/learn.md.
 """
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `pipeline learn`; an option that is not given has no attribute."""
+    """Add the options of `pipeline learn`; only given options become attributes."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "%(prog)s [CONFIG] [options]"
@@ -72,10 +70,13 @@ def add_options(parser: Parser) -> None:
         "config",
         nargs="?",
         metavar="CONFIG",
-        help="trainer configuration in ML-Agents' format; built-in settings when not given",
+        help="trainer configuration in ML-Agents' format (default: built-in settings)",
     )
     parser.add_argument(
-        "--version", action="version", version=f"pipeline {__version__}", help="print it, and exit"
+        "--version",
+        action="version",
+        version=f"pipeline {__version__}",
+        help="print the version, and exit",
     )
     groups = {name: parser.add_argument_group(name, text) for name, text in GROUPS.items()}
     for option in OPTIONS:
@@ -85,7 +86,7 @@ def add_options(parser: Parser) -> None:
 
 
 def _given_elsewhere(option: str) -> str | None:
-    """Return which setting or sink an unknown option stands for; None if there is none."""
+    """Return where to give the setting or sink that an unknown option names; None if unknown."""
     from pipeline.settings.experiments import SINKS
     from pipeline.settings.schema import WORDS, places_in_behavior
 
@@ -93,11 +94,11 @@ def _given_elsewhere(option: str) -> str | None:
     if key in _INSTEAD:
         return _INSTEAD[key]
     if key in SINKS.ours:
-        return f"--track {key} asks for it"
+        return f"give --track {key}"
     if key == "config":
         return "CONFIG is given without an option"
     places = places_in_behavior()
-    # a high cutoff: most mistyped words are options, of which the parser proposes the nearest
+    # A high cutoff: most mistyped words are options, and the parser proposes the nearest option.
     options = {option.flag.strip("-").replace("-", "_") for option in OPTIONS if not option.note}
     near = get_close_matches(key, places.keys() - options, n=1, cutoff=0.9)
     place = WORDS[key][0] if key in WORDS else places[near[0]] if near else None
@@ -105,22 +106,23 @@ def _given_elsewhere(option: str) -> str | None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Train, and return where the results are; further learners only train, and exit."""
+    """Train, and return where the results are; in a further learner train and exit."""
     if hasattr(arguments, "portable"):
-        machine.begin_again_portably()
+        machine.restart_in_portable_mode()
     from pipeline.algos.process_group import launched
 
     if launched()[0] > 0:
-        # torchrun has started this process as a further learner; the first one has the settings
+        # torchrun has started this process as a further learner; the first learner has the
+        # settings.
         from pipeline.trainer.worker import work
 
         sys.exit(work())
     from pipeline.stages.shared.named_env import environment_of
 
-    plan = plan_of(arguments)  # reports mistakes before seconds of imports
+    plan = plan_of(arguments)  # reports mistakes before imports that take seconds
     env = plan.settings.env_settings.env_path
     if env is None and not hasattr(arguments, "attach"):
-        _log.info("No --env: the Unity Editor is waited for; --env NAME takes another environment.")
+        _log.info("No --env: waiting for the Unity Editor; --env NAME uses another environment.")
     if env is not None:
         with flags_named(plan.flags):
             environment_of(env)
@@ -130,22 +132,22 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _arguments(option: Option) -> dict[str, Any]:
-    """Return argparse's keywords for an option; the settings check its value later."""
-    # without defaults, only options that were given win over the configuration file
+    """Return argparse's keywords for an option; its value is checked with the settings."""
+    # No defaults, because only given options may win over the configuration file.
     common = {"dest": option.dest, "default": argparse.SUPPRESS, "help": option.help}
     if option.metavar is None:
         return {**common, "action": "store_true"}
     if option.metavar == "...":
         return {**common, "nargs": argparse.REMAINDER}
-    if option.flag == "--track":  # it alone may be given several times
+    if option.flag == "--track":  # the only option that may be repeated
         return {**common, "metavar": option.metavar, "action": "append"}
     kind = _number if option.metavar in ("N", "X", "S", "PORT") else str
     return {**common, "metavar": option.metavar, "type": kind}
 
 
 def _number(text: str) -> int | float | str:
-    """Read a number; other texts stay, so that the settings can report what is wrong."""
-    # int first: `--num-envs 4` has to be 4 and not 4.0.
+    """Return the number in a text; other texts unchanged, for the error of the settings."""
+    # int first, so that `--num-envs 4` gives 4 and not 4.0.
     for kind in (int, float):
         try:
             return kind(text)

@@ -1,6 +1,6 @@
-"""What `pipeline learn` does: train with one configuration, in a folder that belongs to the run.
+"""Train with one configuration, in the run's folder, for `pipeline learn`.
 
-A run that never starts leaves its folder as it was.
+If the run does not start, its folder is left unchanged.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 
 CONFIGURATION = "configuration.yaml"
 LOGS = "run_logs"
-_NAMED = 5
-"""Runs that a message names."""
+_MAX_NAMES = 5
+"""Most runs that a message names."""
 _TRAINER = f"pipeline {__version__}"
 
 
@@ -57,7 +57,7 @@ def _run(plan: Plan, settings: RunSettings) -> str:
     settings = settings.with_seed(_seed(settings, run_dir))
     weights = first_weights(settings)
     with (
-        # First, so that SIGTERM also runs the clean-up of `run_folder`.
+        # Before `run_folder`, so that SIGTERM also runs its clean-up.
         process.signals(),
         run_folder(
             run_dir,
@@ -70,7 +70,7 @@ def _run(plan: Plan, settings: RunSettings) -> str:
             run_dir / LOGS / "timers.json", metadata=process_facts(trainer=_TRAINER)
         )
         result = _train(plan, settings, folder, weights, timers)
-        # a finished run, which begins no more, keeps the times of its training
+        # A run that was finished before keeps the times of its training.
         if folder.started and not _is_read_only(settings):
             files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
             files.write_json(run_dir / LOGS / "machine.json", machine.facts())
@@ -85,13 +85,13 @@ def _run(plan: Plan, settings: RunSettings) -> str:
 
 
 def _is_read_only(settings: RunSettings) -> bool:
-    """Return whether an earlier run is only played (--inference --resume), without new files."""
+    """Return whether an earlier run is only played (--inference --resume) and writes no files."""
     checkpoints = settings.checkpoint_settings
     return checkpoints.inference and checkpoints.resume
 
 
 def _summary(settings: RunSettings, folder: RunFolder, result: TrainResult) -> str:
-    """Return where everything is and what to do next, for the user."""
+    """Return the lines at the end: results, files, times and the next command."""
     inference, run_dir = settings.checkpoint_settings.inference, folder.path
     verb = "Played" if inference else "Trained"
     done = f"{verb} with seed {settings.env_settings.seed}" if folder.started else "Finished before"
@@ -123,17 +123,17 @@ def _mean_of(result: BehaviorResult) -> str:
 
 
 def _seed(settings: RunSettings, run_dir: Path) -> int:
-    """Return the seed in the settings, else the resumed run's, else a new one."""
+    """Return the seed of the settings, of the resumed run, or a new seed."""
     seed = settings.env_settings.seed
     written = run_dir / CONFIGURATION
     if seed < 0 and settings.checkpoint_settings.resume and written.is_file():
         seed = load_run_settings(written).env_settings.seed
-    # Drawn by the system, not from a seeded stream; small enough to be typed again.
+    # Random numbers of the system, because there is no seed yet; small enough to type again.
     return secrets.randbelow(10_000) if seed < 0 else seed
 
 
 def _split(seconds: Mapping[str, float]) -> str:
-    """Describe the time that each part of the run took, the largest first."""
+    """Return the total time and each part's share, the largest first."""
     total = seconds["total"]
     parts = {part: value for part, value in seconds.items() if part != "total"}
     parts["other"] = max(total - sum(parts.values()), 0.0)
@@ -154,14 +154,14 @@ def _train(
         if (device := settings.torch_settings.device) not in (None, "cpu"):
             from pipeline.trainer.supported import usable_device
 
-            usable_device(device)  # before a build
+            usable_device(device)  # refused before an executable is built
         program = executable_of(env.env_path)
     elif env.env_args:
-        _log.warning("--env-args is ignored: the Unity Editor takes no arguments.")
+        _log.warning("--env-args has no effect: the Unity Editor takes no arguments.")
     from pipeline import trainer
 
     run_dir = folder.path
-    # `--initialize-from` may name the run that `--force` has just moved aside.
+    # `--initialize-from` may name the run that `--force` has just renamed.
     first = {name: folder.current_path(path) for name, path in weights.items()}
     history = [provenance.of_learn(settings, env.seed, first, program)]
 
@@ -180,7 +180,7 @@ def _train(
             versions["pytorch_version"],
         )
         _write_configuration(settings, run_dir)
-        # A failure before this line undoes the folder.
+        # A failure before this line restores the folder.
         folder.start()
         timers.start()
 
@@ -201,7 +201,8 @@ def _train(
             on_start=on_start,
             on_pace=on_pace,
             inference=checkpoint.inference,
-            # The trainer must not import a stage, so the stage's function is passed down.
+            # The trainer may not import stages (layers in pyproject.toml), so the function is
+            # passed.
             exporter=partial(publish, history=history),
             starting_lesson=plan.starting_lesson or 0,
             learners=plan.learners,
@@ -253,7 +254,7 @@ def _sinks(
 
 
 def folder_of(results: Path, run_id: str) -> Path:
-    """Return the folder of the run of this name."""
+    """Return the folder of the run with this id."""
     folder = results / run_id
     if not run_id or results.resolve() not in folder.resolve().parents:
         raise SettingsError(
@@ -264,21 +265,21 @@ def folder_of(results: Path, run_id: str) -> Path:
 
 @dataclass(slots=True)
 class RunFolder:
-    """The folder of a run; it is kept once the run has started."""
+    """The folder of a run; it is kept after the run has started."""
 
     path: Path
     replaced: Path | None = None
-    """Where an earlier run of the same name was moved; None if there was none."""
+    """New path of an earlier run with the same id; None without an earlier run."""
     started: bool = False
 
     def start(self) -> None:
-        """Keep the folder, whatever happens from now on."""
+        """Keep the folder from now on, even after an error."""
         self.started = True
         if self.replaced is not None:
-            _log.info("The earlier run of this id is kept in %s.", self.replaced)
+            _log.info("Renamed the folder of the earlier run with this id to %s.", self.replaced)
 
     def current_path(self, path: Path) -> Path:
-        """Return the path of a file after the earlier run has been moved to `replaced`."""
+        """Return the present path of a file that may be in the renamed earlier run."""
         if self.replaced is None or not path.is_relative_to(self.path):
             return path
         return self.replaced / path.relative_to(self.path)
@@ -288,24 +289,24 @@ class RunFolder:
 def run_folder(
     folder: Path, *, resume: bool, force: bool, read_only: bool = False
 ) -> Iterator[RunFolder]:
-    """Make the folder for the block, which calls `start` as soon as the run has started.
+    """Make the run's folder for the block, which calls `start` when the run has started.
 
     No other process may write into it meanwhile, unless this run is `read_only`.
 
-    An earlier run that `force` replaces is never deleted, but moved to the first free one of
+    An earlier run that `force` replaces is never deleted, but renamed to the first free name of
     `<folder>.1`, `<folder>.2`, ... If the block ends before the run has started, the new folder is
-    deleted and the earlier run is moved back.
+    deleted and the earlier run gets its name back.
 
     Raises:
-        SettingsError: There is an earlier run and neither `resume` nor `force`, or none to resume,
-            or one that is still under way; or a file lies where the folder would.
+        SettingsError: There is an earlier run and neither `resume` nor `force`; there is no run to
+            resume; the run is still being written; or a file has the folder's path.
     """
-    # The nearest folder that exists: `mkdir` on a file would fail later, with a message about
-    # the child.
+    # The nearest existing parent is checked, because `mkdir` below a file would fail later with a
+    # message about the child.
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise SettingsError(
-            f"results_dir: {nearest} is a file, and a run needs a folder; name another "
+            f"results_dir: {nearest} is a file, but a run needs a folder; give another "
             "--results-dir or --run-id, or move the file"
         )
     with contextlib.nullcontext() if read_only else files.sole_writer(folder):
@@ -322,7 +323,7 @@ def run_folder(
                 "Previous data from this run ID was not found. Train a new run by removing the "
                 f"--resume flag. ({folder}){_runs_beside(folder)}"
             )
-        # moved, never deleted: hours of training may lie there
+        # Renamed and never deleted: the earlier run may be hours of training.
         aside = files.free_name(folder) if used and force and not resume else None
         if aside is not None:
             folder.rename(aside)
@@ -341,23 +342,23 @@ def run_folder(
 
 
 def _runs_beside(folder: Path) -> str:
-    """Return a sentence on the runs in the same results folder, those with near names first."""
+    """Return a sentence on the runs in the same results folder, similar names first."""
     names = [path.parent.name for path in sorted(folder.parent.glob(f"*/{CONFIGURATION}"))]
     names.sort(key=lambda name: -SequenceMatcher(None, name, folder.name).ratio())
-    return f" {folder.parent} has {few(names, _NAMED) or 'no run'}."
+    return f" {folder.parent} has {few(names, _MAX_NAMES) or 'no run'}."
 
 
 def _remove_started(paths: Iterable[Path]) -> None:
-    """Delete what a run has made that did not start, next to other runs in the same folder."""
+    """Delete files of a run that did not start, but no folder of another run."""
     for path in paths:
         if not path.is_dir():
             path.unlink(missing_ok=True)
-        elif not (path / CONFIGURATION).is_file():  # else another run, which has begun meanwhile
+        elif not (path / CONFIGURATION).is_file():  # with it another run, which has started since
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _has_run(folder: Path) -> bool:
-    """Return whether a folder has anything besides other runs, as `a` has `a/b`."""
+    """Return whether a folder has files that are not of other runs, such as `a/b` in `a`."""
     return any(
         path.is_symlink()
         or not path.is_dir()

@@ -1,4 +1,4 @@
-"""`pipeline onnx check`: which packages of Unity load this file, and does it fit a behavior?"""
+"""`pipeline onnx check`: which Unity packages load a policy, and whether it fits a behavior."""
 
 from __future__ import annotations
 
@@ -20,37 +20,39 @@ for example
   pipeline onnx check results/first/3DBall.onnx --env balance_ball
   pipeline onnx check *.onnx --full
 
-Exit code 0: Unity loads each file, and it fits the behavior; 2: not. The rules are Unity's, made
-again here; they were not tried in Unity.
+Exit code 0: Unity loads every file, and it fits the behavior; else 2. The rules follow Unity's
+package; they have not been tested in Unity.
 """
 _PACKAGES = {
     2: "with package 1.x and newer",
-    3: "with package 2.0 and newer; an older one needs a file from the trainer of its own release",
+    3: "with package 2.0 and newer; an older package needs a file of its own release's trainer",
 }
-"""Packages of Unity that load a model, by its `version_number`."""
-_SHOWN = 10
-"""Files of a folder that an error lists."""
+"""Unity packages that load a model, by the model's `version_number`."""
+_MAX_NAMES = 10
+"""Most files of a folder that an error lists."""
 
 
 def add_options(parser: Parser) -> None:
     """Add `check`."""
-    text = "say which packages of Unity load an ONNX policy, and whether it fits a behavior"
+    text = "check which Unity packages load an ONNX policy, and whether it fits a behavior"
     command = parser.add_command("check", text, _run)
     command.formatter_class = RawDescriptionHelpFormatter
     command.epilog = EPILOG
-    text = "the .onnx files, or folders with one each"
+    text = ".onnx files, or folders with one .onnx file each"
     command.add_argument("files", nargs="+", type=Path, metavar="FILE", help=text)
     compared = command.add_mutually_exclusive_group()
     option(compared, "--env NAME", "compare with a behavior of an environment")
-    option(compared, "--demo FILE", "compare with that of a .demo file", type=str)
-    option(command, "--behavior NAME", "of several; default: the file's name")
-    option(command, "--full", "version numbers, tensors and rules")
+    option(compared, "--demo FILE", "compare with the behavior of a .demo file", type=str)
+    option(command, "--behavior NAME", "the behavior to compare with; default: the file's name")
+    option(command, "--full", "print version numbers, tensors and the rules' numbers")
 
 
 def _run(arguments: Namespace) -> str:
-    """Return what is said of each file; of several, print it before the mistakes of the others."""
+    """Return the text about each file; print the texts of valid files before an error."""
     if arguments.behavior and not (arguments.env or arguments.demo):
-        raise SettingsError("--behavior: is one of --env or --demo; give one of these options too")
+        raise SettingsError(
+            "--behavior: needs --env or --demo, which has the behavior; give one of them"
+        )
     texts, mistakes = [], Mistakes()
     for file in arguments.files:
         try:
@@ -79,18 +81,18 @@ def _checked(file: Path, arguments: Namespace) -> str:
 
 
 def only_model(path: Path) -> Path:
-    """Return the only `.onnx` file of a folder, or the path itself if it is none.
+    """Return the only `.onnx` file in a folder; other paths unchanged.
 
     Raises:
-        ExportError: The folder has none, or several.
+        ExportError: The folder has no `.onnx` file, or several.
     """
     if not path.is_dir():
         return path
-    # Checkpoints' own files lie deeper than those of the run's end.
+    # Final policies are in the run's folder, files of checkpoints one folder below.
     found = sorted(path.glob("*.onnx")) or sorted(path.glob("*/*.onnx"))
     if len(found) == 1:
         return found[0]
-    listed = f"has {few([*map(str, found)], _SHOWN)}; name one of them"
+    listed = f"has {few([*map(str, found)], _MAX_NAMES)}; name one of them"
     has = listed if found else "has no .onnx file; name a run's"
     raise ExportError(f"{path}: is a folder, which {has}")
 
@@ -98,13 +100,13 @@ def only_model(path: Path) -> Path:
 def check(
     path: Path, spec: BehaviorSpec | None = None, behavior: str = "", *, full: bool = False
 ) -> str:
-    """Return what loads the file, and what it observes and does.
+    """Return which packages load a file, and its observations and actions.
 
     Args:
-        path: the file.
-        spec: the behavior that it is compared with; None for no comparison.
-        behavior: what the messages call it.
-        full: whether numbers of versions and rules, and the tensors, are shown.
+        path: the `.onnx` file.
+        spec: behavior to compare with; None for no comparison.
+        behavior: name of the behavior in messages.
+        full: whether to include version numbers, tensors and the rules' numbers.
 
     Raises:
         ExportError: Unity does not load the file, or it does not fit the behavior.
@@ -122,7 +124,7 @@ def check(
 
     refuse(None, "Unity may not load or run this file", "export the policy again")
     if spec is not None:
-        remedy = "train in this environment, or give the file of this behavior"
+        remedy = "train in this environment, or give the policy of this behavior"
         refuse(spec, f"does not fit the behavior {behavior}", remedy)
     layout = describe(model)
     loads = _PACKAGES.get(layout.version or 0, "of no known package")
@@ -152,7 +154,7 @@ def _in_words(layout: ModelDescription) -> Iterator[str]:
     if layout.discrete_branches:
         meaning = said.get("discrete_actions", "")
         sizes = layout.discrete_branches
-        # A file of package 1.x has the sum of all branches alone.
+        # A file of package 1.x has only the sum of all branch sizes.
         what = (
             f"{len(sizes)} branch{'es' * (len(sizes) > 1)} of {', '.join(map(str, sizes))} choices"
             if layout.version == NEWEST_VERSION

@@ -1,4 +1,4 @@
-"""Shared parts of the command lines: a parser with subcommands, and tables for the terminal."""
+"""Parts that all commands share: a parser with subcommands, and tables for the terminal."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from typing import Any, NoReturn
 from pipeline.errors import brief, shell_command, shown
 from pipeline.files import as_typed
 
-_MEANT = {"train": "learn", "eval": "evaluate"}
-"""Commands by the names that other programs give them."""
-_SIGNING = "sign the folder with cosign or gpg, as docs/how-to/share.md shows"
+_OUR_NAMES = {"train": "learn", "eval": "evaluate"}
+"""Our commands by their names in other programs."""
+_SIGNING = "sign the folder with cosign or gpg (docs/how-to/share.md)"
 _REMOVED = {
-    "attach": "a player of another machine comes through ssh: `ssh -N -L 5004:localhost:5004 "
+    "attach": "a player on another machine connects through ssh: `ssh -N -L 5004:localhost:5004 "
     "TRAINER` on its machine (docs/reference/learn.md)",
     "sign": _SIGNING,
     "verify": _SIGNING,
 }
-"""What to do instead of a command that was removed."""
+"""Remedies for commands that were removed."""
 _STAGES = {
     "report": "`pipeline run` makes it, `pipeline compare` prints its tables",
     "sweep": "`pipeline run SWEEP` runs it after the trials",
     "export": "`pipeline run EXPERIMENT --stage export` runs it, and `pipeline learn` does it",
     "pretrain": "`pipeline run EXPERIMENT --stage pretrain` runs it",
 }
-"""How to run a stage of the pipeline, which is no command."""
+"""How to run stages of the pipeline, which are not commands."""
 _TYPES: dict[str, type] = {"N": int, "X": float, "FILE": Path, "FOLDER": Path, "DIR": Path}
-"""Types of options' values by the word that stands for them in the help."""
-_MOST_PARTS = 8
-"""Words of one path with blanks."""
+"""Types of options' values by the value's name in the help."""
+_MAX_PATH_WORDS = 8
+"""Most words of a path with blanks."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports a mistake in one line, with exit code 2.
+    """A parser that reports a mistake in one line and exits with code 2.
 
     Attributes:
-        retired: destinations of options that an abbreviation selects only when no other fits.
-        given_elsewhere: returns where to give what an unknown option means; None if unknown.
+        retired: destinations of options that an abbreviation selects only if no other option fits.
+        given_elsewhere: returns where to give the setting of an unknown option; None if unknown.
     """
 
     retired: Collection[str] = ()
@@ -50,11 +50,11 @@ class Parser(argparse.ArgumentParser):
     def add_command(
         self, name: str, text: str, work: Callable[[argparse.Namespace], str | None] | None = None
     ) -> Parser:
-        """Add a subcommand with a line of help; like all others it takes `--debug`.
+        """Add a subcommand with a line of help; every subcommand takes `--debug`.
 
-        `work` runs it and returns what to print; None if it has subcommands itself.
+        `work` runs the command and returns the text to print; None for a command with subcommands.
         """
-        # argparse allows one group of subcommands for each parser, made when the first is added.
+        # argparse allows one group of subcommands per parser; the first subcommand makes it.
         if self._subcommands is None:
             self._subcommands = self.add_subparsers(
                 title="commands", metavar="COMMAND", required=True, parser_class=Parser
@@ -68,11 +68,9 @@ class Parser(argparse.ArgumentParser):
         return command
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong with the command line and where its help is, and exit."""
+        """Print the mistake and the command of the help, and exit with code 2."""
         mark = "" if message.endswith("?") else ";"
-        sys.stderr.write(
-            f"error: {shown(message)}{mark} `{self.prog} --help` lists what is possible\n"
-        )
+        sys.stderr.write(f"error: {shown(message)}{mark} `{self.prog} --help` lists the options\n")
         sys.exit(2)
 
     def parse_known_args(  # type: ignore[override]  # no caller of ours gives only a namespace
@@ -80,7 +78,7 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """Parse a command line, and refuse words that the command does not take."""
         words = sys.argv[1:] if args is None else list(args)
-        # First, or argparse would report a misspelt required option as missing.
+        # Before argparse, which would report a misspelled required option as missing.
         own = self._own_words(words)
         if self._subcommands is None:
             self._refuse_split_paths(own)
@@ -88,7 +86,7 @@ class Parser(argparse.ArgumentParser):
             self.print_help(sys.stderr)
             sys.exit(2)
         arguments, unknown = super().parse_known_args(words, namespace)
-        # argparse would leave the error to the parser of all commands, which has another help.
+        # argparse would report the error with the help of the main parser.
         if unknown and self._subcommands is None:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         self._warn_of_options_in_the_rest(arguments)
@@ -102,17 +100,17 @@ class Parser(argparse.ArgumentParser):
                 continue
             for flag in [word for word in rest if word in self._option_string_actions]:
                 sys.stderr.write(
-                    f"[WARNING] {flag} stands after {action.option_strings[-1]}, so it goes to the "
-                    f"executable; give it before, if `{self.prog}` is meant\n"
+                    f"[WARNING] {flag} comes after {action.option_strings[-1]}, so it is passed to "
+                    f"the executable; put it before to give it to `{self.prog}`\n"
                 )
 
     def _own_words(self, words: Sequence[str]) -> Sequence[str]:
-        """Return the words up to those that are parsed elsewhere; refuse unknown options."""
+        """Return the words before a subcommand or the executable's; refuse unknown options."""
         for index, word in enumerate(words):
             name = word.partition("=")[0]
             if word == "--" or (self._subcommands is not None and not word.startswith("-")):
                 return words[:index]
-            # argparse takes any word with a space for a value.
+            # argparse reads any word with a space as a value.
             if not word.startswith("--") or " " in name:
                 continue
             exact = self._option_string_actions.get(name)
@@ -126,17 +124,17 @@ class Parser(argparse.ArgumentParser):
         return words
 
     def _refuse_value_of_switch(self, words: Sequence[str]) -> None:
-        """Refuse `--resume=True`, as other programs have it."""
+        """Refuse a value of a switch, such as `--resume=True`, which other programs accept."""
         flag, equals, value = words[0].partition("=")
         value = value if equals else next(iter(words[1:]), "")
         if equals or value.lower() in ("true", "false"):
             no = value.lower() in ("false", "no", "off", "0")
-            self.error(f"{flag} takes no value; {'leave it out' if no else f'write {flag} alone'}")
+            self.error(f"{flag} takes no value; {'leave it out' if no else f'give {flag} alone'}")
 
     def _refuse_split_paths(self, words: Sequence[str]) -> None:
-        """Refuse a path with blanks that the shell has taken apart."""
+        """Refuse a path with blanks that the shell has split into words."""
         for first in range(len(words)):
-            for n in range(2, _MOST_PARTS):
+            for n in range(2, _MAX_PATH_WORDS):
                 parts = words[first : first + n]
                 if len(parts) < n or parts[-1].startswith("-") or parts[0].startswith("-"):
                     break
@@ -148,7 +146,7 @@ class Parser(argparse.ArgumentParser):
         elsewhere = self.given_elsewhere and self.given_elsewhere(name)
         if elsewhere:
             return f"; {elsewhere}"
-        # without dashes, which would count as common letters
+        # Compared without dashes, which would count as common letters.
         flags = {flag.strip("-"): flag for flag in self._option_string_actions}
         actions = self._option_string_actions
         present = [word for word, flag in flags.items() if actions[flag].dest not in self.retired]
@@ -164,28 +162,28 @@ class Parser(argparse.ArgumentParser):
         if self._subcommands is not None and value in _STAGES and value not in (choices or ()):
             self.error(f"{value!r} is a stage and no command: {_STAGES[value]}")
         if choices is not None and value not in choices:
-            meant = _MEANT.get(str(value))
+            meant = _OUR_NAMES.get(str(value))
             near = meant if meant in choices else _nearest(str(value), choices)
         if near is None:
             super()._check_value(action, value)
         elif self._subcommands is not None and action is self._subcommands:
-            # The error names the help of the command that was meant.
+            # The error gives the help of the proposed command.
             self._subcommands.choices[near].error(f"no command {value!r}; did you mean {near!r}?")
         else:
             message = f"invalid choice: {value!r}; did you mean {near!r}?"
             raise argparse.ArgumentError(action, message)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Return an abbreviation's options; argparse has no public way to rank candidates."""
+        """Return the options of an abbreviation; retired options only if no other option fits."""
         options: list[Any] = super()._get_option_tuples(option_string)
         present = [option for option in options if option[0].dest not in self.retired]
         return present or options
 
 
 def option(parser: argparse._ActionsContainer, spec: str, text: str, **more: Any) -> None:
-    """Add the option `spec`, as in `-o --output FILE`; without a word for a value it is a switch.
+    """Add the option `spec`, such as `-o --output FILE`; without a value's name it is a switch.
 
-    That word decides the type, unless `more` has one, and the help names a default that is given.
+    The value's name sets its type, unless `more` has a type; the help gives a default in `more`.
     """
     flags = [word for word in spec.split() if word.startswith("-")]
     metavar = spec.rpartition(" ")[2]
@@ -199,7 +197,7 @@ def option(parser: argparse._ActionsContainer, spec: str, text: str, **more: Any
 
 
 def _nearest(word: str, candidates: Iterable[Any]) -> str | None:
-    """Return the candidate most like `word` as text; None where none is near."""
+    """Return the candidate most similar to `word`; None if none is similar."""
     return next(
         iter(get_close_matches(word, [str(candidate) for candidate in candidates], n=1)), None
     )

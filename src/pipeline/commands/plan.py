@@ -1,4 +1,4 @@
-"""`pipeline plan`: write the table of runs, and say which results are of no run any more."""
+"""`pipeline plan`: write the table of runs, and list results that no run makes any more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pipeline import machine
-from pipeline.commands.engines import drop_from_lock, locked_stages, mend_lock
+from pipeline.commands.engines import drop_from_lock, locked_stages, truncate_incomplete_dvc_lock
 from pipeline.commands.parser import Parser, option
 from pipeline.errors import PipelineError, few
 from pipeline.settings.params import Params, load_params
@@ -27,28 +27,28 @@ _RUN = re.compile(rf"results/(?:{'|'.join(_OF_RUNS)})/(.+?)/seed(\d+)")
 _RESULT = re.compile(
     rf"{_RUN.pattern}|results/(?:sweep/[^/]+|(?:demos|propose)/.+\.json)|build/env/[^/]+"
 )
-"""The folder, or the file, that one run of a stage makes."""
+"""The folder or file that one run of a stage makes."""
 _MADE = {
     **dict.fromkeys(("demonstrations", "file_demonstrations"), "results/demos/{key}.json"),
     "proposals": "results/propose/{trial}.json",
     "sweeps": "results/sweep/{key}",
     **dict.fromkeys(("environments", "path_environments", "unity_environments"), "build/env/{key}"),
 }
-"""What an entry of a table of the plan makes, if it is no run of an experiment."""
-_NAMED = 4
-"""Names in a warning."""
+"""The result of an entry in each of the plan's tables that is not a run of an experiment."""
+_MAX_NAMES = 4
+"""Most names in a warning."""
 
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline plan`."""
     which = parser.add_mutually_exclusive_group()
-    option(which, "--check", "only say whether it is up to date")
-    text = "delete results of what params.yaml no longer has, also in dvc.lock and MLflow's tables"
+    option(which, "--check", "only check whether the table is up to date")
+    text = "delete results that params.yaml no longer has, also from dvc.lock and MLflow's tables"
     option(which, "--prune", text)
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Write the table of the working folder's params.yaml."""
+    """Write the table of runs of the working folder's params.yaml."""
     params = load_params(Path("params.yaml"))
     check_ids(params)
     if arguments.check:
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> str:
         return f"{RUNS_FILE} is up to date."
     write_plan(params)
     # `dvc repro`, the usual next command, cannot read an incomplete dvc.lock.
-    mend_lock(Path())
+    truncate_incomplete_dvc_lock(Path())
     left = left_over(params)
     tables = plan(params)["runs"].values()
     runs = {key for entries in tables for key, entry in entries.items() if "seed" in entry}
@@ -66,18 +66,18 @@ def run(arguments: argparse.Namespace) -> str:
     elif left:
         _log.warning(
             "params.yaml no longer has %s, but results/ or dvc.lock has; `pipeline plan --prune` "
-            "deletes it there and takes it out of MLflow's tables.",
+            "deletes them, and removes them from MLflow's tables.",
             _listed(left, runs),
         )
     cores = machine.n_processors()
     lines.append(f"Wrote {RUNS_FILE}. Run `pipeline run --cores {cores}`, or `dvc repro`.")
-    with contextlib.suppress(PipelineError):  # of a trainer file, which the run will report
+    with contextlib.suppress(PipelineError):  # a mistake in a trainer file: the run reports it
         lines.append(_amount(params))
     return "\n".join(lines)
 
 
 def _amount(params: Params) -> str:
-    """Return how much there is to train, as params.yaml has it."""
+    """Return a sentence on the numbers of experiments, runs and steps in params.yaml."""
     tables = plan(params)["runs"].items()
     trainings = Counter(
         entry["experiment"]
@@ -89,7 +89,7 @@ def _amount(params: Params) -> str:
     for name, n_seeds in trainings.items():
         try:
             settings = params.run_settings(name)
-        except PipelineError:  # what a search has not chosen yet begins as its experiment
+        except PipelineError:  # a trial that is not proposed yet: the settings of its experiment
             settings = params.run_settings(params.experiment(name).base or name)
         behaviors = settings.behaviors.values() or [settings.default_settings]
         steps += n_seeds * sum(behavior.max_steps for behavior in behaviors if behavior)
@@ -102,7 +102,7 @@ def _amount(params: Params) -> str:
 
 
 def left_over(params: Params) -> list[str]:
-    """Return the results, here or in dvc.lock, that no stage of params.yaml makes any more."""
+    """Return results, in the folder or in dvc.lock, that no stage of params.yaml makes any more."""
     places = [path.as_posix() for path in Path("build/env").glob("*/environment.json")]
     for stage in _OF_RUNS:
         places += [path.as_posix() for path in Path("results", stage).rglob("seed*")]
@@ -113,7 +113,7 @@ def left_over(params: Params) -> list[str]:
 
 
 def _made(params: Params) -> set[str]:
-    """Return the results of all stages of params.yaml."""
+    """Return the paths of the results of all stages of params.yaml."""
     of_runs = "results/{stage}/{experiment}/seed{seed}"
     return {
         _MADE.get(table, of_runs).format_map(entry | {"stage": table.partition("_")[0], "key": key})
@@ -123,7 +123,7 @@ def _made(params: Params) -> set[str]:
 
 
 def _locked() -> dict[str, set[str]]:
-    """Return the results of each stage in dvc.lock."""
+    """Return the paths of the results of each stage in dvc.lock, by stage."""
     lock = Path("dvc.lock")
     stages = locked_stages(lock.read_text(encoding="utf-8")) if lock.is_file() else None
     return {
@@ -133,17 +133,17 @@ def _locked() -> dict[str, set[str]]:
 
 
 def _listed(left: Collection[str], runs: Collection[str]) -> str:
-    """Return the names of runs that are left over, then the paths of other results."""
+    """Return the names of removed runs, then the paths of other results that are left."""
     names: dict[str, None] = {}
     for place in left:
         match = _RUN.fullmatch(place)
         key = match and key_of(match[1], match[2])
         names[place if key is None or key in runs else key] = None
-    return few(sorted(names, key=lambda name: "/" in name), _NAMED)
+    return few(sorted(names, key=lambda name: "/" in name), _MAX_NAMES)
 
 
 def _prune(left: Collection[str], runs: Collection[str]) -> str:
-    """Delete results that are left over, and return a line that says what was done."""
+    """Delete results that are left over, and return a line about it."""
     for place in map(Path, left):
         paths = [place, WORK / place.with_suffix("").relative_to(place.parts[0])]
         if place.parent == Path("results/demos"):
@@ -153,7 +153,7 @@ def _prune(left: Collection[str], runs: Collection[str]) -> str:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # other runs have files there
+            with contextlib.suppress(OSError):  # the folder has files of other runs
                 for parent in path.parents[:-2]:
                     parent.rmdir()
     gone = {name for name, results in _locked().items() if results and results <= set(left)}
@@ -163,7 +163,7 @@ def _prune(left: Collection[str], runs: Collection[str]) -> str:
 
 
 def _taken_out_of_mlflow(runs: Collection[str]) -> str:
-    """Mark rows of other runs of this project as not current, and say how many there were."""
+    """Mark rows of removed runs of this project as not current, and return their count in words."""
     from pipeline.commands.runs import rows_of
     from pipeline.tracking import mlflow_store, run_metadata
 
@@ -171,7 +171,7 @@ def _taken_out_of_mlflow(runs: Collection[str]) -> str:
     try:
         store = mlflow_store.Store.existing(root)
     except PipelineError as error:
-        return f"MLflow's tables stay as they are ({error})"
+        return f"MLflow's tables were not changed ({error})"
     gone = [
         row
         for row in rows_of(store)
@@ -183,4 +183,4 @@ def _taken_out_of_mlflow(runs: Collection[str]) -> str:
     ]
     for row in gone:
         store.set_tags(row.run, {mlflow_store.CURRENT: "no"})
-    return f"rows taken out of MLflow's tables: {len(gone)}"
+    return f"rows removed from MLflow's tables: {len(gone)}"

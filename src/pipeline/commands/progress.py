@@ -1,6 +1,6 @@
-"""What `pipeline run` shows of the stages: bars on a terminal, plain lines elsewhere.
+"""The progress of stages in `pipeline run`: bars on a terminal, plain lines elsewhere.
 
-The jobs that are still to come are those of dvc.yaml that a change reaches.
+The jobs still to run are the jobs of dvc.yaml that a change affects.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from pipeline.tracking.console import duration
 _EACH_S = 10.0
 """Seconds between progress lines where they cannot be redrawn in place."""
 _FILLED_IN = re.compile(r"\$\{(?:item\.)?(\w+)\}")
-"""Placeholders that DVC fills in for each run of a stage: a key or value of the table of runs."""
+"""Placeholders in dvc.yaml that DVC replaces by a key or value of the table of runs."""
 _OURS = re.compile(r"workflow/scripts/|pipeline\.stages")
-"""Commands of our own stages, in a checkout and in a project of `pipeline init`."""
+"""Commands of this package's stages, in a checkout and in a project of `pipeline init`."""
 
 
 class Job(NamedTuple):
-    """A stage's instance, as the stage reports it."""
+    """A stage and its instance, as the stage's events name them."""
 
     stage: str
     instance: str
 
     @property
     def title(self) -> str:
-        """For people: `train collector_ppo seed 2`."""
+        """The job in words, such as `train collector_ppo seed 2`."""
         name = self.instance.replace("/seed", " seed ")
         return self.stage if name == "all" else f"{self.stage} {name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Jobs of the DAG, all jobs that each needs, and the engines' names for them."""
+    """The jobs of the DAG, the jobs that each needs, and the engines' names for them."""
 
     before: Mapping[Job, frozenset[Job]]
-    """Jobs that a job needs, directly or not."""
+    """All jobs that a job needs, directly or indirectly."""
     names: Mapping[str, Job]
     """Jobs by the names that `dvc status` uses."""
 
     def after(self, changed: Collection[str], wanted: Collection[str]) -> set[Job]:
-        """Return the jobs that changes reach; with `wanted`, only the jobs that it needs."""
+        """Return the jobs that changes affect; with `wanted` only jobs that these names need."""
         first = {self.names[name] for name in changed if name in self.names}
         ends = [self.names[name] for name in wanted if name in self.names]
         candidates = frozenset(ends).union(*(self.before[end] for end in ends)) or {*self.before}
@@ -65,17 +65,17 @@ class Graph:
 
 
 def graph_of(params: Params, root: Path) -> Graph:
-    """Return the DAG of params.yaml, by the files that the stages of dvc.yaml read and write."""
+    """Return the DAG of params.yaml, from the files that the stages of dvc.yaml read and write."""
     tables = plan(params)["runs"]
     described = root / "dvc.yaml" if (root / "dvc.yaml").is_file() else checkout() / "dvc.yaml"
     stages = to_plain(read_yaml(described, what="The DAG")).get("stages") or {}
     names: dict[str, Job] = {}
     reads: dict[Job, list[str]] = {}
     makers: dict[str, set[Job]] = {}
-    """Jobs by each path that they write, and by the folders above it."""
+    """Jobs by the paths that they write, and by all parent folders of these paths."""
     for family, stage in stages.items():
         body = stage.get("do", stage)
-        # A user's own stage reports no progress; `check` makes no result, and always runs.
+        # Stages that a user has added report no progress; `check` makes no result and always runs.
         if family == "check" or "matrix" in stage or not _OURS.search(str(body.get("cmd"))):
             continue
         table = str(stage.get("foreach", "")).removeprefix("${runs.").removesuffix("}")
@@ -98,7 +98,7 @@ def graph_of(params: Params, root: Path) -> Graph:
 
 
 def _instance(key: str, entry: Mapping[str, Any]) -> str:
-    """Return a stage's own name for its run of a table's entry."""
+    """Return the instance of a stage for an entry of a table, as the stage's events name it."""
     if not key:
         return "all"
     if "seed" in entry:
@@ -111,7 +111,7 @@ def _paths(
 ) -> list[str]:
     """Return the paths in lists of a stage of dvc.yaml, with placeholders filled in."""
     entries = [entry for name in lists for entry in stage.get(name, ())]
-    # with options an entry is a map of one key
+    # An entry with options is a map with the path as its only key.
     names = [next(iter(entry)) if isinstance(entry, dict) else entry for entry in entries]
     return [
         _FILLED_IN.sub(lambda match: str(values.get(match[1], match[0])), name) for name in names
@@ -119,10 +119,10 @@ def _paths(
 
 
 class Screen:
-    """Counts the stages by the events that they write into a file, and shows their progress.
+    """Reads the events that stages write into a file, and shows the stages' progress.
 
-    A context of `bars` draws them on a terminal. `waiting` has the jobs that are expected to run
-    and have not begun, `clock` gives seconds since the epoch, as in the events.
+    `bars` is a context manager that draws bars on a terminal. `waiting` has the jobs that are
+    expected to run and have not begun; `clock` returns seconds since the epoch, as in the events.
     """
 
     def __init__(
@@ -137,9 +137,9 @@ class Screen:
     ) -> None:
         self.waiting, self.failed = waiting, list[Job]()
         self.numbers: dict[Job, int] = {}
-        """Number of each job that has begun, in this order."""
+        """Number of each job that has begun, counted in the order of their starts."""
         self.running: dict[Job, dict[str, Any]] = {}
-        """Bar and start of each running job, and its last report."""
+        """Bar, start and last report of each running job."""
         self._graph, self._cores, self._clock = graph, cores, clock
         self._took_s: dict[str, list[float]] = {}
         self._events, self._n_read, self._printed_at = events, 0, clock()
@@ -159,10 +159,10 @@ class Screen:
         with self._events.open("rb") as file:
             file.seek(self._n_read)
             for line in file:
-                if line.endswith(b"\n"):  # a stage may be in the middle of writing it
+                if line.endswith(b"\n"):  # else a stage is still writing the line
                     self._n_read += len(line)
                     event = json.loads(line)
-                    self._take(Job(event["stage"], event["instance"]), event)
+                    self._apply_event(Job(event["stage"], event["instance"]), event)
         now = self._clock()
         left, is_whole = self._left(now)
         least = "" if is_whole else "at least "
@@ -174,10 +174,10 @@ class Screen:
             self.bars.update(entry["bar"], completed=done, total=total, description=name)
             self.bars.update(entry["bar"], text=", ".join(parts))
             if is_due:
-                self._say(name, *parts)
+                self._print_line(name, *parts)
         self.bars.refresh()
 
-    def _take(self, job: Job, event: dict[str, Any]) -> None:
+    def _apply_event(self, job: Job, event: dict[str, Any]) -> None:
         state = event.pop("state", None)
         if state is None and job in self.running:
             self.running[job] |= event
@@ -187,26 +187,26 @@ class Screen:
             self.bars.remove_task(entry["bar"])
         if state == "begun":
             self.numbers.setdefault(job, len(self.numbers) + 1)
-            # its inputs exist, so jobs for them that have not begun were skipped
+            # Its inputs exist, so the engine has skipped the jobs for them that have not begun.
             self.waiting -= {job, *self._graph.before.get(job, ())}
-            self.failed = [name for name in self.failed if name != job]  # tried again
+            self.failed = [name for name in self.failed if name != job]  # the engine tries it again
             self.running[job] = {"bar": self.bars.add_task("", text=""), "began": event["at"]}
             if self.bars.disable:
-                self._say(self._name(job))
+                self._print_line(self._name(job))
         elif entry is not None:
             took = event["at"] - entry["began"]
             if state == "done":
                 self._took_s.setdefault(job.stage, []).append(took)
-                self._say(self._name(job), f"done in {duration(took)}", *_parts(entry))
+                self._print_line(self._name(job), f"done in {duration(took)}", *_parts(entry))
             else:
                 self.failed.append(job)
-                self._say(self._name(job), f"{state} after {duration(took)}")
+                self._print_line(self._name(job), f"{state} after {duration(took)}")
 
     def _left(self, now: float) -> tuple[float | None, bool]:
-        """Return an estimate of the seconds left, None while unknown, and whether it is of all.
+        """Return the estimated seconds left (None if unknown), and whether they count all stages.
 
-        A stage is expected to take the mean of the same stage's runs, so one that has not run yet
-        is left out.
+        A job is expected to take the mean time of its stage's other jobs; stages without a time are
+        not counted.
         """
         left = {job: _seconds_left(entry, now) for job, entry in self.running.items()}
         took = {stage: list(times) for stage, times in self._took_s.items()}
@@ -229,7 +229,7 @@ class Screen:
     def _name(self, job: Job) -> str:
         return f"stage {self.numbers[job]} of {len(self.numbers) + len(self.waiting)}, {job.title}"
 
-    def _say(self, *parts: str) -> None:
+    def _print_line(self, *parts: str) -> None:
         self._printed_at = self._clock()
         self.bars.console.print(", ".join(parts), soft_wrap=True)
 
@@ -241,7 +241,7 @@ def _seconds_left(entry: dict[str, Any], now: float) -> float | None:
 
 
 def _parts(entry: dict[str, Any]) -> list[str]:
-    """Return what a stage has reported last, for people."""
+    """Return a stage's last report in words: steps, rate and reward."""
     of, rate, reward = entry.get("of"), entry.get("rate"), entry.get("reward")
     return [
         *([] if of is None else [f"step {_count(entry['step'])} of {_count(of)}"]),
@@ -251,7 +251,7 @@ def _parts(entry: dict[str, Any]) -> list[str]:
 
 
 def _count(steps: float) -> str:
-    """`120000` gives `120k`."""
+    """Return a number of steps in short form: 120000 as `120k`."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if steps >= size:
             return f"{steps / size:.4g}{unit}"

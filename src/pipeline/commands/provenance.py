@@ -1,4 +1,4 @@
-"""`pipeline provenance`: what made an ONNX policy, and would the present tree make it again?"""
+"""`pipeline provenance`: show what made an ONNX policy, and whether a tree would make it again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.stages.shared.project import checkout, code_of
 from pipeline.tracking.run_metadata import flattened, git, leaves
 
 Verdict = Literal["same", "differs", "unknown"]
-_MOST_SHOWN = 12
+_MAX_DETAILS = 12
 _FIELDS: dict[str, type] = {
     **dict.fromkeys(("stage", "run", "parameters_sha256", "code_sha256"), str),
     **dict.fromkeys(("parameters", "inputs", "versions", "sources"), dict),
@@ -29,17 +29,17 @@ _FIELDS: dict[str, type] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """The comparison of one input of the policy with the present tree."""
+    """The comparison of one input of a policy with a tree or with another policy."""
 
     what: str
     verdict: Verdict
     details: tuple[str, ...] = ()
-    """What differs, or why it is unknown."""
+    """The differences, or why the comparison was not possible."""
 
     def lines(self, indent: str) -> list[str]:
         """Return the details as lines, up to a limit."""
-        more = len(self.details) - _MOST_SHOWN
-        shown = [*self.details[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        more = len(self.details) - _MAX_DETAILS
+        shown = [*self.details[:_MAX_DETAILS], *([f"and {more} more"] if more > 0 else [])]
         return [indent + detail for detail in shown]
 
 
@@ -47,17 +47,17 @@ def add_options(parser: Parser) -> None:
     """Add the options of `pipeline provenance`."""
     parser.add_argument("file", type=Path, help="an .onnx file of `export` or `pipeline learn`")
     text = (
-        "the checkout or project to compare with; default: the present folder, else the one that "
-        "the file lies in"
+        "the checkout or project to compare with; default: the present folder, else the project "
+        "that contains the file"
     )
     option(parser, "--tree DIR", text)
-    text = "compare with another file instead, and name the first cause by which they may differ"
+    text = "compare with another file instead, and name the first possible cause of a difference"
     option(parser, "--diff OTHER", text, type=Path)
     option(parser, "--json", "print everything as JSON")
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return what made a policy, and whether a tree would make the same."""
+    """Return a text on what made a policy, and whether a tree would make the same policy."""
     if arguments.diff is not None:
         return _compared(arguments.diff, arguments.file)
     stages = read(arguments.file)
@@ -90,13 +90,14 @@ def _compared(first: Path, second: Path) -> str:
     same_network = without_metadata(first) == without_metadata(second)
     causes = [*_causes(*histories), *_machines(paths, *histories)]
     if same_network:
-        lines.append("The networks are the same; only what the files say of their making differs.")
+        lines.append("The networks are equal; only the records of how they were made differ.")
         causes = causes or list(_other_fields(*histories))
     elif not causes:
         lines.append(
-            "Nothing that is recorded differs. What is left is the machine: its kind of processor, "
-            "which decides which kernels run. `machine` in results/.work/<stage>/<run>/stage.json, "
-            "or run_logs/machine.json, names it, and is compared where both files lie below it."
+            "No recorded value differs. The remaining cause is the machine: its type of CPU "
+            "decides which kernels run. results/.work/<stage>/<run>/stage.json (`machine`) or "
+            "run_logs/machine.json has it, and is compared if both policies are in their runs' "
+            "folders."
         )
     lead = "The first difference" if same_network else "The first cause by which they may differ"
     for number, check in enumerate(causes):
@@ -131,7 +132,7 @@ def _causes(
 def _other_fields(
     first: Sequence[provenance.Record], second: Sequence[provenance.Record]
 ) -> Iterator[Check]:
-    """Compare what no network depends on, such as the names of runs and the paths of inputs."""
+    """Compare values that do not change a network, such as names of runs and paths of inputs."""
     for left, right in zip(first, second, strict=True):
         if details := _differences(dict(flattened(left)), dict(flattened(right))):
             yield Check(what=f"record of {left['stage']}", verdict="differs", details=details)
@@ -147,7 +148,7 @@ def _machines(
     first: Sequence[provenance.Record],
     second: Sequence[provenance.Record],
 ) -> Iterator[Check]:
-    """Compare the machines on which two files were made, where the runs' folders record them."""
+    """Compare the machines that made two files, if the runs' folders have records of them."""
     for left, right in zip(first, second, strict=False):
         mine, other = _machine_of(paths[0], left), _machine_of(paths[1], right)
         if not mine or not other:
@@ -157,13 +158,13 @@ def _machines(
 
 
 def _machine_of(path: Path, record: provenance.Record) -> dict[str, Any]:
-    """Return the recorded facts of the machine that made a record; empty if there are none."""
+    """Return the recorded facts of the machine that made a record; empty without a record."""
     stage, run = record["stage"], Path(record["run"])
     for folder in path.resolve().parents:
         recorded: Any
         if stage == "learn":
             recorded = read_map(folder / "run_logs/machine.json")
-        elif run.is_absolute() or ".." in run.parts:  # the file may come from anywhere
+        elif run.is_absolute() or ".." in run.parts:  # the file may come from a stranger
             return {}
         else:
             facts = read_map(folder / WORK / stage / run / "stage.json")
@@ -184,21 +185,25 @@ def _interruptions(record: provenance.Record) -> dict[str, Any]:
 
 
 def read(model: Path) -> list[provenance.Record]:
-    """Return the records in a file's metadata, the first stage's first."""
+    """Return the records in a file's metadata, in the order of stages.
+
+    Raises:
+        ExportError: The file has no records that can be read.
+    """
     from pipeline.export.layout import load
 
     metadata = {prop.key: prop.value for prop in load(model).metadata_props}
     if provenance.KEY not in metadata:
         raise ExportError(
-            f"{model}: does not say what made it; it comes from another program or an earlier "
-            "version: export it again from its checkpoint's run"
+            f"{model}: has no record of what made it: another program or an earlier version wrote "
+            "it; export it again from its checkpoint's run"
         )
     try:
         value = json.loads(metadata[provenance.KEY])
         is_known = value["format"] == provenance.FORMAT
         stages: list[provenance.Record] = value["stages"] if is_known else []
         readable = all(_is_record(record) for record in stages)
-    # The file may come from anywhere; deeply nested JSON ends in a RecursionError.
+    # The file may come from a stranger; deeply nested JSON raises RecursionError.
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ExportError(f"{model}: its provenance cannot be read ({error})") from error
     if not readable:
@@ -211,7 +216,7 @@ def read(model: Path) -> list[provenance.Record]:
 
 
 def _is_record(record: Any) -> bool:
-    """Return whether a value has all fields of a record that are used here."""
+    """Return whether a value has all fields of a record that this module uses."""
     if not isinstance(record, dict):
         return False
     kinds = _FIELDS if record.get("stage") == "learn" else {**_FIELDS, "experiment": str}
@@ -232,29 +237,29 @@ def _is_texts(value: Any, *needed: str) -> bool:
 
 
 def _root(tree: Path | None, file: Path) -> tuple[Path, str]:
-    """Return the folder to compare with, and how a heading names it."""
+    """Return the folder to compare with, and the heading of the comparison."""
     for folder in (tree,) if tree else (Path.cwd(), *file.resolve().parents):
         if code_of(folder) != folder or (folder / "src/pipeline").is_dir():
             is_present = folder in (tree, Path.cwd())
-            return folder, f"Beside {'the present tree' if is_present else folder}:"
+            return folder, f"Compared with {'the present tree' if is_present else folder}:"
     if tree is not None:
         raise ExportError(
-            f"{tree}: is not a checkout of this project: it has no src/pipeline; nor a project of "
-            "`pipeline init`: it has no dvc.yaml"
+            f"{tree}: is neither a checkout of this repository (it has no src/pipeline) nor a "
+            "project of `pipeline init` (it has no dvc.yaml)"
         )
     root = checkout()
     return root, (
-        f"No params.yaml is here or above the file, so it is compared with {root}, where this "
-        "program comes from (--tree names another folder):"
+        f"Compared with {root}, the source of this program, because neither this folder nor a "
+        "parent of the file has a params.yaml (--tree gives another folder):"
     )
 
 
 def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
-    """Return the newest commit of any branch that has these files, or None, and a text about it.
+    """Return the newest commit of any branch with these files (or None), and a text about it.
 
-    `blobs` has git's id of each file's content, by its path in the repository.
+    `blobs` has git's id of each file's content, by the file's path in the repository.
     """
-    # Only commits that changed `src`: every other has the same sources as one of these.
+    # Only commits that changed `src`: every other commit has the same sources as one of these.
     log = git(root, "log", "--all", f"-n{MOST_COMMITS}", "--format=%H %cs %s", "--", "src")
     if log is None:
         return None, "not known: there is no git repository here"
@@ -262,16 +267,16 @@ def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
     for line in lines:
         commit = line.partition(" ")[0]
         listed = git(root, "ls-tree", "-r", "--full-tree", commit, "--", "src") or ""
-        # each line: mode, type and id, then the path after a tab
+        # Each line has mode, type and id, then a tab and the path.
         facts = (entry.partition("\t") for entry in listed.splitlines())
         ids = {path: fact.split()[2] for fact, _, path in facts}
         if all(ids.get(path) == blob for path, blob in blobs.items()):
             return commit, f"{line} (the newest change of src with these sources)"
     if not lines:
-        return None, "not known: no commit here has src, the sources"
+        return None, "not known: no commit here has the folder src"
     return None, (
-        f"none of the last {len(lines)} that changed src has these sources: they were not "
-        "committed, or elsewhere"
+        f"none of the last {len(lines)} commits that changed src has these sources: they were not "
+        "committed, or in another repository"
     )
 
 
@@ -286,18 +291,18 @@ def _checks(stage: provenance.Record, root: Path) -> Iterator[Check]:
         yield _input(kind, entry, root)
     if steps := stage.get("interrupted_at_steps"):
         reason = (
-            f"it was interrupted at steps {', '.join(map(str, steps))}, and did not go on exactly"
+            f"it was interrupted at steps {', '.join(map(str, steps))}, and not resumed exactly"
         )
         yield Check(what=f"interruptions of {name}", verdict="differs", details=(reason,))
 
 
 def _code(stages: Sequence[provenance.Record], root: Path) -> Check:
-    """Check the code of all stages at once: a shared source is stored with the first alone."""
+    """Check the code of all stages at once, because the first stage stores shared sources."""
     details = []
     for name, blob in (item for stage in stages for item in stage["sources"].items()):
         file = sources.src_of(code_of(root)) / name
         if not file.is_file():
-            details.append(f"src/{name} is not there")
+            details.append(f"src/{name} is missing")
         elif sources.git_id(file) != blob:
             details.append(f"src/{name} has changed")
     return _check("code", list(dict.fromkeys(details)))
@@ -310,7 +315,7 @@ def _parameters(stage: provenance.Record, root: Path) -> Check:
         now = _parameters_now(stage["stage"], run)
     except PipelineError as error:
         return Check(what=label, verdict="differs", details=(str(error),))
-    # Through JSON, like the record: it turns tuples into lists, and keys into strings.
+    # Through JSON, as in the record, which turns tuples into lists and keys into strings.
     old, new = (
         dict(flattened(json.loads(json.dumps(values)))) for values in (stage["parameters"], now)
     )
@@ -337,10 +342,10 @@ def _parameters_now(stage: str, run: run_context.Run) -> Mapping[str, Any]:
 def _input(kind: str, entry: Mapping[str, str], root: Path) -> Check:
     label = f"{kind} {entry['name']}"
     path = entry.get("path")
-    # The file may come from a stranger: its paths must not make this command read elsewhere.
+    # The file may come from a stranger: a path in it must not lead out of the tree.
     elsewhere = path is None or Path(path).is_absolute() or ".." in Path(path).parts
     if path is None or elsewhere or not (root / path).exists():
-        reason = "its place is not in the file" if path is None else f"{path} is not in the tree"
+        reason = "the record has no path" if path is None else f"{path} is not in the tree"
         return Check(what=label, verdict="unknown", details=(reason,))
     now = digest_of(root / path)
     return _check(label, [] if now == entry["sha256"] else [f"{path} has another content"])
@@ -400,6 +405,6 @@ def _judged(checks: Sequence[Check], where: str) -> list[str]:
     conclusions = {
         "same": f"{tree} would make the same file.",
         "differs": f"{tree} would not make the same file.",
-        "unknown": "Nothing that can be compared differs, but not everything can be.",
+        "unknown": "No compared value differs, but not all values could be compared.",
     }
     return [*lines, conclusions[_overall(checks)]]

@@ -1,4 +1,4 @@
-"""`pipeline push`: upload a run with its model card, or a card's folder, to Hugging Face's Hub."""
+"""`pipeline push`: upload a run with its model card, or a card's folder, to Hugging Face."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pipeline.commands.parser import Parser, option
 from pipeline.errors import FetchError, PipelineError, SettingsError, one_line
 
 _LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests")
-"""Libraries whose exceptions mean that the Hub refused or was not reached."""
+"""Libraries of exceptions that mean that the Hub refused, or could not be reached."""
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `pipeline push`; those of mlagents-push-to-hf mean the same here."""
+    """Add the options of `pipeline push`, including the options of mlagents-push-to-hf."""
     parser.add_argument(
         "run",
         nargs="?",
@@ -28,35 +28,37 @@ def add_options(parser: Parser) -> None:
         help="<experiment>-<seed> of params.yaml, results/<run-id> of `pipeline learn`, or a "
         "folder that `pipeline card` wrote",
     )
-    option(parser, "--repo-id NAME/POLICY", "where to", required=True)
-    option(parser, "--commit-message TEXT", "", default="Push to Hub")
-    option(parser, "--license NAME", "of the policy, for a card that is written now")
-    option(parser, "--private", "a new repository is private")
-    option(parser, "--run-id TEXT", "ML-Agents' option: a title, without effect here")
+    option(parser, "--repo-id NAME/POLICY", "the repository on the Hub", required=True)
+    option(parser, "--commit-message TEXT", "message of the commit", default="Push to Hub")
+    option(parser, "--license NAME", "the policy's license, for a card that this command writes")
+    option(parser, "--private", "make a new repository private")
+    option(parser, "--run-id TEXT", "ML-Agents' option: a title; no effect here")
     option(parser, "--local-dir RUN", "ML-Agents' option: RUN")
-    text = "ML-Agents' option: which must be that of the run"
+    text = "ML-Agents' option: the run's configuration"
     option(parser, "--configfile-name FILE", text, type=str, default="configuration.yaml")
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Upload, and return the address."""
+    """Upload the files, and return the commit's address."""
     from pipeline.export.layout import load
 
     source = arguments.run or arguments.local_dir
     if source is None:
-        raise SettingsError("name the run to push: `pipeline push RUN --repo-id NAME/POLICY`")
+        raise SettingsError("give the run to push: `pipeline push RUN --repo-id NAME/POLICY`")
     if arguments.configfile_name != "configuration.yaml":
         raise SettingsError(
-            f"--configfile-name: {arguments.configfile_name} is not what runs of here have; leave "
-            "it out, it is configuration.yaml"
+            f"--configfile-name: {arguments.configfile_name} is not used here: every run has "
+            "configuration.yaml; leave the option out"
         )
     with contextlib.ExitStack() as stack:
         folder = Path(source)
-        # any other folder, such as a checkout, may hold private files
+        # Any other folder, such as a checkout, may have private files.
         policies = list(folder.glob("*.onnx"))
         if (folder / card.CARD).is_file() and policies:
             if arguments.license:
-                raise SettingsError(f"{folder}: has its card; --license is for `pipeline card`")
+                raise SettingsError(
+                    f"{folder}: has a card already; give --license to `pipeline card`"
+                )
             for policy in policies:
                 load(policy)  # refuses a broken file
         else:
@@ -70,7 +72,7 @@ def run(arguments: argparse.Namespace) -> str:
                 repo_id=arguments.repo_id,
                 folder_path=folder,
                 commit_message=arguments.commit_message,
-                delete_patterns="*",  # files of an earlier push would not be signed
+                delete_patterns="*",  # removes files of an earlier push
             )
         names = sorted(path.name for path in folder.iterdir())
     return f"Pushed {', '.join(names)} to {arguments.repo_id}: {commit.commit_url}"
@@ -78,8 +80,8 @@ def run(arguments: argparse.Namespace) -> str:
 
 @contextlib.contextmanager
 def hub(repo_id: str) -> Iterator[Any]:
-    """Yield a client of the Hub at HF_ENDPOINT; its failures become one line."""
-    # Before the import, because the client reads them then.
+    """Yield a client of the Hub at HF_ENDPOINT; turn its errors into one line with a remedy."""
+    # Set before the import, which reads them.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import HfApi
@@ -89,8 +91,8 @@ def hub(repo_id: str) -> Iterator[Any]:
     try:
         yield HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     except Exception as error:
-        # The client is imported late, so its exceptions are recognized by their modules' names. An
-        # upload that fails is a plain RuntimeError with one of them as its cause.
+        # The client has no common base class of exceptions, so the modules' names decide. A failed
+        # upload is a plain RuntimeError with such an exception as its cause.
         modules = {type(cause).__module__.partition(".")[0] for cause in _causes(error)}
         from_library = not modules.isdisjoint(_LIBRARIES)
         if isinstance(error, PipelineError) or not (from_library or isinstance(error, OSError)):
@@ -102,7 +104,7 @@ def hub(repo_id: str) -> Iterator[Any]:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, and those that it wraps."""
+    """Yield an exception and its chain of causes."""
     following: BaseException | None = error
     while following is not None:
         yield following
@@ -110,13 +112,13 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _remedy(error: Exception) -> str:
-    """Return what to do about a failure, by the Hub's answer if there is one."""
+    """Return the remedy for a failure, according to the Hub's answer if there is one."""
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
-        return "make this file or its disk usable, and repeat the command"
+        return "check this file and its disk, and repeat the command"
     for cause in _causes(error):
         status = getattr(getattr(cause, "response", None), "status_code", None)
         if status in (401, 403, 404):  # the Hub hides private repositories from strangers
-            return "log in with `hf auth login` or HF_TOKEN, and look at the name and HF_ENDPOINT"
+            return "log in with `hf auth login` or HF_TOKEN, and check the name and HF_ENDPOINT"
         if status is not None:
             return f"the Hub answered {status}: repeat the command later"
-    return "look at the connection, the name and HF_ENDPOINT, and repeat the command"
+    return "check the connection, the name and HF_ENDPOINT, and repeat the command"

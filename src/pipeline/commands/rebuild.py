@@ -1,4 +1,4 @@
-"""The MLflow store, made again from the files of `results/`, which are the record."""
+"""Make the MLflow store again from the files in `results/`, which are the record."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from pipeline.tracking.mlflow_run import MlflowRun
 _log = logging.getLogger(__name__)
 _PLACE = re.compile(r"results/\w+/(?P<name>.+)/seed(?P<seed>\d+)")
 _OF_NOW = ("mlflow.source.git.commit", "pipeline.uncommitted")
-"""Tags of the present code, which need not be the code that made the files."""
+"""Tags about the present code, which may differ from the code that made the files."""
 
 
 def rebuild(root: Path) -> None:
-    """Keep the present store under another name, and make a row for each run in `results/`.
+    """Rename the present store, and make a new store with a row for each run in `results/`.
 
     Raises:
-        PipelineError: The store is not in the folder, or params.yaml cannot be read.
+        PipelineError: The store is not a file in the folder, or params.yaml cannot be read.
     """
     params = load_params(root / "params.yaml")
     mlflow_store.set_aside(root)
     places = {
         matched.groups()
-        for stage in _TELL
+        for stage in _STAGE_FILES
         for path in root.glob(f"results/{stage}/**/seed*")
         if (matched := _PLACE.fullmatch(path.relative_to(root).as_posix()))
     }
     for name, seed in sorted(places):
         try:
             _make_row(run_context.Run(root=root, params=params, name=name, seed=int(seed)))
-        except PipelineError as error:  # of an experiment that params.yaml no longer has
+        except PipelineError as error:  # an experiment that params.yaml no longer has
             _log.warning("%s/seed%s has no row: %s", name, seed, error)
 
 
 def _make_row(run: run_context.Run) -> None:
-    """Write what the stages of a run have written, as far as it is in files."""
+    """Write the row of a run from the files of its stages."""
     row, prefix = run_context.row_of(run), len(run.params.run_settings(run.name).behaviors) > 1
-    for stage, (made, tell) in _TELL.items():
+    for stage, (made, tell) in _STAGE_FILES.items():
         folder = run.root / run.folder(stage)
         if not (folder / made).exists():
             continue
@@ -60,7 +60,7 @@ def _make_row(run: run_context.Run) -> None:
         )
         key = run_context.key_of(run, job)
         tags = {name: text for name, text in key.tags.items() if name not in _OF_NOW}
-        # A clone has no facts of its stages, but the times of its files.
+        # A clone has no facts of its stages, so the times of its files are used.
         begun = facts.get("started_unix_s", (folder / made).stat().st_mtime)
         times = (begun, begun + facts.get("duration_s", 0.0))
         record = MlflowRun(replace(key, tags=tags), prefix=prefix, times=times)
@@ -86,9 +86,9 @@ def _tell_training(record: MlflowRun, run: run_context.Run, folder: Path) -> Non
     record.made(folder / "policy.pt")
 
 
-_TELL = {
+_STAGE_FILES = {
     "train": ("policy.pt", _tell_training),
     "export": ("export.json", export.tell),
     "evaluate": ("metrics.json", evaluate.tell),
 }
-"""What a stage makes last, and what writes its files to MLflow."""
+"""The file that each stage writes last, and the function that writes its files to MLflow."""

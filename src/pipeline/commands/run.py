@@ -1,4 +1,4 @@
-"""`pipeline run`: the whole DAG, or some of it by name, with either engine."""
+"""`pipeline run`: run the whole DAG, or parts of it by name, with either engine."""
 
 from __future__ import annotations
 
@@ -43,29 +43,31 @@ _log = logging.getLogger(__name__)
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline run`."""
     text = (
-        "of params.yaml: experiments, sweeps, runs (<experiment>-<seed>), or subsets (names under "
-        "its key `subsets`, each a list of the others); default: all"
+        "names in params.yaml: experiments, sweeps, runs (<experiment>-<seed>) or subsets (lists "
+        "of names under the key `subsets`); default: all"
     )
     parser.add_argument("names", nargs="*", help=text)
     choices = {"choices": ("dvc", "snakemake"), "default": "snakemake", "metavar": None}
-    option(parser, "--engine NAME", "who runs the stages", **choices)
-    option(parser, "--stage NAME", "the last stage of what is named, such as train; default: all")
-    option(parser, "--cores N", "jobs at a time", default=1)
-    option(parser, "-n --dry-run", "print the engine's command")
+    option(parser, "--engine NAME", "the engine that runs the stages", **choices)
+    option(parser, "--stage NAME", "the last stage to run, such as train; default: all stages")
+    option(parser, "--cores N", "number of jobs at a time", default=1)
+    option(parser, "-n --dry-run", "only print the engine's command")
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Plan, let an engine bring the named targets up to date, and return the results."""
+    """Write the plan, let an engine make the targets, and return the table of results."""
     root, engine = Path.cwd(), arguments.engine
     if arguments.stage is not None and not arguments.names:
-        raise SettingsError("--stage is the last stage of what is named; name an experiment or run")
+        raise SettingsError(
+            "--stage: needs names; give the experiments or runs to end with this stage"
+        )
     params = load_params(root / "params.yaml")
-    # Before the engine starts: both read the table of runs, not params.yaml itself.
+    # Before the engine starts: both engines read the table of runs, not params.yaml itself.
     write_plan(params, root / RUNS_FILE)
     chosen = targets(params, arguments.names, stage=arguments.stage)
     if engine == "dvc":
         _refuse_without_dvc(root)
-        engines.mend_lock(root)
+        engines.truncate_incomplete_dvc_lock(root)
         command = ["dvc", "repro", *(target.dvc for target in chosen)]
     else:
         refuse_files_of_the_future(params)
@@ -78,11 +80,11 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.dry_run:
         return shell_command(*command)
     names = [target.dvc for target in chosen]
-    with _alone(root):
+    with _run_lock(root):
         if engine == "dvc":
             _take_from_snakemake(root)
-        ran_none = _work(command, root, params, names, arguments.cores)
-    from pipeline.commands.compare import answer  # NumPy, which Snakemake's rules need not wait for
+        ran_none = _run_with_progress(command, root, params, names, arguments.cores)
+    from pipeline.commands.compare import answer  # imports NumPy, which the engines do not need
 
     if not arguments.names:
         table = answer(root)
@@ -91,22 +93,22 @@ def run(arguments: argparse.Namespace) -> str:
     try:
         table = answer(root, [run for name in arguments.names for run in params.runs_of(name)])
     except PipelineError as error:  # the runs are up to date all the same
-        table = f"There is no table of them: {one_line(error)}"
+        table = f"The table of results cannot be made: {one_line(error)}"
     return f"{done}\n\n{table}" if table else done
 
 
 def _refuse_without_dvc(root: Path) -> None:
-    """Refuse a folder that is in no repository of DVC, such as one copied without `.dvc`."""
+    """Refuse a folder outside a DVC repository, such as a copy without `.dvc`."""
     if not any((folder / ".dvc").is_dir() for folder in (root, *root.parents)):
         raise StageError(
-            f"{root} is no DVC repository: `git init && dvc init` makes it one (without git, `dvc "
-            "init --no-scm`), or `pipeline run --engine snakemake` needs none"
+            f"{root} is not a DVC repository: run `git init && dvc init` (without git: `dvc init "
+            "--no-scm`), or use `pipeline run --engine snakemake`, which needs no repository"
         )
 
 
 @contextlib.contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """Let one `pipeline run` work in a folder at a time: engines lock it with less to say."""
+def _run_lock(root: Path) -> Iterator[None]:
+    """Hold the folder's lock, to refuse a second `pipeline run` with a clear error."""
     lock = FileLock(root / WORK / "run.lock")
     lock_file = Path(lock.lock_file)
     lock_file.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +116,7 @@ def _alone(root: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise StageError(
-            f"{root}: another `pipeline run` is at work here; wait until it ends, or stop it by "
+            f"{root}: another `pipeline run` is running here; wait until it ends, or stop it with "
             "Ctrl+C"
         ) from None
     with lock:
@@ -122,23 +124,23 @@ def _alone(root: Path) -> Iterator[None]:
 
 
 def _take_from_snakemake(root: Path) -> None:
-    """Let DVC take over what Snakemake made, if Snakemake finds all of it up to date."""
+    """Record Snakemake's results in DVC, if Snakemake finds all results up to date."""
     if not (root / ".snakemake" / "metadata").is_dir():
         return
     try:
-        engines.note_sources(root)  # else an edit that Snakemake has seen is DVC's only later
+        engines.note_sources(root)  # so that DVC knows of edits that Snakemake has seen
         if engines.dvc_state(root).pending:
             _log.info("%s", sync(root, "snakemake"))
     except StageError as error:
-        _log.info("DVC takes over nothing that Snakemake made: %s", one_line(error))
+        _log.info("DVC does not take over Snakemake's results: %s", one_line(error))
 
 
-def _work(
+def _run_with_progress(
     command: Sequence[str], root: Path, params: Params, target_names: Sequence[str], cores: int
 ) -> bool:
-    """Let an engine work, and show the progress of its stages; its output goes to a log.
+    """Run an engine, and show the progress of its stages; its output goes to a log.
 
-    Returns whether no stage ran, as far as can be known: stages of a user's own report nothing.
+    Returns whether no stage ran, as far as is known: stages that a user has added report nothing.
     """
     from pipeline.commands.progress import Screen, graph_of
 
@@ -147,7 +149,7 @@ def _work(
     waiting = graph.after(changed, target_names)
     log = Path("logs", f"{command[0]}.log")
     (root / log).parent.mkdir(exist_ok=True)
-    # A file of the project and not a pipe: jobs of a cluster run on other machines.
+    # A file in the project, not a pipe, because jobs of a cluster run on other machines.
     (root / WORK).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="progress-", dir=root / WORK) as folder:
         events = Path(folder, "events")
@@ -155,22 +157,22 @@ def _work(
         variables = engines.environment() | {FILE: str(events)}
         screen = Screen(graph, waiting, events, cores=cores)
         with (root / log).open("wb") as output, screen.bars:
-            code = _watched(command, root, variables, output, screen.update)
+            code = _run_engine(command, root, variables, output, screen.update)
     if code == 0:
         return not (screen.numbers or screen.waiting or {*changed} - {*graph.names})
-    # A stage that was killed hard has reported no end, so it still counts as running.
+    # A stage that was killed has reported no end, so it still counts as running.
     failed = [*screen.failed, *screen.running]
     for job, path in [(job.title, log_of(*job)) for job in failed] or [(command[0], log)]:
         excerpt = "".join(f"  {line}\n" for line in _last_lines(root / path))
         sys.stderr.write(f"{job} failed; the end of {path}:\n{excerpt}")
     raise StageError(
         f"`{shell_command(*command[:3])}{' ...' if len(command) > 3 else ''}` ended with exit code "
-        f"{code}; all that it printed is in {log}. The same command goes on where it stopped."
+        f"{code}; its whole output is in {log}. The same command continues where it stopped."
     )
 
 
 def _last_lines(path: Path, n: int = 15) -> list[str]:
-    """Return the end of a log; nothing when it is not there."""
+    """Return the last `n` lines of a log; [] if it cannot be read."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return [line.rstrip() for line in deque(file, n)]
@@ -179,7 +181,7 @@ def _last_lines(path: Path, n: int = 15) -> list[str]:
 
 
 def _changed(engine: str, root: Path, all_names: Collection[str]) -> Collection[str]:
-    """Return the stages that the engine finds out of date; all of them where it fails."""
+    """Return the stages that the engine finds out of date; all stages if the engine fails."""
     try:
         if engine == "snakemake":
             state = engines.snakemake_summary(root)
@@ -193,14 +195,14 @@ def _changed(engine: str, root: Path, all_names: Collection[str]) -> Collection[
         return all_names  # the engine itself will report the error
 
 
-def _watched(
+def _run_engine(
     command: Sequence[str],
     root: Path,
     variables: Mapping[str, str],
     output: BinaryIO,
     update: Callable[[], None],
 ) -> int:
-    """Run an engine and return its exit code; a signal to this process interrupts its jobs.
+    """Run an engine and return its exit code; a signal to this process interrupts the jobs.
 
     The engine has its own process group, so that Ctrl+C reaches it once, through this process.
     """
@@ -212,35 +214,35 @@ def _watched(
         if engine is not None:
             _interrupt(engine)
 
-    names = ("SIGINT", "SIGTERM", "SIGHUP")  # the last is unknown on Windows
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
     handled = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before = {number: signal.signal(number, stop) for number in handled}
     try:
-        engine = subprocess.Popen(  # noqa: S603  # fixed
+        engine = subprocess.Popen(  # noqa: S603  # fixed command
             command,
             cwd=root,
             env=variables,
-            # An engine that asks a question would wait for ever behind the progress lines.
+            # Nobody would see a question of the engine behind the progress lines.
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             process_group=0 if hasattr(os, "killpg") else None,
         )
-        # The signal may have come between installing the handlers and the start of the engine.
+        # A signal may have come between the handlers' installation and the engine's start.
         if received:
             _interrupt(engine)
         while engine.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                engine.wait(_LOOK_S)
+                engine.wait(_POLL_S)
             update()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    # For the events between the last update and the engine's end.
+    # Shows the events between the last update and the engine's end.
     update()
     if received:
         reason = f"stopped by {signal.Signals(received[0]).name}"
-        advice = "what was being trained is saved, and the same command goes on there"
+        advice = "running trainings are saved, and the same command continues them"
         raise Interrupted(f"{reason}; {advice}", exit_code=128 + received[0])
     return engine.returncode
 
@@ -249,28 +251,32 @@ def _interrupt(engine: subprocess.Popen[bytes]) -> None:
     """Interrupt the engine and its jobs, as Ctrl+C in a terminal does."""
     with contextlib.suppress(OSError):  # it has just ended
         if hasattr(os, "killpg"):
-            # To the whole group: a DVC that gets SIGINT alone ignores it and runs to its end.
+            # To the whole process group: if only DVC gets SIGINT, it waits for its job's end.
             os.killpg(engine.pid, signal.SIGINT)
         else:
             engine.terminate()
 
 
-_LOOK_S = 0.25
+_POLL_S = 0.25
 """Seconds between updates of the progress lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The last stage of one run, or the ranking of a sweep, under each engine's name for it."""
+    """The last stage of a run, or the ranking of a sweep, by each engine's name for it."""
 
     dvc: str
     """The stage of dvc.yaml."""
     file: str
-    """One of the stage's outputs, as Snakemake's target."""
+    """An output of the stage, which is Snakemake's target."""
 
 
 def targets(params: Params, names: Sequence[str], *, stage: str | None = None) -> list[Target]:
-    """Return the targets that the engines must make for the names."""
+    """Return the engines' targets for names in params.yaml.
+
+    Raises:
+        SettingsError: A name is unknown, or its experiment does not have the stage.
+    """
     pairs: dict[tuple[str, int], None] = {}
     for name in names:
         runs = params.runs_of(name)

@@ -1,7 +1,7 @@
-"""`pipeline runs`: which MLflow row and which DVC revision belong together, both ways.
+"""`pipeline runs`: find the DVC revision of an MLflow row, and the rows of a revision.
 
-A row holds DVC's digests of its stages' outputs, and the `dvc.lock` of a revision holds the digests
-of the outputs in it. Content is the link, so runs and commits may come in any order.
+A row has DVC's digests of its stages' outputs, and the `dvc.lock` of a revision has the digests of
+that revision's outputs. Equal digests link them, so runs and commits may come in any order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.tracking import mlflow_store, run_metadata
 from pipeline.tracking.run_metadata import git
 
 _MADE = {"train": "policy.pt", "export": "", "evaluate": "metrics.json"}
-"""The file in a stage's folder that stands for its outputs; empty for the whole folder."""
+"""The file in a stage's folder that has the digest; empty for the whole folder."""
 _POLICY = re.compile(r"results/train/(?P<experiment>.+)/seed(?P<seed>\d+)/policy\.pt\Z")
 
 
@@ -32,27 +32,27 @@ class Found:
     experiment: str
     seed: str
     variant: str
-    """The DVC experiment of the row, else `workspace`."""
+    """Name of the DVC experiment; else `workspace`."""
     tags: Mapping[str, str]
     score: float | None
 
     @property
     def current(self) -> bool:
-        """Whether the row is the current one of its experiment and seed."""
+        """Whether the row is the current row of its experiment and seed."""
         return self.tags.get(mlflow_store.CURRENT) == "yes"
 
     @property
     def name(self) -> str:
-        """Its name in the tables."""
+        """The row's name in the tables."""
         return run_metadata.label(f"{self.experiment}-{self.seed}", self.variant)
 
     @property
     def own_folder(self) -> str | None:
-        """The folder, and name, of a run outside the DAG; None for a run of stages."""
+        """The folder of a run outside the DAG; None for a run of stages."""
         return self.experiment if self.experiment.startswith(("./", "/")) else None
 
     def made(self) -> list[tuple[str, str, str]]:
-        """Return stage, path and digest of each output that the row knows."""
+        """Return stage, path and digest of each output with a digest in the row."""
         place = f"{self.experiment}/seed{self.seed}"
         return [
             (stage, f"results/{stage}/{place}/{file}".rstrip("/"), self.tags[f"dvc.{stage}"])
@@ -63,24 +63,24 @@ class Found:
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline runs`."""
-    text = "<experiment>-<seed>, or a run's id in MLflow; default: a table of all"
+    text = "<experiment>-<seed>, or a run's id in MLflow; default: a table of all runs"
     parser.add_argument("run", nargs="?", help=text)
-    text = "only rows of runs that are what they would have been without interruptions"
+    text = "only runs that equal an uninterrupted run"
     option(parser, "--exact", text)
     text = (
-        "first make the MLflow store of this folder from the files in results/, as after a copy or "
-        "move; the earlier store is kept under another name"
+        "first make the MLflow store again from the files in results/, for example in a copied "
+        "folder; the earlier store is renamed"
     )
     option(parser, "--rebuild", text)
-    text = "the rows of what a git revision's dvc.lock holds, instead of what lies here"
+    text = "show the rows of the results in a git revision's dvc.lock"
     option(parser, "--at REVISION", text)
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return the rows and their revisions in the present repository, as a table or for one run."""
+    """Return a table of rows, or the rows and revisions of one run."""
     root = Path.cwd()
     if arguments.rebuild:
-        # A second for the stages that it needs.
+        # Imported late, because importing the stages takes a second.
         from pipeline.commands.rebuild import rebuild
 
         rebuild(root)
@@ -105,7 +105,7 @@ def rows_of(store: mlflow_store.Store) -> list[Found]:
             rows.append(
                 Found(
                     run=run.info.run_id,
-                    # The tag is the label, which ends with DVC's experiment.
+                    # The tag ends with the name of DVC's experiment.
                     experiment=tags["pipeline.experiment"].removesuffix(f" ({variant})"),
                     seed=tags["pipeline.seed"],
                     variant=variant,
@@ -140,22 +140,22 @@ def _named(rows: Sequence[Found], name: str) -> list[Found]:
 
 
 def _table(root: Path, rows: Sequence[Found], *, whole: bool) -> str:
-    """Return a line for each row and, for a `whole` table, for each policy here without a row."""
+    """Return a line for each row and, in a `whole` table, for each policy without a row."""
     lines = [("run", "MLflow run", "mean return", "its files")]
     for row in rows:
-        state = "not all made"
+        state = "not complete"
         if row.own_folder is not None:
             state = "its folder" if (root / row.own_folder).is_dir() else "its folder is gone"
         elif outputs := row.made():
             same = all(_current_digest(root, path) == digest for _, path, digest in outputs)
-            state = "those in results/" if same else "others than in results/"
+            state = "as in results/" if same else "not as in results/"
         lines.append((row.name, row.run, _number(row.score), state))
     known = {row.name for row in rows}
     for path in sorted(root.glob("results/train/**/policy.pt")) if whole else ():
         matched = _POLICY.fullmatch(path.relative_to(root).as_posix())
         name = matched and f"{matched['experiment']}-{matched['seed']}"
         if name and name not in known:
-            lines.append((name, "no row", "-", "made without this store"))
+            lines.append((name, "no row", "-", "not made with this store"))
     return "\n".join(aligned(lines))
 
 
@@ -175,20 +175,20 @@ def _details(root: Path, row: Found) -> str:
     commits: list[str] | None = None
     for stage, path, digest in row.made():
         agreement = (
-            "as in results/" if _current_digest(root, path) == digest else "not what lies there now"
+            "as in results/" if _current_digest(root, path) == digest else "not as in results/"
         )
         lines.append(f"  {stage:10}  {path}  md5 {digest}, {agreement}")
         holding = _holding(root, digest)
-        # A revision belongs to the run only if it holds the outputs of every stage.
+        # A revision belongs to the run only if it has the outputs of every stage.
         commits = holding if commits is None else [c for c in commits if c in holding]
     if commits:
         revision = (git(root, "log", "-1", "--format=%h %cs %s", commits[0]) or commits[0]).strip()
-        lines.append(f"  revision    {revision} (the newest whose dvc.lock holds all of this)")
+        lines.append(f"  revision    {revision} (the newest with all of this in dvc.lock)")
         lines.append(f"  get it      git checkout {commits[0][:12]} && dvc checkout")
     else:
         lines.append(
-            "  revision    none has all of this in its dvc.lock: commit it (after Snakemake, run "
-            "`pipeline sync` first)"
+            "  revision    no revision has all of this in its dvc.lock: commit it (after "
+            "Snakemake, run `pipeline sync` first)"
         )
     return "\n".join(lines)
 
@@ -197,7 +197,7 @@ def _at(root: Path, rows: Sequence[Found], revision: str) -> str:
     text = git(root, "show", f"{revision}:dvc.lock")
     if text is None:
         raise PipelineError(f"git revision {revision!r} does not exist, or has no dvc.lock")
-    # Reversed, so that the current row, which comes first, wins over superseded ones.
+    # Reversed, so that the current row, which comes first, wins over superseded rows.
     by_digest = {row.tags["dvc.train"]: row for row in reversed(rows) if "dvc.train" in row.tags}
     lines = [("run", "MLflow run", "mean return", "md5 of policy.pt")]
     if (stages := locked_stages(text)) is None:
@@ -213,12 +213,12 @@ def _at(root: Path, rows: Sequence[Found], revision: str) -> str:
 
 
 def _holding(root: Path, digest: str) -> list[str]:
-    """Return the commits whose dvc.lock holds a digest, newest first."""
+    """Return the commits with a digest in their dvc.lock, newest first."""
     log = git(root, "log", "--all", f"-n{MOST_COMMITS}", "--format=%H", "--", "dvc.lock")
     commits = (log or "").split()
     if not commits:
         return []
-    # One call over all commits: a call per commit would take seconds.
+    # One call for all commits, because a call per commit would take seconds.
     matches = git(root, "grep", "-lF", digest, *commits, "--", "dvc.lock") or ""
     holding = {line.partition(":")[0] for line in matches.splitlines()}
     return [commit for commit in commits if commit in holding]

@@ -1,8 +1,8 @@
-"""`pipeline timers`: where a run's time went, and what would make it faster.
+"""`pipeline timers`: show how a run spent its time, and what would make it faster.
 
-Reads `run_logs/timers.json` of `pipeline learn` and of `mlagents-learn`. Both hold a tree of
-seconds by name. Work in a process or thread beside the trainer is in the tree too. Shares are of
-the time that the trainer's loop took or waited, so that they add up.
+Reads `run_logs/timers.json` of `pipeline learn` and of `mlagents-learn`: a tree of seconds by name,
+which includes work in other processes and threads. Shares are shares of the time that the trainer's
+loop worked or waited, so that they add up to 1.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pipeline.settings import RunSettings, load_run_settings
 from pipeline.settings.pace import chosen_pace, free_share
 
 _Timed = tuple[str, Mapping[str, Any], bool]
-"""Name and content of a node, and whether another thread ran it."""
+"""Name and content of a node, and whether another thread than the loop's ran it."""
 
 _LOOP = "TrainerController.start_learning"
-_NODES = {
+_PART_NODES = {
     "environment": ("communicator.exchange",),
     "wire": ("codec", "UnityEnvironment._generate_step_input", "steps_from_proto"),
     "inference": ("TorchPolicy.evaluate",),
@@ -38,17 +38,17 @@ _NODES = {
     "compile": ("compile",),
     "saving": ("TrainerController._save_models",),
 }
-"""Parts of a run, and the nodes of the tree that measure each."""
+"""Parts of a run, and the names of the nodes that measure each part."""
 _WAITS = "environment"
 _N_ENVS = re.compile(r"--num-envs[= ](\d+)")
 _BAR = 30
 _MORE_ENVS = 4
 _WORTH_SAYING = 1.05
-"""A speed-up below this ratio is within the difference between equal runs."""
+"""Smallest predicted speed-up that is shown; smaller ones are within the noise of equal runs."""
 _NOTHING = 0.05
 """Share of the updates' time below which waiting beside them says nothing."""
 _DECISIVE = 0.5
-"""Share of the time from which a part gets advice of its own."""
+"""Share of the time from which a part gets its own advice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,17 +57,17 @@ class Times:
 
     program: str
     loop_s: float
-    """From the first reset to the end."""
+    """Seconds from the first reset to the end."""
     parts: Mapping[str, float]
-    """By names of `_NODES`, 0 for those not in the file; of environments what the loop waited."""
-    beside: frozenset[str]
-    """Parts that ran in another thread at the same time as the loop."""
+    """Seconds of each part of `_PART_NODES`; for `environment` the seconds that the loop waited."""
+    parallel: frozenset[str]
+    """Parts that ran in another thread in parallel with the loop."""
     working_s: float
-    """Work of each environment, also while the loop did other things."""
+    """Seconds that each environment worked, also while the loop did other work."""
     idle_s: float = 0.0
-    """What the other thread did but learn: it stored experience, or waited for more."""
+    """Seconds that the other thread stored experience or waited for it."""
     n_exchanges: int | None
-    """With each environment; None if unknown."""
+    """Number of exchanges with each environment; None if unknown."""
     n_minibatches: int | None
     hidden: frozenset[str] = frozenset()
     """Parts that the trainer did while it waited for the environments."""
@@ -81,37 +81,37 @@ class Times:
 
     @property
     def other_s(self) -> float:
-        """Seconds of the loop that belong to no part."""
-        named = sum(s for part, s in self.parts.items() if part not in self.beside)
+        """Seconds of the loop outside all parts."""
+        named = sum(s for part, s in self.parts.items() if part not in self.parallel)
         return max(self.loop_s - named, 0.0)
 
     def after(self, *, n_times: int = 1, threaded: bool | None = None) -> float:
-        """Return how many times as fast experience would come, if environments and cores permit.
+        """Return the predicted speed-up of collecting experience, if there are enough cores.
 
-        Environments step in parallel, while their messages are read and stored one by one; a batch
-        of decisions costs about the same for any number. Several environments step in groups: one
-        group works while the trainer handles the others. With `threaded` the update fills the time
-        in which the trainer would wait, and costs extra only where it is longer.
+        Environments step in parallel, but their messages are read and stored one by one; a batch of
+        decisions takes about the same time for any number of agents. Several environments step in
+        groups: one group works while the trainer handles the others. With `threaded` the update
+        uses the time in which the trainer would wait, and adds time only if it is longer.
 
         Args:
             n_times: factor on the number of environments.
             threaded: whether updates are spread over the steps; None for no change.
         """
         parts, hidden = self.parts, self.hidden
-        # The environments' own work: the wait, and what the trainer did meanwhile.
+        # The environments' own work takes the loop's wait and the trainer's work meanwhile.
         working = parts[_WAITS] + sum(parts[part] for part in hidden)
         if threaded:
             hidden = hidden | {"update"}
-        # More environments give more experience, and all of it is stored and learned from.
-        scaling = {"wire", "storage", "saving", "update"} - self.beside
+        # More environments give more experience, and all of it must be stored and learned from.
+        scaling = {"wire", "storage", "saving", "update"} - self.parallel
         meanwhile = sum(n_times * parts[part] for part in scaling & hidden)
         between = sum(n_times * parts[part] for part in scaling - hidden - {"update"})
         n_groups = min(n_times, MOST_GROUPS)
         between += parts["inference"] * n_groups + self.other_s
-        # A round takes one group's share of the work and its environments' own work, or the
-        # trainer's work for all groups where that is longer.
+        # A round takes one group's share of the trainer's work and its environments' work, or the
+        # trainer's work for all groups, whichever is longer.
         spent = max(between / n_groups + working, between + meanwhile)
-        if "update" in self.beside:  # ML-Agents' thread, beside all of this
+        if "update" in self.parallel:  # ML-Agents updates in a thread, in parallel with all of this
             spent = max(spent, n_times * parts["update"])
         elif "update" not in hidden:
             spent += n_times * parts["update"]
@@ -121,17 +121,17 @@ class Times:
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline timers`."""
     parser.add_argument("file", type=Path, help="run_logs/timers.json, or the folder of a run")
-    parser.add_argument("other", type=Path, nargs="?", help="a second one, to compare with")
+    parser.add_argument("other", type=Path, nargs="?", help="a second file or folder, to compare")
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return where the time of one run went, or of two side by side."""
+    """Return the times of one run with advice, or of two runs in a table."""
     first = read(arguments.file)
     if arguments.other is None:
         return "\n".join([*_described(arguments.file, first), "", *_advice(first)])
     second = read(arguments.other)
     rows = [("", "first", "", "second", "", "second / first")]
-    for part in (*_NODES, "other", "all"):
+    for part in (*_PART_NODES, "other", "all"):
         first_s, second_s = _seconds(first, part), _seconds(second, part)
         if not first_s and not second_s:
             continue
@@ -144,29 +144,33 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def read(path: Path) -> Times:
-    """Read a timers.json, or the one in a run's folder."""
+    """Return the times in a timers.json, or in the timers.json of a run's folder.
+
+    Raises:
+        SettingsError: The file cannot be read, or has no timers of a training.
+    """
     if (path / "run_logs/timers.json").exists():
         path /= "run_logs/timers.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        hint = similar(path) or "; name a run's folder, or its run_logs/timers.json"
+        hint = similar(path) or "; give a run's folder, or its run_logs/timers.json"
         reason = error.strerror or str(error)
         raise SettingsError(f"{path}: cannot be read ({reason}){hint}") from error
     except ValueError as error:
-        kind = kind_of(path) or f"is not JSON ({error}); name a timers.json"
+        kind = kind_of(path) or f"is not JSON ({error}); give a timers.json"
         raise SettingsError(f"{path}: {kind}") from error
     try:
         return _times(content, path.parent.parent / "configuration.yaml")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SettingsError(
-            f"{path}: holds no timers of a training ({error!r}); name a timers.json that "
-            "`pipeline learn` or `mlagents-learn` has written"
+            f"{path}: has no timers of a training ({error!r}); give a timers.json of "
+            "`pipeline learn` or `mlagents-learn`"
         ) from error
 
 
 def _settings(configuration: Path) -> RunSettings:
-    """Return the settings of a run; the defaults if its file cannot be read, or is not there."""
+    """Return the settings of a run; the defaults if its file cannot be read."""
     with contextlib.suppress(SettingsError):
         return load_run_settings(configuration)
     return RunSettings()
@@ -177,14 +181,15 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
     program = f"mlagents-learn {metadata.get('mlagents_version', '')}"
     if "trainer" in metadata:
         program = str(metadata["trainer"])
-    nodes = list(_nodes(content, beside=False))
+    nodes = list(_nodes(content, parallel=False))
     (loop,) = (node for name, node, _ in nodes if name == _LOOP)
-    parts = {part: _total(nodes, names) for part, names in _NODES.items()}
-    update_apart_s = _total(nodes, _NODES["update"], apart=True)
+    parts = {part: _total(nodes, names) for part, names in _PART_NODES.items()}
+    update_apart_s = _total(nodes, _PART_NODES["update"], apart=True)
     parts["update"] += update_apart_s - parts["compile"]
     working_s = parts[_WAITS]
     if any(name == "worker_root" for name, *_ in nodes):
-        # ML-Agents adds up what its environments' processes measure, which is not all waited for.
+        # ML-Agents adds up the times of its environments' processes, for which it does not always
+        # wait.
         option = _N_ENVS.search(str(metadata.get("command_line_arguments", "")))
         n_envs = int(option[1]) if option else _settings(configuration).env_settings.num_envs
         working_s /= n_envs
@@ -195,9 +200,9 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
     counts = {name: node.get("count") for name, node, _ in nodes}
     steps, updates = counts.get("env_step"), counts.get("_update_policy")
     hidden = set()
-    if "trainer" in metadata:  # ours, which stores and learns while environments work
+    if "trainer" in metadata:  # `pipeline learn` stores and learns while environments work
         hidden.add("storage")
-        # one step of the environments hides an update only if the update is shorter
+        # An update is hidden behind a step of the environments only if it is shorter.
         if any(behavior.threaded for behavior in _settings(configuration).behaviors.values()) or (
             steps and updates and parts["update"] / updates < float(loop["total"]) / steps
         ):
@@ -214,9 +219,9 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
         program=program,
         loop_s=float(loop["total"]),
         parts=parts,
-        beside=frozenset({"update"} if update_apart_s else ()),
+        parallel=frozenset({"update"} if update_apart_s else ()),
         working_s=working_s,
-        idle_s=_total(nodes, _NODES["storage"], apart=True),
+        idle_s=_total(nodes, _PART_NODES["storage"], apart=True),
         n_exchanges=None if steps is None else int(steps),
         n_minibatches=counts.get("TorchPPOOptimizer.update"),
     )
@@ -259,17 +264,17 @@ def _fitting_pace(
 
 
 def _total(nodes: Sequence[_Timed], names: Sequence[str], *, apart: bool = False) -> float:
-    """Return the seconds of all nodes of these names, in the loop or in threads apart from it."""
+    """Return the seconds of all nodes of these names, in the loop's thread or in other threads."""
     chosen = (node for name, node, in_thread in nodes if name in names and in_thread == apart)
     return sum(float(node["total"]) for node in chosen)
 
 
-def _nodes(tree: Mapping[str, Any], *, beside: bool) -> Iterator[_Timed]:
+def _nodes(tree: Mapping[str, Any], *, parallel: bool) -> Iterator[_Timed]:
     """Yield all nodes below a tree."""
     for name, node in (tree.get("children") or {}).items():
-        apart = beside or name == "trainer_threads"
+        apart = parallel or name == "trainer_threads"
         yield name, node, apart
-        yield from _nodes(node, beside=apart)
+        yield from _nodes(node, parallel=apart)
 
 
 def _seconds(times: Times, part: str) -> float:
@@ -279,7 +284,7 @@ def _seconds(times: Times, part: str) -> float:
 
 def _share(times: Times, part: str) -> str:
     """Return the share of the loop's time, so that all shares add up."""
-    is_in_loop = times.loop_s and part not in times.beside
+    is_in_loop = times.loop_s and part not in times.parallel
     return f"{_seconds(times, part) / times.loop_s:.0%}" if is_in_loop else ""
 
 
@@ -287,34 +292,34 @@ def _described(path: Path, times: Times) -> list[str]:
     counted = "" if times.n_exchanges is None else f", {times.n_exchanges:,} exchanges"
     lines = [f"{path}: {times.program}, {times.loop_s:.1f} s of training{counted}", ""]
     rows = []
-    for part in (*_NODES, "other"):
+    for part in (*_PART_NODES, "other"):
         seconds = _seconds(times, part)
         if not seconds:
             continue
         share, notes = _share(times, part), []
         bar = "█" * round(_BAR * seconds / times.loop_s) if share else ""
-        if part in times.beside:
-            notes.append("beside the loop")
+        if part in times.parallel:
+            notes.append("in parallel with the loop")
         if part == _WAITS and times.n_exchanges:
             notes.append(f"{1e3 * seconds / times.n_exchanges:.1f} ms an exchange")
         if part == _WAITS and times.working_s > seconds:
-            notes.append(f"each works {times.working_s:.1f} s, also beside the loop")
+            notes.append(f"each works {times.working_s:.1f} s, also in parallel with the loop")
         if part == "update" and times.n_minibatches:
             notes.append(f"{1e3 * seconds / times.n_minibatches:.1f} ms a minibatch")
         rows.append((f"  {part}", f"{seconds:.1f} s", share, bar, ", ".join(notes)))
     if times.idle_s:
-        note = "its thread waits for experience and stores it, beside the loop"
+        note = "its thread waits for experience and stores it, in parallel with the loop"
         rows.append(("  (update)", f"{times.idle_s:.1f} s", "", "", note))
     return lines + aligned(rows)
 
 
 def _advice(times: Times) -> list[str]:
-    """Return the largest possible speed-up, and changes with their predicted speed-ups."""
+    """Return the largest possible speed-up, and the predicted speed-ups of some changes."""
     waiting = times.working_s
     if not times.steady_s or not waiting:
         return ["No time in the environment was measured, so nothing can be predicted."]
     bound = f"A trainer that took no time would be {times.steady_s / waiting:.1f} times as fast"
-    lines = [f"{bound}: the rest is the environment's own.", "What would help, most first:"]
+    lines = [f"{bound}: the environment itself takes the rest.", "Changes that help, best first:"]
     changes = {
         f"{_MORE_ENVS} times as many environments (num_envs)": times.after(n_times=_MORE_ENVS),
         "threaded: true": times.after(threaded=True),
@@ -322,7 +327,7 @@ def _advice(times: Times) -> list[str]:
             n_times=_MORE_ENVS, threaded=True
         ),
     }
-    if "update" in times.beside | times.hidden:
+    if "update" in times.parallel | times.hidden:
         changes = {name: ratio for name, ratio in changes.items() if "threaded" not in name}
     helpful = [(n, r) for n, r in changes.items() if r >= _WORTH_SAYING]
     helpful.sort(key=lambda item: -item[1])
@@ -331,12 +336,12 @@ def _advice(times: Times) -> list[str]:
     if waiting / times.steady_s >= _DECISIVE:
         lines.append(
             "  The environment takes most of the time: raise --time-scale, turn graphics off, put "
-            "more agents into the scene, or let them decide less often (decision period)."
+            "more agents into the scene, or let the agents decide less often (decision period)."
         )
     if times.parts["update"] / times.steady_s >= _DECISIVE:
         lines.append(
             "  The update takes most of the time: compare torch_settings.device cpu with cuda, "
-            "and think of smaller networks, fewer epochs or larger minibatches."
+            "or use smaller networks, fewer epochs or larger minibatches."
         )
     if times.pace is not None:
         lines.append(

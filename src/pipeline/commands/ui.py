@@ -1,4 +1,4 @@
-"""`pipeline ui`: MLflow's pages with as few processes as they need, on loopback."""
+"""`pipeline ui`: serve MLflow's pages on the loopback device, with few processes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _START_S, _END_S = 300.0, 10.0
 _LAST_PORT = 65535
 _QUIET = {"MLFLOW_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore"}
 _NOISE = b"[MLflow] Security middleware enabled"
-"""Beginning of a line that MLflow prints whatever it is told."""
+"""Start of a line that MLflow prints at any log level."""
 _log = logging.getLogger(__name__)
 
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline ui`."""
-    option(parser, "--port N", "of the server", default=5000)
+    option(parser, "--port N", "port of the server", default=5000)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Log the addresses of the prepared pages, and serve them until interrupted.
+    """Log the addresses of MLflow's pages, and serve them until interrupted.
 
-    A server that MLFLOW_TRACKING_URI names serves them already.
+    If MLFLOW_TRACKING_URI names a server, that server serves them.
     """
     root, port = Path.cwd(), arguments.port
     if learned := len([*root.glob("results/*/configuration.yaml")]):
@@ -52,9 +52,9 @@ def run(arguments: argparse.Namespace) -> None:
         _log.info("Starting MLflow on %s; this may take a minute ...", address)
     store = mlflow_store.Store.existing(root)
     if remote:
-        _say_where(store, address)
+        _log_addresses(store, address)
         return
-    # One worker and no job runner: by default MLflow starts 15 processes that take 3.1 GB.
+    # One worker and no job runner: by default MLflow starts 15 processes with 3.1 GB of memory.
     command = ["mlflow", "ui", "--workers", "1", "--backend-store-uri", store.uri]
     command += ["--registry-store-uri", store.uri]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
     with process.signals(), _group(command, root, variables) as server:
         try:
             if _ready(server, f"{address}/health"):
-                _say_where(store, address)
+                _log_addresses(store, address)
                 _log.info("Ctrl+C ends the server.")
             code = server.wait()
         except KeyboardInterrupt:
@@ -75,9 +75,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_unusable(port: int) -> None:
-    """Raise SettingsError for a port that the server cannot have.
+    """Raise SettingsError for a port that the server cannot use.
 
-    The program that has it may answer, with the pages of another project.
+    Another server at the port could answer with the pages of another project.
     """
     if not 0 < port <= _LAST_PORT:
         raise SettingsError(f"--port must be from 1 to {_LAST_PORT}, got {port}")
@@ -88,10 +88,12 @@ def _refuse_unusable(port: int) -> None:
 
 
 def why_not_free(port: int) -> str | None:
-    """Return why no server can have a port of the loopback device; None if one can."""
+    """Return why no server can use a port of the loopback device; None if the port is free."""
     try:
         with socket.socket() as tried:
-            if os.name == "posix":  # a server that has just ended does not count; not so on Windows
+            # Ignores connections of a server that has just ended (TIME_WAIT). On Windows the option
+            # would allow two servers at one port.
+            if os.name == "posix":
                 tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind(("127.0.0.1", port))
     except OSError as error:
@@ -108,21 +110,20 @@ def _ready(server: subprocess.Popen[bytes], health: str) -> bool:
     while server.poll() is None and time.monotonic() < end:
         with contextlib.suppress(requests.RequestException):
             if requests.get(health, timeout=5).ok:
-                # Another server may hold the port and answer, and ours may have ended for that
-                # reason.
+                # The answer may come from another server at the port, and then ours has ended.
                 return server.poll() is None
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(timeout=0.25)
     return False
 
 
-def _say_where(store: mlflow_store.Store, address: str) -> None:
+def _log_addresses(store: mlflow_store.Store, address: str) -> None:
     for title, page in mlflow_store.addresses(store.experiment_id).items():
         _log.info("%-9s %s%s", title, address, page)
 
 
-def pass_on(lines: Iterable[bytes]) -> None:
-    """Write what a server logs to stderr, with `--debug` also what says nothing."""
+def forward_log(lines: Iterable[bytes]) -> None:
+    """Write a server's log lines to standard error, without `--debug` not the lines of `_NOISE`."""
     is_debug = _log.isEnabledFor(logging.DEBUG)
     for line in lines:
         if is_debug or not line.startswith(_NOISE):
@@ -134,11 +135,11 @@ def _group(
     command: Sequence[str], root: Path, variables: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server for the block, and end all its processes afterwards."""
-    # In a new process group: the server starts workers, which outlive a signal to it alone.
+    # In a new process group: the server's workers would survive a signal to the server alone.
     server = subprocess.Popen(  # noqa: S603  # fixed command
         command, cwd=root, env=variables, start_new_session=True, stderr=subprocess.PIPE
     )
-    threading.Thread(target=pass_on, args=(server.stderr,), daemon=True).start()
+    threading.Thread(target=forward_log, args=(server.stderr,), daemon=True).start()
     try:
         yield server
     finally:

@@ -1,4 +1,4 @@
-"""What a user may write: a typed schema, one YAML reader, and errors that name file and line."""
+"""Settings files: a typed schema, one YAML reader, and errors that name file and line."""
 
 from pipeline.settings.run_file import load_run_settings as load_run_settings
 from pipeline.settings.run_file import to_mapping as to_mapping

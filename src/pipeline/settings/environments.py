@@ -25,10 +25,10 @@ from pipeline.settings.reader import (
 )
 
 Platform = Literal["linux", "darwin", "windows"]
-"""The systems that a build may be for."""
+"""Operating systems of Unity builds."""
 PLATFORMS: tuple[str, ...] = get_args(Platform)
 URL_SCHEMES = ("https", "http", "file")
-"""Where an archive may come from."""
+"""Allowed schemes of an archive's URL."""
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}\Z")
 _METHOD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
@@ -40,7 +40,7 @@ FORMS = (
     "a path (./Game), a simulator (`pipeline env list`), gymnasium:ID, pettingzoo:ID or "
     "module:function (my_env:make of my_env.py)"
 )
-"""What may name an environment, for errors."""
+"""The ways to name an environment, for error messages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,15 +66,15 @@ class EnvironmentParams:
         source = choice(entries["source"], join(path, "source"), (*SOURCES, "editor"))
         if source == "editor":
             text = (
-                "'editor' waits until someone presses Play, so nothing that came of it could be "
-                "made again; train with `pipeline learn` without --env, or let the source 'unity' "
-                "build it"
+                "'editor' waits until someone presses Play, so its results could not be "
+                "reproduced; train with `pipeline learn` without --env, or use the source 'unity' "
+                "to build the project"
             )
             raise fail(entries["source"], join(path, "source"), text)
         if "max_ratio" in entries:
-            text = "was removed; max_unpacked_gb limits what an archive unpacks to: remove the key"
+            text = "was removed; max_unpacked_gb limits the unpacked size: remove the key"
             raise fail(entries["max_ratio"], join(path, "max_ratio"), text)
-        # The source that has such a key explains more than "unknown key" would.
+        # Naming the source that has this key helps more than "unknown key".
         for key, value in entries.items():
             owners = [name for name, cls in SOURCES.items() if key in setting_hints(cls)]
             if owners and source not in owners:
@@ -91,7 +91,7 @@ class EnvironmentParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuiltinSource(EnvironmentParams):
-    """One of our simulators."""
+    """A built-in simulator."""
 
     name: str | None = None
     """The simulator; null for the simulator with the same name as this environment."""
@@ -103,18 +103,18 @@ class BuiltinSource(EnvironmentParams):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BridgeSource(EnvironmentParams):
-    """Common settings of environments of Gymnasium, of PettingZoo and of your own."""
+    """Settings that environments of Gymnasium, of PettingZoo and of your own modules share."""
 
     id: str
-    """The environment, as its library calls it."""
+    """The environment's name in its library."""
     copies: Count | None = 16
     """Environments in one process, stepped together."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment."""
     visual: Literal["auto", "always", "never"] = "auto"
-    """Which observations that could be images become visual ones; auto: from 20 pixels a side."""
+    """Which image-shaped observations become visual; auto: those of 20x20 pixels or more."""
     action_scale: Positive | None = None
-    """What an action of 1 means where the action space has no bounds; null refuses such spaces."""
+    """Value of an action of 1 in an action space without bounds; null refuses such spaces."""
 
     def __post_init__(self) -> None:
         if "render_mode" in self.kwargs:
@@ -122,7 +122,7 @@ class BridgeSource(EnvironmentParams):
         _check_finite(self.kwargs, "kwargs")
 
     def packed(self) -> tuple[str, dict[str, Any]]:
-        """Return the bridge, and its keywords that are not at their defaults."""
+        """Return the bridge's name and the options that differ from their defaults."""
         options: dict[str, Any] = {"id": self.id}
         if self.copies is not None:
             options["n_agents"] = self.copies
@@ -137,7 +137,7 @@ class BridgeSource(EnvironmentParams):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GymnasiumSource(BridgeSource):
-    """An environment that is registered with Gymnasium."""
+    """An environment registered with Gymnasium."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +154,7 @@ class PettingzooSource(BridgeSource):
     """Which agents of a copy share a group and its reward."""
 
     def __post_init__(self) -> None:
-        # Not super(): `slots=True` makes a new class, which super() does not know of.
+        # Not super(), which fails in a class that `slots=True` has replaced by a copy.
         BridgeSource.__post_init__(self)
         is_map = isinstance(self.teams, dict) and all(
             isinstance(team, int) and not isinstance(team, bool) and team >= 0
@@ -167,10 +167,10 @@ class PettingzooSource(BridgeSource):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleSource(PettingzooSource):
-    """What a function or class of a Python module makes; `id` is `module:function`."""
+    """An environment made by a function or class of a Python module; `id` is `module:function`."""
 
     copies: Count | None = None
-    """Agents of a simulator, or environments in one process; null for its own number, or 16."""
+    """Agents of a simulator, or environments in one process; null: simulator's default, or 16."""
 
     def __post_init__(self) -> None:
         PettingzooSource.__post_init__(self)
@@ -180,7 +180,7 @@ class ModuleSource(PettingzooSource):
     def found(self, root: Path) -> str | None:
         """The module's file or its package's folder, relative to `root`; None if not there."""
         top = self.id.partition(":")[0].partition(".")[0]
-        # Python takes a package first, but a folder without __init__.py after a module.
+        # As Python imports: a package before a module, a folder without __init__.py after it.
         if (root / top / "__init__.py").exists():
             return top
         return next((name for name in (f"{top}.py", top) if (root / name).exists()), None)
@@ -188,10 +188,10 @@ class ModuleSource(PettingzooSource):
 
 @dataclass(frozen=True, slots=True)
 class PerPlatform:
-    """One text for every platform, or one for each of some."""
+    """One text for all platforms, or a text per platform."""
 
     values: dict[str, str]
-    """By platform; the key `any` alone when there is one for all."""
+    """Text by platform; only the key `any` if one text is for all."""
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> PerPlatform:
@@ -203,7 +203,7 @@ class PerPlatform:
         return cls({name: read(str, item, join(path, name)) for name, item in node.value.items()})
 
     def to_plain(self) -> Any:
-        """What `from_node` read."""
+        """Return the form that `from_node` reads."""
         return self.values.get("any", self.values)
 
     def of(self, platform: str) -> str | None:
@@ -216,7 +216,7 @@ _NOT_GIVEN = PerPlatform({})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PathSource(EnvironmentParams):
-    """A build that is already there."""
+    """An existing build."""
 
     source: Literal["path"] = "path"
     """The kind."""
@@ -227,10 +227,10 @@ class PathSource(EnvironmentParams):
         _need("path", "path", self.path, "where the build is")
 
     def found(self, root: Path) -> str:
-        """Return the whole build, relative to `root`: a file, an application or a folder.
+        """Return the path of the complete build, relative to `root`.
 
-        That is `path`, with the suffix of a program if it was left out. A Unity player needs the
-        files of its folder, and a program of macOS needs its application.
+        That is the program `path`, with or without suffix. A Unity player needs the other
+        files of its folder, so its folder is returned, and for a macOS program its `.app`.
 
         Raises:
             SettingsError: It is a folder that contains `root`, or the pipeline's builds.
@@ -245,21 +245,22 @@ class PathSource(EnvironmentParams):
             name = folder.as_posix()
         if root.resolve().is_relative_to((root / name).resolve()):
             raise SettingsError(
-                f"{self.path}: a player is copied with all files of its folder, and that folder, "
-                f"{(root / name).resolve()}, contains the project {root.resolve()}; move the "
-                "player's files into a folder of their own"
+                f"{self.path}: a player is copied together with all files of its folder, but that "
+                f"folder, {(root / name).resolve()}, contains the project {root.resolve()}; move "
+                "the player's files into a folder of their own"
             )
         if (root / "build/env").resolve().is_relative_to((root / name).resolve()):
             raise SettingsError(
-                f"{self.path}: the folder {name} is copied whole, and has build/env in it, where "
-                "the pipeline puts environments; move the build to builds/, or beside the project"
+                f"{self.path}: the folder {name} is copied completely, but contains build/env, "
+                "where the pipeline stores environments; move the build to builds/, or out of the "
+                "project"
             )
         return name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchSource(EnvironmentParams):
-    """An archive behind a URL, known by its digest."""
+    """An archive to download, verified by its digest."""
 
     source: Literal["fetch"] = "fetch"
     """The kind."""
@@ -268,7 +269,7 @@ class FetchSource(EnvironmentParams):
     sha256: PerPlatform = _NOT_GIVEN
     """Hex digest of the archive: one, or one for each platform."""
     platform: Platform | None = None
-    """What a single archive is for; null when unknown."""
+    """The platform of a single archive; null if unknown."""
     executable: str | None = None
     """The program inside the archive; null for the only one."""
     max_unpacked_gb: Positive = 16
@@ -282,7 +283,7 @@ class FetchSource(EnvironmentParams):
                 raise ContradictionError("url", text)
         if not self.sha256.values:
             fetch = shell_command("pipeline", "env", "fetch", next(iter(self.url.values.values())))
-            text = f"the source 'fetch' needs the archive's digest; `{fetch}` finds it out"
+            text = f"the source 'fetch' needs the archive's digest; `{fetch}` prints it"
             raise ContradictionError("sha256", text)
         for digest in self.sha256.values.values():
             if not _SHA256.match(digest):
@@ -292,41 +293,41 @@ class FetchSource(EnvironmentParams):
             text = f"needs {expected}, got {', '.join(self.sha256.values)}"
             raise ContradictionError("sha256", text)
         if self.platform is not None and "any" not in self.url.values:
-            raise ContradictionError("platform", "is said by the keys of 'url' already")
-        inside = PurePosixPath(self.executable or "x")  # without one, any name that lies inside
+            raise ContradictionError("platform", "is given by the keys of 'url' already")
+        inside = PurePosixPath(self.executable or "x")  # "x": any valid name
         if inside.is_absolute() or ".." in inside.parts:
-            text = f"must lie inside the archive, got {self.executable!r}"
+            text = f"must be a path inside the archive, got {self.executable!r}"
             raise ContradictionError("executable", text)
 
     def archive(self, platform: str) -> tuple[str, str] | None:
-        """URL and digest of the archive for a platform; None when there is none."""
+        """Return URL and digest of the archive for a platform; None if there is none."""
         url, digest = self.url.of(platform), self.sha256.of(platform)
         if url is None or digest is None or self.platform not in (None, platform):
             return None
-        # Users may write capitals; `hexdigest`, which it is compared with, does not.
+        # Users may write capitals; `hexdigest`, with which it is compared, is lower case.
         return url, digest.lower()
 
     def platforms(self) -> tuple[str, ...]:
-        """The platforms with an archive; `any` alone when the platform is not known."""
+        """Return the platforms with an archive; only `any` if the platform is unknown."""
         return (self.platform,) if self.platform else tuple(self.url.values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitySource(EnvironmentParams):
-    """A Unity project that the Unity Editor builds in batch mode."""
+    """A Unity project, built by the Unity Editor in batch mode."""
 
     source: Literal["unity"] = "unity"
     """The kind."""
     project: str = ""
     """The project's folder, relative to params.yaml."""
     method: str = "PipelineBuild.Build"
-    """The static C# method that builds; workflow/unity/PipelineBuild.cs has the default one."""
+    """The static C# method that builds; the default is in workflow/unity/PipelineBuild.cs."""
     editor: str | None = None
     """The Unity Editor's program; null for PIPELINE_UNITY_EDITOR, Unity Hub's, or PATH's."""
     build_args: tuple[str, ...] = ()
     """More arguments for the Editor, for example `-buildTarget`."""
     timeout_s: Positive = 3600
-    """Seconds that the build may take."""
+    """Time limit of the build in seconds."""
 
     def __post_init__(self) -> None:
         _need("project", "unity", self.project, "where the Unity project is")
@@ -336,7 +337,7 @@ class UnitySource(EnvironmentParams):
 
     @property
     def watched(self) -> tuple[str, ...]:
-        """The parts of the project that a build depends on; Unity rewrites the others itself."""
+        """The folders of the project that a build depends on; Unity writes the others itself."""
         return tuple(f"{self.project.rstrip('/')}/{name}" for name in _WATCHED)
 
 
@@ -353,7 +354,7 @@ SOURCES: dict[str, type[EnvironmentParams]] = {
 
 
 def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> EnvironmentParams:
-    """Return the environment that a name means, whether it exists or not; refuse other forms.
+    """Return the environment for a name, which need not exist; refuse other forms.
 
     `is_file` tells whether a word that could be a simulator is an executable.
     """
@@ -361,15 +362,15 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
     kind, colon, rest = text.partition(":")
     if colon and kind in _IDS:
         if not rest:
-            raise SettingsError(f"{kind}: needs an id, as in {_IDS[kind]}")
+            raise SettingsError(f"{kind}: an id is missing; write for example {_IDS[kind]}")
         return SOURCES[kind](source=kind, id=rest)  # type: ignore[call-arg]  # both have one
-    # Before paths, because a URL has slashes, too.
+    # Before paths, because a URL also has slashes.
     if "://" in text:
         raise SettingsError(
-            f"{text}: a URL is no environment; `pipeline env fetch` downloads the archive and "
-            "prints the path to give instead"
+            f"{text}: a URL is not an environment; `pipeline env fetch` downloads the archive and "
+            "prints the path to use"
         )
-    # Before the colon is looked at: a path of Windows has one, too.
+    # Before the forms with a colon, because a Windows path also has one.
     if "/" in text or "\\" in text or text.endswith(_SUFFIXES) or (is_file and is_file(text)):
         return PathSource(path=text)
     if _FUNCTION.match(text):
@@ -378,12 +379,12 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
         near = [prefix for prefix in _IDS if kind and prefix.startswith(kind.lower())]
         near = near or get_close_matches(kind.lower(), _IDS, n=1)
         hint = f"; did you mean '{near[0]}:{rest}'?" if near else "."
-        raise SettingsError(f"{text!r} names no environment{hint} Give {FORMS}")
+        raise SettingsError(f"{text!r} is not an environment{hint} Give {FORMS}")
     return BuiltinSource(source="builtin", name=text)
 
 
 def _is_player(program: Path) -> bool:
-    """Return whether a program is a Unity player for Linux or Windows, with files in its folder."""
+    """Return whether a program is a Linux or Windows Unity player, with files in its folder."""
     data = (f"{program.stem}_Data", f"{program.name}_Data")
     if any((program.parent / name).is_dir() for name in data):
         return True
@@ -391,16 +392,16 @@ def _is_player(program: Path) -> bool:
 
 
 def _scheme(url: str) -> str:
-    """The scheme of a URL, empty if it is none."""
+    """Return the scheme of a URL, empty if it is not a URL."""
     try:
         return urlsplit(url).scheme
-    except ValueError:  # as for `http://[`
+    except ValueError:  # e.g. `http://[`
         return ""
 
 
 def _need(key: str, source: str, value: object, description: str) -> None:
     if not value:
-        raise ContradictionError(key, f"the source {source!r} needs to know {description}")
+        raise ContradictionError(key, f"is required by the source {source!r}: {description}")
 
 
 def _check_finite(value: Any, key: str) -> None:

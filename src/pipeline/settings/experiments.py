@@ -1,4 +1,4 @@
-"""`experiments.<name>` of `params.yaml`, and the sections of an experiment."""
+"""The settings of an experiment in `params.yaml`."""
 
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -19,33 +19,33 @@ from pipeline.settings.reader import (
 
 Stage = Literal["pretrain", "train", "export", "evaluate"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-"""The stages that an experiment may ask for, in the order in which they run."""
+"""The stages that an experiment may have, in the order in which they run."""
 
-# Stages that take a file which the other stage makes.
+# Stages that read the output of another stage.
 _NEEDS = {"export": "train", "evaluate": "export"}
 
 _SINKS = iter_modules([str(Path(__file__).parents[1] / "tracking/sinks")])
 SINKS: Group[Any] = Group(
     "pipeline.sinks", {module.name: f".{module.name}:for_run" for module in _SINKS}
 )
-"""What opens a sink for a `TrackedRun`, by name: `for_run` of each file in `tracking/sinks`."""
+"""Functions that open a sink for a `TrackedRun`, by name: `for_run` in `tracking/sinks/*.py`."""
 
 _EXTRAS = {"mlflow": "train", "tensorboard": "train", "wandb": "wandb"}
-"""The extra that installs the package of the same name that one of our sinks needs."""
+"""The extra that installs the package that a sink needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeParams:
-    """`runtime`: settings of every stage that computes."""
+    """`runtime`: settings of the stages that compute."""
 
     torch_threads: Count = 1
-    """Threads of each process; a part of the result, since sums round differently with others."""
+    """Threads of each process; the number affects the results, because sums round differently."""
     device: str = "cpu"
     """`cpu`, `cuda`, `cuda:0`, ..."""
     deterministic: Literal["machine", "portable"] = "machine"
-    """Whether a run repeats bit for bit on one kind of processor, or, slower, on every x86-64 with
-    AVX, for device cpu; `evaluate` does not repeat on other processors, since ONNX Runtime chooses
-    its kernels itself."""
+    """`machine`: runs repeat bit for bit on one processor model; `portable`: also on every x86-64
+    with AVX, slower, device cpu only, and without `evaluate`, because ONNX Runtime chooses its
+    kernels itself."""
 
     def __post_init__(self) -> None:
         if self.deterministic == "portable" and self.device != "cpu":
@@ -58,26 +58,27 @@ class DemonstrationParams:
     """`demonstrations.<name>`: episodes to record, or a file that is there already."""
 
     environment: str | None = None
-    """A name under `environments`, to record in; required without file."""
+    """The environment to record in, from `environments`; required without file."""
     policy: Literal["expert"] = "expert"
-    """Who acts: the simulator's own expert."""
+    """The policy to record: the simulator's expert."""
     episodes: Count | None = None
     """Episodes to record; required without file."""
     seed: CountOrZero | None = None
     """Seed of the environment and the policy; required without file."""
     file: str | None = None
-    """A `.demo` file, for example one that a person has played in Unity, instead of recording."""
+    """An existing `.demo` file, for example recorded in Unity, in place of a recording."""
 
     def __post_init__(self) -> None:
         for key in ("environment", "episodes", "seed"):
             value = getattr(self, key)
             if self.file is not None and value is not None:
-                text = f"{value!r} is for recording, but 'file' names what is there; remove one"
+                text = f"{value!r} is for recording, but 'file' names a recording; remove one"
                 raise ContradictionError(key, text)
             if self.file is None and value is None:
-                # The missing key has no line; the error stands at a key that is there, if any is.
+                # A missing key has no line: the error names the line of another key, if there is
+                # one.
                 place = "environment" if self.environment else "policy"
-                text = f"the key {key!r} is required to record; or name a .demo under 'file'"
+                text = f"the key {key!r} is required for recording; or name a .demo under 'file'"
                 raise ContradictionError(place, text)
 
 
@@ -86,9 +87,9 @@ class PretrainParams:
     """`experiments.<name>.pretrain`: supervised learning of the demonstrated actions."""
 
     epochs: Count
-    """Passes over all demonstrations."""
+    """Epochs: passes over all demonstrations."""
     batch_size: Count
-    """Demonstrated steps in a minibatch."""
+    """Demonstrated steps per minibatch."""
     learning_rate: Positive
     """Step size of Adam."""
 
@@ -100,25 +101,25 @@ class EvaluationParams:
     episodes: Count
     """Episodes to play."""
     seed: CountOrZero
-    """Seed of the environment; training should use others."""
+    """Seed of the environment; use other seeds than in training."""
     stochastic: bool = False
-    """Whether actions are drawn, as in training, instead of the most probable ones."""
+    """Whether actions are sampled, as in training, in place of the most probable ones."""
     video: bool = False
-    """Whether to film the median and the best episode, as GIF; not in the trials of a sweep."""
+    """Whether to save GIF videos of the median and the best episode; not for trials of a sweep."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceParams:
-    """`experiments.<name>.resources`: limits for Snakemake; only a change of threads reruns."""
+    """`experiments.<name>.resources`: limits for Snakemake; only new `threads` cause reruns."""
 
     threads: Count | None = None
     """Threads of pretrain and train, in place of `runtime.torch_threads`; a change reruns both."""
     memory_mb: Count = 2000
     """Memory of pretrain, and of each learner of train, in MB."""
     minutes: Count = 720
-    """Time that train is given, in minutes."""
+    """Time limit of train in minutes."""
     gpus: CountOrZero = 0
-    """GPUs of pretrain, and of each learner of train; `runtime.device` says if they are used."""
+    """GPUs of pretrain, and of each learner of train; used according to `runtime.device`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,37 +127,37 @@ class ExperimentParams:
     """`experiments.<name>`: one trainer configuration in one environment, with several seeds."""
 
     environment: str
-    """A name under `environments`."""
+    """Name of the environment, from `environments`."""
     trainer: str
     """The trainer configuration, relative to params.yaml."""
     overrides: dict[str, Any]
     """Changes to the trainer configuration: nested, or with dotted keys; `{}` for none."""
     seeds: tuple[CountOrZero, ...]
-    """One run for each."""
+    """Seeds; each gives one run."""
     stages: tuple[Stage, ...]
-    """What to run, in order."""
+    """The stages to run, in order."""
     demonstrations: str | None = None
-    """A name under `demonstrations`; needed when `stages` has pretrain. `train` after it may use
+    """Name of demonstrations; required by the stage pretrain. `train` after it may use
     data/demos/<name>.demo as demo_path."""
     pretrain: PretrainParams | None = None
-    """Needed when `stages` has pretrain."""
+    """Required by the stage pretrain."""
     evaluation: EvaluationParams | None = None
-    """Needed when `stages` has evaluate."""
+    """Required by the stage evaluate."""
     learners: Count = 1
-    """Processes that train one run together, each with its own environments; a change retrains."""
+    """Processes that train one run together, each with its environments; a change causes reruns."""
     exact: Literal["preferred", "required"] = "preferred"
-    """Whether training that was interrupted and cannot be resumed exactly starts from the beginning
-    instead; no part of the result."""
+    """`required`: interrupted training that cannot be resumed exactly restarts from the beginning.
+    Does not affect the result."""
     resources: ResourceParams = field(default_factory=ResourceParams)
-    """What its jobs may use."""
+    """Resource limits of its jobs."""
     base: str | None = field(default=None, metadata={"internal": True})
-    """The experiment that a trial or the best of a sweep is made from."""
+    """For a trial or the best of a sweep: the sweep's experiment."""
     chosen: Path | None = field(default=None, metadata={"internal": True})
-    """The file with a sweep's best or proposed values, which a stage of the sweep writes."""
+    """The file with a sweep's best or proposed values, written by a stage of the sweep."""
 
     @property
     def chosen_by(self) -> str:
-        """The stage that makes the file `chosen`, as DVC calls it; empty without one."""
+        """DVC's name of the stage that writes the file `chosen`; empty without one."""
         if self.chosen is None:
             return ""
         _, stage, *place = self.chosen.with_suffix("").parts
@@ -164,7 +165,7 @@ class ExperimentParams:
 
     @property
     def filmed(self) -> bool:
-        """Whether its evaluation makes videos."""
+        """Whether its evaluation writes videos."""
         return self.evaluation is not None and self.evaluation.video
 
     def __post_init__(self) -> None:
@@ -172,7 +173,7 @@ class ExperimentParams:
         if not self.stages or list(self.stages) != [name for name in STAGES if name in self.stages]:
             expected = f"some of {list(STAGES)}, each once, in this order"
             raise ContradictionError("stages", f"must be {expected}; got {[*self.stages]}")
-        # Refused here, so that neither engine begins a DAG with a missing input.
+        # Refused here, so that neither DVC nor Snakemake starts with a missing input.
         for stage, before in _NEEDS.items():
             if stage in self.stages and before not in self.stages:
                 raise ContradictionError("stages", f"{stage} needs the stage {before!r} before it")
@@ -180,7 +181,7 @@ class ExperimentParams:
             raise ContradictionError("stages", "pretrain needs the key 'demonstrations'")
         if self.demonstrations is not None and "pretrain" not in self.stages:
             raise ContradictionError(
-                "demonstrations", "is used by the stage pretrain, which 'stages' does not have"
+                "demonstrations", "is only used by the stage pretrain, which is not in 'stages'"
             )
         if "pretrain" in self.stages and self.pretrain is None:
             raise ContradictionError("stages", "pretrain needs the section 'pretrain'")
@@ -189,7 +190,7 @@ class ExperimentParams:
 
 
 class SinkNames(tuple[str, ...]):
-    """Names of sinks that are installed, each once."""
+    """Names of installed sinks, without repetitions."""
 
     __slots__ = ()
 
@@ -200,7 +201,7 @@ class SinkNames(tuple[str, ...]):
             raise fail(node, path, f"needs a list of sinks, got {display(node)}")
         names = [choice(item, path, SINKS) for item in node.value]
         for name, item in zip(names, node.value, strict=True):
-            # Looked for and not imported: these packages take seconds.
+            # find_spec, not import, which takes seconds for these packages.
             if name in _EXTRAS and find_spec(name) is None:
                 remedy = f"pip install 'rl-pipeline[{_EXTRAS[name]}]', or leave {name} out"
                 raise fail(item, path, f"the package {name!r} is not installed; {remedy}")
@@ -208,7 +209,7 @@ class SinkNames(tuple[str, ...]):
 
 
 def check_seeds(seeds: tuple[int, ...], key: str, named: str = "") -> None:
-    """Refuse no seed, and a seed twice; `named` begins the message where `key` is not the seeds."""
+    """Refuse an empty list and repeated seeds; `named` begins the message."""
     if not seeds or len(set(seeds)) != len(seeds):
         text = f"{named}needs one seed or more, each once, got {list(seeds)}"
         raise ContradictionError(key, text)

@@ -1,4 +1,4 @@
-"""Each behavior over `default_settings`, and keys that are accepted but no longer used."""
+"""Inheritance of behaviors from `default_settings`; removal of deprecated keys."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Defaults:
-    """What behaviors inherit."""
+    """The settings that behaviors inherit."""
 
     written: Node
     """`default_settings` as the user wrote them."""
     full: Node
-    """The same, completed by the schema's default of every key that is not written."""
+    """`written`, completed with the schema's defaults."""
 
 
 def expanded(default: Node) -> Defaults:
-    """Return `default_settings` as written, and completed by the schema's defaults."""
+    """Return `default_settings`, as written and completed with the schema's defaults."""
     settings = read(TrainerSettings, default, "default_settings")
-    # Laid over the plain values, the written ones keep their lines for errors about a behavior.
+    # Merging the written nodes over the plain values keeps their lines for error messages.
     filled = from_plain(to_map(settings), default.source, default.line)
     return Defaults(written=default, full=merge(filled, default))
 
 
 def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
-    """Return a behavior's map over `default_settings`.
+    """Return a behavior's map merged over `default_settings`.
 
     When the trainer types differ, a hyperparameter is inherited only if it was written in
     `default_settings` and the behavior's trainer has it: nobody chose the filled-in numbers of
     another algorithm.
     """
-    # First, because the settings classes do not know old keys.
+    # Before the rest, because the settings classes do not accept deprecated keys.
     node = without_deprecated(node, path)
     if default is not None:
-        # A copy: the defaults are laid under every behavior.
+        # A copy, because all behaviors use the same defaults.
         base = dict(default.full.value)
         kind = node.value.get("trainer_type", base["trainer_type"])
         if kind.value != base["trainer_type"].value and str(kind.value) in HYPERPARAMETERS:
@@ -54,13 +54,13 @@ def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
     signals = node.value.get("reward_signals")
     if signals is None or not isinstance(signals.value, dict):
         return node
-    # `extrinsic: null` takes away a signal that would be inherited.
+    # `extrinsic: null` removes an inherited signal.
     remaining = {name: item for name, item in signals.value.items() if item.value is not None}
     return replace(node, value=node.value | {"reward_signals": replace(signals, value=remaining)})
 
 
 def without_deprecated(node: Node, path: str) -> Node:
-    """Return a behavior's map without keys that are no longer used, and warn about each."""
+    """Return a behavior's map without deprecated keys, with a warning about each."""
     entries = dict(entries_of(node, path))
     if "framework" in entries:
         _warn(entries.pop("framework"), path, "Framework option was deprecated but was specified")
@@ -76,14 +76,14 @@ def without_deprecated(node: Node, path: str) -> Node:
 
 
 def _drop_conditioning(entries: dict[str, Node], path: str) -> None:
-    """Take `conditioning_type` out of the `network_settings` in `entries`."""
+    """Remove `conditioning_type` from the `network_settings` in `entries`."""
     network = entries.get("network_settings")
     key = "conditioning_type"
     if network is not None and isinstance(network.value, dict) and key in network.value:
         rest = {name: item for name, item in network.value.items() if name != key}
         entries["network_settings"] = replace(network, value=rest)
         at = join(path, f"network_settings.{key}")
-        _warn(network.value[key], at, "is ignored; the key is called 'goal_conditioning_type'")
+        _warn(network.value[key], at, "is ignored; its new name is 'goal_conditioning_type'")
 
 
 def _signal(node: Node, name: str, path: str) -> Node:
@@ -92,11 +92,11 @@ def _signal(node: Node, name: str, path: str) -> Node:
     entries = dict(node.value)
     _drop_conditioning(entries, path)
     if name != "extrinsic" and "encoding_size" in entries:
-        # Curiosity, GAIL and RND once had one number for their networks.
+        # Curiosity, GAIL and RND had one number for their networks in old releases.
         size = entries.pop("encoding_size")
         text = "'encoding_size' was deprecated for RewardSignals. Please use network_settings."
         if "network_settings" in entries:
-            text += " It is ignored beside network_settings"
+            text += " It is ignored, because network_settings is given"
         else:
             entries["network_settings"] = replace(size, value={"hidden_units": size})
         _warn(size, join(path, "encoding_size"), text)

@@ -1,4 +1,4 @@
-"""`params.yaml`: environments, demonstrations and experiments that the DAG is made of."""
+"""`params.yaml`: the environments, demonstrations, experiments and sweeps of the DAG."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -39,29 +39,29 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Params:
-    """All of `params.yaml`."""
+    """The content of `params.yaml`."""
 
     runtime: RuntimeParams = field(default_factory=RuntimeParams)
-    """Settings of every stage that computes."""
+    """Settings of the stages that compute."""
     environments: dict[str, EnvironmentParams] = field(default_factory=dict)
     """Environments by name."""
     demonstrations: dict[str, DemonstrationParams] = field(default_factory=dict)
     """Demonstrations by name."""
     experiments: dict[str, ExperimentParams] = field(default_factory=dict)
-    """Experiments by name, with the best of each sweep as one more."""
+    """Experiments by name, including the best of each sweep."""
     sweeps: dict[str, SweepParams] = field(default_factory=dict)
     """Sweeps by name."""
     subsets: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Experiments, runs and sweeps that are asked for together, by name."""
+    """Groups of experiments, runs and sweeps, by name."""
     track: SinkNames | None = None
-    """Where `train` writes its summaries, beside console and CSV; no stage depends on it. None for
+    """Sinks of `train` in addition to console and CSV; no stage depends on them. None for
     TensorBoard, MLflow, and the sinks of all packages that are installed."""
     path: Path = field(default=Path("params.yaml"), metadata={"internal": True}, compare=False)
     """The file; other paths are relative to its folder."""
     document: Node | None = field(
         default=None, metadata={"internal": True}, compare=False, repr=False
     )
-    """What the file has, with the lines for errors."""
+    """The file's content, with lines for errors."""
 
     def experiment(self, name: str) -> ExperimentParams:
         """Return the experiment `name`, or the trial `<sweep>/<number>` as an experiment."""
@@ -76,7 +76,7 @@ class Params:
         played = base.evaluation
         return replace(
             base,
-            # A sweep films nothing: nobody looks at hundreds of videos.
+            # Without videos: a sweep would write hundreds of them.
             evaluation=None if played is None else replace(played, video=False),
             overrides=self._merged(base.overrides, trials[number], f"{self.path}: sweeps.{sweep}"),
             chosen=proposal_file(name) if number in self.sweeps[sweep].proposed() else None,
@@ -85,7 +85,7 @@ class Params:
         )
 
     def overrides(self, name: str) -> dict[str, Any]:
-        """Return all changes to the trainer configuration, with the choice of a sweep."""
+        """Return all changes to the trainer configuration, with the values chosen by a sweep."""
         experiment = self.experiment(name)
         if experiment.chosen is None:
             return experiment.overrides
@@ -99,12 +99,12 @@ class Params:
         return self._merged(experiment.overrides, chosen, str(path))
 
     def resolved_overrides(self, name: str) -> dict[str, Any]:
-        """Return `overrides` in one spelling: nested, with the values that they resolve to."""
+        """Return `overrides` in canonical form: nested, with resolved values."""
         written = undotted(self.overrides(name), str(self.path))
         return dict(respelled(as_resolved(written, to_mapping(self.run_settings(name)))))
 
     def in_one_spelling(self) -> dict[str, Any]:
-        """Return the sections that stages depend on: values that mean the same are equal text."""
+        """Return the sections that stages depend on, with equal text for equal values."""
         written = {name: item for name, item in self.experiments.items() if item.base is None}
         values = to_map(
             {
@@ -121,8 +121,8 @@ class Params:
     def _merged(
         self, overrides: Mapping[str, Any], values: Mapping[str, Any], source: str
     ) -> dict[str, Any]:
-        """Return overrides with further values laid over them."""
-        # Undotted first: `a.b` and `{a: {b: ...}}` are the same key, and merged as such.
+        """Return overrides merged with further values."""
+        # Undotted first, because `a.b` and `{a: {b: ...}}` are the same key.
         laid = merge(undotted(overrides, str(self.path)), undotted(values, source))
         return dict(to_plain(laid))
 
@@ -130,7 +130,7 @@ class Params:
         """Return the trainer configuration of an experiment, with its overrides and `env_path`."""
         overrides = self.overrides(name)
         if env_path is not None:
-            # Last: an override in params.yaml cannot name another executable than the DAG's.
+            # Last, so that an override in params.yaml cannot replace the DAG's executable.
             last = {"env_settings.env_path": env_path}
             overrides = self._merged(overrides, last, str(self.path))
         return self._trainer_file(name, overrides)
@@ -153,7 +153,7 @@ class Params:
     def _placed(
         self, overrides: dict[str, Any], experiment: str, sweep: str, number: str = ""
     ) -> Node:
-        """Return overrides with the lines on which an experiment and a sweep have them."""
+        """Return overrides with their lines in the experiment and the sweep."""
         node = undotted(overrides, str(self.path))
         for written in self._written(experiment, sweep, number):
             node = located(node, undotted(written, str(self.path)))
@@ -173,19 +173,19 @@ class Params:
             yield keys["configurations"].value[int(number) - 1]
 
     def plugins(self, name: str) -> dict[str, str]:
-        """Return the version of each package whose algorithm, signal or encoder is trained with."""
-        if not any(group.brought for group in (HYPERPARAMETERS, REWARD_SIGNALS, ENCODERS)):
-            return {}  # reading the trainer files of all experiments takes a while
-        # without what a sweep has chosen: that is not known yet when runs are planned
+        """Return the version of each package with an algorithm, signal or encoder in use."""
+        if not any(group.has_plugins for group in (HYPERPARAMETERS, REWARD_SIGNALS, ENCODERS)):
+            return {}  # reading the trainer files of all experiments is slow
+        # without a sweep's choice, which is unknown when runs are planned
         return self._trainer_file(name, self.experiment(name).overrides).plugins()
 
     def network_settings(self, name: str) -> RunSettings:
-        """Return the trainer configuration of an experiment, reduced to its networks.
+        """Return the parts of an experiment's trainer configuration that define its networks.
 
-        Pretraining depends on no more, so a new learning rate does not repeat it.
+        Pretraining depends only on these, so a new learning rate does not repeat it.
         """
         full = to_mapping(self.run_settings(name))
-        # The trainer's type says which networks there are, and restricts their width for POCA.
+        # The trainer type decides which networks there are, and restricts their width for POCA.
         keys = ("trainer_type", "network_settings")
         behaviors = {
             behavior: {key: settings[key] for key in keys}
@@ -195,13 +195,13 @@ class Params:
         if full["default_settings"] is not None:
             reduced["default_settings"] = {key: full["default_settings"][key] for key in keys}
         settings = load_run_settings(None, overrides=reduced)
-        # Behaviors that are not listed stay a mistake, as they are with the whole file.
+        # Unlisted behaviors remain an error, as with the complete file.
         return replace(settings, from_file=True)
 
     def runs_of(self, name: str) -> list[tuple[str, int]]:
-        """Return experiment and seed of each run that a name stands for, if there is any.
+        """Return experiment and seed of each run of a name; empty for an unknown name.
 
-        The name is of a subset, an experiment, a sweep (with its best), or a run:
+        The name may be of a subset, an experiment, a sweep (with its best), or a run:
         `<experiment>-<seed>`.
         """
         if name in self.subsets:
@@ -218,7 +218,7 @@ class Params:
             sweep = self.sweeps[name]
             trials = [(f"{name}/{trial}", seed) for trial in sweep.trials() for seed in sweep.seeds]
             return trials + ([] if sweep.best is None else self._runs(best_name(name)))
-        # From the right: an experiment's name may have hyphens.
+        # From the right, because an experiment's name may have hyphens.
         experiment, _, seed = name.rpartition("-")
         base = self.experiments.get(experiment)
         is_run = base is not None and seed in map(str, base.seeds)
@@ -226,12 +226,12 @@ class Params:
 
 
 def load_params(path: Path | str = Path("params.yaml")) -> Params:
-    """Read `params.yaml` and check that everything that it names exists."""
+    """Read `params.yaml` and check that all its references exist."""
     path = Path(path)
     root = read_yaml(path, what="Parameter file")
     read: Params = read_dataclass(Params, root, "")
-    # Each section is complete in itself now; what follows is about names across sections.
-    # Names first: a name that cannot be a folder makes no sense in the messages that follow.
+    # Each section is valid by itself now; the following checks concern references between them.
+    # Names first, because the following messages contain them.
     mistakes = Mistakes()
     for section in SECTIONS_OF_NAMES:
         _check_names(root, section, mistakes)
@@ -246,7 +246,7 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
         with mistakes:
             _check_experiment(root, read, name, path.parent)
     mistakes.refuse()
-    # The best of a sweep becomes an experiment like others, which every stage knows already.
+    # The best of a sweep becomes an ordinary experiment, so that all stages can run it.
     best = {
         best_name(name): replace(
             read.experiments[sweep.experiment],
@@ -267,24 +267,28 @@ def _check_demonstration(root: Node, read: Params, name: str) -> None:
     if file is None:
         _check_reference(root, f"{at}.environment", read.environments)
     elif Path(file) == Path(f"data/demos/{name}.demo"):
-        text = f"{file!r} is what the stage makes; keep yours elsewhere"
+        text = f"{file!r} is the output of the stage; move your file elsewhere"
         raise fail_at(root, f"{at}.file", text)
 
 
 def _check_experiment(root: Node, read: Params, name: str, folder: Path) -> None:
     at, experiment = f"experiments.{name}", read.experiments[name]
-    undotted(find(root, f"{at}.overrides"), "")  # a key that is written twice
+    undotted(find(root, f"{at}.overrides"), "")  # raises for repeated keys
     _check_reference(root, f"{at}.environment", read.environments)
     if experiment.demonstrations is not None:
         _check_reference(root, f"{at}.demonstrations", read.demonstrations)
     is_unity = isinstance(read.environments[experiment.environment], UnitySource)
     if experiment.filmed and is_unity:
-        text = "a Unity player cannot be filmed here: record the exported policy in the Editor"
+        text = (
+            "videos of a Unity player are not supported: record the exported policy in the Editor"
+        )
         raise fail_at(root, f"{at}.evaluation.video", text)
     trainer = folder / experiment.trainer
     if not trainer.is_file():
         hint = similar(trainer) or listed(trainer, ".yaml")
-        raise fail_at(root, f"{at}.trainer", f"there is no file {experiment.trainer!r}{hint}")
+        raise fail_at(
+            root, f"{at}.trainer", f"the file {experiment.trainer!r} does not exist{hint}"
+        )
 
 
 def _check_sweep(root: Node, read: Params, name: str) -> None:
@@ -301,20 +305,18 @@ def _check_sweep(root: Node, read: Params, name: str) -> None:
         text = f"a sweep needs an experiment with {needed}; {text}"
         raise fail_at(root, f"{at}.experiment", text)
     if read.sweeps[name].prune_after is not None and base.learners > 1:
-        text = "needs an experiment that one process learns; leave it out, or set learners: 1"
+        text = "needs an experiment with one learner; leave it out, or set learners: 1"
         raise fail_at(root, f"{at}.prune_after", text)
     for name_of_result in (name, best_name(name)):
         if name_of_result in read.experiments:
-            text = (
-                f"the results of this sweep would lie in those of the experiment {name_of_result!r}"
-            )
+            text = f"the results of this sweep would be mixed with those of {name_of_result!r}"
             raise fail_at(root, at, f"{text}; rename one of them")
 
 
 def _check_names(root: Node, section: str, mistakes: Mistakes) -> None:
     for name, node in entries_of(root.value.get(section, Node({}, root.source)), section).items():
         if not _NAME.match(name):
-            text = f"the name {name!r} becomes a folder and part of a stage's name"
+            text = f"the name {name!r} is used for a folder and in a stage's name"
             allowed = "use letters, digits, '_' and '-', starting with a letter or digit"
             mistakes.found.append(fail(node, join(section, name), f"{text}: {allowed}"))
 
@@ -322,21 +324,21 @@ def _check_names(root: Node, section: str, mistakes: Mistakes) -> None:
 def _check_reference(root: Node, at: str, known: dict[str, Any]) -> None:
     node = find(root, at)
     if not known:
-        raise fail(node, at, f"{display(node)} is not defined, and nothing of its kind is")
+        raise fail(node, at, f"{display(node)} is not defined, and nor is any other")
     choice(node, at, known)
 
 
 def _check_subsets(root: Node, params: Params) -> None:
-    """Refuse subsets that name nothing, or are named like something else."""
+    """Refuse subsets that are empty, have unknown parts, or share a name with something else."""
     known, mistakes = [*params.experiments, *params.sweeps], Mistakes()
     for name, parts in params.subsets.items():
         at = f"subsets.{name}"
         with mistakes:
             if name in known:
-                text = "is the name of an experiment or sweep too; rename one of them"
+                text = "is also the name of an experiment or sweep; rename one of them"
                 raise fail_at(root, at, text)
             if not parts:
-                raise fail_at(root, at, f"names nothing; list some of {', '.join(known)}")
+                raise fail_at(root, at, f"is empty; list some of {', '.join(known)}")
             for part in parts:
                 if not params._runs(part):
                     text = f"there is no experiment, run or sweep {part!r}{suggestion(part, known)}"

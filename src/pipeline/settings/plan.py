@@ -1,7 +1,7 @@
-"""`workflow/runs.yaml`: the table of runs that `dvc.yaml` goes through.
+"""`workflow/runs.yaml`: the table of runs that `dvc.yaml` expands.
 
-DVC neither nests interpolation nor crosses experiments with a list of seeds for each, so the table
-is worked out here, from `params.yaml` and, for pretraining, the networks in the trainer files.
+DVC can neither nest interpolation nor combine each experiment with its own seeds, so the table
+is computed here, from `params.yaml` and, for pretraining, the networks in the trainer files.
 Snakemake uses the same table.
 """
 
@@ -47,12 +47,14 @@ _TABLES = (
     *("train_pretrained", "proposals", "sweeps", "train_chosen", "export"),
     *("evaluate", "evaluate_video"),
 )
-_OTHER_SIMULATORS: Group[Any] = Group("pipeline.simulators", {})  # ours lie above this package
-_HELPERS = {"areas", "drawing", "rays"}  # of the games, in their folder
+_OTHER_SIMULATORS: Group[Any] = Group(
+    "pipeline.simulators", {}
+)  # ours are in a package above this one
+_HELPERS = {"areas", "drawing", "rays"}  # modules in the games' folder
 OUR_SIMULATORS = {
     module.name for module in iter_modules([str(Path(__file__).parents[1] / "simulators/games")])
 } - _HELPERS
-"""Their names; the modules lie above this package."""
+"""Their names, from the files: the modules are in a package above this one."""
 _HEADER = """\
 # Made by `pipeline plan` from params.yaml: change that, and run the command again.
 # One entry per run of a stage; dvc.yaml goes through each table with `foreach`.
@@ -63,9 +65,9 @@ def plan(params: Params) -> dict[str, Any]:
     """Return the runs of each stage, under the one key that DVC merges with params.yaml's.
 
     Returns:
-        `{"runs": tables}`, where `environments`, `path_environments` (builds, and modules beside
+        `{"runs": tables}`, where `environments`, `path_environments` (builds, and modules next to
         params.yaml, which are watched), `unity_environments` (projects whose sources are watched),
-        `demonstrations` and `file_demonstrations` (those that are not recorded) are by name, and
+        `demonstrations` and `file_demonstrations` (existing files) are by name, and
         `pretrain`, `train_from_scratch`, `train_pretrained`, `train_chosen` (with values that a
         sweep chooses while it runs), `export`, `evaluate` and `evaluate_video` by
         `<experiment>-<seed>`, each entry with experiment, base (the experiment in params.yaml that
@@ -78,7 +80,7 @@ def plan(params: Params) -> dict[str, Any]:
         SettingsError: The trainer configuration of an experiment with pretraining has a mistake,
             or two runs would have the same name.
     """
-    # All tables, empty ones too: `foreach` over a key that is not there is an error in DVC.
+    # Including empty tables: `foreach` over a missing key is an error in DVC.
     tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
     for name, environment in params.environments.items():
         entry: dict[str, Any] = {"source": environment.source}
@@ -99,7 +101,7 @@ def plan(params: Params) -> dict[str, Any]:
         else:
             tables["file_demonstrations"][name] = {"file": demonstration.file}
     for name, sweep in params.sweeps.items():
-        # What its ranking depends on, beside the results of its trials.
+        # What its ranking depends on, in addition to the results of its trials.
         ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
         ranked |= {} if sweep.behavior is None else {"behavior": sweep.behavior}
         tables["sweeps"][name] = ranked | {"seeds": list(sweep.seeds), "trials": sweep.trials()}
@@ -112,17 +114,17 @@ def plan(params: Params) -> dict[str, Any]:
 
 
 def _plugins_of(name: str, environment: EnvironmentParams) -> dict[str, Any]:
-    """Return the version of the package that brings a simulator, if one does."""
+    """Return the version of a simulator's package, if it comes from an installed package."""
     simulator = getattr(environment, "name", None) or name
     if not isinstance(environment, BuiltinSource) or simulator not in _OTHER_SIMULATORS:
         return {}
-    if simulator in OUR_SIMULATORS:  # no plug-in of that name replaces it
+    if simulator in OUR_SIMULATORS:  # built-in names have precedence
         return {}
     return {"plugins": _OTHER_SIMULATORS.versions(simulator)}
 
 
 def key_of(experiment: str, seed: int | str) -> str:
-    """Return the name of a run in the tables, and in stages after the `@`."""
+    """Return the key of a run in the tables, and in names of stages after the `@`."""
     # DVC does not allow a slash in the name of a stage.
     return f"{experiment.replace('/', '-')}-{seed}"
 
@@ -150,15 +152,15 @@ def _add_runs(
         if experiment.chosen is not None:
             learning["chosen"] = experiment.chosen.as_posix()
         for stage in experiment.stages:
-            # An entry has what its stage depends on and no more, or edits would run it again.
+            # Only what the stage depends on, because a change of the entry reruns it.
             entry = learning if stage in ("pretrain", "train") else run
             if stage == "pretrain":
-                # A digest of the networks alone: another learning rate leaves the entry as it is.
+                # A digest of only the networks, so that another learning rate causes no rerun.
                 network = to_mapping(params.network_settings(name))
                 entry = entry | {"network": fingerprint(network)[:16]}
             elif stage == "train" and experiment.learners > 1:
                 entry = entry | {"learners": experiment.learners}
-            # The trial `a/001` and an experiment called `a-001` would have one name.
+            # The trial `a/001` and an experiment `a-001` would have the same key.
             table, key = tables[table_of(stage, experiment)], key_of(name, seed)
             if key in table:
                 raise SettingsError(
@@ -171,9 +173,9 @@ def _add_runs(
 def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
     """Return an entry for each trial that is proposed while the sweep runs.
 
-    A trial's proposal is made from the proposal before it, which has all results so far, and from
-    the last trial that it waits for. DVC needs as many dependencies of each, so the first proposal
-    has the environment in place of a proposal before it.
+    A trial's proposal uses the previous proposal, which has all earlier results, and
+    the last trial that it waits for. DVC needs equally many dependencies for each, so the first one
+    has the environment in place of a previous proposal.
     """
     proposed = sweep.proposed()
     environment = params.experiments[sweep.experiment].environment
@@ -196,7 +198,7 @@ def _text_of(table: Mapping[str, Any]) -> str:
 
 
 def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
-    """Write the table of runs, after checking every experiment's trainer configuration."""
+    """Write the table of runs, after a check of all trainer configurations."""
     check_settings(params)
     _refuse_missing_builds(params)
     table = plan(params)
@@ -204,7 +206,7 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
     if n_stages > _MOST_STAGES:
         _log.warning(
             "%s describes %d stages. DVC rewrites its lock file after each, which takes seconds "
-            "beyond %d: use Snakemake for a sweep of this size, or `dvc exp run --queue`.",
+            "for more than %d: use Snakemake for a sweep of this size, or `dvc exp run --queue`.",
             params.path,
             n_stages,
             _MOST_STAGES,
@@ -219,21 +221,21 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
 
 
 def check_settings(params: Params) -> None:
-    """Make sure that DVC can read params.yaml, and each experiment and trial its configuration."""
+    """Check that DVC can read params.yaml, and the configuration of each experiment and trial."""
     mistakes = Mistakes()
     for at, text, kind in unusable_for_dvc(params.path, SECTIONS_OF_NAMES):
         remedy = f"DVC reads {text.value} as {kind}; write it in quotes: '{text.value}'"
         mistakes.found.append(fail(text, at, remedy))
     for name, experiment in params.experiments.items():
-        if experiment.chosen is None:  # the best of a sweep is yet to be found
+        if experiment.chosen is None:  # the best of a sweep is unknown yet
             with mistakes:
                 settings = params.run_settings(name)
                 refuse_undecided(settings)
                 _check_demonstrations(params, name, settings)
-    mistakes.refuse()  # the trials of a sweep would repeat what is wrong in its experiment
+    mistakes.refuse()  # before the trials, which would repeat mistakes of their experiment
     for name, sweep in params.sweeps.items():
         with mistakes:
-            # A trial that is proposed after hours must not be the first with a value.
+            # All values are checked now, not first in a trial that is proposed after hours.
             for values in sweep.samples() if sweep.proposed() else ():
                 refuse_undecided(params.trial_settings(name, values))
             for number in sweep.trials():
@@ -243,27 +245,27 @@ def check_settings(params: Params) -> None:
 
 
 def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> None:
-    """Refuse a trainer that reads recorded episodes which its experiment does not wait for."""
+    """Refuse a trainer file that reads demonstrations which its experiment does not name."""
     recorded = {
         f"data/demos/{demonstration}.demo": demonstration for demonstration in params.demonstrations
     }
     for behavior, trainer in settings.behaviors.items():
         for key, path in demonstrations(trainer):
             read = recorded.get(path)
-            # DVC and Snakemake do not see this path, so they would not record the file first.
+            # DVC and Snakemake do not know this path, so they would not record the file first.
             if read not in (None, params.experiments[name].demonstrations):
                 raise SettingsError(
                     f"{params.path}: experiments.{name}: behaviors.{behavior}."
-                    f"{key.partition('[')[0]} reads {path}, which the stage demos makes; set "
+                    f"{key.partition('[')[0]} reads {path}, which the stage demos writes; set "
                     f"'demonstrations: {read}' and add the stage pretrain, so that training waits "
                     "for it"
                 )
 
 
 def _refuse_missing_builds(params: Params) -> None:
-    """Refuse a build outside of the project that is not there.
+    """Refuse a missing build outside of the project.
 
-    Inside of it, a stage of the user's own may make the build.
+    Inside of the project, the build may be the output of the user's own stage.
     """
     folder = params.path.parent
     for name, environment in params.environments.items():
@@ -279,22 +281,27 @@ def _refuse_missing_builds(params: Params) -> None:
                     else f"; did you mean '{PurePath(environment.path).with_name(near)}'?"
                 )
                 at = f"environments.{name}.path"
-                raise fail_at(read_yaml(params.path), at, f"{environment.path} is not there{hint}")
+                raise fail_at(
+                    read_yaml(params.path), at, f"{environment.path} does not exist{hint}"
+                )
 
 
 def check_files(params: Params) -> None:
-    """Make sure that files which params.yaml and its trainer files name are there.
+    """Check that the files which params.yaml and its trainer files name exist.
 
-    What a stage makes, or DVC keeps elsewhere, need not be there yet.
+    Outputs of stages, and files that DVC keeps elsewhere, may be missing.
     """
     _refuse_missing_builds(params)
     folder = params.path.parent
     for name, demonstration in params.demonstrations.items():
         file = demonstration.file
         if file and not (folder / file).exists() and not (folder / f"{file}.dvc").exists():
-            hint = similar(folder / file) or "; name a `.demo` file, or record one by `environment`"
+            hint = (
+                similar(folder / file)
+                or "; name a `.demo` file, or record one with the key `environment`"
+            )
             at = f"demonstrations.{name}.file"
-            raise fail_at(read_yaml(params.path), at, f"{file} is not there{hint}")
+            raise fail_at(read_yaml(params.path), at, f"{file} does not exist{hint}")
     recorded = {f"data/demos/{name}.demo" for name in params.demonstrations}
     for name, experiment in params.experiments.items():
         if experiment.chosen is None and "train" in experiment.stages:
@@ -304,7 +311,7 @@ def check_files(params: Params) -> None:
 
 
 def check_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
-    """Make sure that the file has the table of runs of these parameters."""
+    """Check that the file has the table of runs of these parameters."""
     path, text = Path(path), _text_of(plan(params))
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         state = "is out of date" if path.is_file() else "is missing"
@@ -312,7 +319,7 @@ def check_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
 
 
 def table_of(stage: str, experiment: ExperimentParams) -> str:
-    """Return the name of the table that has an experiment's runs of a stage."""
+    """Return the name of the table with an experiment's runs of a stage."""
     if stage == "evaluate" and experiment.filmed:
         return "evaluate_video"
     if stage != "train":

@@ -1,8 +1,8 @@
-"""Configuration files: from a file and overrides to `RunSettings`, and back to a map.
+"""Configuration files: conversion of a file and overrides to `RunSettings`, and back to a map.
 
-The order of work is read, bring to the present format, lay overrides on top, take out what is
-deprecated, lay each behavior over `default_settings`, and only then give types to everything. Files
-that the settings name are looked for before anything is built or started.
+The steps are: read, convert to the present format, merge the overrides, remove deprecated keys,
+merge each behavior over `default_settings`, and last convert to types. Files
+that the settings name are checked before anything is built or started.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def load_run_settings(
 ) -> RunSettings:
     """Return the settings of a configuration file, with overrides on top.
 
-    A file of an older ML-Agents is brought to the present format first; one line of the log says
-    so, and one line each names what is no longer possible.
+    A file of an older ML-Agents is converted to the present format first; the log has a line about
+    this, and a line about each feature that was removed.
 
     Args:
         path: an ML-Agents trainer configuration of any age; None for the defaults.
@@ -74,17 +74,17 @@ def load_run_settings(
     if overrides:
         over = undotted(overrides, overrides_from)
         if path is not None:
-            # Before merging, after which nothing tells a misspelt behavior from a new one.
+            # Before merging, because a misspelt behavior would look like a new one afterwards.
             _refuse_unlisted_behaviors(document, over)
         document = merge(document, over)
     mistakes = Mistakes()
     with mistakes:
-        # Typed only now, so that an override may correct what the file has wrong.
+        # Types are checked after merging, so that an override can correct a mistake of the file.
         settings = structure(document)
     if mistakes.found and demonstrations_in is not None:
         mistakes.found += _missing_demonstrations(document, "", demonstrations_in)
     mistakes.refuse()
-    _tell(present, path)  # last, since a file with a mistake should give one message and no more
+    _tell(present, path)  # last, so that a file with a mistake gives only one message
     return replace(
         settings,
         from_file=path is not None,
@@ -99,7 +99,7 @@ def read_present(
     curriculum: Path | str | None = None,
     sampler: Path | str | None = None,
 ) -> Present:
-    """Return the document that `load_run_settings` reads, in the present format, without types."""
+    """Return the document of `load_run_settings` in the present format, before type conversion."""
     changes = Changes()
     document = Node({}, "the defaults")
     if path is not None:
@@ -114,7 +114,7 @@ def read_present(
 
 
 def structure(document: Node) -> RunSettings:
-    """Return typed settings from a document of the present format."""
+    """Return the settings of a document in the present format."""
     mistakes = Mistakes()
     entries = _without_misplaced(entries_of(document, ""), mistakes)
     default = entries.get("default_settings")
@@ -122,9 +122,9 @@ def structure(document: Node) -> RunSettings:
     if default is not None and default.value is not None:
         with mistakes:
             entries["default_settings"] = default = without_deprecated(default, "default_settings")
-            # Typed once for all behaviors.
+            # Checked once for all behaviors.
             inherited = expanded(default)
-        if inherited is None:  # each behavior would inherit the mistakes
+        if inherited is None:  # else each behavior would repeat the mistakes
             entries = {key: item for key, item in entries.items() if key not in _BEHAVIORS}
     if "behaviors" in entries:
         behaviors = entries["behaviors"]
@@ -132,7 +132,9 @@ def structure(document: Node) -> RunSettings:
         with mistakes:
             listed = entries_of(behaviors, "behaviors")
             for name, item in listed.items():
-                _refuse_as_behavior(name, item)  # once: a wrong indent moves all keys of a section
+                _refuse_as_behavior(
+                    name, item
+                )  # one error, because a wrong indent moves all keys of a section
             for name, item in listed.items():
                 with mistakes:
                     items[name] = behavior_over(item, join("behaviors", name), inherited)
@@ -150,12 +152,12 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
     if settings.default_settings is not None:
         used = mapping["default_settings"]["hyperparameters"]
         for name, behavior in settings.behaviors.items():
-            # An addition that only the defaults use would be inherited if it were left out here.
+            # If omitted here, an addition that only the defaults use would be inherited.
             written = mapping["behaviors"][name]["hyperparameters"]
             for key in setting_hints(type(behavior.hyperparameters)):
                 if key in used and key not in written:
                     written[key] = getattr(behavior.hyperparameters, key)
-            # So would a reward signal that only they have.
+            # The same for a reward signal that only they have.
             signals = mapping["behaviors"][name]["reward_signals"]
             for signal in settings.default_settings.reward_signals:
                 signals.setdefault(signal, None)
@@ -165,7 +167,7 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
 def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that a document of the present format has, with the values of `to_mapping`.
 
-    This is the configuration as a person would write it, under the names of today.
+    This is the configuration as a person would write it, with the present names.
     """
     written: dict[str, Any] = {}
     has_defaults = "default_settings" in document.value
@@ -181,7 +183,7 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
                 name: as_resolved(without_deprecated(item, join(key, name)), resolved[key][name])
                 for name, item in node.value.items()
             }
-            # Beside default_settings a null takes something away, and so has to stay.
+            # With default_settings, null removes an inherited value, so it is kept.
             written[key] = behaviors if has_defaults else _without_nulls(behaviors)
         elif key == "default_settings":
             written[key] = _without_nulls(as_resolved(without_deprecated(node, key), resolved[key]))
@@ -191,7 +193,7 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_resolved(node: Node, resolved: Any) -> Any:
-    """Return what a document or nested overrides have, with the values of `to_mapping`."""
+    """Return the keys of a document or of nested overrides, with the values of `to_mapping`."""
     entries = node.value if isinstance(node.value, dict) else {}
     defaults = resolved if isinstance(resolved, dict) else {}
     # Abbreviations: a value is a curriculum of one lesson, and a number a constant sampler.
@@ -220,9 +222,9 @@ def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _missing_demonstrations(node: Node, path: str, folder: Path) -> Iterator[SettingsError]:
-    """Yield an error for each path to demonstrations that are not in a folder."""
+    """Yield an error for each path to demonstrations that do not exist in a folder."""
     if path.endswith(".demo_path"):
-        with contextlib.suppress(SettingsError):  # of another form, which is a mistake of its own
+        with contextlib.suppress(SettingsError):  # a wrong form, which is reported elsewhere
             for text in DemoPath.from_node(node, path).paths:
                 if wrong := why_no_demonstrations(text, folder):
                     yield fail(node, path, wrong)
@@ -232,15 +234,15 @@ def _missing_demonstrations(node: Node, path: str, folder: Path) -> Iterator[Set
 
 
 def _refuse_unusable(document: Node) -> None:
-    """Refuse a file of another kind, and an empty one, which would train with other settings."""
+    """Refuse a file of another kind, and an empty one, which would train with defaults."""
     entries = entries_of(document, "")
     if not entries:
-        raise fail(document, "", "holds no settings; leave the file out to train with the defaults")
+        raise fail(document, "", "has no settings; leave the file out to train with the defaults")
     behaviors = entries.get("behaviors")
     if behaviors is not None and behaviors.value == {} and "default_settings" not in entries:
         text = "lists no behavior, and there are no default_settings; nothing could be trained"
         raise fail(behaviors, "behaviors", text)
-    # As many as an environment may announce; each takes time to read.
+    # The maximum of an environment; reading each takes time.
     if behaviors is not None and isinstance(behaviors.value, dict) and len(behaviors.value) > 1024:
         text = f"has {len(behaviors.value):,} behaviors; an environment has at most 1,024"
         raise fail(behaviors, "behaviors", text)
@@ -251,7 +253,7 @@ def _refuse_unusable(document: Node) -> None:
 
 
 def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[str, Node]:
-    """Refuse behaviors, and entries of an empty section, at the top level of the file."""
+    """Refuse misplaced keys at the top level of the file: behaviors, and entries of a section."""
     above, known, places = None, setting_hints(RunSettings), places_in_behavior()
     remaining, told = dict(entries), set[str]()
     for key, item in entries.items():
@@ -270,23 +272,23 @@ def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[
             mistakes.found.append(fail(remaining.pop(key), key, text))
             continue
         section = "behaviors" if is_behavior else above
-        if section and not get_close_matches(key, known):  # else it is a misspelt section
+        if section and not get_close_matches(key, known):  # else a misspelt section
             text = f"is at the top level of the file; indent it below '{section}:'"
             wrong = fail(remaining.pop(key), key, text)
-            if section not in told:  # once for all entries of a section
+            if section not in told:  # one error for all entries of a section
                 mistakes.found.append(wrong)
             told.add(section)
-    # An empty section is what the wrong indent has left of it.
+    # The wrong indent has left the section empty.
     return {
         key: item for key, item in remaining.items() if not (key in told and item.value is None)
     }
 
 
 def _refuse_as_behavior(name: str, item: Node) -> None:
-    """Refuse a key below `behaviors` that no behavior can have as its name."""
+    """Refuse a key below `behaviors` that cannot be the name of a behavior."""
     plain, team, _ = name.partition("?")
     if team:
-        text = f"the teams of a behavior have its settings in common; write {plain!r}"
+        text = f"the teams of a behavior share its settings; write {plain!r}"
     elif name in _IN_A_BEHAVIOR:
         text = "is a setting of a behavior; indent it below the behavior's name"
     elif name in _BESIDE_BEHAVIORS:
@@ -297,9 +299,9 @@ def _refuse_as_behavior(name: str, item: Node) -> None:
 
 
 def _tell(present: Present, path: Path | str | None) -> None:
-    """Log what a user of an old file should know, once it is clear that it can be used."""
+    """Log notes about the conversion of an old file, after all checks."""
     if present.family is not Family.PRESENT:
-        text = "%s: the format is that of %s; `%s` writes it as today's."
+        text = "%s: has the format of %s; `%s` converts it to the present format."
         _log.info(text, path, present.family.value, upgrade_command(Path(str(path))))
     behaviors = present.document.value.get("behaviors")
     if behaviors is not None and behaviors.value and "default" in behaviors.value:
@@ -314,13 +316,13 @@ def _tell(present: Present, path: Path | str | None) -> None:
 
 
 def upgrade_command(*olds: Path) -> str:
-    """Return the command that writes old files in today's format."""
+    """Return the command that converts old files to the present format."""
     new = olds[0].with_suffix(".new.yaml")
     return shell_command("pipeline", "config", "upgrade", *olds, "-o", new)
 
 
 def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
-    """Refuse an override for a behavior that the file does not list; it is misspelt."""
+    """Refuse an override for a behavior that the file does not list, as misspelt."""
     listed = document.value.get("behaviors", Node({}, document.source)).value
     behaviors = over.value.get("behaviors")
     if behaviors is None or not isinstance(listed, dict):
@@ -333,9 +335,9 @@ def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
 
 
 def _check_measures(document: Node, settings: RunSettings) -> None:
-    """Warn of a lesson that waits for an unknown behavior; refuse Elo without self-play.
+    """Warn of a lesson that measures an unknown behavior; refuse Elo without self-play.
 
-    Neither lesson would ever end.
+    Such a lesson would never end.
     """
     all_listed = settings.default_settings is None and bool(settings.behaviors)
     for name, parameter in (settings.environment_parameters or {}).items():
@@ -343,7 +345,7 @@ def _check_measures(document: Node, settings: RunSettings) -> None:
             criteria = lesson.completion_criteria
             if criteria is None:
                 continue
-            # From the document, whose nodes know their lines; settings do not.
+            # From the document, because its nodes have lines and the settings do not.
             item = document.value["environment_parameters"].value[name]
             at = f"environment_parameters.{name}.curriculum[{index}].completion_criteria"
             if all_listed and criteria.behavior not in settings.behaviors:
@@ -361,7 +363,7 @@ def _check_measures(document: Node, settings: RunSettings) -> None:
 def _refuse_unrated(
     lesson: Node, at: str, criteria: CompletionCriteria, settings: RunSettings
 ) -> None:
-    """Refuse a lesson that waits for the rating of a behavior which is not rated."""
+    """Refuse a lesson that measures the rating of a behavior without self-play."""
     if settings.for_behavior(criteria.behavior).self_play is None:
         text = f"only self-play rates a policy, and {criteria.behavior!r} has none"
         remedy = f"give behaviors.{criteria.behavior} the section self_play, or measure reward"
@@ -370,7 +372,7 @@ def _refuse_unrated(
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a map without null values, and without maps that held only null values."""
+    """Return a map without null values, and without maps of only null values."""
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
     if not isinstance(value, dict):
@@ -382,9 +384,9 @@ def _without_nulls(value: Any) -> Any:
 def missing_demonstrations(
     settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return the first mistake of each behavior whose demonstrations are not in `folder`.
+    """Return the first mistake of each behavior that lacks demonstrations in `folder`.
 
-    `default_settings` count where no behavior is listed. `made` has paths that a stage writes.
+    `default_settings` count if no behavior is listed. `made` has paths that a stage writes.
     """
     missing: dict[str, str] = {}
     for section, trainer in _listed(settings).items():
@@ -402,10 +404,10 @@ def missing_demonstrations(
 def refuse_missing_demonstrations(
     settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
 ) -> None:
-    """Refuse a run if no behavior has its demonstrations; else warn of behaviors without.
+    """Refuse a run if no behavior has its demonstrations; else warn of behaviors without them.
 
-    One behavior that has them is enough: the environment may have only this one, as with the files
-    of old releases, which list the behaviors of many environments. For the arguments see
+    One behavior with demonstrations is enough: the environment may have only this one, as with
+    files of old releases, which list the behaviors of many environments. For the arguments see
     `missing_demonstrations`.
     """
     missing = list(missing_demonstrations(settings, folder=folder, made=made).values())
@@ -416,15 +418,15 @@ def refuse_missing_demonstrations(
 
 
 def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
-    """Refuse an `init_path` that is not there, unless it names a file that another run makes."""
+    """Refuse an `init_path` that does not exist, unless another run writes it."""
     if settings.checkpoint_settings.initialize_from is not None:
-        return  # a bare name is a file of that run
+        return  # a name without a folder is a file of that run
     for name, trainer in settings.behaviors.items():
         path = trainer.init_path
         if path and Path(path).parts[:1] != ("results",) and not (folder / path).exists():
             key = f"behaviors.{name}.init_path"
             hint = similar(folder / path) or "; name a checkpoint, or leave it out"
-            raise SettingsError(f"{settings.place_of(key)}: {key}: {path} is not there{hint}")
+            raise SettingsError(f"{settings.place_of(key)}: {key}: {path} does not exist{hint}")
 
 
 def refuse_undecided(settings: RunSettings) -> None:
@@ -441,7 +443,7 @@ def refuse_undecided(settings: RunSettings) -> None:
 
 
 def _listed(settings: RunSettings) -> dict[str, TrainerSettings]:
-    """Return the settings of behaviors by section; the defaults where none is listed."""
+    """Return the settings of behaviors by section; the defaults if none is listed."""
     if not settings.behaviors and settings.default_settings is not None:
         return {"default_settings": settings.default_settings}
     return {f"behaviors.{name}": trainer for name, trainer in settings.behaviors.items()}
@@ -457,14 +459,12 @@ def demonstrations(trainer: TrainerSettings) -> Iterator[tuple[str, str]]:
 
 
 def why_no_demonstrations(path: str, folder: Path) -> str | None:
-    """Return what is wrong with a path to demonstrations; None when they are there."""
+    """Return the error of a path to demonstrations; None if they exist."""
     full_path = folder / path
     if full_path.is_dir():
-        return (
-            None if any(full_path.glob("*.demo")) else f"{path} is a folder without '.demo' files"
-        )
+        return None if any(full_path.glob("*.demo")) else f"{path} has no '.demo' files"
     if full_path.exists():
         return None
     record = shell_command("pipeline", "demo", "record", "ENV", "-o", path)
-    remedy = f"; `{record}` makes one, or Unity's Demonstration Recorder"
-    return f"{path} is not there{similar(full_path) or remedy}"
+    remedy = f"; `{record}` records one, or Unity's Demonstration Recorder"
+    return f"{path} does not exist{similar(full_path) or remedy}"

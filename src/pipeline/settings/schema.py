@@ -50,11 +50,11 @@ ENCODERS: Group[Any] = Group(
         "fully_connected": ".vision:FlatEncoder",
     },
 )
-"""Which network reads pictures: classes of `pipeline.nets`, which nothing here imports."""
+"""Encoders of images: classes of `pipeline.nets`, which this module must not import."""
 VisualEncoder = Annotated[str, ENCODERS]
 """A name in `ENCODERS`."""
 GoalConditioning = Literal["hyper", "none"]
-"""Whether goal observations drive a hypernetwork, or are read like the others."""
+"""Whether goal observations condition a hypernetwork, or are ordinary inputs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +62,9 @@ class MemorySettings:
     """`network_settings.memory`: a recurrent layer."""
 
     sequence_length: Count = 64
-    """Steps of a sequence that is trained on at once; at most batch_size. Typical: 16 to 128."""
+    """Length of training sequences in steps; at most batch_size. Typical: 16 to 128."""
     memory_size: Annotated[int, Bounds(above=0, multiple_of=2)] = 128
-    """Numbers that the memory holds: half of them hidden state, half cell state.
-    Typical: 64 to 256."""
+    """Size of the memory: half of it is hidden state, half cell state. Typical: 64 to 256."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +78,13 @@ class NetworkSettings:
     num_layers: Count = 2
     """Hidden layers after the observations are encoded. Typical: 1 to 3."""
     vis_encode_type: VisualEncoder = "simple"
-    """Which network reads pictures."""
+    """The encoder of images."""
     memory: MemorySettings | None = None
     """A recurrent layer, or null for none."""
     goal_conditioning_type: GoalConditioning = "hyper"
-    """How goal observations act on the policy."""
+    """How goal observations affect the policy."""
     deterministic: bool = False
-    """Whether the mean (or the likeliest) action is taken, also while training."""
+    """Whether to use the mean (or most probable) action, also in training."""
 
 
 DEFAULT_NETWORK = NetworkSettings()
@@ -96,9 +95,9 @@ class DemoSource:
     """One file of demonstrations, or one folder of them."""
 
     path: str
-    """A file, or a folder, of which all `.demo` files are read."""
+    """A file, or a folder with `.demo` files."""
     weight: Positive = 1.0
-    """How often each of its steps is drawn, against a step of weight 1."""
+    """Relative probability of its steps, compared to weight 1."""
 
     def to_plain(self) -> str | dict[str, Any]:
         """What `DemoPath.from_node` reads."""
@@ -137,7 +136,7 @@ def _source(node: Node, path: str) -> DemoSource:
     if isinstance(node.value, dict):
         source: DemoSource = read_dataclass(DemoSource, node, path)
         return source
-    # A number may be a file's name; a list or a truth value is a mistake about the form.
+    # A number may be a file's name; lists and truth values are mistakes.
     if not isinstance(node.value, str | int | float) or isinstance(node.value, bool):
         expected = "a path, or a list of paths and of maps with 'path' and 'weight'"
         raise fail(node, path, f"needs {expected}, got {display(node)}")
@@ -146,25 +145,25 @@ def _source(node: Node, path: str) -> DemoSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardSignalSettings:
-    """Settings of every reward signal; a plug-in's extend this class."""
+    """Settings of all reward signals; base class of a plug-in's settings."""
 
     # A text and no class: settings must not import torch.
     made_by: ClassVar[str] = ""
     """`module:class` of the `RewardSignal` with these settings, imported only to train.
 
-    A module of ours begins with a dot and lies in `pipeline.algos`.
+    A name with a leading dot is relative to `pipeline.algos`.
     """
 
     gamma: Fraction = 0.99
     """Discount of this reward per step. Typical: 0.9 to 0.999."""
     strength: float = 1.0
-    """Factor to the reward. Typical: 1 for extrinsic, 0.001 to 0.1 for the other signals."""
+    """Factor of the reward. Typical: 1 for extrinsic, 0.001 to 0.1 for the other signals."""
     network_settings: NetworkSettings = field(default=DEFAULT_NETWORK)
     """The signal's own network."""
 
     @property
     def why_alone(self) -> str:
-        """Why only one learner can have the signal, with what to change; empty if several can.
+        """Why the signal needs a single learner, and what to change; empty if it does not.
 
         Several learners average the gradients of its `optimizer` and the statistics of its
         normalisers. Anything else that it learns, such as counts, would differ between learners.
@@ -182,7 +181,7 @@ class ExtrinsicSettings(RewardSignalSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CuriositySettings(RewardSignalSettings):
-    """`curiosity`: reward for what the forward model did not foresee."""
+    """`curiosity`: reward for transitions that the forward model does not predict."""
 
     made_by = ".curiosity:Curiosity"
 
@@ -192,14 +191,14 @@ class CuriositySettings(RewardSignalSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GAILSettings(RewardSignalSettings):
-    """`gail`: reward for looking like the demonstrations."""
+    """`gail`: reward for similarity to the demonstrations."""
 
     made_by = ".gail:GAIL"
 
     learning_rate: Positive = 3e-4
     """Step size of the discriminator's Adam."""
     use_actions: bool = False
-    """Whether the discriminator sees actions beside observations."""
+    """Whether the discriminator sees actions, too."""
     use_vail: bool = False
     """Whether a variational bottleneck limits the discriminator."""
     demo_path: DemoPath
@@ -214,11 +213,11 @@ class GAILSettings(RewardSignalSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RNDSettings(RewardSignalSettings):
-    """`rnd`: reward for what a random network's imitator does not know yet."""
+    """`rnd`: reward for observations with a large error in predicting a random network."""
 
     made_by = ".rnd:RND"
 
-    # Less than the other signals have, as in ML-Agents.
+    # Lower than in the other signals, as in ML-Agents.
     learning_rate: Positive = 1e-4
     """Step size of the signal's own Adam."""
 
@@ -237,13 +236,13 @@ REWARD_SIGNALS: Group[type[RewardSignalSettings]] = Group(
 
 
 Schedule = Literal["linear", "constant"]
-"""How a value falls over training: to (nearly) zero at max_steps, or not at all."""
+"""Schedule of a value: linear to (nearly) zero at max_steps, or constant."""
 
 _DEFAULT_INTERVAL = 500000
 
 # Settings must not import torch, so a test compares this number with the network's.
 ATTENTION_HEADS = 4
-"""Parts of equal size in which POCA's critic attends: `nets.attention.N_HEADS`."""
+"""Number of attention heads of POCA's critic: `nets.attention.N_HEADS`."""
 
 # ML-Agents does so too: one constant schedule makes all of them constant.
 _LIKE_LEARNING_RATE = {"copies": "learning_rate_schedule"}
@@ -253,12 +252,12 @@ _ADDITION = {"addition": True}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HyperparameterSettings:
-    """Hyperparameters of every trainer; a plug-in's extend this class."""
+    """Hyperparameters of all trainers; base class of a plug-in's hyperparameters."""
 
     made_by: ClassVar[str] = ""
     """`module:class` of the `Algorithm` with these hyperparameters, imported only to train.
 
-    A module of ours begins with a dot and lies in `pipeline.algos`.
+    A name with a leading dot is relative to `pipeline.algos`.
     """
 
     batch_size: Count = 1024
@@ -268,7 +267,7 @@ class HyperparameterSettings:
     learning_rate: Positive = 3e-4
     """Initial step size of Adam. Typical: 0.00001 to 0.001."""
     learning_rate_schedule: Schedule = "linear"
-    """How the learning rate falls until max_steps."""
+    """Schedule of the learning rate until max_steps."""
     max_grad_norm: Positive | None = field(default=None, metadata=_ADDITION)
     """Largest norm of a gradient, longer ones are shortened; null (as ML-Agents) for no limit."""
 
@@ -279,27 +278,27 @@ class HyperparameterSettings:
 
     @property
     def why_alone(self) -> str:
-        """Why only one learner can use the trainer, with what to do; empty if several can."""
+        """Why the trainer needs a single learner, and what to change; empty if it does not."""
         return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnPolicySettings(HyperparameterSettings):
-    """What PPO and POCA share."""
+    """Hyperparameters of PPO and POCA."""
 
     beta: NonNegative = 5e-3
     """Weight of the entropy bonus. Typical: 0 to 0.01."""
     epsilon: Positive = 0.2
-    """How far the probability ratio may leave 1 before it is clipped. Typical: 0.1 to 0.3."""
+    """Clipping range of the probability ratio around 1. Typical: 0.1 to 0.3."""
     lambd: Fraction = 0.95
     """Lambda of generalised advantage estimation (GAE), or of the lambda-returns. Typical:
     0.9 to 0.99."""
     num_epoch: Count = 3
-    """Passes over the buffer in an update. Typical: 3 to 10."""
+    """Epochs: passes over the buffer in an update. Typical: 3 to 10."""
     beta_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
-    """How beta falls; like learning_rate_schedule when only that is given."""
+    """Schedule of beta; default: learning_rate_schedule if that is given."""
     epsilon_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
-    """How epsilon falls; like learning_rate_schedule when only that is given."""
+    """Schedule of epsilon; default: learning_rate_schedule if that is given."""
     recompute_advantages: bool = field(default=False, metadata=_ADDITION)
     """Whether returns and advantages are computed again before each further pass over the buffer
     (Andrychowicz et al. 2020, arXiv 2006.05990)."""
@@ -330,9 +329,9 @@ class PPOSettings(OnPolicySettings):
     made_by = ".ppo:PPO"
 
     shared_critic: bool = False
-    """Whether policy and value function share the network's body."""
+    """Whether policy and value function share layers."""
     clip_value: bool = field(default=False, metadata=_ADDITION)
-    """Whether a value may move by epsilon standard deviations of the returns in one update only."""
+    """Whether to clip value changes to epsilon standard deviations of the returns per update."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -344,23 +343,22 @@ class POCASettings(OnPolicySettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OffPolicySettings(HyperparameterSettings):
-    """What SAC and XQC share."""
+    """Hyperparameters of SAC and XQC."""
 
     batch_size: Count = 128
     """Experiences in a minibatch. Typical: 64 to 1024."""
     buffer_size: Count = 50000
-    """Experiences that the replay buffer holds. Typical: 20000 to 1000000."""
+    """Capacity of the replay buffer in experiences. Typical: 20000 to 1000000."""
     learning_rate_schedule: Schedule = "constant"
-    """How the learning rate falls until max_steps."""
+    """Schedule of the learning rate until max_steps."""
     buffer_init_steps: CountOrZero = 0
     """Experiences to collect before the first update. Typical: 0 to 10000."""
     init_entcoef: Positive = 1.0
     """Entropy coefficient at the start. Typical: 0.01 to 1."""
     save_replay_buffer: bool = False
-    """Whether the replay buffer is kept with the checkpoint."""
+    """Whether checkpoints include the replay buffer."""
     tau: Fraction = 0.005
-    """Share of the critic that moves into the target network at each update. Typical: 0.005
-    to 0.05."""
+    """Rate at which the target network follows the critic, per update. Typical: 0.005 to 0.05."""
     steps_per_update: PositiveOrAuto = 1.0
     """Agent steps for each update of the policy; `auto` for a number from 0.25 to 64 that is chosen
     before the first update, so that the updates fill the time in which the environment works. For
@@ -416,9 +414,9 @@ class XQCSettings(OffPolicySettings):
     batch_size: Count = 256
     """Experiences in a minibatch."""
     buffer_size: Count = 1000000
-    """Experiences that the replay buffer holds."""
+    """Capacity of the replay buffer in experiences."""
     learning_rate_schedule: Schedule = "linear"
-    """How the learning rate falls until max_steps: to a tenth (linear), or not at all."""
+    """Schedule of the learning rate: linear to a tenth at max_steps, or constant."""
     buffer_init_steps: CountOrZero = 5000
     """Experiences to collect by random actions before the first update."""
     init_entcoef: Positive = 0.01
@@ -448,7 +446,7 @@ HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(
     "pipeline.algorithms",
     {name: f"{__name__}:{name.upper()}Settings" for name in ("ppo", "sac", "poca", "xqc")},
     base=HyperparameterSettings,
-    theirs="mlagents.trainer_type",
+    mlagents_group="mlagents.trainer_type",
 )
 """The hyperparameters that each `trainer_type` takes."""
 
@@ -472,7 +470,7 @@ WORDS = {
     "total_timesteps": ("max_steps", ""),
     "algo": ("trainer_type", ""),
 }
-"""The key of a behavior that a word of Stable-Baselines3 or the like means, and a remark."""
+"""The key of a behavior for a term of another library, such as Stable-Baselines3, and a remark."""
 
 
 def places_in_behavior() -> dict[str, str]:
@@ -490,7 +488,7 @@ def places_in_behavior() -> dict[str, str]:
 def _without_foreign(
     entries: Mapping[str, Node], path: str, trainer_type: str, mistakes: Mistakes
 ) -> dict[str, Node]:
-    """Refuse hyperparameters of other trainers of ours, and words of another library."""
+    """Refuse hyperparameters of other built-in trainers, and terms of other libraries."""
     remaining = dict(entries)
     ours = {name: setting_hints(HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours}
     known = {*setting_hints(TrainerSettings), *setting_hints(HYPERPARAMETERS[trainer_type])}
@@ -515,7 +513,7 @@ def _without_foreign(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelfPlaySettings:
-    """`self_play`: opponents out of the agent's own past."""
+    """`self_play`: past policies of the agent as opponents."""
 
     save_steps: Count = 20000
     """Trainer steps between two snapshots of the policy. Typical: 10000 to 100000."""
@@ -526,23 +524,23 @@ class SelfPlaySettings:
     swap_steps: Count = 2000
     """Steps of the opponent until it gets another snapshot. Typical: 2000 to 100000."""
     window: Count = 10
-    """Snapshots that are kept to choose opponents from. Typical: 5 to 50."""
+    """Number of snapshots kept as opponents. Typical: 5 to 50."""
     play_against_latest_model_ratio: Fraction = 0.5
     """Probability that an opponent plays the newest policy. Typical: 0.2 to 0.8."""
     initial_elo: float = 1200.0
-    """Rating at the start."""
+    """Initial rating."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BehavioralCloningSettings:
-    """`behavioral_cloning`: supervised steps on demonstrations beside reinforcement learning."""
+    """`behavioral_cloning`: supervised steps on demonstrations in addition to RL."""
 
     demo_path: DemoPath
     """Demonstration file, a folder of them, or a list of both, with weights if wished."""
     steps: CountOrZero = 0
-    """Agent steps until cloning has faded out; 0 for the whole run at a constant rate."""
+    """Agent steps over which the rate decreases to 0; 0: the whole run at a constant rate."""
     strength: NonNegative = 1.0
-    """Learning rate relative to the policy's. Typical: 0.1 to 1."""
+    """Learning rate, relative to the policy's. Typical: 0.1 to 1."""
     samples_per_update: CountOrZero = 0
     """Demonstrated steps used per update; 0 for all of them."""
     # ML-Agents' code takes 3 then; its manual says the trainer's num_epoch.
@@ -557,10 +555,10 @@ class TrainerSettings:
     """How one behavior is trained, in the order of a written `configuration.yaml`."""
 
     trainer_type: str = "ppo"
-    """`ppo`, `sac`, `poca`, `xqc`, or one that an installed package brings; required with
+    """`ppo`, `sac`, `poca`, `xqc`, or one of an installed package; required with
     hyperparameters."""
     hyperparameters: HyperparameterSettings = field(default_factory=PPOSettings)
-    """Numbers of the algorithm; of the class that belongs to trainer_type."""
+    """Hyperparameters of the algorithm that trainer_type selects."""
     checkpoint_interval: Count = _DEFAULT_INTERVAL
     """Agent steps between two checkpoints."""
     network_settings: NetworkSettings = field(default=DEFAULT_NETWORK)
@@ -568,37 +566,37 @@ class TrainerSettings:
     reward_signals: dict[str, RewardSignalSettings] = field(
         default_factory=lambda: {"extrinsic": ExtrinsicSettings()}
     )
-    """Rewards by name; a map without `extrinsic` ignores the environment's reward."""
+    """Reward signals by name; without `extrinsic` the environment's reward is ignored."""
     init_path: str | None = None
-    """Checkpoint to take weights from, or null."""
+    """Checkpoint with initial weights, or null."""
     keep_checkpoints: int = 5
-    """Checkpoints that are kept, the oldest go first; 0 or less keeps all."""
+    """Number of newest checkpoints to keep; 0 or less keeps all."""
     even_checkpoints: bool = False
-    """Whether checkpoint_interval is max_steps / keep_checkpoints, whatever was given."""
+    """Whether to use max_steps / keep_checkpoints as checkpoint_interval."""
     max_steps: Count = 500000
     """Agent steps of the whole run, over all environments. Typical: 100000 to 10000000."""
     time_horizon: Count = 64
-    """Steps of one agent after which a trajectory is closed and bootstrapped. Typical: 32 to 2048
-    with ppo and poca, 1 to 64 with sac and xqc."""
+    """Maximum length of an agent's trajectory, after which it is bootstrapped.
+    Typical: 32 to 2048 with ppo and poca, 1 to 64 with sac and xqc."""
     summary_freq: Count = 50000
     """Agent steps between two summaries."""
     threaded: bool = False
     """Whether environments step while the networks learn, with the policy of before the update;
     such runs repeat exactly."""
     self_play: SelfPlaySettings | None = None
-    """Opponents out of the agent's own past, or null."""
+    """Past policies of the agent as opponents, or null."""
     behavioral_cloning: BehavioralCloningSettings | None = None
     """Supervised steps on demonstrations, or null."""
 
     def __post_init__(self) -> None:
         expected = HYPERPARAMETERS.get(self.trainer_type)
-        # The exact class: a plug-in's may extend that of another trainer.
+        # The exact class, because a plug-in's may extend that of another trainer.
         if expected is None or type(self.hyperparameters) is not expected:
             class_name = type(self.hyperparameters).__name__
             text = f"{class_name} does not belong to the trainer type {self.trainer_type!r}"
             raise ContradictionError("hyperparameters", text)
         memory, batch_size = self.network_settings.memory, self.hyperparameters.batch_size
-        # A minibatch has whole sequences, and could not hold even one.
+        # A minibatch has complete sequences, and would be smaller than one.
         if memory is not None and memory.sequence_length > batch_size:
             allowed = "less than or equal to batch_size when using memory"
             text = f"must be {allowed}, got {memory.sequence_length} with batch_size {batch_size}"
@@ -616,7 +614,7 @@ class TrainerSettings:
                 allowed = "between 1 and max_steps"
                 text = f"with even_checkpoints it must be {allowed}, got {self.keep_checkpoints}"
                 raise ContradictionError("keep_checkpoints", text)
-            # Applied here, so that a written configuration has the interval that is used.
+            # Applied here, so that a written configuration has the actual interval.
             object.__setattr__(self, "checkpoint_interval", self.max_steps // self.keep_checkpoints)
 
     def _refuse_contrary_options(self) -> None:
@@ -647,13 +645,13 @@ class TrainerSettings:
         return replace(self, hyperparameters=decided)
 
     def contrary_sizes(self) -> Iterator[str]:
-        """Yield a text for each pair of sizes with which a run does otherwise than the file says.
+        """Yield a warning for each pair of sizes that does not have the expected effect.
 
-        Such as learning nothing, or writing no summary.
+        For example, nothing is learned, or no summary is written.
         """
         yield from self._contrary_buffers()
         rare = [("summary_freq", self.summary_freq, "no summary is written, nor learning curve")]
-        if self.checkpoint_interval != _DEFAULT_INTERVAL:  # which whole files have without a wish
+        if self.checkpoint_interval != _DEFAULT_INTERVAL:  # common in files that list every key
             effect = "only the end of the run leaves a checkpoint"
             rare.append(("checkpoint_interval", self.checkpoint_interval, effect))
         if self.self_play is not None:
@@ -698,9 +696,9 @@ class TrainerSettings:
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> Self:
-        """Read the settings of a behavior, with `hyperparameters` as its trainer type has them."""
+        """Read the settings of a behavior, with the hyperparameters of its trainer type."""
         entries, mistakes = entries_of(node, path), Mistakes()
-        # Both types depend on a value or a key, which type hints cannot say.
+        # Type hints cannot express that both types depend on a value or a key.
         hints: dict[str, Any] = {"reward_signals": _RewardSignals}
         with mistakes:
             name = _trainer_type(entries, path)
@@ -714,7 +712,7 @@ class TrainerSettings:
             entries = _without_foreign(entries, path, name, mistakes)
             numbers = _without_foreign(entries_of(section, inside), inside, name, mistakes)
             entries["hyperparameters"] = replace(section, value=numbers)
-        if "hyperparameters" not in hints:  # of which trainer is not known; the other keys are read
+        if "hyperparameters" not in hints:  # of an unknown trainer; only the other keys are read
             parts = ("trainer_type", "hyperparameters")
             entries = {key: item for key, item in entries.items() if key not in parts}
         settings: Self = read_dataclass(
@@ -752,7 +750,7 @@ class _RewardSignals:
 
 
 SamplerSeed = Annotated[int, Bounds(at_least=-1)]
-"""Seed of a sampler; -1 to have one derived from the run's."""
+"""Seed of a sampler; -1 to derive it from the run's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -761,7 +759,7 @@ class SamplerSettings:
 
     sampler_type: ClassVar[str] = ""
     seed: SamplerSeed = -1
-    """Seed of the environment's generator; -1 to have one derived from the run's."""
+    """Seed of the environment's generator; -1 to derive it from the run's."""
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> "SamplerSettings":
@@ -793,7 +791,7 @@ class SamplerSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConstantSampler(SamplerSettings):
-    """Always the same value."""
+    """A constant value."""
 
     sampler_type: ClassVar[str] = "constant"
     value: float = 0.0
@@ -802,7 +800,7 @@ class ConstantSampler(SamplerSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UniformSampler(SamplerSettings):
-    """Any value of an interval, all equally likely."""
+    """A uniform distribution over an interval."""
 
     sampler_type: ClassVar[str] = "uniform"
     min_value: float = 0.0
@@ -829,7 +827,7 @@ class GaussianSampler(SamplerSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultiRangeUniformSampler(SamplerSettings):
-    """Any value of several intervals, longer ones proportionally more often."""
+    """A uniform distribution over several intervals."""
 
     sampler_type: ClassVar[str] = "multirangeuniform"
     intervals: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
@@ -852,10 +850,10 @@ SAMPLERS: dict[str, type[SamplerSettings]] = {
 
 
 def _sampler_class(node: Node, path: str) -> type[SamplerSettings]:
-    # ML-Agents' manual spells it so, and its code refuses that.
+    # The spelling of ML-Agents' manual, which its code refuses.
     if node.value == "multirange_uniform":
         _log.warning(
-            "%s: %s: 'multirange_uniform' is called 'multirangeuniform'; taken as that.",
+            "%s: %s: 'multirange_uniform' is read as 'multirangeuniform', its correct name.",
             node.where,
             path,
         )
@@ -865,7 +863,7 @@ def _sampler_class(node: Node, path: str) -> type[SamplerSettings]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompletionCriteria:
-    """`completion_criteria`: when a lesson is over."""
+    """`completion_criteria`: when a lesson ends."""
 
     measure: Literal["reward", "progress", "elo", "Elo"] = "reward"
     """Mean return of recent episodes, the share of max_steps that is over, or the rating in
@@ -873,17 +871,17 @@ class CompletionCriteria:
     behavior: str
     """The behavior that is measured, without `?team=`."""
     min_lesson_length: CountOrZero = 0
-    """Episodes that must have ended before the lesson can be over."""
+    """Minimum number of episodes in the lesson."""
     signal_smoothing: bool = True
     """Whether a reward is averaged with its last value (0.75 new, 0.25 old)."""
     threshold: float = 0.0
-    """The lesson is over when the measure exceeds this; in [0, 1] for progress."""
+    """The lesson ends when the measure exceeds this; in [0, 1] for progress."""
     require_reset: bool = False
     """Whether the environment is reset for the next lesson."""
 
     def __post_init__(self) -> None:
         if self.measure == "Elo":
-            # The class is frozen; it may be changed here only, before anyone has it.
+            # The class is frozen, but may be changed during its construction.
             object.__setattr__(self, "measure", "elo")
         if self.measure == "progress" and not 0.0 <= self.threshold <= 1.0:
             text = f"must be in [0, 1] for the measure progress, got {self.threshold}"
@@ -969,19 +967,19 @@ class EnvironmentSettings:
     base_port: Annotated[int, Bounds(at_least=1, at_most=65535)] = 5005
     """Port of the first environment; the others follow."""
     num_envs: Count = 1
-    """Environments that run side by side."""
+    """Number of parallel environments."""
     num_areas: Count = 1
     """Training areas inside of each environment."""
     timeout_wait: Count = 60
     """Seconds to wait for an environment's answer."""
     seed: CountOrUnlimited = -1
-    """Seed of everything random; -1 to have one drawn."""
+    """Seed of all random generators; -1 for a random seed."""
     max_lifetime_restarts: CountOrUnlimited = 10
-    """Restarts of an environment in all; -1 for any number."""
+    """Maximum restarts of an environment in all; -1 for any number."""
     restarts_rate_limit_n: CountOrUnlimited = 1
-    """Restarts of an environment in restarts_rate_limit_period_s; -1 for any number."""
+    """Maximum restarts of an environment in restarts_rate_limit_period_s; -1 for any number."""
     restarts_rate_limit_period_s: Count = 60
-    """Seconds over which restarts_rate_limit_n counts."""
+    """Length in seconds of the window of restarts_rate_limit_n."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -1013,24 +1011,24 @@ class CheckpointSettings:
     run_id: str = "ppo"
     """Name of the run, and of its folder in results_dir."""
     initialize_from: str | None = None
-    """Run whose weights are taken, or null."""
+    """Run with the initial weights, or null."""
     load_model: bool = False
     """Deprecated: implies resume."""
     resume: bool = False
-    """Whether the run of this id is continued."""
+    """Whether to continue the run of this id."""
     force: bool = False
-    """Whether an earlier run of this id may be overwritten."""
+    """Whether to overwrite an earlier run of this id."""
     train_model: bool = False
     """Deprecated: without effect."""
     inference: bool = False
-    """Whether the policy only acts, and does not learn."""
+    """Whether the policy only acts, without learning."""
     results_dir: str = "results"
     """Folder of all runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TorchSettings:
-    """`torch_settings`: where networks are computed."""
+    """`torch_settings`: the device of the networks."""
 
     device: str | None = None
     """`cpu`, `cuda`, `cuda:0`, ...; null for the device on which an act and a minibatch of the
@@ -1045,7 +1043,7 @@ class RunSettings:
     """All settings of a configuration file, in the order in which it is written."""
 
     default_settings: TrainerSettings | None = None
-    """What every behavior starts from, also one that is not listed; or null."""
+    """Defaults of all behaviors, including unlisted ones; or null."""
     behaviors: dict[str, TrainerSettings] = field(default_factory=dict)
     """Settings by behavior name, without `?team=`."""
     env_settings: EnvironmentSettings = field(default_factory=EnvironmentSettings)
@@ -1053,43 +1051,43 @@ class RunSettings:
     engine_settings: EngineSettings = field(default_factory=EngineSettings)
     """Configuration of the game engine."""
     environment_parameters: dict[str, EnvironmentParameter] | None = None
-    """What the environment is sent, by name; or null."""
+    """Parameters sent to the environment, by name; or null."""
     checkpoint_settings: CheckpointSettings = field(default_factory=CheckpointSettings)
     """The run's folder, and what it starts from."""
     torch_settings: TorchSettings = field(default_factory=TorchSettings)
-    """Where networks are computed."""
+    """The device of the networks."""
     debug: bool = False
     """Whether logs are detailed."""
     from_file: bool = field(default=False, compare=False, repr=False, metadata={"internal": True})
-    """Whether a file was given, so that a behavior which it does not list is a mistake."""
+    """Whether a file was given, so that unlisted behaviors are an error."""
     refused: dict[str, str] = field(
         default_factory=dict, compare=False, repr=False, metadata={"internal": True}
     )
-    """Behaviors that an old file lists, but which cannot be trained any more, and why."""
+    """Behaviors of an old file that cannot be trained any more, with the reason."""
     places: dict[str, str] = field(
         default_factory=dict, compare=False, repr=False, metadata={"internal": True}
     )
-    """Where each path to a file, each behavior and each `steps_per_update` is written: `file:line`
-    by dotted key."""
+    """Place (`file:line`) of each path to a file, each behavior and each `steps_per_update`, by
+    dotted key."""
 
     def place_of(self, key: str) -> str | None:
-        """Return where the path under a dotted key is written; a behavior may inherit it."""
+        """Return the place of a dotted key's path, which a behavior may inherit."""
         section, _, rest = key.partition(".")
         inherited = rest.partition(".")[2] if section == "behaviors" else ""
         return self.places.get(key, self.places.get(f"default_settings.{inherited}"))
 
     def for_behavior(self, name: str) -> TrainerSettings:
-        """Return the settings of a behavior, whose name may have `?team=`.
+        """Return the settings of a behavior; its name may have `?team=`.
 
         Raises:
             SettingsError: The file neither lists the behavior nor has default_settings, or it names
-                a trainer for it that is no more.
+                a removed trainer for it.
         """
         # Teams of a behavior share its settings.
         plain = name.split("?", maxsplit=1)[0]
         if plain in self.behaviors:
             return self.behaviors[plain]
-        # Before the defaults: the file names the behavior, with a trainer that is gone.
+        # Before the defaults, because the file lists the behavior with a removed trainer.
         if plain in self.refused:
             raise SettingsError(self.refused[plain])
         if self.default_settings is not None:
@@ -1115,7 +1113,7 @@ class RunSettings:
         return TrainerSettings()
 
     def plugins(self) -> dict[str, str]:
-        """Return the version of each package that brings an algorithm, signal or encoder to it."""
+        """Return the version of each package with an algorithm, signal or encoder in use."""
         chosen = [*self.behaviors.values()]
         if self.default_settings is not None:
             chosen.append(self.default_settings)
@@ -1145,7 +1143,7 @@ class RunSettings:
         return replace(self, behaviors={**self.behaviors, name: trainer})
 
     def with_seed(self, seed: int) -> "RunSettings":
-        """Return the same run with a decided seed, from 0, and with a seed for every sampler."""
+        """Return the same settings with the given seed, and with a seed for every sampler."""
         parameters = self.environment_parameters
         return replace(
             self,

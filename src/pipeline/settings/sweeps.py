@@ -1,8 +1,8 @@
-"""`sweeps.<name>`: one experiment under many configurations, and the best of them once more.
+"""`sweeps.<name>`: trials of many configurations of an experiment, and a run of the best one.
 
-Each configuration is a *trial*, called `<sweep>/001` and so on. What a trial changes depends on the
-block alone: a longer random sweep begins with the trials of the shorter one, and a parameter more
-leaves the values of the others as they were. What Optuna proposes depends on earlier trials too.
+Each configuration is a *trial*, with names from `<sweep>/001`. Drawn values depend only on the
+sweep's settings: a longer random sweep begins with the trials of a shorter one, and a new parameter
+does not change the values of the others. Optuna's proposals also depend on earlier trials.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from pipeline.settings.nodes import Node, fail, join, respelled, to_plain
 from pipeline.settings.reader import ContradictionError, Count, CountOrZero, display, read_dataclass
 
 MOST_TRIALS = 999
-"""Trials of one sweep; their names have three digits."""
+"""Maximum number of trials of a sweep; their names have three digits."""
 
 Metric = Literal["mean_return", "median_return", "min_return", "max_return", "mean_length"]
 _DIGITS = 6
@@ -28,16 +28,16 @@ _MOST_COMBINATIONS = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """The interval that a random value is drawn from."""
+    """Interval of a random value."""
 
     min: float
     """Least value."""
     max: float
     """Greatest value."""
     scale: Literal["linear", "log"] = "linear"
-    """`log` draws the logarithm evenly, for values over several orders of magnitude."""
+    """`log`: uniform in the logarithm, for values over several orders of magnitude."""
     integer: bool = False
-    """Draw whole numbers."""
+    """Whether to draw whole numbers."""
 
     def __post_init__(self) -> None:
         if self.min >= self.max:
@@ -49,7 +49,7 @@ class Interval:
             raise ContradictionError("integer", f"{problem}; widen the interval")
 
     def draw(self, source: random.Random) -> float | int:
-        """Return a value of few digits, so that a person can read it."""
+        """Return a random value, rounded to be readable."""
         if self.scale == "log":
             value = math.exp(source.uniform(math.log(self.min), math.log(self.max)))
         else:
@@ -57,7 +57,7 @@ class Interval:
         return self.rounded(value)
 
     def rounded(self, value: float) -> float | int:
-        """Return a number with few digits, which may not leave the interval by that."""
+        """Return a number rounded to few digits, within the interval."""
         value = float(f"{value:.{_DIGITS}g}")
         if self.integer:
             return min(max(round(value), math.ceil(self.min)), math.floor(self.max))
@@ -66,12 +66,12 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """The values of one swept key: a list, or an interval."""
+    """The values of a swept key: a list, or an interval."""
 
     values: tuple[Any, ...] = ()
-    """What to try, as a list."""
+    """The values, if given as a list."""
     interval: Interval | None = None
-    """What to draw from, as a map with `min` and `max` in place of the list."""
+    """The interval, if given as a map with `min` and `max`."""
 
     @staticmethod
     def from_node(node: Node, path: str) -> "Axis":
@@ -87,25 +87,26 @@ class Axis:
         return Axis(values=tuple(respelled(to_plain(node))))
 
     def draw(self, source: random.Random) -> Any:
-        """Return one of the values, or one in the interval."""
+        """Return a random value of the list or the interval."""
         if self.interval is not None:
             return self.interval.draw(source)
         return source.choice(self.values)
 
     def samples(self) -> tuple[Any, ...]:
-        """Return all values of a list; of an interval both ends and one value between them."""
+        """Return all values of a list, or both ends of an interval and a value between them."""
         if self.interval is None:
             return self.values
         low, high = self.interval.min, self.interval.max
-        # Not the middle, which is a whole number too often to show that others are not.
+        # Not the middle, which is often a whole number and would not show that others are refused.
         return tuple(map(self.interval.rounded, (low, high, low + 0.618 * (high - low))))
 
     def distribution(self) -> Any:
-        """Return Optuna's distribution: of numbers of an interval, or of indices of the values."""
+        """Return Optuna's distribution: numbers of the interval, or indices of the list."""
         import optuna
 
         if self.interval is None:
-            # Indices, because Optuna's choices are plain values, and ours may be lists or maps.
+            # Indices, because Optuna's choices must be scalars, and the values may be lists or
+            # maps.
             return optuna.distributions.CategoricalDistribution(range(len(self.values)))
         low, high, log = self.interval.min, self.interval.max, self.interval.scale == "log"
         if self.interval.integer:
@@ -113,11 +114,11 @@ class Axis:
         return optuna.distributions.FloatDistribution(low, high, log=log)
 
     def index(self, value: Any) -> Any:
-        """Return Optuna's form of a value: see `distribution`."""
+        """Return Optuna's representation of a value: see `distribution`."""
         return value if self.interval is not None else self.values.index(value)
 
     def value(self, given: Any) -> Any:
-        """Return the value of Optuna's form, with as few digits as `draw` gives."""
+        """Return the value of Optuna's representation, rounded as in `draw`."""
         return self.values[given] if self.interval is None else self.interval.rounded(given)
 
 
@@ -126,46 +127,46 @@ class BestParams:
     """`sweeps.<name>.best`: the best configuration, run as the experiment `<name>_best`."""
 
     seeds: tuple[CountOrZero, ...]
-    """Seeds that the sweep has not seen, since the best of many is partly luck."""
+    """Seeds that the sweep does not use, since the best of many trials is partly luck."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepParams:
-    """`sweeps.<name>`: trials of one experiment, and how the best of them is chosen."""
+    """`sweeps.<name>`: trials of an experiment, and how the best of them is chosen."""
 
     experiment: str
-    """A name under `experiments`, with all settings that the sweep does not change."""
+    """Name of an experiment, which gives all settings that the sweep does not change."""
     method: Literal["grid", "list", "random", "optuna"]
-    """Every combination of the values; the configurations as listed; drawn ones; or the first ones
-    drawn, and the others proposed by Optuna from what those before them came to."""
+    """`grid`: all combinations; `list`: the given configurations; `random`: drawn ones; `optuna`:
+    first drawn ones, then proposals of Optuna from earlier results."""
     parameters: dict[str, Axis] = field(default_factory=dict)
-    """For grid, random and optuna: what to try, by dotted key of the trainer file."""
+    """For grid, random and optuna: the values, by dotted key of the trainer file."""
     configurations: tuple[dict[str, Any], ...] = ()
     """For list: dotted keys and their values."""
     runs: Count | None = None
-    """For random and optuna: how many configurations to try; a longer sweep begins with the trials
-    of the shorter one."""
+    """For random and optuna: number of configurations; a longer sweep begins with the trials
+    of a shorter one."""
     seed: CountOrZero | None = None
     """For random and optuna: seed of the drawn and the proposed values."""
     startup: Count | None = None
-    """For optuna: trials that are drawn as random does, before it proposes; null for 5."""
+    """For optuna: trials drawn as in random, before the first proposal; null for 5."""
     parallel: Count | None = None
-    """For optuna: trials under way at once, since each waits for the trial this many before it;
+    """For optuna: number of parallel trials; each waits for the trial this many before it;
     null for 1."""
     prune_after: CountOrZero | None = None
     """For optuna: steps of training after which a trial ends when a summary's reward is below the
     median of at least three earlier trials at the same step; null for never. Not for minimize,
     for mean_length, or with several learners."""
     seeds: tuple[CountOrZero, ...]
-    """Seeds that each trial is run with."""
+    """Seeds of each trial."""
     metric: Metric = "mean_return"
-    """The number of `evaluate` that trials are ranked by, as its mean over the seeds."""
+    """The result of `evaluate` that ranks the trials, as its mean over the seeds."""
     behavior: str | None = None
-    """The behavior whose metric counts; required when the experiment has several behaviors."""
+    """The behavior that is ranked; required if the experiment has several behaviors."""
     goal: Literal["maximize", "minimize"] = "maximize"
-    """Whether a large or a small metric is better."""
+    """Whether larger or smaller metrics are better."""
     best: BestParams | None = None
-    """Run the best once more; without it the sweep ends with the ranking."""
+    """Run of the best configuration with new seeds; without it the sweep ends with the ranking."""
 
     def __post_init__(self) -> None:
         _check_method(self)
@@ -181,9 +182,9 @@ class SweepParams:
             )
 
     def trials(self) -> dict[str, dict[str, Any]]:
-        """Return what each trial changes, dotted keys and values, by its number from `001` on.
+        """Return each trial's changes, dotted keys and values, by its number from `001`.
 
-        Trials that are yet to be proposed are empty: the file `proposal_file` will have their
+        Trials that Optuna proposes are empty: the file `proposal_file` will have their
         values.
         """
         if self.method == "list":
@@ -199,13 +200,13 @@ class SweepParams:
         return {_numbered(number): change for number, change in enumerate(changes, start=1)}
 
     def drawn(self, run: int) -> dict[str, Any]:
-        """Return the values that random search has for a run, which are counted from 0."""
+        """Return the values of random search for a trial, counted from 0."""
         return {key: axis.draw(self._source(key, run)) for key, axis in self.parameters.items()}
 
     def proposed(self) -> dict[str, str]:
-        """Return the trials whose values are known only while the sweep runs.
+        """Return the trials that Optuna proposes while the sweep runs.
 
-        Each has the number of the last trial that must have been evaluated before it.
+        The value of each is the number of the last trial that it waits for.
         """
         if self.method != "optuna":
             return {}
@@ -214,9 +215,10 @@ class SweepParams:
         return {_numbered(number): _numbered(number - lag) for number in later}
 
     def samples(self) -> Iterator[dict[str, Any]]:
-        """Yield configurations that may be proposed, in which each sample of each key occurs.
+        """Yield possible proposals that contain each sample of each key.
 
-        They are all combinations if there are few, else the others have their first sample.
+        All combinations if there are few, else one key varies while the others have their first
+        sample.
         """
         samples = {key: axis.samples() for key, axis in self.parameters.items()}
         if math.prod(map(len, samples.values())) <= _MOST_COMBINATIONS:
@@ -229,7 +231,7 @@ class SweepParams:
                 yield first | {key: value}
 
     def search(self) -> dict[str, Any]:
-        """Return the settings that a proposal depends on, without the number of trials."""
+        """Return the settings that affect proposals, which exclude the number of trials."""
         keys = ("parameters", "seed", "startup", "prune_after", "goal", "metric", "behavior")
         return {key: repr(getattr(self, key)) for key in keys}
 
@@ -241,7 +243,7 @@ class SweepParams:
     ) -> dict[str, Any]:
         """Return the values of a trial, by Optuna's TPE; the first `startup` trials are drawn.
 
-        The study is made anew from what is known, and its sampler from the sweep's seed and the
+        The study is created from the results alone, and its sampler from the sweep's seed and the
         trial's number, so the same results give the same values.
 
         Args:
@@ -253,14 +255,14 @@ class SweepParams:
             return self.drawn(number - 1)
         import optuna
 
-        # By default it logs each new study, and a study is made for each proposal.
+        # By default Optuna logs each new study, here one per proposal.
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         space = {key: axis.distribution() for key, axis in self.parameters.items()}
         sampler = optuna.samplers.TPESampler(
-            # The trials that were drawn above stand for its own random ones, 10 by default.
+            # In place of 10: the drawn trials above replace Optuna's own random ones.
             n_startup_trials=1,
             multivariate=True,
-            # Trials under way count as bad ones, so that parallel ones do not try the same values.
+            # Running trials count as bad ones, so that parallel trials try different values.
             constant_liar=True,
             seed=seeding.derive(self.seed or 0, "propose", number),
         )
@@ -285,7 +287,7 @@ class SweepParams:
         return {key: axis.value(proposal[key]) for key, axis in self.parameters.items()}
 
     def _source(self, key: str, run: int) -> random.Random:
-        # A stream for each key and run: more runs or keys leave the values of the others alone.
+        # A stream per key and trial, so that new trials or keys do not change the others' values.
         return random.Random(f"{self.seed}/{key}/{run}")  # noqa: S311  # a search, no secret
 
 
@@ -295,12 +297,12 @@ def best_name(sweep: str) -> str:
 
 
 def best_file(sweep: str) -> Path:
-    """Return the file in which the stage `sweep` names the best configuration."""
+    """Return the file to which the stage `sweep` writes the best configuration."""
     return Path("results/sweep") / sweep / "best.json"
 
 
 def proposal_file(trial: str) -> Path:
-    """Return the file in which the stage `propose` says what a trial `<sweep>/<number>` changes."""
+    """Return the file to which the stage `propose` writes the values of `<sweep>/<number>`."""
     return Path("results/propose") / f"{trial}.json"
 
 
@@ -317,7 +319,7 @@ _NEEDED = {
 
 
 def _check_method(sweep: SweepParams) -> None:
-    """Refuse keys that do not belong to the sweep's method, and too many trials."""
+    """Refuse keys of other methods, missing keys, and too many trials."""
     method = sweep.method
     if sweep.prune_after is not None and (
         sweep.goal == "minimize" or sweep.metric == "mean_length"
@@ -341,7 +343,7 @@ def _check_method(sweep: SweepParams) -> None:
         if method == "grid" and axis.interval is not None:
             text = f"the method grid needs a list of values for {key!r}, not an interval; list"
             raise ContradictionError("parameters", f"{text} them, or choose the method random")
-    # A grid is counted, since it may be too large to be written out.
+    # A product, because a grid may be too large to list.
     grid = math.prod(len(axis.values) for axis in sweep.parameters.values())
     n_trials = grid if method == "grid" else sweep.runs or len(sweep.configurations)
     if n_trials > MOST_TRIALS:

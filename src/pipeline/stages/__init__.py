@@ -1,1 +1,1 @@
-"""The stages of the DAG, one file each; what they share is in `shared`."""
+"""The stages of the DAG, one module each; `shared` has the code that they share."""

@@ -1,7 +1,7 @@
-"""`python -m pipeline.stages STAGE ...`: a stage of the project in the working folder.
+"""`python -m pipeline.stages STAGE ...`: run a stage of the project in the working folder.
 
-For projects that `pipeline init` made, whose dvc.yaml finds no scripts beside it. The scripts of a
-checkout start the code of that checkout instead, whatever is installed.
+For projects of `pipeline init`, which have no folder of scripts. The scripts of a checkout start
+the code of that checkout instead, even if another version is installed.
 """
 
 import importlib
@@ -10,7 +10,7 @@ import signal
 import sys
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to save yet, and no traceback to show
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to save yet, so no traceback
     from pipeline.stages.shared.process import leave
     from pipeline.stages.shared.project import PROJECT
 

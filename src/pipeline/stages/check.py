@@ -1,9 +1,9 @@
-"""The `check` stage: params.yaml, its trainer files and the plan, before anything else is touched.
+"""The `check` stage: check params.yaml, its trainer files and the plan before any other stage.
 
-DVC deletes what a stage made before it runs the stage again. A stage that only then refuses its
-parameters has lost its results, so the first stage refuses for all of them. It also writes down,
-for each other stage, the source files that it imports and their contents: a stage depends on that
-file alone, which is the same as before unless one of these has changed.
+DVC deletes a stage's results before it runs the stage again. If the stage then refused its
+parameters, the results would be lost, so this first stage checks the parameters of all stages. It
+also records, for each other stage, the source files that it imports with their digests: DVC's
+stages depend on these records, which change only if a source file has changed.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _WITH_RESULTS = (
 )
 
 _CLOCKS_DIFFER_S = 10.0
-"""How far clocks of machines that share a disk may differ."""
+"""Largest difference, in seconds, between the clocks of machines that share a disk."""
 _NAMED = 5
-"""Files in a message."""
+"""Most files that a message lists."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line of the stage's script."""
+    """Run the command line of the stage."""
     return project.main(argv, __doc__, check, short=True)
 
 
 def check(root: Path) -> None:
-    """Make the files on which the other stages depend.
+    """Check the project, and write the records on which the other stages depend.
 
     Raises:
-        PipelineError: There is a mistake, or the plan is out of date.
+        PipelineError: The parameters have a mistake, or the plan is out of date.
     """
     params = load_params(root / "params.yaml")
     check_params(params)
@@ -57,19 +57,19 @@ def check(root: Path) -> None:
 
 
 def check_params(params: Params) -> None:
-    """Raise PipelineError for mistakes that a later stage would refuse."""
+    """Raise PipelineError for mistakes in the parameters that a later stage would refuse."""
     check_settings(params)
     check_files(params)
     check_ids(params)
 
 
 def refuse_linked_results(root: Path) -> None:
-    """Refuse links that lead out of the project, of folders that DVC writes results into.
+    """Refuse folders of results that are links out of the project.
 
-    DVC runs such a stage to its end before it refuses what the stage has made. Snakemake takes it.
+    DVC would run the stage to its end, and then refuse its results. Snakemake accepts them.
 
     Raises:
-        StageError: There is such a link.
+        StageError: A folder of results is such a link.
     """
     folders = [root / "data", root / "data/demos", root / "results"]
     for stage in _WITH_RESULTS:
@@ -81,18 +81,18 @@ def refuse_linked_results(root: Path) -> None:
             raise StageError(
                 f"{linked}: is a link to {folder.resolve()}, outside of the project, where DVC "
                 f"takes no results. Move its files back to {linked}; if they need another disk, "
-                "move the whole project there (a link to it may stay here), or only DVC's copies: "
+                "move the whole project there (a link to it may stay here), or only DVC's cache: "
                 "`dvc cache dir FOLDER` and `dvc config cache.type symlink`."
             )
 
 
 def refuse_files_of_the_future(params: Params) -> None:
-    """Refuse inputs and results that are dated in the future, by a clock that was wrong.
+    """Refuse inputs and results with times in the future, which a wrong clock has set.
 
-    Snakemake runs a job to its end, finds its outputs older than such an input, and deletes them.
+    Snakemake would run the job, find its outputs older than such an input, and delete them.
 
     Raises:
-        StageError: There are such files.
+        StageError: A file has a time in the future.
     """
     root, now = params.path.parent, time.time()
     places = ["constraints.txt", "config", "data", "src/pipeline", "workflow", "build/env"]
@@ -116,7 +116,7 @@ def refuse_files_of_the_future(params: Params) -> None:
 
 
 def refuse_absent_slurm(*, without_accounts: bool) -> None:
-    """Refuse a machine from which SLURM takes no job, before Snakemake submits the first.
+    """Refuse a machine that cannot submit SLURM jobs, before Snakemake submits the first job.
 
     Raises:
         StageError: A command of SLURM is missing, or its controller does not answer.
@@ -125,7 +125,7 @@ def refuse_absent_slurm(*, without_accounts: bool) -> None:
     if missing := [command for command in needed if shutil.which(command) is None]:
         raise StageError(
             f"SLURM: no {' and no '.join(missing)} in PATH, so nothing was submitted or deleted: "
-            "start Snakemake on a machine that has them; where SLURM keeps no accounts, with "
+            "start Snakemake on a machine that has them; if SLURM has no accounting, use "
             "--slurm-no-account --slurm-status-command squeue"
         )
     asked = subprocess.run(["sinfo", "--noheader"], capture_output=True, text=True, check=False)  # noqa: S607
@@ -137,18 +137,18 @@ def refuse_absent_slurm(*, without_accounts: bool) -> None:
 
 
 def check_ids(params: Params) -> None:
-    """Refuse unknown simulators and ids, and builds in the folder of the project itself.
+    """Refuse unknown simulators and environment ids, and a build that is the project's folder.
 
-    Modules may be in the folder of params.yaml.
+    Modules may be files in the folder of params.yaml.
 
     Raises:
-        SettingsError: A name is unknown; the message has its place, and the nearest names.
+        SettingsError: A name is unknown; the message gives its place and similar names.
     """
     folder = str(params.path.resolve().parent)
     for name, environment in params.environments.items():
         try:
             if isinstance(environment, BridgeSource):
-                # Appended, not put first: a file beside params.yaml must not hide an installed
+                # Appended, not put first: a file next to params.yaml must not hide an installed
                 # package.
                 if folder not in sys.path:
                     sys.path.append(folder)
@@ -163,8 +163,8 @@ def check_ids(params: Params) -> None:
             elif isinstance(environment, PathSource):
                 environment.found(params.path.parent)
         except SettingsError as error:
-            # The registry knows neither file nor line. The error names the key that the user
-            # wrote, or the section if the key is missing.
+            # The registry's error has no file and line. They are added here, for the key that the
+            # user has given, or for the section if the key is missing.
             root, at = read_yaml(params.path), f"environments.{name}"
             section = find(root, at).value
             key = next((key for key in ("id", "name", "path") if key in section), None)

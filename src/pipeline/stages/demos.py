@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line of the stage's script."""
+    """Run the command line of the stage."""
     name = "a name under `demonstrations` in params.yaml"
     return project.main(argv, __doc__, record_named, name=name)
 
@@ -53,9 +53,9 @@ def record_named(name: str, root: Path) -> None:
 
 
 def take(name: str, file: Path, root: Path) -> None:
-    """Make the same outputs from an existing `.demo` file, after reading all of it."""
-    # Imports stand inside functions in all stages: an engine starts a process per job, and none
-    # should load more than its own work needs.
+    """Make the same outputs from an existing `.demo` file, after a check of the whole file."""
+    # All stages import inside functions: an engine starts a process per job, and a job should
+    # import only the modules that it needs.
     from pipeline.protocol.demo import read_demo
 
     with attempt_at(_job(name, file, {}), root) as attempt:
@@ -75,7 +75,7 @@ def _job(name: str, made_from: Path, params: Mapping[str, Any]) -> Job:
 
 
 def summary(returns: Sequence[float], n_steps: int) -> dict[str, Any]:
-    """Summarise a demonstration; returns are null without a whole episode."""
+    """Return counts and mean, least and greatest return (None without an ended episode)."""
     return {
         "episodes": len(returns),
         "steps": n_steps,
@@ -88,14 +88,14 @@ def summary(returns: Sequence[float], n_steps: int) -> dict[str, Any]:
 def record(
     build: executable.Build, target: Path, *, episodes: int, seed: int, log_folder: Path
 ) -> dict[str, Any]:
-    """Let the build's expert play, and write its episodes to `target`.
+    """Play episodes with the expert of a build's simulator, and write them to `target`.
 
     Returns:
-        The summary: episodes, steps, and mean, least and greatest return.
+        The `summary` of the episodes.
 
     Raises:
-        StageError: The build has no expert, or several behaviors.
-        UnityException: The environment cannot be used.
+        StageError: The build has no expert, or has several behaviors.
+        UnityException: The environment cannot be started or fails.
     """
     if build.simulator is None:
         raise StageError(
@@ -105,8 +105,7 @@ def record(
     from pipeline.envs.unity import UnityEnvironment
     from pipeline.simulators.registry import expert
 
-    # The expert acts on observations alone, so it can play over the wire, from outside the
-    # executable.
+    # The expert only needs observations, so it can act from outside the executable.
     act = expert(build.simulator)
     with UnityEnvironment(
         build.file,
@@ -126,10 +125,10 @@ def write_episodes(
     *,
     episodes: int,
 ) -> dict[str, Any]:
-    """Play until the first `episodes` episodes that start have ended, and write them.
+    """Write the first `episodes` episodes in the order of their starts, and return a summary.
 
-    The first that end would be short ones; the first that start are not biased. The environment is
-    reset already, and has one behavior.
+    The first episodes to end would be the short ones, a biased sample. The environment has been
+    reset, and has one behavior.
     """
     from pipeline.protocol.demo import writing_demo
 
@@ -145,11 +144,11 @@ def write_episodes(
 
 
 _Episode = tuple[list[Any], list[tuple["AnyArray", "AnyArray"]]]
-"""An agent's steps, the last of them the end, and continuous and discrete actions at the others."""
+"""An agent's steps (the last is its end), and continuous and discrete actions of the others."""
 
 
 def _write(writer: DemoWriter, steps: list[Any], actions: list[tuple[AnyArray, AnyArray]]) -> float:
-    """Append an episode to a file, and return its sum of rewards."""
+    """Append an episode to a file, and return the episode's return."""
     from pipeline.protocol.demo import returns_of
 
     reward = np.array([step.reward for step in steps], dtype=np.float32)
@@ -167,9 +166,9 @@ def _write(writer: DemoWriter, steps: list[Any], actions: list[tuple[AnyArray, A
 
 
 def _with_zeros(steps: Sequence[Sequence[AnyArray]]) -> list[AnyArray]:
-    """Stack the arrays of an agent's steps, with zeros for the last one.
+    """Return the stacked arrays of an agent's steps, with zeros for its end.
 
-    A .demo file has an action in every row, even in that of the last observation.
+    A .demo file has an action in every row, also for the last observation.
     """
     return [np.stack([*rows, np.zeros_like(rows[-1])]) for rows in zip(*steps, strict=True)]
 
@@ -177,7 +176,7 @@ def _with_zeros(steps: Sequence[Sequence[AnyArray]]) -> list[AnyArray]:
 def _play(
     env: BaseEnv, behavior: str, act: Callable[[DecisionSteps], ActionTuple], episodes: int
 ) -> list[_Episode]:
-    """Return the first `episodes` episodes that start, once they have ended."""
+    """Play until the first `episodes` episodes to start have ended, and return them."""
     recorded: list[_Episode] = []
     playing: dict[int, _Episode | None] = {}
     n_ended = 0
@@ -191,13 +190,14 @@ def _play(
             return recorded
         action = act(decision)
         for row, (agent, step) in enumerate(decision.items()):
-            # None marks an episode that began after enough others: it is played, not recorded.
+            # None: enough episodes had started before, so the episode is played but not recorded.
             if agent not in playing:
                 playing[agent] = ([], []) if len(recorded) < episodes else None
                 if (new := playing[agent]) is not None:
                     recorded.append(new)
             if (episode := playing[agent]) is not None:
-                # Copies: a view of one row would keep the batch of the whole step in memory.
+                # Copied, because a view of one row would keep the arrays of the whole step in
+                # memory.
                 episode[0].append(deepcopy(step))
                 episode[1].append((action.continuous[row], action.discrete[row]))
         env.set_actions(behavior, action)

@@ -1,4 +1,4 @@
-"""The `env` stage: an environment from params.yaml becomes an executable in a folder."""
+"""The `env` stage: make an executable of an environment in params.yaml, in its own folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLAYER = "player"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line of the stage's script."""
+    """Run the command line of the stage."""
     name = "a name under `environments` in params.yaml"
     return project.main(argv, __doc__, build, name=name, short=True)
 
@@ -39,7 +39,7 @@ def build(name: str, root: Path) -> None:
     """
     params = planned(root)
     environment = named(params.environments, name, "environments")
-    # Simulators use installed packages, and other versions of these are other environments.
+    # The pinned versions are an input: another version of a package is another environment.
     inputs = [pinned(root), *_inputs(environment, root)]
     job = Job(
         stage="env",
@@ -53,7 +53,7 @@ def build(name: str, root: Path) -> None:
 
 
 def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, work: Path) -> None:
-    """Put the executable and its description into a new `folder`; keep logs in `work`."""
+    """Make `folder` with the executable and its description; write logs into `work`."""
     from pipeline.simulators.pack import pack
 
     simulator, archive = None, None
@@ -79,8 +79,8 @@ def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, wo
             "source": environment.source,
             "simulator": simulator,
             "sha256": files.sha256_of(program),
-            # The digest of the folder before this file is in it; `sha256` alone would not notice
-            # a change in the data beside the program.
+            # Digest of the folder without this file; `sha256` alone would miss changes in the data
+            # files of the executable.
             "build_sha256": files.sha256_of(folder),
             "archive_sha256": archive,
         },
@@ -88,12 +88,12 @@ def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, wo
 
 
 def _inputs(source: EnvironmentParams, root: Path) -> list[Path]:
-    """Return the files that the environment is made from; an archive has its digest instead."""
+    """Return the files that the environment is made from; none for an archive with a digest."""
     inputs, wrong = [], ""
     if isinstance(source, PathSource):
-        inputs, wrong = [source.found(root)], "there is no build here; correct `path`"
+        inputs, wrong = [source.found(root)], "a build is expected here; correct `path`"
     elif isinstance(source, UnitySource):
-        inputs, wrong = list(source.watched), "a Unity project has it; correct `project`"
+        inputs, wrong = list(source.watched), "every Unity project has it; correct `project`"
     elif isinstance(source, ModuleSource):
         inputs = [path for path in [source.found(root)] if path]
     for path in inputs:
@@ -103,7 +103,7 @@ def _inputs(source: EnvironmentParams, root: Path) -> list[Path]:
 
 
 def _built(name: str, source: UnitySource, folder: Path, root: Path, work: Path) -> Path:
-    """Build a Unity project, and return the player in `folder`."""
+    """Build a Unity project, and return the path of the player in `folder`."""
     from pipeline.envs.sources.unity_build import build
 
     player = build(source, root=root, name=name, folder=work / _PLAYER, log=work / "editor.log")
@@ -113,7 +113,7 @@ def _built(name: str, source: UnitySource, folder: Path, root: Path, work: Path)
 
 
 def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
-    """Unpack an archive, and return the program in `folder` and the archive's sha256."""
+    """Copy a fetched archive's files; return the executable in `folder` and the sha256."""
     from pipeline.envs.sources.fetch import fetch, public
     from pipeline.envs.sources.programs import find_program, this_platform
 
@@ -121,19 +121,20 @@ def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
     archive = source.archive(platform)
     if archive is None:
         raise StageError(
-            f"params.yaml: environments.{name}: is for {' and '.join(source.platforms())}, and "
+            f"params.yaml: environments.{name}: is for {' and '.join(source.platforms())}, but "
             f"this machine runs {platform}; give the 'url' and 'sha256' of a build for {platform}"
         )
     url, sha256 = archive
     cached = fetch(url, sha256=sha256, max_bytes=int(source.max_unpacked_gb * 1e9))
     program = find_program(cached, label=public(url), wanted=source.executable)
-    # Copied, not linked: engines delete outputs, DVC relinks them, and the cache must stay whole.
+    # Copied, not linked: engines delete outputs and DVC relinks them, which must not touch the
+    # cache.
     shutil.copytree(cached, folder / _PLAYER, symlinks=True)
     return folder / _PLAYER / program.relative_to(cached), sha256
 
 
 def _copied(source: Path, folder: Path) -> Path:
-    """Copy a build, and find the program in it."""
+    """Copy a build, and return the executable in the copy."""
     from pipeline.envs.sources.programs import find_program
 
     folder.mkdir(parents=True)
@@ -142,7 +143,7 @@ def _copied(source: Path, folder: Path) -> Path:
         if not os.access(copy, os.X_OK):
             copy.chmod(0o755)
         return find_program(folder, label=str(source))
-    app = source.suffix == ".app"  # its links are part of it
+    app = source.suffix == ".app"  # a macOS application, whose signature covers its links
     inside = folder / source.name if app else folder
     shutil.copytree(source, inside, symlinks=app, dirs_exist_ok=True)
     return find_program(folder, label=str(source))

@@ -1,4 +1,4 @@
-"""The `evaluate` stage: episodes of the exported policy, and what they returned."""
+"""The `evaluate` stage: play episodes with the exported policy, and write their returns."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ VIDEOS = {"median": "median.gif", "best": "best.gif"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line of the stage's script."""
-    # Without `runtime`: ONNX Runtime always acts on one thread of the CPU.
+    """Run the command line of the stage."""
+    # The section `runtime` has no effect: ONNX Runtime always runs on one thread of the CPU.
     return run_context.main(argv, __doc__, evaluate, short=True, has_runtime=False)
 
 
 def job_of(run: run_context.Run) -> Job:
-    """Return what the stage depends on and makes."""
+    """Return the stage's job for a run."""
     evaluation = run.experiment.evaluation
     if evaluation is None:
         raise StageError(f"params.yaml: experiments.{run.name} has no section 'evaluation'")
     return Job(
         stage="evaluate",
         instance=run.instance,
-        # These keys are there only where they are set: a new key would change the fingerprint of
-        # every evaluation without it.
+        # Only set keys are included: a new key with its default would change the fingerprint of
+        # every earlier evaluation.
         params={"episodes": evaluation.episodes, "seed": evaluation.seed}
         | ({"video": True} if evaluation.video else {})
         | ({"stochastic": True} if evaluation.stochastic else {}),
@@ -47,7 +47,7 @@ def job_of(run: run_context.Run) -> Job:
 
 
 def evaluate(run: run_context.Run) -> None:
-    """Play the episodes, and write them, their summary and their histogram."""
+    """Play the episodes, and write the episodes, their statistics and a histogram."""
     from pipeline.evaluation.episodes import write_episodes
     from pipeline.evaluation.plots import plot_returns
     from pipeline.export.policy import OnnxPolicy
@@ -85,10 +85,10 @@ def evaluate(run: run_context.Run) -> None:
 def _with_policy(
     metrics: Mapping[str, Mapping[str, Any]], run: run_context.Run, facts: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return the metrics with `facts` and the digest of the trained policy that was exported."""
+    """Return the metrics, with `facts` and the digest of the exported training's policy."""
     exported = read_map(run.root / run.folder("export") / "export.json")
     return {
-        # Exports of earlier versions do not have it.
+        # Exports of earlier versions have no digest.
         name: {
             **values,
             **facts,
@@ -99,9 +99,9 @@ def _with_policy(
 
 
 def tell(record: mlflow_run.MlflowRun, run: run_context.Run, folder: Path) -> None:
-    """Write the numbers, the plot and the episodes in a folder to MLflow, and score the policy.
+    """Write the files of an evaluation to MLflow, and the score of the policy.
 
-    In self-play the mean return does not depend on how good a policy is, so it is no score.
+    With self-play there is no score, because the mean return depends on the opponents.
     """
     metrics = {
         behavior: {name: value for name, value in values.items() if type(value) in (int, float)}
@@ -130,7 +130,7 @@ def tell(record: mlflow_run.MlflowRun, run: run_context.Run, folder: Path) -> No
 
 
 def can_be_deterministic(policies: Mapping[str, OnnxPolicy]) -> bool:
-    """Return whether all policies can act deterministically; models of earlier packages cannot."""
+    """Return whether all policies have deterministic actions; models of package 1.x have not."""
     return all(policy.has_deterministic_actions for policy in policies.values())
 
 
@@ -144,20 +144,20 @@ def play(
     log_folder: Path | None = None,
     videos: Mapping[str, Path] | None = None,
 ) -> list[Episode]:
-    """Play `episodes` episodes of each behavior in a build, with its policy in `policies`.
+    """Return `episodes` episodes of each behavior, played in a build with its policy.
 
-    `seed` is that of the environment and of stochastic actions. `videos` has the files to write by
-    kind: `median` or `best`, the episode with this return.
+    `seed` is the seed of the environment and of stochastic actions. `videos` has video files to
+    write by kind: `median` or `best`, for the episode with this return.
 
     Raises:
-        PipelineError: A model cannot be run, or the environment cannot be used.
+        PipelineError: A model cannot be run, or the environment cannot be started or fails.
     """
     from pipeline.envs.unity import UnityEnvironment
     from pipeline.evaluation import video
     from pipeline.evaluation.episodes import evaluate as play_episodes
 
     if videos:
-        # Before any episode is played: an environment that cannot be drawn is refused at once.
+        # Before the episodes, so that an environment that cannot be drawn is refused at once.
         video.check(build.file, videos.values())
     with UnityEnvironment(
         build.file,
@@ -185,12 +185,12 @@ def play(
 
 
 def metrics_of(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Return the statistics of each behavior's episodes, by its name without team."""
+    """Return the statistics of episodes by behavior, without the team in its name."""
     from pipeline.evaluation.statistics import summarize
 
     by_behavior: dict[str, list[Episode]] = {}
     for episode in episodes:
-        # Two teams of one behavior, `Name?team=0` and `Name?team=1`, play with the same policy.
+        # Teams of a behavior, `Name?team=0` and `Name?team=1`, have the same policy.
         by_behavior.setdefault(episode.behavior.split("?", maxsplit=1)[0], []).append(episode)
     metrics = {}
     for behavior, played in by_behavior.items():

@@ -1,4 +1,4 @@
-"""The `export` stage: the trained policy as ONNX that Unity loads, proven to act the same."""
+"""The `export` stage: write the trained policy as ONNX for Unity, and check that it acts alike."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pipeline.tracking import mlflow_run, run_metadata
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line of the stage's script."""
+    """Run the command line of the stage."""
     return run_context.main(argv, __doc__, export, short=True)
 
 
 def job_of(run: run_context.Run) -> Job:
-    """Return what the stage depends on and makes."""
+    """Return the stage's job for a run."""
     return Job(
         stage="export",
         instance=run.instance,
@@ -30,10 +30,10 @@ def job_of(run: run_context.Run) -> Job:
 
 
 def export(run: run_context.Run) -> None:
-    """Make a folder with `<Behavior>.onnx` of each behavior, and reports on their checks."""
+    """Make a folder with `<Behavior>.onnx` for each behavior and the reports of the checks."""
     import torch
 
-    # Another number of threads adds in another order, and so rounds differently.
+    # The number of threads decides the order of additions, and so the rounding.
     torch.set_num_threads(run.params.runtime.torch_threads)
     job = job_of(run)
     with (
@@ -70,7 +70,7 @@ def publish(
     label: str = "",
     history: Sequence[provenance.Record] = (),
 ) -> dict[str, Any]:
-    """Write `<Behavior><label>.onnx` into `folder`, and return the report on its checks.
+    """Write `<Behavior><label>.onnx` into `folder`, and return the report of its checks.
 
     Raises:
         PipelineError: The checkpoint cannot be read, or its policy cannot be exported.
@@ -80,8 +80,7 @@ def publish(
     from pipeline.trainer.checkpoints.restore import load_policy
 
     saved = load_policy(checkpoint)
-    # Observations and masks were recorded while training, so the export is compared with the
-    # policy on real inputs.
+    # The export is compared with the policy on observations and masks recorded during training.
     recording = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
     target = files.named(folder, saved.behavior, f"{label}.onnx")
     if history and not any("interrupted_at_steps" in entry for entry in history):

@@ -1,6 +1,6 @@
-"""The `pretrain` stage: behavioral cloning of demonstrations, for the `train` stage to start from.
+"""The `pretrain` stage: behavioral cloning of demonstrations into the initial policy of `train`.
 
-It takes seconds, so an attempt that was stopped starts afresh.
+It takes seconds, so a stopped attempt starts again from the beginning.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line of the stage's script."""
+    """Run the command line of the stage."""
     return run_context.main(argv, __doc__, pretrain)
 
 
 def job_of(run: run_context.Run) -> Job:
-    """Return what the stage depends on and makes."""
+    """Return the stage's job for a run."""
     pretrain = run.experiment.pretrain
     if pretrain is None:
         raise StageError(f"params.yaml: experiments.{run.name} has no section 'pretrain'")
@@ -34,7 +34,8 @@ def job_of(run: run_context.Run) -> Job:
         stage="pretrain",
         instance=run.instance,
         params={
-            # Not all settings: a new learning rate of the trainer must not repeat this stage.
+            # Only the networks' settings: a new learning rate of the trainer must not rerun this
+            # stage.
             "network": to_mapping(run.params.network_settings(run.name))["behaviors"],
             "pretrain": asdict(pretrain),
             "runtime": run.runtime(),
@@ -48,7 +49,7 @@ def job_of(run: run_context.Run) -> Job:
 
 
 def pretrain(run: run_context.Run) -> None:
-    """Pretrain the policy, and write it, its losses and their curve."""
+    """Pretrain the policy, and write the policy, its losses and their curve."""
     import torch
 
     from pipeline import trainer
@@ -81,7 +82,7 @@ def pretrain(run: run_context.Run) -> None:
         }
         files.write_json(attempt.out("metrics.json"), {result.behavior: metrics})
         files.write_whole(attempt.out("progress.csv"), "\n".join([*losses.lines, ""]))
-        # Otherwise the run in MLflow belongs to `train`, which copies these losses into it.
+        # With a stage `train` the MLflow run belongs to `train`, which writes these losses to it.
         if "train" not in run.experiment.stages:
             with run_context.recorded(run, attempt) as record:
                 if record is not None:
@@ -89,15 +90,18 @@ def pretrain(run: run_context.Run) -> None:
 
 
 class _Losses(Sink):
-    """The loss after each epoch, on learned and on held-out steps, as lines of a CSV."""
+    """Collects the losses on training and held-out steps after each epoch, as lines of a CSV."""
 
     def __init__(self) -> None:
         self.lines = ["step,loss,held_out_loss"]
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # one behavior
-        """Take both losses."""
-        from pipeline.trainer.pretraining import CHECK_LOSS, TRAIN_LOSS  # a second, for torch
+    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # a demonstration has one behavior
+        """Add a line with both losses."""
+        from pipeline.trainer.pretraining import (
+            CHECK_LOSS,
+            TRAIN_LOSS,
+        )  # importing torch takes a second
 
-        # By name: the tracker leaves out what is not finite.
+        # The tracker leaves out values that are not finite; they are written as nan.
         loss, held_out = (values.get(name, math.nan) for name in (TRAIN_LOSS, CHECK_LOSS))
         self.lines.append(f"{step},{loss:.6g},{held_out:.6g}")

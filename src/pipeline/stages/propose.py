@@ -1,9 +1,9 @@
-"""The `propose` stage: what the next trial of a sweep changes, by the scores of earlier trials.
+"""The `propose` stage: choose the settings of a sweep's next trial by the scores of earlier trials.
 
-A trial's file has the scores that the search knew (`told`) and the trials without one (`waiting`),
-so the files are the journal of the search: one that was stopped goes on with the next trial, and
-engines see which trials a change touches. Optuna's own journal has time stamps, and one file that
-all trials write is no output of any.
+A trial's file has the scores that the search knew (`told`) and the trials without a score
+(`waiting`). The files together are the journal of the search: a stopped search continues with the
+next trial, and engines know which trials a change affects. Optuna's own journal is one file with
+time stamps for all trials, which cannot be the output of one job.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pipeline.stages.shared.project import named
 from pipeline.stages.sweep import metrics_file, scores_of
 
 _FEWEST_CURVES = 3
-"""Least number of finished curves at a step for a useful median."""
+"""Least number of curves at a step for a median."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line of the stage's script."""
+    """Run the command line of the stage."""
     trial = "<sweep>/<number>, of a sweep with the method optuna"
     return project.main(argv, __doc__, propose, name=trial)
 
@@ -38,7 +38,7 @@ def propose(trial: str, root: Path) -> None:
     """Make `results/propose/<sweep>/<number>.json`.
 
     Raises:
-        StageError: No sweep has such a trial, or a trial before it was not evaluated.
+        StageError: No sweep has this trial, or an earlier trial has not been evaluated.
     """
     params = project.planned(root)
     name, _, number = trial.partition("/")
@@ -57,9 +57,9 @@ def propose(trial: str, root: Path) -> None:
         outputs=(proposal_file(trial),),
     )
     with attempt_at(job, root) as attempt:
-        # At first no trial has a score, and those with values drawn without scores are waiting.
+        # At first no trial has a score, and the trials with random values are waiting.
         drawn = {trial_number: values for trial_number, values in sweep.trials().items() if values}
-        # A folder is that of the environment, which means that this is the first proposal.
+        # For the first proposal `last` is the environment's folder and not a proposal's file.
         first = {"told": {}, "waiting": drawn}
         journal: dict[str, Any] = first if (root / last).is_dir() else _journal(root / last)
         values = journal["waiting"].pop(chosen)
@@ -89,7 +89,9 @@ def _journal(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
         return {"told": content["told"], "waiting": content["waiting"]}
     except (ValueError, KeyError, TypeError) as error:
-        raise StageError(f"{path}: is no proposal of this version; delete it and repeat") from error
+        raise StageError(
+            f"{path}: is not a proposal of this version; delete the file and run again"
+        ) from error
 
 
 def _outcome(root: Path, trial: str, sweep: SweepParams) -> dict[str, Any]:
@@ -110,7 +112,7 @@ def _curve_file(trial: str, seed: int) -> Path:
 
 
 def _medians(results: Mapping[str, Any], sweep: SweepParams) -> list[list[float]]:
-    """Return step and median reward of each summary; a trial below the median is to end."""
+    """Return step and median reward of each summary; trials with a lower reward are ended."""
     if sweep.prune_after is None:
         return []
     at: dict[int, list[float]] = {}

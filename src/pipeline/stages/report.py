@@ -1,4 +1,4 @@
-"""The `report` stage: every experiment beside the others, over its seeds."""
+"""The `report` stage: compare all experiments over their seeds, in tables, charts and a page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CURVE_COLUMNS = ("environment", "behavior", "experiment", "seeds", "step", "iqm
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line of the stage's script."""
+    """Run the command line of the stage."""
     return project.main(argv, __doc__, report)
 
 
@@ -41,8 +41,7 @@ def report(root: Path) -> None:
         stage="report",
         instance="all",
         params={
-            # The whole sections count, because the report says which stages and seeds an
-            # experiment has.
+            # The whole sections, because the report shows each experiment's stages and seeds.
             "experiments": [repr(item) for item in params.experiments.items()],
             "sweeps": [repr(item) for item in params.sweeps.items()],
         },
@@ -52,7 +51,7 @@ def report(root: Path) -> None:
     with attempt_at(job, root) as attempt:
         tasks = comparison.compare(results.outcomes(root, params))
         folder = attempt.out("figures")
-        # Made even without figures: engines demand every declared output.
+        # Made even without figures, because engines require every declared output.
         folder.mkdir()
         drawn = [charts.charts_of(task) for task in tasks]
         films = [_films(task, tasks, root, params, folder) for task in tasks]
@@ -97,7 +96,7 @@ def inputs(params: Params) -> tuple[Path, ...]:
 
 
 def _setups(task: Task, params: Params) -> list[tuple[str, str]]:
-    """Return each experiment: its trainer, steps and seeds, and what differs from the first."""
+    """Return each experiment's name, and its trainer, steps, seeds and differences in words."""
     from pipeline.evaluation import tables
 
     names = [standing.experiment for standing in task.standings]
@@ -130,9 +129,9 @@ def _draw(task: Task, charts: Sequence[Chart], folder: Path) -> list[render.Figu
 def _films(
     task: Task, tasks: Sequence[Task], root: Path, params: Params, folder: Path
 ) -> list[render.Figure]:
-    """Copy the median episode of each filmed experiment's median seed beside the figures.
+    """Copy the video of the median episode, of each filmed experiment's median seed, to `folder`.
 
-    Only the first behavior of an environment by name is filmed.
+    Only the first behavior of an environment, in the order of names, has a video.
     """
     films: list[render.Figure] = []
     if task.behavior != min(
@@ -143,11 +142,11 @@ def _films(
         if not params.experiments[standing.experiment].filmed:
             continue
         scored = zip(standing.scores, standing.seeds, strict=True)
-        # A film of an earlier policy shows none of the numbers here.
+        # A video of an earlier policy does not belong to the numbers of the report.
         current = [pair for pair in scored if pair[1] not in standing.outdated]
         if not current:
             continue
-        _, seed = median_low(current)  # not their mean: a film needs one seed
+        _, seed = median_low(current)  # median_low returns one of the seeds, not a mean of two
         name = _file_name(f"{task.environment}-{standing.experiment}-episode.gif")
         film = root / f"results/evaluate/{standing.experiment}/seed{seed}/{MEDIAN}"
         shutil.copyfile(film, folder / name)
@@ -157,8 +156,8 @@ def _films(
 
 
 def _file_name(text: str) -> str:
-    """Return a file name that is unique for a text, without signs that links must escape."""
-    # Signs become their codes and not one sign, so that `a b` and `a/b` stay two files.
+    """Return a file name that is unique for a text, without characters that links must escape."""
+    # Characters become their code points, so that `a b` and `a/b` give different files.
     return re.sub(r"[^A-Za-z0-9_.-]", lambda match: f"~{ord(match[0]):x}~", text)
 
 
@@ -178,7 +177,7 @@ def _points(tasks: Sequence[Task], charts: Sequence[Sequence[Chart]]) -> list[di
 
 
 def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
-    """Return the main numbers, flat enough for `dvc metrics show`."""
+    """Return the main numbers by experiment and behavior, for `dvc metrics show`."""
     table: dict[str, Any] = {}
     for task in tasks:
         for standing in task.standings:
@@ -195,7 +194,11 @@ def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def searches(root: Path, params: Params) -> list[render.Search]:
-    """Return each sweep's results; raise StageError where they are not clear."""
+    """Return each sweep's results.
+
+    Raises:
+        StageError: A score is missing or ambiguous.
+    """
     return [_search(root, params, name, sweep) for name, sweep in params.sweeps.items()]
 
 
@@ -224,7 +227,7 @@ def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render
             "partly luck, and no number to quote: `best.seeds` runs the best on fresh ones."
         )
     ends = [key.rpartition(".")[2] for key in keys]
-    # The last part of each key, or all of it where two end alike.
+    # The last part of each key, or the whole key if two keys have the same last part.
     short = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
     return render.Search(
         title=f"Sweep {name}",
@@ -245,7 +248,7 @@ def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render
 def _fresh(
     root: Path, params: Params, best: str, sweep: SweepParams, chosen: Trial, n_trials: int
 ) -> str:
-    """Return a sentence on the best trial's score on seeds that had no part in choosing it."""
+    """Return a sentence on the best trial's score on seeds that were not used to choose it."""
     scores = scores_of(root, best, params.experiments[best].seeds, sweep)
     fresh = Trial(name=best, values=chosen.values, scores=scores)
     listed = (

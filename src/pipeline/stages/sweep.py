@@ -1,4 +1,4 @@
-"""The `sweep` stage: the trials of a sweep, ranked, and the best configuration."""
+"""The `sweep` stage: rank the trials of a sweep, and write the best configuration."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ OUTPUTS = ("best.json", "metrics.json", "trials.csv")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One configuration and its scores."""
+    """A trial's configuration and scores."""
 
     name: str
     """`<sweep>/<number>`."""
     values: Mapping[str, Any]
-    """The settings that it changed, by dotted key."""
+    """The changed settings, by dotted key."""
     scores: Mapping[int, float]
-    """The metric by seed."""
+    """The sweep's metric by seed."""
 
     @property
     def score(self) -> float:
-        """Mean over the seeds."""
+        """Mean of the scores over the seeds."""
         return sum(self.scores.values()) / len(self.scores)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line of the stage's script."""
+    """Run the command line of the stage."""
     name = "a name under `sweeps` in params.yaml"
     return project.main(argv, __doc__, rank_named, name=name)
 
@@ -62,12 +62,12 @@ def rank_named(name: str, root: Path) -> None:
         trials = trials_of(root, name, sweep)
         ranked = rank(trials, goal=sweep.goal)
         best = ranked[0]
-        # NaN ranks last, so a NaN at the first place means that no trial has a score.
+        # NaN ranks last, so NaN in the first place means that no trial has a score.
         if math.isnan(best.score):
             raise StageError(
                 f"sweeps.{name}: no trial has a {sweep.metric}; evaluate more episodes"
             )
-        # Without the score: the best trains from this file.
+        # Without the score, because the best experiment depends on this file.
         files.write_json(attempt.out("best.json"), {"trial": best.name, "values": best.values})
         metrics = {sweep.metric: best.score, "trials": len(ranked)}
         files.write_json(attempt.out("metrics.json"), metrics)
@@ -75,7 +75,7 @@ def rank_named(name: str, root: Path) -> None:
 
 
 def metrics_files(name: str, sweep: SweepParams) -> list[Path]:
-    """Return the evaluations of all trials, relative to the project."""
+    """Return the evaluation files of all trials, relative to the project."""
     return [
         metrics_file(f"{name}/{number}", seed) for number in sweep.trials() for seed in sweep.seeds
     ]
@@ -107,16 +107,16 @@ def scores_of(
     """Return the sweep's metric of an experiment by seed.
 
     Raises:
-        StageError: An evaluation does not have it or is of an earlier policy, or it is not clear
-            which behavior's counts.
+        StageError: An evaluation lacks the metric or is of an earlier policy, or has several
+            behaviors and the sweep names none.
     """
     scores = {}
     for seed in seeds:
         path = root / metrics_file(experiment, seed)
         if is_outdated(path, root / f"results/train/{experiment}/seed{seed}/policy.pt"):
             raise StageError(
-                f"{path}: is of an earlier policy, since {experiment} was trained again with seed "
-                f"{seed}; evaluate it again"
+                f"{path}: is of an earlier policy, because {experiment} was trained again with "
+                f"seed {seed}; evaluate the policy again"
             )
         scores[seed] = score_of(path, sweep)
     return scores
@@ -128,8 +128,8 @@ def score_of(path: Path, sweep: SweepParams) -> float:
     behavior = sweep.behavior
     if behavior is None and len(metrics) > 1:
         raise StageError(
-            f"{path}: has the behaviors {', '.join(metrics)}; say in the sweep's key 'behavior' "
-            "which of them decides"
+            f"{path}: has the behaviors {', '.join(metrics)}; set the sweep's key 'behavior' to "
+            "the behavior to rank by"
         )
     if behavior is not None and behavior not in metrics:
         raise StageError(
@@ -148,8 +148,8 @@ def score_of(path: Path, sweep: SweepParams) -> float:
 def rank(trials: Sequence[Trial], *, goal: str) -> list[Trial]:
     """Return the trials, best first; equal scores keep their order, and NaN comes last."""
     sign = -1 if goal == "maximize" else 1
-    # NaN compares false with everything, and would be sorted to any place. `sorted` is stable, so
-    # equal scores stay in the order of the trials.
+    # All comparisons with NaN are false, so NaN would be sorted to any place. `sorted` is stable,
+    # so equal scores stay in the order of the trials.
     return sorted(
         trials, key=lambda trial: math.inf if math.isnan(trial.score) else sign * trial.score
     )

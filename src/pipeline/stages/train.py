@@ -1,4 +1,4 @@
-"""The `train` stage: reinforcement learning of one experiment with one seed."""
+"""The `train` stage: train the policy of an experiment with one seed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line of the stage's script; `torchrun` may start it several times for one run."""
-    # torchrun starts this script once per rank. Only rank 0 is the job that the engine knows: it
-    # holds the lock, the scratch folder and the outputs.
+    """Run the command line of the stage; `torchrun` may start it several times for a run."""
+    # torchrun starts this script once per rank. Only rank 0 is the engine's job, with the lock, the
+    # scratch folder and the outputs.
     if launched()[0] > 0:
         run_context.same_kernels(argv)
         from pipeline.trainer.worker import work
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def job_of(run: run_context.Run) -> Job:
-    """Return what the stage depends on and makes."""
+    """Return the stage's job for a run."""
     inputs = [Path(run.experiment.trainer), executable.folder_of(run.experiment.environment)]
     if "pretrain" in run.experiment.stages:
         inputs.append(run.folder("pretrain") / "policy.pt")
@@ -63,37 +63,37 @@ def job_of(run: run_context.Run) -> Job:
 
 
 def train(run: run_context.Run) -> None:
-    """Train the policy, and write it, its metrics and its learning curve."""
+    """Train the policy, and write the policy, its metrics and its learning curve."""
     with attempt_at(job_of(run), run.root, lambda: job_of(run.reread())) as attempt:
-        # The copy of the finished outputs lies in `out` already; training anew would cost hours.
+        # `out` already has a copy of the finished outputs; training again could take hours.
         if attempt.done:
             return
         build = executable.load(run.root / executable.folder_of(run.experiment.environment))
         settings = run.params.run_settings(run.name, env_path=str(build.file))
-        _begin_anew_if_not_exact(run, attempt, settings)
+        _restart_if_not_exact(run, attempt, settings)
         started_from = None
         if "pretrain" in run.experiment.stages:
             policy = run.root / run.folder("pretrain") / "policy.pt"
             # The trainer takes a checkpoint per behavior; policy.pt has all of them in one file,
-            # since an engine must know the outputs before the behaviors are known.
+            # because engines must know the outputs before the behaviors are known.
             started_from = policies.split(policy, attempt.run / "pretrained")
         metrics = _train(run, attempt, settings, build, started_from)
         files.write_json(attempt.out("metrics.json"), metrics)
         shutil.copyfile(attempt.run / "progress.csv", attempt.out("progress.csv"))
 
 
-def _begin_anew_if_not_exact(run: run_context.Run, attempt: Attempt, settings: RunSettings) -> None:
-    """Empty the folder of an attempt that cannot go on exactly, where that is required."""
+def _restart_if_not_exact(run: run_context.Run, attempt: Attempt, settings: RunSettings) -> None:
+    """With `exact: required`, empty the folder of an attempt that cannot be resumed exactly."""
     from pipeline.trainer.checkpoints.restore import resumes_exactly
 
     if not attempt.resumed or run.experiment.exact != "required":
         return
-    # An unreadable checkpoint cannot be resumed exactly, either.
+    # A checkpoint that cannot be read cannot be resumed exactly either.
     with contextlib.suppress(CheckpointError):
         n_learners, device = run.experiment.learners, run.runtime()["device"]
         if resumes_exactly(attempt.run, settings, n_learners=n_learners, device=device):
             return
-    text = "%s: cannot be resumed exactly, as `exact: required` asks for; beginning anew"
+    text = "%s: cannot be resumed exactly, as `exact: required` demands; starting from step 0"
     _log.info(text, run.instance)
     shutil.rmtree(attempt.run)
     attempt.run.mkdir()
@@ -110,7 +110,7 @@ def _train(
     from pipeline import trainer
 
     runtime = run.runtime()
-    # Once for all sinks: they ask git, and resolve every setting.
+    # Computed once for all sinks: they call git, and resolve every setting.
     key, row = run_context.key_of(run, attempt), run_context.row_of(run)
     prefix = len(settings.behaviors) > 1
     with run_context.recorded(run, attempt, prefix=prefix, key=key, row=row) as record:
@@ -136,8 +136,8 @@ def _train(
             num_envs=settings.env_settings.num_envs,
             env_args=build.args,
             init_from=started_from,
-            # The pretrained policy has the same network, so a missing tensor is a mistake, not a
-            # transfer.
+            # The pretrained policy has the same network, so a tensor that does not fit is a
+            # mistake.
             whole_weights=True,
             log_folder=attempt.run / "logs",
             resume=attempt.resumed,
@@ -152,7 +152,7 @@ def _train(
         history = _history(run, attempt, result.interrupted)
         policies.join(checkpoints, attempt.out("policy.pt"), history=history)
         metrics = {name: behavior.numbers() for name, behavior in result.behaviors.items()}
-        # Times go to stage.json, which no engine tracks: outputs must be the same bytes each time.
+        # Times go to stage.json, which no engine tracks, because outputs must be reproducible.
         attempt.facts["seconds"] = dict(result.seconds)
         attempt.facts["interrupted_at_steps"] = list(result.interrupted)
         if record is not None:
@@ -167,10 +167,10 @@ def _train(
 
 
 class Pruner(Sink):
-    """Ends a trial of a sweep at a summary whose reward is below the median of finished trials.
+    """Ends a trial of a sweep at a summary with a reward below the median of finished trials.
 
-    It keeps nothing from one summary to the next, so a resumed run ends at the same step. `medians`
-    has rewards by step, of `behavior` or, for None, of the only one.
+    Each summary is compared by itself, so a resumed run ends at the same step. `medians` has
+    rewards by step, of `behavior` or, for None, of the only behavior.
     """
 
     def __init__(self, medians: Mapping[int, float], behavior: str | None) -> None:
@@ -181,7 +181,7 @@ class Pruner(Sink):
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Compare one summary."""
         if self._behavior in (None, behavior.partition("?")[0]):
-            # Without an episode in the period nothing is known, and the trial goes on.
+            # Without an ended episode in the period there is no reward, and the trial continues.
             reward = values.get(names.REWARD, math.inf)
             self.is_below = self.is_below or reward < self._medians.get(step, -math.inf)
 

@@ -166,7 +166,7 @@ def with_text(run: Path, file: str, text: str) -> Path:
 
 NOT_EVALUATED = "../../../evaluate/a/seed1/metrics.json"
 MISTAKES = {
-    "no folder": (lambda root: [root / "absent"], "there is no such folder"),
+    "no folder": (lambda root: [root / "absent"], "does not exist"),
     "another folder": (lambda root: [root], "is not the folder of a run"),
     "a broken curve": (
         lambda root: [with_text(learned(root, "x", 1), "progress.csv", "nothing\nof the kind\n")],
@@ -179,7 +179,7 @@ MISTAKES = {
     "no episode": (lambda root: [learned(root, "empty", 1, returns=[])], "no episode has ended"),
     "a repetition": (
         lambda root: [learned(root, "x", 1), learned(root, "y", 1)],
-        "a repetition is no further seed",
+        "a repeated seed is not a further sample",
     ),
     "a fraction": (lambda root: [learned(root, "x", 1), "--fraction", 2], "--fraction: 2.0"),
 }
@@ -227,7 +227,7 @@ def test_a_sweep_is_ranked_and_its_choice_is_said(tmp_path, monkeypatch, capsys)
         path.write_text(json.dumps(content))
     (line,) = [line for line in compared(capsys).splitlines() if line.startswith("Sweep:")]
     assert line.split(maxsplit=1)[1] == (
-        "rates/001 is the best of 1, with mean_return 87.25 (max_steps 9); all: "
+        "rates/001 is the best of 1 trials, with mean_return 87.25 (max_steps 9); all: "
         "results/sweep/rates/trials.csv, `pipeline compare results/train/rates`"
     )
     assert "Sweep:" in compare.answer(tmp_path, [("rates/001", 1), ("first", 1)])

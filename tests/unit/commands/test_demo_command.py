@@ -102,7 +102,7 @@ def test_a_minari_dataset_is_written_and_imported(tmp_path, expert, monkeypatch,
     target = tmp_path / "again.demo"
     assert run("export", expert, "-o", "minari:grid/expert-v0") == 0
     message = refused("demo", "export", expert, "-o", tmp_path / "a.csv", "--env", "gymnasium:X-v0")
-    assert "belongs to minari:DATASET" in message
+    assert "is only for minari:DATASET" in message
     assert run("import", "minari:grid/expert-v0", "--spec", expert, "-o", target) == 0
     assert "3 terminated" in capsys.readouterr().out
     original, imported = read_demo(expert), read_demo(target)

@@ -51,7 +51,7 @@ def test_one_mistake_is_told_once(told, tmp_path):
     code, lines = told()
     assert code == 1
     assert [name for name, line in lines.items() if line.startswith("TO DO")] == ["project"]
-    assert [name for name, line in lines.items() if "mend project first" in line] == [
+    assert [name for name, line in lines.items() if "fix project first" in line] == [
         "Unity",
         "builds",
     ]
@@ -61,7 +61,7 @@ def test_one_mistake_is_told_once(told, tmp_path):
     ("line", "file", "text", "said"),
     [
         ("project", "params.yaml", "x: 1\n", "unknown key 'x'"),
-        ("MLflow", "mlflow.db", "none" * 99, "file is not a database; mend it or move it away"),
+        ("MLflow", "mlflow.db", "none" * 99, "file is not a database; repair it or move it away"),
         ("builds", "params.yaml", PARAMS.format(source="path", key="path"), "nowhere"),
         ("Unity", "params.yaml", PARAMS.format(source="unity", key="project"), "nowhere"),
         ("snakemake", ".snakemake/locks/a", "", "snakemake --unlock"),
@@ -138,7 +138,7 @@ def test_a_port_that_is_taken(monkeypatch):
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         monkeypatch.setattr(doctor, "_EDITOR_PORT", listener.getsockname()[1])
-        with pytest.raises(doctor.Problem, match="another trainer waits"):
+        with pytest.raises(doctor.Problem, match="the other trainer"):
             doctor._ports(Path())
 
 

@@ -40,7 +40,7 @@ def test_a_policy_of_another_environment_is_told_with_both_behaviors(monkeypatch
     assert capsys.readouterr().err == (
         "error: gymnasium:Acrobot-v1: this policy is of CartPole-v1; the environment has "
         "Acrobot-v1, with other observations or actions (`pipeline onnx check --env` says which); "
-        "give a policy of that, or the environment of this\n"
+        "give a policy of that behavior, or the environment of this policy\n"
     )
     assert main(["evaluate", "A.onnx", "B.onnx", "--env", "game"]) == 2
     assert "game: these policies are of A, B; the environment has A" in capsys.readouterr().err
@@ -76,8 +76,8 @@ def test_the_folder_of_an_experiment_gives_a_line_for_each_seed_and_their_mean(
     ]
     assert main([*words, "--video", "a.gif"]) == 2
     assert capsys.readouterr().err == (
-        f"error: --video: films one policy, and {tmp_path} has 3 seeds; name the folder of one, "
-        f"such as {tmp_path}/seed1\n"
+        f"error: --video: films one policy, but {tmp_path} has 3 seeds; give the folder of one "
+        f"seed, such as {tmp_path}/seed1\n"
     )
     assert made == ["game"]
 

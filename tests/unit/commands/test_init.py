@@ -204,7 +204,7 @@ def test_the_example_is_called_one_unless_it_was_asked_for(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert cli.main(["init", "example"]) == 0
     assert (
-        "balance_ball is an example; name your own environment by --env" in capsys.readouterr().out
+        "balance_ball is an example; give your own environment by --env" in capsys.readouterr().out
     )
     assert cli.main(["init", "asked", "--env", "balance_ball"]) == 0
     assert "example" not in capsys.readouterr().out

@@ -268,7 +268,7 @@ def test_an_option_wins_over_the_file_and_resume_over_initialize_from(
     settings = plan(path, *options).settings.checkpoint_settings
     assert (settings.resume, settings.force, settings.initialize_from) == decided
     is_both = "initialize" in file + str(options)
-    assert ("Both cannot be done" in caplog.text) == is_both
+    assert ("exclude each other" in caplog.text) == is_both
 
 
 @pytest.mark.parametrize(
@@ -358,12 +358,11 @@ def test_abbreviations_mean_present_options_first(short, dest):
         ("--config=a.yaml", "CONFIG is given without an option; "),
         (
             "--option=visual=always",
-            "`pipeline env build ENV -o FILE` takes --arg and --option of an environment; give "
-            "--env FILE; ",
+            "`pipeline env build ENV -o FILE` takes --arg and --option; then give --env FILE; ",
         ),
         (
             "--listen",
-            "it was removed; players of other machines come through ssh: `ssh -N -L "
+            "it was removed; players on other machines connect through ssh: `ssh -N -L "
             "5004:localhost:5004 TRAINER` on the player's machine (docs/reference/learn.md); ",
         ),
         (
@@ -379,7 +378,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_or_where_else_it_is_given
         parsed(option, "3")
     assert ended.value.code == 2
     refused = f"error: unrecognized arguments: {option.partition('=')[0]}; {advice}"
-    assert capsys.readouterr().err == f"{refused}`pipeline learn --help` lists what is possible\n"
+    assert capsys.readouterr().err == f"{refused}`pipeline learn --help` lists the options\n"
 
 
 def said_by(capsys, *words: str, code: int = 0) -> str:
@@ -429,6 +428,6 @@ def test_options_that_the_executable_would_get_are_named(capsys):
     words = ["learn", "--env", "Game", "--env-args", "--level", "7", "--run-id", "a"]
     cli.parser_for(words).parse_args(words)
     assert capsys.readouterr().err == (
-        "[WARNING] --run-id stands after --env-args, so it goes to the executable; give it before, "
-        "if `pipeline learn` is meant\n"
+        "[WARNING] --run-id comes after --env-args, so it is passed to the executable; put it "
+        "before to give it to `pipeline learn`\n"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.commands.engines import mend_lock
+from pipeline.commands.engines import truncate_incomplete_dvc_lock
 
 STAGE = """\
   train@{name}-1:
@@ -51,7 +51,7 @@ def test_wherever_a_lock_is_cut_off_dvc_can_read_what_is_left(
     for end in [*range(0, STAGE_LENGTH, 2), *range(STAGE_LENGTH, len(LOCK), 7), len(LOCK)]:
         path.write_text(LOCK[:end])
         caplog.clear()
-        mend_lock(tmp_path)
+        truncate_incomplete_dvc_lock(tmp_path)
         if caplog.messages:
             n_mended += 1
         remaining = {}
@@ -77,10 +77,10 @@ def test_wherever_a_lock_is_cut_off_dvc_can_read_what_is_left(
 def test_a_lock_that_is_whole_or_broken_elsewhere_stays_as_it_is(text: str, tmp_path: Path):
     path = tmp_path / "dvc.lock"
     path.write_text(text)
-    mend_lock(tmp_path)
+    truncate_incomplete_dvc_lock(tmp_path)
     assert path.read_text() == text
 
 
 def test_there_may_be_no_lock(tmp_path: Path):
-    mend_lock(tmp_path)
+    truncate_incomplete_dvc_lock(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -97,10 +97,10 @@ def test_the_commit_is_found_by_the_sources_alone(tree):
 def test_without_a_repository_the_commit_is_not_known(tmp_path):
     assert "no git repository" in commit_with(tmp_path, {})[1]
     git(tmp_path, "init", "-q")
-    assert commit_with(tmp_path, {})[1] == "not known: no commit here has src, the sources"
+    assert commit_with(tmp_path, {})[1] == "not known: no commit here has the folder src"
     (tmp_path / "params.yaml").touch()
     commit(tmp_path, "a project of `pipeline init`")
-    assert commit_with(tmp_path, {})[1] == "not known: no commit here has src, the sources"
+    assert commit_with(tmp_path, {})[1] == "not known: no commit here has the folder src"
 
 
 def test_a_file_says_run_seed_parameters_digests_and_whether_it_is_exact(tree, tmp_path, capsys):
@@ -115,7 +115,7 @@ def test_a_file_says_run_seed_parameters_digests_and_whether_it_is_exact(tree, t
                 "learning_rate = 0.0003",
                 f"environment ball  sha256 {digest_of(tree / 'build/env/ball')}",
                 "same     code\n",
-                "Nothing that can be compared differs",
+                "No compared value differs",
             ],
         ),
         (
@@ -160,7 +160,7 @@ def test_files_with_equal_records_are_the_same_or_of_other_machines(tree, tmp_pa
     assert "They are the same bytes." in capsys.readouterr().out
     other = model(tmp_path / "other.onnx", record(tree, run="other"), graph="other")
     assert main(["provenance", "--diff", str(original), str(other)]) == 0
-    assert "What is left is the machine" in capsys.readouterr().out
+    assert "The remaining cause is the machine" in capsys.readouterr().out
 
 
 def test_files_of_one_network_differ_in_what_they_record(tree, tmp_path, capsys):
@@ -175,9 +175,9 @@ def test_files_of_one_network_differ_in_what_they_record(tree, tmp_path, capsys)
         changed = model(tmp_path / "two.onnx", record(tree, **changes))
         assert main(["provenance", str(changed), "--diff", str(original)]) == 0
         out = capsys.readouterr().out
-        assert "The networks are the same" in out
+        assert "The networks are equal" in out
         assert f"The first difference: {difference}" in out
-        assert "What is left is the machine" not in out
+        assert "The remaining cause is the machine" not in out
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_kernels_are_a_cause_where_both_runs_have_noted_them(
     assert main(["provenance", str(files[1]), "--diff", str(files[0])]) == 0
     out = capsys.readouterr().out
     if cause is None:
-        assert "Nothing that is recorded differs" in out
+        assert "No recorded value differs" in out
     else:
         assert f"The first cause by which they may differ: {cause}" in out
 
@@ -289,8 +289,8 @@ def test_a_learned_policy_carries_digests_and_no_path(tmp_path):
 
 MISTAKES = {
     "no file": (lambda folder: folder / "absent.onnx", "cannot be read"),
-    "another file": (lambda _: Path(__file__), "is not an ONNX model; name the .onnx file"),
-    "a foreign model": (lambda folder: model(folder / "m.onnx"), "does not say what made it"),
+    "another file": (lambda _: Path(__file__), "is not an ONNX model; give the .onnx file"),
+    "a foreign model": (lambda folder: model(folder / "m.onnx"), "has no record of what made it"),
 }
 
 
@@ -330,7 +330,7 @@ def test_a_record_cannot_have_a_file_outside_of_the_tree_read(path, tree, tmp_pa
 
 def test_a_tree_that_is_no_checkout_is_refused(tree, tmp_path, refused):
     file = model(tmp_path / "m.onnx", record(tree))
-    assert "is not a checkout" in refused("provenance", file, "--tree", tmp_path)
+    assert "is neither a checkout" in refused("provenance", file, "--tree", tmp_path)
 
 
 def project(folder: Path) -> Path:
@@ -349,8 +349,8 @@ def project(folder: Path) -> Path:
         (
             lambda folder: (folder / "results").mkdir(parents=True),
             "theirs",
-            "No params.yaml is here or above the file, so it is compared with {checkout}, where "
-            "this program comes from (--tree names another folder):",
+            "Compared with {checkout}, the source of this program, because neither this folder nor "
+            "a parent of the file has a params.yaml (--tree gives another folder):",
             "That tree would not",
         ),
     ],

@@ -73,7 +73,7 @@ def test_a_clone_with_pulled_results_has_a_row_for_each_run(project: Path, capsy
     shutil.copytree(project / "results/train/walk", project / "results/train/gone")
     assert cli.main(["runs", "--rebuild"]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("those in results/") == 2
+    assert printed.count("as in results/") == 2
     (gone,) = (line.split() for line in printed.splitlines() if line.startswith("gone-1"))
     assert gone[:3] == ["gone-1", "no", "row"]
     uri = f"sqlite:///{project / 'mlflow.db'}"

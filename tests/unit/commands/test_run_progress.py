@@ -243,7 +243,7 @@ signal.pause()
 PARENT = """
 import os, signal, sys
 from pathlib import Path
-from pipeline.commands.run import _watched
+from pipeline.commands.run import _run_engine
 from pipeline.errors import Interrupted
 sent = []
 def update():
@@ -251,7 +251,7 @@ def update():
         sent.append(os.kill(os.getpid(), signal.SIG))
 try:
     with open("log", "wb") as log:
-        _watched([sys.executable, "engine.py"], Path.cwd(), dict(os.environ), log, update)
+        _run_engine([sys.executable, "engine.py"], Path.cwd(), dict(os.environ), log, update)
 except Interrupted as error:
     sys.exit(error.exit_code)
 """
@@ -294,7 +294,7 @@ def test_a_run_that_had_nothing_to_do_says_so(changed, begun, said, tmp_path, mo
     (tmp_path / "workflow").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "_changed", lambda *_: changed)
-    monkeypatch.setattr(run, "_watched", watched)
+    monkeypatch.setattr(run, "_run_engine", watched)
     monkeypatch.setattr(compare, "answer", lambda *_: "table")
     assert cli.main(["run"]) == 0
     assert capsys.readouterr().out == said

@@ -78,7 +78,7 @@ def test_a_row_leads_to_the_revision_that_holds_what_it_made(project):
     assert f"git checkout {after[:12]} && dvc checkout" in output
     output = tell(root, old)
     assert f"{old} (superseded)" in output
-    assert "not what lies there now" in output
+    assert "not as in results/" in output
     assert f"git checkout {before[:12]} && dvc checkout" in output
 
 
@@ -110,10 +110,10 @@ def test_the_table_says_whose_files_lie_there(project):
     header, line = tell(root, None).splitlines()
     assert header.split()[0] == "run"
     assert line.split()[:2] == ["walk-1", new]
-    assert line.endswith("those in results/")
+    assert line.endswith("as in results/")
     before = (root / POLICY).read_bytes()
     (root / POLICY).write_bytes(b"edited")
-    assert tell(root, None).endswith("others than in results/")
+    assert tell(root, None).endswith("not as in results/")
     (root / POLICY).write_bytes(before)
 
 

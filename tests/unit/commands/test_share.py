@@ -54,23 +54,23 @@ def test_a_card_tells_the_run_s_story_and_overwrites_nothing(trained, tmp_path: 
     assert cli.main(["card", "results/first", "--license", "cc-by-4.0"]) == 0
     assert (tmp_path / "cards/first/README.md").read_text() == text
     error = refused("card", "results/first", "-o", "card")
-    assert "is there already and not empty" in error
+    assert "exists and is not empty" in error
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["card", "nothing", "-o", "x"], "nothing: is no run: name one as <experiment>-<seed>"),
+        (["card", "nothing", "-o", "x"], "nothing: is not a run; give <experiment>-<seed>"),
         (["card", "walk-1", "-o", "x"], "params.yaml has no such run; it has"),
         (["card", "results/none", "-o", "x"], "results/none: has no policy (*.onnx) yet"),
         (["card", "results/none", "-o", "card"], "has no policy"),
-        (["push", "--repo-id", "me/x"], "name the run to push"),
+        (["push", "--repo-id", "me/x"], "give the run to push"),
         (["push", "other", "--repo-id", "me/x"], "other: is no run"),
-        (["push", "card", "--repo-id", "me/x", "--license", "mit"], "--license is for"),
+        (["push", "card", "--repo-id", "me/x", "--license", "mit"], "give --license to"),
         (["push", "card", "--repo-id", "me/x", "--configfile-name", "a"], "--configfile-name: a"),
         (["push", "card", "--repo-id", "a/b/c"], "a/b/c: HFValidationError"),
-        (["pull"], "name the repository"),
-        (["pull", "me/card"], "card: is there already and not empty"),
+        (["pull"], "give the repository"),
+        (["pull", "me/card"], "card: exists and is not empty"),
     ],
 )
 def test_what_cannot_be_is_one_line(words: list[str], said: str, folder, tmp_path, refused):
@@ -110,7 +110,7 @@ def test_a_policy_goes_to_the_hub_and_back(trained: Path, tmp_path: Path):
         hub.repos["me/evil"] = {"../evil": b""}
         assert (
             run("pull", "me/evil")
-            == "2 error: me/evil: has a file '../evil', outside of its folder\n"
+            == "2 error: me/evil: has the file '../evil' outside its own folder\n"
         )
         assert run("pull", "me/none").startswith("2 error: me/none: RepositoryNotFoundError")
         # under ML-Agents' names

@@ -194,7 +194,7 @@ def test_files_of_the_reference_add_up_their_environments_and_name_their_thread(
     times = read(tmp_path)
     assert times.program == "mlagents-learn 1.1.0"
     assert times.parts["environment"] == 30.0
-    assert times.beside == {"update"}
+    assert times.parallel == {"update"}
     assert (times.parts["storage"], times.idle_s) == (0.0, 45.0)
     assert times.other_s == 20.0
     assert (times.n_exchanges, times.n_minibatches) == (20, 30)
@@ -214,8 +214,8 @@ def test_two_files_side_by_side(file, tmp_path, capsys):
     [
         (None, "No such file"),
         ("{", "is not JSON"),
-        ("[]", "holds no timers"),
-        ('{"children": {}}', "holds no timers"),
+        ("[]", "has no timers"),
+        ('{"children": {}}', "has no timers"),
         ('{"children": {"TrainerController.start_learning": {"total": "long"}}}', "no timers"),
     ],
 )

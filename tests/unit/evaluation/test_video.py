@@ -207,7 +207,7 @@ def test_an_environment_without_pictures_is_refused():
 
 def test_a_video_has_one_of_two_endings_and_mp4_its_package(tmp_path, monkeypatch):
     program = executable(tmp_path, "grid_world")
-    with pytest.raises(SettingsError, match=r"x.avi: a video is a .gif or an .mp4"):
+    with pytest.raises(SettingsError, match=r"x.avi: a video is a .gif or .mp4"):
         video.check(program, [tmp_path / "x.avi"])
     monkeypatch.setattr(video, "find_spec", lambda _: None)
     video.check(program, [tmp_path / "x.gif"])

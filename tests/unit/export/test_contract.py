@@ -403,7 +403,7 @@ def test_constants_are_finite_numbers(name, values):
     declared(candidate, name).shape.dim[0].dim_value = len(values)
     found = {finding.rule for finding in model_findings(candidate)}
     assert found == {"publish-data"} or (len(values) > 1 and "publish-data" in found)
-    with pytest.raises(ExportError, match=f"{name} of the model holds no finite numbers"):
+    with pytest.raises(ExportError, match=f"{name} of the model has values that are not finite"):
         check_model(candidate)
 
 

@@ -191,7 +191,7 @@ def test_choices_that_the_branches_lack_are_refused(hybrid, shift):
     shifted = ["deterministic_discrete_actions"]
     model.graph.node.append(helper.make_node("Add", ["choices", "shift"], shifted))
     policy = OnnxPolicy(model)
-    with pytest.raises(ExportError, match=r"holds choices that the branches \[3, 4\] lack"):
+    with pytest.raises(ExportError, match=r"has choices outside the branches \[3, 4\]"):
         policy.act(steps(hybrid, 3), deterministic=True)
     assert policy.act(steps(hybrid, 3)).discrete.max() < 4
 

@@ -170,8 +170,8 @@ def test_a_build_outside_of_the_project_must_be_there(tmp_path):
     file.parent.mkdir()
     table = file.with_name("runs.yaml")
     for path, hint in {
-        "../gmae": "../gmae is not there; did you mean '../game'?",
-        f"{tmp_path}/Other.app": "/Other.app is not there; name the program, or its folder",
+        "../gmae": "../gmae does not exist; did you mean '../game'?",
+        f"{tmp_path}/Other.app": "/Other.app does not exist; name the program, or its folder",
     }.items():
         file.write_text(f"environments:\n  a: {{source: path, path: {path}}}\n")
         assert f"{file}:2: environments.a.path: {path}" in (

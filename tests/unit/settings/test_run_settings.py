@@ -198,12 +198,12 @@ NARROW = CuriositySettings(network_settings=NetworkSettings(hidden_units=32))
             "{reward_signals: {rnd: {encoding_size: 32, network_settings: {}}}}",
             TrainerSettings(reward_signals={"rnd": RNDSettings()}),
             ".reward_signals.rnd.encoding_size: 'encoding_size' was deprecated for RewardSignals. "
-            "Please use network_settings. It is ignored beside network_settings",
+            "Please use network_settings. It is ignored, because network_settings is given",
         ),
         (
             "{network_settings: {conditioning_type: none}}",
             TrainerSettings(),
-            ".network_settings.conditioning_type: is ignored; the key is called 'goal_condition",
+            ".network_settings.conditioning_type: is ignored; its new name is 'goal_condition",
         ),
         (
             "{framework: tensorflow}",
@@ -460,7 +460,7 @@ def test_overrides_are_laid_over_the_file(tmp_path: Path, overrides: dict[str, o
         ({"a..b": 1}, "overrides: a..b: a part of this dotted key is empty"),
         (
             {"env_settings.seed": 1, "env_settings": {"seed": 2}},
-            "overrides: env_settings.seed: is written twice, once of them with a dotted key",
+            "overrides: env_settings.seed: is written twice, once with a dotted key",
         ),
     ],
 )

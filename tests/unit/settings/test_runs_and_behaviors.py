@@ -171,7 +171,7 @@ def test_settings_of_a_run_are_the_same_whichever_others_were_read_before(params
 def test_packages_of_a_run_are_those_of_its_overrides(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(HYPERPARAMETERS), "brought", True)
+    monkeypatch.setattr(type(HYPERPARAMETERS), "has_plugins", True)
     monkeypatch.setattr(
         RunSettings,
         "plugins",

@@ -386,7 +386,7 @@ def test_an_edit_in_the_meantime_is_named(name: str, root: Path, caplog: pytest.
         file = root / name / "b.txt" if name == "folder" else root / name
         file.write_text("VALUE = 1\n")
     (message,) = caplog.messages
-    assert f"report walk/seed1: changed while it ran: {name}. The engine will take" in message
+    assert f"report walk/seed1: changed while it ran: {name}. The engine will record" in message
     facts = json.loads((attempt.folder / "stage.json").read_text())
     assert facts["changed_meanwhile"] == [name]
     caplog.clear()

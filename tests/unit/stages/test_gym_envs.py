@@ -90,11 +90,11 @@ def test_environments_of_others_have_no_expert_to_record(tmp_path):
         (["gymnasium:CartPole-v1", "--arg", "foo"], "--arg foo: needs the form KEY=VALUE"),
         (["gymnasium:CartPole-v1", "--option", "teams=index"], "belongs to the source 'pettingz"),
         (["gymnasium:CartPole-v1", "--copies", "0"], "copies: must be at least 1, got 0"),
-        (["balance_ball", "--arg", "x=1"], "belong to gymnasium:ID, pettingzoo:ID and module"),
+        (["balance_ball", "--arg", "x=1"], "are only for gymnasium:ID, pettingzoo:ID and module"),
         (["balance_ball", "--copies", "0"], "--copies: must be at least 1, got 0"),
         (["gymnasium:nothing"], "no environment 'nothing'"),
         (["gym:CartPole-v1"], "did you mean 'gymnasium:CartPole-v1'?"),
-        (["./balance_ball"], "./balance_ball: is a path, and there is nothing to build"),
+        (["./balance_ball"], "./balance_ball: is a path, so there is nothing to build"),
         (["no_such_module:make"], "there is no no_such_module.py in the current folder"),
     ],
 )

@@ -66,7 +66,7 @@ def test_a_folder_means_its_only_program_and_one_line_says_which(name, folder: P
     assert executable_of(name).samefile(program)
     assert in_folder(name).samefile(in_folder(Path(name)))
     assert caplog.messages == [
-        f"{given}: taking the program of this folder, builds/Game.x86_64."
+        f"{given}: using the executable in this folder, builds/Game.x86_64."
         for given in (name, name, Path(name))
     ]
     (folder / "params.yaml").write_text("environments: {game: {source: path, path: builds}}")
@@ -95,7 +95,7 @@ def test_a_word_is_the_environment_of_params_yaml_before_the_simulator(folder: P
     caplog.set_level(logging.INFO)
     (folder / "params.yaml").write_text(PARAMS % 0)
     assert environment_of("mine").packed() == ("module", {"id": "my_env:make", "n_agents": 3})
-    assert "Its args are for the stages; here give them: --env-args --log x" in caplog.text
+    assert "Only stages use its args; here give them: --env-args --log x" in caplog.text
     gymnasium = {"id": "CartPole-v1", "n_agents": 16, "kwargs": {"a": 1}}
     assert environment_of("tag").packed() == ("gymnasium", gymnasium)
     for name in ("grid_world", "other"):
@@ -133,7 +133,7 @@ def test_an_environment_of_params_yaml_is_built_again_when_its_options_change(fo
         ("CartPole-v1", r"A registered environment of Gymnasium .* `gymnasium:CartPole-v1`\."),
         ("balnce_ball", r"No simulator is called so \(did you mean 'balance_ball'\?\)\. Give a p"),
         ("Game", r"No simulator is called so\. Give a path \(\./Game\), a simulator"),
-        ("build/tag", "`pipeline env build tag -o build/tag` makes it, and the name tag alone"),
+        ("build/tag", "`pipeline env build tag -o build/tag` makes it; or give the name tag"),
         ("build/game", r"`pipeline env build NAME -o build/game` makes one\. Or give a path"),
     ],
 )

@@ -28,6 +28,6 @@ def test_policies_of_several_behaviors_come_apart_as_they_were(tmp_path):
 @pytest.mark.parametrize("name", ["../evil", "/evil", "", "a/b", "a" * 300])
 def test_a_name_that_leads_elsewhere_is_refused(name, tmp_path):
     save_checkpoint(tmp_path / "policy.pt", {"behaviors": {"A": {}, name: {}}})
-    with pytest.raises(CheckpointError, match=r"policy\.pt: behavior '.*cannot name a folder"):
+    with pytest.raises(CheckpointError, match=r"policy\.pt: behavior '.*cannot be a folder's name"):
         policies.split(tmp_path / "policy.pt", tmp_path / "again")
     assert [path.name for path in tmp_path.iterdir()] == ["policy.pt"]

@@ -230,7 +230,7 @@ def test_a_scheduler_is_told_to_queue_again_in_its_own_way(monkeypatch, caplog):
     for never in ("0", "256", "soon"):
         monkeypatch.setenv("PIPELINE_REQUEUE_EXIT_CODE", never)
         assert process.exit_code(138) == 138
-    assert "'soon', no exit code from 1 to 255" in caplog.text
+    assert "'soon', not an exit code from 1 to 255" in caplog.text
 
 
 def test_saving_goes_on_when_the_parent_ends_too():

@@ -100,7 +100,9 @@ def test_a_journal_that_is_none_is_refused(root: Path):
     path = root / proposal_file("rates/002")
     path.parent.mkdir(parents=True)
     path.write_text("[]")
-    with pytest.raises(StageError, match=r"002\.json: is no proposal of this version; delete it"):
+    with pytest.raises(
+        StageError, match=r"002\.json: is not a proposal of this version; delete the file"
+    ):
         propose("rates/003", root)
 
 

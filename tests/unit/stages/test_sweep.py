@@ -58,7 +58,7 @@ def test_the_score_is_that_of_the_named_behavior(tmp_path: Path):
     path = tmp_path / "metrics.json"
     path.write_text(json.dumps({"A": {"mean_return": 1}, "B": {"mean_return": 2}}))
     assert score_of(path, sweep(behavior="B")) == 2.0
-    with pytest.raises(StageError, match="behaviors A, B; say in the sweep's key 'behavior'"):
+    with pytest.raises(StageError, match="behaviors A, B; set the sweep's key 'behavior'"):
         score_of(path, sweep())
     with pytest.raises(StageError, match=r"no behavior 'C'; set .* one of A, B"):
         score_of(path, sweep(behavior="C"))

@@ -243,7 +243,7 @@ def test_wandb_that_cannot_open_is_named_once_and_left_alone(folder: Path, caplo
     play(sink, 10, 20)
     assert timeouts == [30]
     assert [record.message for record in caplog.records] == [
-        "Weights & Biases is not being written (OSError: no way to the server). "
+        "Weights & Biases cannot be written (OSError: no way to the server). "
         "WANDB_MODE=offline keeps the run in files."
     ]
 

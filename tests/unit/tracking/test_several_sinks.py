@@ -288,7 +288,7 @@ def test_the_sinks_of_packages_take_part_behind_one_that_cannot(tmp_path, monkey
     console, curve, updates, *others = standard_sinks(run)
     assert others == ["stats_writers", "tensorboard", "good"]
     assert asked[1:] == [["broken"], ["good"]]
-    assert "The sink broken takes no part in this run: no such module" in caplog.text
+    assert "The sink broken is not used in this run: no such module" in caplog.text
     assert (curve.path, updates._folder) == (tmp_path / "progress.csv", tmp_path / "debug")
     staged = TrackedRun(folder=tmp_path, max_steps={}, record=console)
     assert standard_sinks(staged)[2:] == ["stats_writers", "tensorboard", "mlflow", "good"]

@@ -58,7 +58,7 @@ def test_a_named_sink_that_cannot_open_is_left_out_with_a_warning(tmp_path: Path
     # it needs to be told which run this is
     sinks = named_sinks(tracked(tmp_path), ["mlflow", "jsonl"])
     assert kinds(sinks) == {"JsonLinesSink"}
-    assert "The sink mlflow takes no part in this run: a row of MLflow needs" in caplog.text
+    assert "The sink mlflow is not used in this run: a run of MLflow needs" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ THEIRS = {"Policy": {"w": torch.ones(1)}, "global_step": OrderedDict(a=torch.one
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "there is no checkpoint here"),
+        (None, "this checkpoint does not exist"),
         (Path.mkdir, "cannot be read"),
         (b"hello world\n", "this is not a checkpoint"),
         (b"PK\x03\x04" + b"0" * 99, "this is not a checkpoint"),
@@ -255,7 +255,7 @@ WEIGHTS = ("learner", "algorithm", "policy", "actor.heads.mu.weight")
 def test_a_checkpoint_without_a_whole_policy_is_refused(place, new, said, stopped, path):
     path.write_bytes(stopped)
     save_checkpoint(path, edited(load_checkpoint(path), place, new))
-    with pytest.raises(CheckpointError, match=rf"^[^\n]*whole policy[^\n]*{said}[^\n]*$"):
+    with pytest.raises(CheckpointError, match=rf"^[^\n]*complete policy[^\n]*{said}[^\n]*$"):
         load_policy(path)
 
 
@@ -287,7 +287,7 @@ def test_any_value_that_is_changed_is_noticed(state, path):
 def test_a_changed_file_is_neither_resumed_nor_begun_with_nor_exported(state, path, tmp_path):
     torch.save(edited(state, ("learner", "step"), "x"), path)
     content = path.read_bytes()
-    refused = re.escape(f"{path}: its values are not those that were saved")
+    refused = re.escape(f"{path}: its values do not match its digest")
     for use in (
         lambda: train(tmp_path, resume=True),
         lambda: train(tmp_path / "new", init_from={"Toy": path}),
@@ -302,7 +302,7 @@ def test_a_changed_file_is_neither_resumed_nor_begun_with_nor_exported(state, pa
 def test_a_file_of_the_format_without_digest_is_resumed(state, path, tmp_path):
     del state["digest"]
     torch.save(state, path)
-    with pytest.raises(CheckpointError, match="not those that were saved"):
+    with pytest.raises(CheckpointError, match="do not match its digest"):
         train(tmp_path, resume=True)
     torch.save(state | {"format": 1}, path)
     assert train(tmp_path, resume=True).behaviors["Toy"].steps >= 500
@@ -320,7 +320,7 @@ def test_weights_that_are_not_finite_are_neither_read_nor_written(
     state = edited(state, keys, weights) | {"format": 1}
     del state["digest"]
     torch.save(state, path)
-    refused = rf"^{re.escape(str(path))}: learner\.algorithm\.{re.escape(place)} has numbers that"
+    refused = rf"^{re.escape(str(path))}: learner\.algorithm\.{re.escape(place)} has values that"
     for folder, options in (
         (tmp_path, {"resume": True}),
         (tmp_path / "new", {"init_from": {"Toy": path}}),
@@ -350,7 +350,7 @@ def test_weights_that_are_not_finite_are_neither_read_nor_written(
 def test_an_entry_that_names_files_wrongly_is_refused(entry, state, path):
     del state["digest"]
     torch.save(state | {"format": 1} | entry, path)
-    refused = rf"program: {next(iter(entry))}\S* is not what a checkpoint has there$"
+    refused = rf"program: {next(iter(entry))}\S* is not of the type that a checkpoint has there$"
     with pytest.raises(CheckpointError, match=refused):
         load_checkpoint(path)
 

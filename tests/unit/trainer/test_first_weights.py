@@ -57,7 +57,7 @@ def test_a_resumed_run_has_its_own_weights(results, caplog):
     run = settings(results, {"A": {"init_path": "gone.pt"}}, resume=True)
     with caplog.at_level(logging.INFO):
         assert first_weights(run) == {}
-    assert "init_path of A is not used" in caplog.text
+    assert "init_path of A is ignored" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["gone", ""])
@@ -125,7 +125,7 @@ def test_settings_of_a_behavior_that_is_not_shown_are_told_once_with_the_nearest
     run = replace(settings(results, {"Walkr": {}}), default_settings=TrainerSettings())
     warn_of_unused({}, {"Walker": None, "Ball": None}, run)
     (line,) = caplog.messages
-    assert "lists Walkr under behaviors, but the environment shows Walker, Ball so far" in line
+    assert "lists Walkr under behaviors, but the environment has shown Walker, Ball so far" in line
     assert line.endswith("; did you mean 'Walker'?")
 
 
@@ -148,5 +148,5 @@ def test_a_portable_run_is_not_compiled(monkeypatch):
     settings = replace(settings, torch_settings=replace(settings.torch_settings, compile=True))
     refuse_untrainable(settings)
     monkeypatch.setattr(machine, "is_portable", lambda: True)
-    with pytest.raises(SettingsError, match=r"torch_settings\.compile: compiled programs are for"):
+    with pytest.raises(SettingsError, match=r"torch_settings\.compile: true cannot be combined"):
         refuse_untrainable(settings)

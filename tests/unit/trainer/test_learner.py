@@ -54,9 +54,9 @@ def test_agents_that_vanish_without_an_end_leave_room_for_others(make_learner, c
     assert learner.slots.n_slots <= 8 * (STALE_AFTER_MESSAGES + 10)
     assert vanishing[2500] == vanishing[-1]
     assert [r.message.partition(" agents")[2] for r in caplog.records] == [
-        " of Toy have vanished without the end of an episode: nothing was heard of them for 1000 "
-        "messages. What they had not finished is not learned from; let the environment end the "
-        "episode of an agent that it removes."
+        " of Toy have vanished without the end of an episode: they were in none of the last 1000 "
+        "messages. Their unfinished trajectories are not learned from; the environment should end "
+        "the episode of an agent before it removes the agent."
     ]
     assert learner.step == 5000 // 64 * 64  # of the agent that stays; it lost nothing
 
@@ -132,7 +132,7 @@ def test_messages_without_any_agent_change_nothing(make_learner, n_workers):
 def test_the_second_end_of_an_agent_in_one_message_counts_for_nothing(make_learner):
     learner = make_learner(SPEC, **LONG)
     play(learner, steps_of([1, 2]))
-    learner.absorb(learner.receive([steps_of([1], ended=[1, 1], reward=3.0)]))
+    learner.complete_transitions(learner.receive([steps_of([1], ended=[1, 1], reward=3.0)]))
     assert learner.step == 1
     assert learner.statistics.n_episodes == 1
     assert learner.trajectories.rollout().fields["reward"].tolist() == [3.0]
@@ -218,8 +218,8 @@ def test_an_end_before_the_first_decision_counts_and_is_not_learned_from(make_le
 
 def test_ends_of_opponents_do_not_count(make_learner):
     learner = make_learner(SPEC, **LONG, self_play={"save_steps": 100})
-    learner.past.save_due(0)
-    learner.past.swap(["Toy?team=1"])
+    learner.snapshot_pool.save_if_due(0)
+    learner.snapshot_pool.swap(["Toy?team=1"])
     for _ in range(3):
         for team in ("Toy?team=0", "Toy?team=1"):
             take_turn(learner, [steps_of([0], ended=[0])], team=team)
@@ -255,9 +255,9 @@ def test_what_is_new_here_is_pending_and_a_lost_worker_takes_nothing_of_another(
     assert learner.statistics.period() == {}
     pending = learner.pending_stats.period()
     assert (pending[names.REWARD], names.ENTROPY in pending) == (2.0, True)
-    games, dropped = learner.past.games, []
+    games, dropped = learner.snapshot_pool.games, []
     for worker in (0, 1):
-        games.plays(("Toy", worker), decision_steps([], [worker], group_id=1))
+        games.record(("Toy", worker), decision_steps([], [worker], group_id=1))
     learner.grouping.drop = lambda slots: dropped.extend(slots.tolist())
     learner.memories[:] = 1.0
     n_held = learner.trajectories.n_held
@@ -307,7 +307,7 @@ def test_only_the_restarted_workers_open_trajectories_are_dropped(make_learner, 
     firsts = {tuple(first) for first in rows[:, 0].tolist()}
     assert {tuple(first) for first in begun.tolist()}.isdisjoint(firsts)  # one step short of 8
     steps = learner.step
-    learner.absorb(learner.receive(workers.get_steps(NAME), team=NAME))
+    learner.complete_transitions(learner.receive(workers.get_steps(NAME), team=NAME))
     assert learner.step == steps + 3 * 8
     rows = learner.trajectories.rollout().obs[0].reshape(-1, 8, 4)
     assert {tuple(f) for f in begun.tolist()} <= {tuple(first) for first in rows[:, 0].tolist()}
@@ -364,9 +364,9 @@ def test_beside_an_update_one_policy_acts_is_kept_and_normalises_as_at_its_begin
             for policy in (acting, fresh)
         ]
         assert decided[0] == decided[1], "with the statistics that it has"
-        learner.past.save_due(10 * (number + 1))
+        learner.snapshot_pool.save_if_due(10 * (number + 1))
         flat = [values.tolist() for values in weights.values()]
-        assert flat == [values.tolist() for values in learner.past.snapshots[-1].values()]
+        assert flat == [values.tolist() for values in learner.snapshot_pool.snapshots[-1].values()]
         assert flat == [values.tolist() for values in acting.state_dict().values()]
         now = flat, float(normalizer.count)
         assert begun.setdefault(learner.n_updates, now) == now, "until the update is over"

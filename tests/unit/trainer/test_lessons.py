@@ -177,7 +177,7 @@ def test_a_behavior_that_is_never_shown_is_named(
         train_in(Told(n_agents=4), settings)
     warnings = [r.getMessage() for r in caplog.records if "has not shown" in r.getMessage()]
     assert len(warnings) == n_warnings
-    assert all(f"lessons of pay wait for the behavior '{behavior}'" in text for text in warnings)
+    assert all(f"lessons of pay measure the behavior '{behavior}'" in text for text in warnings)
     assert all("it shows Toy)" in text for text in warnings)
 
 
@@ -189,9 +189,9 @@ def test_an_environment_that_takes_no_parameters_is_named_once(
     with caplog.at_level(logging.WARNING):
         settings = configured(pay=[1.0, SHORT, 2.0, LATER, 3.0])
         pipeline.train(environment, settings, seed=1, run_dir=tmp_path)
-    assert [r.getMessage() for r in caplog.records if "is not sent" in r.getMessage()] == [
-        "environment_parameters.pay is not sent to an environment that was opened before "
-        "training without an EnvironmentParametersChannel; open it with one."
+    assert [r.getMessage() for r in caplog.records if "cannot be sent" in r.getMessage()] == [
+        "environment_parameters.pay cannot be sent to an environment that was opened without an "
+        "EnvironmentParametersChannel; open the environment with this channel."
     ]
 
 
@@ -279,7 +279,7 @@ def test_a_lesson_is_measured_by_the_behavior_that_it_names(quick):
             step=0,
             settings=settings.behaviors[name],
             statistics=Statistics(),
-            past=SimpleNamespace(rating=1200.0),
+            snapshot_pool=SimpleNamespace(rating=1200.0),
         )
         for name in ("One", "Two")
     )
@@ -296,7 +296,7 @@ def test_a_lesson_is_measured_by_the_behavior_that_it_names(quick):
     assert begun() == ["p1"]
     one.statistics.add_episodes([9.0], [1])
     assert begun() == ["p1", "r1"]
-    two.past.rating = 1301.0
+    two.snapshot_pool.rating = 1301.0
     assert begun() == ["e2", "p1", "r1"]
 
 

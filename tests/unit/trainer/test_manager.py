@@ -35,7 +35,7 @@ class Behavior:
         self.name, self.step = name, 10
         self.settings = SimpleNamespace(keep_checkpoints=keep)
         self.statistics = SimpleNamespace(recent=[])
-        self.past = None if rating is None else SimpleNamespace(rating=rating)
+        self.snapshot_pool = None if rating is None else SimpleNamespace(rating=rating)
 
     def state_dict(self):
         return {"step": self.step}
@@ -85,7 +85,7 @@ def test_each_behavior_keeps_as_many_checkpoints_as_it_says_and_lists_its_own_nu
     one.statistics.recent, two.statistics.recent = [1.0, 2.0], [30.0]
     for step in (10, 20, 30):
         one.step = two.step = step
-        two.past.rating += 1.0
+        two.snapshot_pool.rating += 1.0
         keeper.milestone(one, {"moment": step})
         assert (keeper.has_numbered(one), keeper.has_numbered(two)) == (True, False)
         keeper.milestone(two, {"moment": step})
@@ -105,7 +105,7 @@ def test_each_behavior_keeps_as_many_checkpoints_as_it_says_and_lists_its_own_nu
     assert [status[name]["final_checkpoint"]["reward"] for name in "AB"] == [1.5, 30.0]
     assert [status[name].get("elo") for name in "AB"] == [None, 1203.0]
     assert [[c["steps"] for c in status[name]["checkpoints"]] for name in "AB"] == [[30], [20, 30]]
-    keeper.give_onnx([one, two])
+    keeper.export_final([one, two])
     assert [(tmp_path / f"{name}.onnx").read_text() for name in "AB"] == ["A-30.pt", "B-30.pt"]
 
 
@@ -116,8 +116,8 @@ def test_the_best_is_by_reward_or_rating_of_its_own_moment_and_in_every_later_fi
     for step, reward, rating in ((10, 3.0, 1250.0), (20, 5.0, 1240.0), (30, 4.0, 1260.0)):
         for learner in learners:
             learner.step, learner.statistics.recent = step, [reward] * 20
-            if learner.past is not None:
-                learner.past.rating = rating
+            if learner.snapshot_pool is not None:
+                learner.snapshot_pool.rating = rating
             keeper.consider(learner)
     best = {"A": {"reward": 5.0, "step": 20}, "B": {"reward": 4.0, "step": 30, "elo": 1260.0}}
     assert keeper.best == best
@@ -455,7 +455,7 @@ def run(quick, make_loop, in_process, recorder, monkeypatch):
         with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
             settings = quick(checkpoint_interval=300, max_steps=700)
             loop = make_loop(workers, settings, sinks=[recorder], **options)
-            loop.keeper.save_s = save_s
+            loop.checkpoints.save_s = save_s
             result = loop.run(StopRequest()).behaviors["Toy"]
         return written, result.n_updates
 
@@ -478,7 +478,7 @@ def test_less_often_where_saving_takes_long_but_with_every_milestone(run):
 
 def test_saving_takes_as_long_as_both_its_halves(make_loop, quick, in_process, monkeypatch):
     with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
-        keeper = make_loop(workers, quick()).keeper
+        keeper = make_loop(workers, quick()).checkpoints
     clock = iter([100.0, 103.0, 200.0, 205.0])
     monkeypatch.setattr("pipeline.trainer.checkpoints.manager.time.monotonic", lambda: next(clock))
     states = keeper.snapshot([], {}, with_open=True)

@@ -120,7 +120,7 @@ def test_demonstrations_that_cannot_be_cloned_are_refused(demo, quick, tmp_path,
     pair = [demo("a.demo"), demo("b.demo", spec=Chase.spec)]
     with pytest.raises(DemonstrationError, match=r"^[^\n]*b\.demo: its actions are[^\n]*$"):
         run(pair, quick(), tmp_path)
-    with pytest.raises(DemonstrationError, match="no demonstration"):
+    with pytest.raises(DemonstrationError, match="demos is empty"):
         run([], quick(), tmp_path)
     overrides = {"default_settings": {"trainer_type": "ppo"}}
     settings = load_run_settings(None, overrides=overrides)

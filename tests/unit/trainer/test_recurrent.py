@@ -143,8 +143,8 @@ def collected(learner_of, *, toy=Cue, shared=False, n_steps=40, horizon=8, agent
                 closed.append([*open_values[agent], values[agent]])
                 open_values[agent] = []
             open_values[agent].append(values[agent])
-        learner.absorb(message)
-        learner.remember(message, decided)
+        learner.complete_transitions(message)
+        learner.begin_transitions(message, decided)
         steps = list(game.step({"Toy?team=0": decided.actions[0]}).values())
     return learner, closed
 

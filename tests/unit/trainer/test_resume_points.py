@@ -155,7 +155,7 @@ def test_a_further_process_has_its_moment_written_by_the_first(
         points.begin([learner], {})
         sent = []
         group = SimpleNamespace(gather_object=lambda part: (sent.append(part), [])[1])
-        points.meet([points.note()] * 2, group)
+        points.merge([points.local_state()] * 2, group)
         assert points.is_kept
     (((states), environments),) = sent
     assert states["Toy"]["held"] == 7
@@ -223,7 +223,7 @@ def attempted(run_dir, settings, *, exact, learners=1):
     experiment = SimpleNamespace(exact=exact, learners=learners)
     device = {"device": "cpu"}
     stage = SimpleNamespace(experiment=experiment, instance="a/seed1", runtime=lambda: device)
-    train._begin_anew_if_not_exact(stage, attempt, settings)
+    train._restart_if_not_exact(stage, attempt, settings)
     return attempt.resumed
 
 
@@ -272,7 +272,7 @@ def test_a_gymnasium_environment_without_state_says_so_and_its_policy_too(tmp_pa
     settings = {"default_settings": behavior}
     with pytest.raises(Interrupted):
         pipeline.train(Coin(stop_at=200), settings, seed=1, run_dir=tmp_path)
-    assert "can be resumed but not exactly: the environments then begin new" in caplog.text
+    assert "can be resumed but not exactly: the environments then start new" in caplog.text
     assert not resumes_exactly(tmp_path, load_run_settings(None, overrides=settings))
     result = pipeline.train(Coin(), settings, seed=1, run_dir=tmp_path, resume=True)
     (policy,) = (trained.checkpoint for trained in result.behaviors.values())
@@ -301,7 +301,7 @@ def test_a_resumed_run_goes_by_its_newest_file_and_says_where_it_was_interrupted
         points.note_start([SimpleNamespace(finished=False, algorithm=SimpleNamespace(replay=None))])
     assert points.interrupted == [5, 30]
     learner = SimpleNamespace(
-        step=3, n_updates=1, statistics=Statistics(), past=None, counts=Counter()
+        step=3, n_updates=1, statistics=Statistics(), snapshot_pool=None, counts=Counter()
     )
     result = result_of({"A": learner}, tmp_path, {}, interrupted=[5, 30], n_exchanges=0)
     assert result.behaviors["A"].interrupted_at == 30
@@ -312,9 +312,11 @@ def test_the_first_process_alone_decides_when_a_moment_is_kept(first_wants, quic
     keeper = CheckpointManager(tmp_path, quick())
     points = JointResumePoints(keeper, None, 0.0)
     points.want()
-    notes = [points.note() | {"gives states": True, "interrupted": steps} for steps in ([5], [3])]
+    notes = [
+        points.local_state() | {"gives states": True, "interrupted": steps} for steps in ([5], [3])
+    ]
     notes[0 if not first_wants else 1]["wanted"] = False
-    points.meet(notes, None)
+    points.merge(notes, None)
     assert points.is_due is first_wants
     assert points.interrupted == [3, 5]
 
@@ -337,8 +339,8 @@ def test_a_moment_of_all_processes_is_written_once_when_all_have_it():
     group = SimpleNamespace(gather_object=lambda part: [part, other])
 
     def meet(progress=None):
-        note = points.note()
-        points.meet([note, note | {"progress": progress or note["progress"]}], group)
+        note = points.local_state()
+        points.merge([note, note | {"progress": progress or note["progress"]}], group)
         return points.is_due
 
     for number, (end, n_written) in enumerate(((None, 1), ("lost", 1), (None, 2)), 1):

@@ -114,7 +114,7 @@ def test_a_behavior_whose_name_would_lead_elsewhere_is_refused_before_anything_i
 ):
     run_dir = tmp_path / "a" / "b" / "c" / "run"
     toy = Called(f"{name}{team}")
-    with pytest.raises(SettingsError, match=r"^behavior '.*cannot name a folder, because"):
+    with pytest.raises(SettingsError, match=r"^behavior '.*cannot be a folder's name, because"):
         train_in(toy, everything(), run_dir=run_dir)
     assert list(tmp_path.rglob("*")) == []
 
@@ -169,22 +169,22 @@ def test_a_summary_and_the_best_are_of_their_own_behavior_and_period(pair, recor
     ]
     assert recorder.spreads[names.REWARD] == [[1.0, 3.0] * 10, [7.0, 9.0] * 10]
     best = {"One": {"reward": 2.0, "step": 145}, "Two": {"reward": 8.0, "step": 370}}
-    assert pair.keeper.best == best
+    assert pair.checkpoints.best == best
     pair.learners["Two"].seconds["mark"] = 10.0
     pair.learners["Two"].step = 401
     pair._summarize(pair.learners["Two"])
     assert recorder.rows[-1][2]["Time/mark"] == 3.0, "since its own last summary"
-    pair.keeper.refresh(list(pair.learners.values()), {})
+    pair.checkpoints.refresh(list(pair.learners.values()), {})
     for name, kept in best.items():
         states = [load_checkpoint(tmp_path / name / file) for file in ("checkpoint.pt", "best.pt")]
         assert [state["best"] for state in states] == [kept, kept]
     # a new lesson keeps the file of the best so far, and begins to compare anew
     learner = pair.learners["One"]
     learner.statistics.recent.extend([50.0] * 100)
-    pair.keeper.consider(learner)
+    pair.checkpoints.consider(learner)
     pair.lessons.apply = lambda _: True
     pair._apply_lessons()
-    assert pair.keeper.best == {}
+    assert pair.checkpoints.best == {}
     assert load_checkpoint(tmp_path / "One/best.pt")["best"]["reward"] == 50.0
 
 
@@ -275,7 +275,7 @@ def test_a_behavior_s_device_is_chosen_for_the_agents_of_all_workers(quick, make
         loop._begin()
         loop._saved = {"Two": {"run": {"devices": {"One": "no", "Two": "cuda:7"}}}}
         monkeypatch.setattr(loop_module, "restore", lambda *_, **__: None)
-        monkeypatch.setattr(loop.keeper, "restore", lambda *_, **__: None)
+        monkeypatch.setattr(loop.checkpoints, "restore", lambda *_, **__: None)
         loop._step()
         assert asked == {"One": (3, None), "Two": (9, "cuda:7")}
         assert loop._shared_state()["devices"] == {"One": "cpu", "Two": "cpu"}

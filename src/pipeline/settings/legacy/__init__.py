@@ -1,1 +1,1 @@
-"""Configuration files of every age of ML-Agents, brought to the present format."""
+"""Conversion of configuration files of old ML-Agents releases to the present format."""

@@ -1,4 +1,4 @@
-"""Files of older ML-Agents: how to tell their formats apart, and how each becomes a present one."""
+"""Files of old ML-Agents releases: recognition of their formats, and conversion of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Kind = Literal["trainer", "curriculum", "sampler"]
 
 _PARAMETERS = "environment_parameters"
 CURRICULUM_KEYS = ["measure", "thresholds", "min_lesson_length", "signal_smoothing", "parameters"]
-"""The fields of one curriculum."""
+"""Keys of a curriculum."""
 INTERVAL = "resampling-interval"
 SAMPLER_TYPES = ("sampler-type", "sampler_type")
 """Both spellings of the key that names a sampler."""
@@ -46,7 +46,7 @@ class Family(Enum):
 
 
 def kind_of(document: Node) -> Kind:
-    """Return the kind of a document, by its keys; in doubt it is a trainer configuration."""
+    """Return the kind of a document, by its keys; a trainer configuration in doubt."""
     entries = _map(document)
     # Keys of a trainer file first: in one, curricula and samplers may be sections.
     if entries.keys() & {*setting_hints(RunSettings), *_SECTIONS, "default"}:
@@ -58,7 +58,7 @@ def kind_of(document: Node) -> Kind:
 
 
 def is_curriculum(node: Node) -> bool:
-    """Whether this is the map of a single curriculum, perhaps with a field missing."""
+    """Whether this is the map of one curriculum, possibly incomplete."""
     # Two keys, since one alone may be the name of a parameter or a behavior.
     return len(_map(node).keys() & set(CURRICULUM_KEYS)) >= 2
 
@@ -72,7 +72,7 @@ def family_of(document: Node) -> Family:
         return Family.SECTIONS
     if entries.keys() & set(setting_hints(RunSettings)):
         return Family.PRESENT
-    # From here on nothing stands at the top but names of behaviors, or slips of the pen.
+    # The remaining top-level keys are names of behaviors, or typing errors.
     has_default = "default" in entries and isinstance(entries["default"].value, dict)
     # A section without its trainer is a mistake in a flat file, and not an unknown key.
     flat = any(
@@ -83,7 +83,7 @@ def family_of(document: Node) -> Family:
 
 
 def is_flat(node: Node) -> bool:
-    """Whether this is a section of a flat file that names its trainer."""
+    """Whether this is a section of a flat file with the key `trainer`."""
     return "trainer" in _map(node) and not has_present_keys(node)
 
 
@@ -98,20 +98,20 @@ def _map(node: Node) -> dict[str, Node]:
 
 @dataclass(kw_only=True, slots=True)
 class Present:
-    """A document of the present format, and how it came to be."""
+    """A document in the present format, with a record of its conversion."""
 
     family: Family
-    """The format that the trainer configuration had."""
+    """The format of the given trainer configuration."""
     document: Node
-    """Everything, with behaviors as they are laid over `default_settings`."""
+    """The complete document, with behaviors as they are merged over `default_settings`."""
     portable: Node
-    """The same settings, written so that `mlagents-learn` reads them with the same meaning."""
+    """The same settings in a form that `mlagents-learn` reads with the same meaning."""
     left_out: str = ""
-    """Why `portable` has no `default_settings`, if it had to lose them."""
+    """Why `portable` lacks the document's `default_settings`; None if it does not."""
     changes: Changes = field(default_factory=Changes)
-    """What was changed."""
+    """The changes that were made."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Behaviors that cannot be trained as they are written, and why."""
+    """Behaviors that cannot be trained as written, with the reason."""
 
 
 def to_present(
@@ -121,15 +121,15 @@ def to_present(
     sampler: Path | None = None,
     changes: Changes | None = None,
 ) -> Present:
-    """Bring a trainer configuration of any age to the present format.
+    """Convert a trainer configuration of any release to the present format.
 
-    `changes` has the notes about the document from when it was read.
+    `changes` has the notes that were made while the document was read.
     """
     changes = changes or Changes()
     family = family_of(document)
     entries = dict(entries_of(document, ""))
     present = Present(family=family, document=document, portable=document, changes=changes)
-    # Parameters of each part of the files; later parts win.
+    # Parameters of each part of the files; later parts override earlier ones.
     parts: list[dict[str, Node]] = []
     if family in (Family.FLAT, Family.FLAT_BEHAVIORS):
         parts.append(_convert_flat(present, entries))
@@ -155,7 +155,7 @@ def to_present(
 
 
 def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]:
-    """Convert the sections, and return the parameters of the curricula that stood in them."""
+    """Convert the sections; return the parameters of the curricula in them."""
     below = "behaviors" if present.family is Family.FLAT_BEHAVIORS else ""
     sections = entries_of(entries["behaviors"], below) if below else entries
     today = _sections_of_today(sections) if below else {}
@@ -170,7 +170,7 @@ def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]
     rest = {key: node for key, node in entries.items() if key != "behaviors"} if below else {}
     if flat.default is not None and "default_settings" in rest:
         at = "default_settings"
-        raise fail(rest[at], at, "is there beside behaviors.default")
+        raise fail(rest[at], at, "is given in addition to behaviors.default")
 
     def whole(default: Node | None, behaviors: dict[str, Node]) -> Node:
         first = {} if default is None else {"default_settings": default}
@@ -178,13 +178,13 @@ def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]
         return replace(place, value={**first, "behaviors": listed, **rest})
 
     present.document = present.portable = whole(flat.default, flat.over_default)
-    # ML-Agents lays behaviors over the defaults more simply, so these must be complete instead.
+    # ML-Agents merges hyperparameters differently, so the behaviors are written completely.
     stranger = flat.not_over_default()
     if stranger is not None:
         present.portable = whole(None, flat.complete)
         present.left_out = (
             f"behavior {stranger!r} has another trainer than the defaults, or not all of their "
-            "reward signals, which mlagents-learn could not express beside default_settings. "
+            "reward signals, which mlagents-learn cannot express with default_settings. "
             "Behaviors that are not listed need an entry of their own"
         )
     place_of_curricula = "behaviors.{}.curriculum" if below else "{}.curriculum"
@@ -192,7 +192,7 @@ def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]
 
 
 def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
-    """Return the behaviors of the present format that stand among flat sections."""
+    """Return the behaviors in the present format among flat sections."""
     inherits = "default" in sections and is_flat(sections["default"])
     return {
         name: node
@@ -206,7 +206,7 @@ def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
 def _merged(
     document: Node, present: Node | None, parts: list[dict[str, Node]], changes: Changes
 ) -> Node | None:
-    """Return all parameters, later parts over earlier ones; None when no part has any."""
+    """Return the parameters of all parts, later ones overriding earlier ones; None without any."""
     if not any(parts):
         return present
     parameters = (
@@ -239,7 +239,7 @@ def _convert_curricula(curricula: dict[str, Node], place: str, changes: Changes)
         at = place.format(behavior)
         for name, parameter in _convert_curriculum(behavior, node, at, changes).items():
             if name in parameters:
-                text = "is in another curriculum as well; this one is used"
+                text = "is also in another curriculum; this one is used"
                 changes.note(parameter, f"{at}.parameters.{name}", text)
             parameters[name] = parameter
     return parameters
@@ -249,28 +249,28 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
     entries = entries_of(node, at)
     unknown = [key for key in entries if key not in CURRICULUM_KEYS]
     for key in unknown:
-        text = f"unknown key {key!r} is ignored, as it was{suggestion(key, CURRICULUM_KEYS)}"
+        text = f"unknown key {key!r} is ignored, as in ML-Agents{suggestion(key, CURRICULUM_KEYS)}"
         changes.gone(entries[key], join(at, key), text)
     for key in ("measure", "thresholds", "parameters"):
         if key not in entries:
             near = f" (there is {unknown[0]!r})" if unknown else ""
             raise fail(node, at, f"the curriculum needs the key {key!r}{near}")
     thresholds = _numbers(entries["thresholds"], join(at, "thresholds"))
-    # The rating of self-play is a measure of the present format only.
+    # Old formats do not have the measure elo.
     choice(entries["measure"], join(at, "measure"), ("reward", "progress"))
     shared = {
         "measure": entries["measure"],
         "behavior": from_plain(behavior, node.source, node.line),
     }
-    # These had other defaults than today.
+    # Keys with other defaults than in the present format.
     for key, value in (("min_lesson_length", 1), ("signal_smoothing", False)):
         if key in entries:
             shared[key] = entries[key]
         else:
             shared[key] = from_plain(value, node.source, node.line)
-            text = f"{key} is missing; {str(value).lower()} is used, as it was"
+            text = f"{key} is missing; {str(value).lower()} is used, the old default"
             changes.note(node, at, text, warns=False)
-    # Every new lesson began with a reset then.
+    # In old releases every lesson began with a reset.
     shared["require_reset"] = from_plain(True, node.source, node.line)
     parameters = {}
     for name, values in entries_of(entries["parameters"], join(at, "parameters")).items():
@@ -287,7 +287,7 @@ def _lessons(values: Node, at: str, thresholds: list[Node], shared: dict[str, No
         raise fail(values, at, f"needs {expected}, got {len(numbers)}: {display(values)}")
     lessons = []
     for index, value in enumerate(numbers):
-        # Lessons had numbers and no names.
+        # Lessons of old releases have numbers in place of names.
         lesson = {"name": from_plain(f"Lesson{index}", value.source, value.line)}
         if index < len(thresholds):
             criteria = {**shared, "threshold": thresholds[index]}
@@ -306,16 +306,16 @@ def _numbers(node: Node, at: str) -> list[Node]:
 
 
 def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str, Node]:
-    """Return `environment_parameters` with every sampler of a map that stands at `below`."""
+    """Return `environment_parameters` with every sampler of the map at `below`."""
     entries = dict(entries_of(document, below))
-    # It stands among the samplers, and would be taken for one.
+    # This key is among the samplers, and is not one.
     interval = entries.pop(INTERVAL, None)
     if interval is not None:
         read(Count, interval, join(below, INTERVAL))
-        text = "no equal any more: the environment draws a value whenever it reads the parameter"
+        text = "has no equivalent: the environment draws a value whenever it reads the parameter"
         changes.gone(interval, join(below, INTERVAL), text, warns=False)
     if not entries:
-        raise fail(document, below, "holds no sampler; remove it or fill it in")
+        raise fail(document, below, "has no sampler; remove it or fill it in")
     return {
         name: _convert_sampler(node, name, join(below, name), changes)
         for name, node in entries.items()
@@ -328,14 +328,14 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
     if spelling is None:
         raise fail(node, at, f"does not contain sampler-type, got {display(node)}")
     written = entries[spelling]
-    # ML-Agents spelt it in both ways.
+    # ML-Agents used both spellings.
     kind = str(written.value).replace("multirange_uniform", "multirangeuniform")
     named = replace(written, value=kind, text=kind)
     choice(named, join(at, spelling), SAMPLERS)
     new = f"{_PARAMETERS}.{name}"
     changes.moved(written, join(at, spelling), join(new, "sampler_type"))
     parameters = entries.get("sampler_parameters")
-    if parameters is None:  # they stand beside the type
+    if parameters is None:  # at the level of the type
         known = setting_hints(SAMPLERS[kind])
         siblings = {key: item for key, item in entries.items() if key not in SAMPLER_TYPES}
         for key, item in siblings.items():
@@ -351,29 +351,29 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
 
 
 def read_document(path: Path, *, what: str = "Config file", changes: Changes | None = None) -> Node:
-    """Return the content of a file, read as JSON when its name ends so, else as YAML.
+    """Return the content of a file: JSON if its name ends in `.json`, else YAML.
 
-    If a key is written twice in a file of an older format, its last value counts, as it did then;
-    this is noted in `changes`.
+    In files of old formats a repeated key takes its last value, as in ML-Agents; `changes` gets a
+    note about it.
     """
     repeats: list[Repeat] = []
     read = _read_json if path.suffix == ".json" else read_yaml
     document = read(path, what=what, repeats=repeats)
     # Whether repeated keys are allowed is known only when the file has been read.
     if repeats and kind_of(document) == "trainer" and family_of(document) is Family.PRESENT:
-        read(path, what=what)  # which refuses the first of them
+        read(path, what=what)  # raises for the first of them
     if changes is not None:
-        text = "written twice, first in line {}; the last value counts, as it did then"
+        text = "written twice, first in line {}; the last value is used, as in ML-Agents"
         for repeat in repeats:
             changes.note(repeat.node, str(repeat.node.value), text.format(repeat.first))
     return document
 
 
 def _read_json(path: Path, *, what: str, repeats: list[Repeat] | None = None) -> Node:
-    """Return the content of a JSON file, with lines; arguments as for `read_yaml`."""
+    """Return the content of a JSON file with line numbers; arguments as for `read_yaml`."""
     text = read_text(path, what=what)
     try:
-        # Checked as JSON and then read as YAML, which remembers lines.
+        # Checked as JSON, then read as YAML for the line numbers.
         json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise SettingsError(
@@ -383,7 +383,7 @@ def _read_json(path: Path, *, what: str, repeats: list[Repeat] | None = None) ->
         raise SettingsError(f"{path}: cannot be read as JSON: {error}.") from error
     except RecursionError as error:
         raise SettingsError(f"{path}: the values are nested too deeply.") from error
-    # JSON is YAML but for tabs, which can only stand between its values.
+    # JSON is YAML except for tabs, which occur only between values.
     return parse_yaml(text.replace("\t", " "), source=str(path), repeats=repeats)
 
 
@@ -392,31 +392,31 @@ def _refuse_constant(constant: str) -> Any:
 
 
 def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[str, Node]:
-    """Return curricula by name, of a file or of a folder with a JSON file for each behavior."""
+    """Return curricula by name, from a file or from a folder with a JSON file per behavior."""
     if not path.is_dir():
         return _by_behavior(read_part(path, "curriculum", changes), behaviors, path.stem)
     curricula = {}
     for file in sorted(path.iterdir()):
-        if file.name.startswith(".") or file.suffix == ".meta":  # Unity lays one beside every file
+        if file.name.startswith(".") or file.suffix == ".meta":  # Unity writes one for every file
             continue
         if file.suffix != ".json":
             raise SettingsError(
-                f"{file}: a folder of curricula holds only <Behavior>.json files. Move this one."
+                f"{file}: a folder of curricula may only have <Behavior>.json files. Move this one."
             )
         curricula[file.stem] = read_document(file, what="Curriculum file", changes=changes)
     if not curricula:
-        raise SettingsError(f"{path}: the folder holds no <Behavior>.json file.")
+        raise SettingsError(f"{path}: the folder has no <Behavior>.json file.")
     return curricula
 
 
 def read_part(path: Path, expected: Kind, changes: Changes) -> Node:
-    """Return the content of a curriculum or sampler file; `changes` gets what a user should know.
+    """Return the content of a curriculum or sampler file; `changes` gets notes for the user.
 
-    A file of another kind is refused where its keys leave no doubt.
+    A file that is clearly of another kind is refused.
     """
     document = read_document(path, what=f"{expected.capitalize()} file", changes=changes)
     kind = kind_of(document)
-    # "trainer" is also the answer in doubt.
+    # "trainer" is also the result for unclear documents.
     if kind not in (expected, "trainer") or "behaviors" in _map(document):
         called, option = {
             "trainer": ("a trainer configuration", "the trainer configuration"),
@@ -430,16 +430,16 @@ def read_part(path: Path, expected: Kind, changes: Changes) -> Node:
 
 
 def _by_behavior(document: Node, behaviors: list[str], stem: str) -> dict[str, Node]:
-    """Return the curricula of a file by behavior; find out the behavior of a single curriculum."""
+    """Return the curricula of a file by behavior; a single curriculum is assigned to a behavior."""
     entries = entries_of(document, "")
     if not entries:
-        raise fail(document, "", "holds no curriculum; remove the file or fill it in")
+        raise fail(document, "", "has no curriculum; remove the file or fill it in")
     if not (is_curriculum(document) or entries.keys() & set(CURRICULUM_KEYS)):
         return entries
     if stem in behaviors or not behaviors:
         return {stem: document}
     if len(behaviors) > 1:
         names = " or ".join(f"{name}.json" for name in behaviors[:3])
-        text = "it cannot be told which behavior this curriculum measures; name the file after it"
+        text = "the behavior that this curriculum measures is unclear; name the file after it"
         raise fail(document, "", f"{text}: {names}")
     return {behaviors[0]: document}

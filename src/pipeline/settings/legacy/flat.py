@@ -1,6 +1,6 @@
-"""Flat files: a default section, and for each behavior a section or another section's name.
+"""Conversion of flat files: a default section, and a section or its name for each behavior.
 
-`convert_section` turns one section into a behavior of the present format, `FlatFile` all of them.
+`convert_section` converts one section into a behavior, `FlatFile` converts all sections.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipeline.settings.schema import (
 )
 
 IMITATING_TRAINERS = ("imitation", "online_bc", "offline_bc")
-"""Trainers that only imitated; `imitation` until 0.5, the others from 0.6 to 0.12."""
+"""Trainers without reinforcement learning: `imitation` until 0.5, the others from 0.6 to 0.12."""
 
 _SAME_NAME = {
     ("hyperparameters",): """
@@ -44,26 +44,25 @@ _SAME_NAME = {
 MOVED: dict[str, tuple[str, ...]] = {
     key: (*place, key) for place, keys in _SAME_NAME.items() for key in keys.split()
 } | {"vis_encoder_type": ("network_settings", "vis_encode_type")}
-"""Keys of a flat section whose value only has another place in a behavior."""
+"""Keys of a flat section that are moved without a change of their value."""
 
-_SET_BY_PROGRAM = "ML-Agents set it itself; runs are written below checkpoint_settings.results_dir"
+_SET_BY_PROGRAM = "was set by ML-Agents; runs are written to checkpoint_settings.results_dir"
 GONE: dict[str, str] = {
     "summary_path": _SET_BY_PROGRAM,
     "model_path": _SET_BY_PROGRAM,
     "graph_scope": _SET_BY_PROGRAM,
-    "burn_in_ratio": "sequences are trained on from their first step",
-    "brain_to_imitate": "nobody is imitated while playing any more; name a demonstration in "
-    "demo_path",
-    "batches_per_epoch": "see behavioral_cloning.samples_per_update and num_epoch",
+    "burn_in_ratio": "all steps of a sequence are trained on",
+    "brain_to_imitate": "imitation of a live player was removed; name a demonstration in demo_path",
+    "batches_per_epoch": "replaced by behavioral_cloning.samples_per_update and num_epoch",
 }
-"""Keys without an equal: why, and what to use."""
+"""Keys without an equivalent: the reason, and what to use."""
 
 _RESHAPED = """
     trainer gamma reward_signals use_curiosity curiosity_strength curiosity_enc_size use_recurrent
     sequence_length memory_size num_update train_interval pretraining behavioral_cloning self_play
     demo_path curriculum"""
 FLAT_KEYS = {*MOVED, *GONE, *_RESHAPED.split()}
-"""Every key that a section of a flat file may have."""
+"""All keys that a section of a flat file may have."""
 
 _ALWAYS = """
     batch_size buffer_size hidden_units learning_rate max_steps normalize num_layers time_horizon
@@ -72,7 +71,7 @@ REQUIRED: dict[str, list[str]] = {
     "ppo": f"{_ALWAYS} beta epsilon lambd num_epoch".split(),
     "sac": f"{_ALWAYS} buffer_init_steps init_entcoef tau".split(),
 }
-"""Keys without which ML-Agents did not start, beside those that were renamed later."""
+"""Keys that ML-Agents required, without those that were renamed later."""
 
 _LEARNED = ("curiosity", "gail", "rnd")
 SIGNAL_KEYS: dict[str, tuple[str, ...]] = {
@@ -84,7 +83,7 @@ SIGNAL_KEYS: dict[str, tuple[str, ...]] = {
     "use_actions": ("gail",),
     "use_vail": ("gail",),
 }
-"""Keys of a reward signal, and the signals that read each."""
+"""Keys of a reward signal, with the signals that use each."""
 _DEFAULT = "default"
 _MISSING = object()
 _CURIOSITY = {
@@ -94,7 +93,7 @@ _CURIOSITY = {
 _RENAMED = {"self_play": {"play_against_current_self_ratio": "play_against_latest_model_ratio"}}
 _CLONING = ("behavioral_cloning", "pretraining")
 _GAIL_UNITS = 64
-"""Width of GAIL's network where a file said nothing; today it is 128."""
+"""Old default width of GAIL's network; the present one is 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +101,20 @@ class FormatChange:
     """A change of one key of an old file, or a note about it."""
 
     kind: Literal["moved", "gone", "note"]
-    """Whether the key has a new place, has no equal any more, or is only remarked on."""
+    """Moved to a new key, removed without an equivalent, or only a note."""
     where: str
     """`file:line` of the key."""
     old: str
     """Its key path in the old file."""
     new: str
-    """Its key path in the present format; empty where it has none."""
+    """Its key path in the present format; empty if there is none."""
     text: str
-    """Why, and what to use instead."""
+    """The reason, and what to use."""
     warns: bool
-    """Whether a user who only trains should be told as well."""
+    """Whether training also logs it, and not only the conversion."""
 
     def __str__(self) -> str:
-        """One line about the change."""
+        """Return a one-line description."""
         if self.kind == "moved":
             note = f" ({self.text})" if self.text else ""
             return f"{self.where}: {self.old} -> {self.new}{note}"
@@ -124,7 +123,7 @@ class FormatChange:
 
 @dataclass(slots=True)
 class Changes:
-    """Changes made while a file was brought to the present format, in order."""
+    """Changes that the conversion of a file made, in order."""
 
     entries: list[FormatChange] = field(default_factory=list)
 
@@ -137,35 +136,35 @@ class Changes:
         self.entries.append(FormatChange("gone", node.where, old, "", text, warns))
 
     def note(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
-        """Say something about `old` that a user should know."""
+        """Record a note about `old`."""
         self.entries.append(FormatChange("note", node.where, old, "", text, warns))
 
 
 @dataclass(kw_only=True, slots=True)
 class Section:
-    """The keys that a section has, and the map that it becomes."""
+    """A section under conversion: its remaining keys, and the behavior built from them."""
 
     entries: dict[str, Node]
-    """The section's keys, laid over the default section's."""
+    """The section's keys merged over the default section's."""
     node: Node
-    """The section itself, for its place."""
+    """The section itself, for its line."""
     old: str
     """Its key path in the old file."""
     new: str
     """Its key path in the present format."""
     changes: Changes
-    """Where changes are recorded."""
+    """Record of the changes."""
     inherited: frozenset[str] = frozenset()
-    """Places of keys inherited from another section, which reports them itself."""
+    """Places of keys inherited from another section, whose conversion reports them."""
     kind: str = field(init=False)
-    """The trainer that learns the behavior today."""
+    """The trainer type in the present format."""
     left: dict[str, Node] = field(init=False)
-    """The keys that have not been converted yet."""
+    """The keys that are not converted yet."""
     behavior: dict[str, Any] = field(default_factory=dict)
-    """The behavior so far: nodes in nested dictionaries."""
+    """The behavior as far as it is converted: nested dictionaries of nodes."""
 
     def take(self, *keys: str) -> dict[str, Node]:
-        """Remove `keys` from `left`, and return those that were there."""
+        """Remove `keys` from `left`, and return those that existed."""
         return {key: self.left.pop(key) for key in keys if key in self.left}
 
     def is_own(self, node: Node) -> bool:
@@ -173,35 +172,37 @@ class Section:
         return node.where not in self.inherited
 
     def put(self, node: Node, *place: str, old: str, text: str = "", warns: bool = False) -> None:
-        """Give the behavior a value at `place`, which stood at the section's key `old`."""
+        """Set the behavior's value at `place` from the section's key `old`."""
         self._set(node, place)
-        # Once, where the key is written, and not again for each behavior that inherits it.
+        # Recorded where the key is written, not again for each behavior that inherits it.
         if self.is_own(node):
             new = join(self.new, ".".join(place))
             self.changes.moved(node, join(self.old, old), new, text, warns=warns)
 
     def put_old_default(self, at: Node, value: object, *place: str) -> None:
-        """Write out an old default that differs from today's, at the place of the key `at`."""
+        """Write an old default that differs from the present one, at the place of the key `at`."""
         self._set(from_plain(value, at.source, at.line), place)
         if self.is_own(at):
             new = join(self.new, ".".join(place))
-            text = f"{new} is {value}, which was the value of then"
+            text = f"{new} is {value}, the old default"
             self.changes.note(at, self.old, text, warns=False)
 
     def put_ratio(self, node: Node, ratio: float, key: str, *, old: str, text: str) -> None:
-        """Give the behavior a number of steps per update, in place of SAC's update counts."""
+        """Set the steps per update, in place of SAC's update counts."""
         value = replace(node, value=ratio, text=str(ratio))
         self.put(value, "hyperparameters", key, old=old, text=text, warns=True)
 
     def gone(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
-        """Record a dropped key, unless it is inherited: it is reported where it is written."""
+        """Record a removed key, unless it is inherited; then the other section reports it."""
         if self.is_own(node):
             self.changes.gone(node, join(self.old, old), text, warns=warns)
 
     def unknown(self, node: Node, old: str, known: Iterable[str]) -> None:
-        """Record a key that ML-Agents ignored, and the one that was perhaps meant."""
+        """Record a key that ML-Agents ignored, with a suggestion."""
         key = old.rsplit(".", maxsplit=1)[-1]
-        self.gone(node, old, f"unknown key {key!r} is ignored, as it was{suggestion(key, known)}")
+        self.gone(
+            node, old, f"unknown key {key!r} is ignored, as in ML-Agents{suggestion(key, known)}"
+        )
 
     def _set(self, node: Node, place: tuple[str, ...]) -> None:
         target = self.behavior
@@ -211,8 +212,8 @@ class Section:
 
 
 def convert_section(section: Section) -> Node:
-    """Return the behavior that a section describes, whose `trainer` is known to be one."""
-    # Keys that are left after all conversions are unknown.
+    """Return the behavior of a section with a valid `trainer`."""
+    # Keys that remain after all conversions are unknown.
     section.left = dict(section.entries)
     _put_trainer(section)
     _put_moved(section)
@@ -224,8 +225,8 @@ def convert_section(section: Section) -> Node:
     _put_schedules(section)
     for key, item in section.left.items():
         if key in GONE:
-            section.gone(item, key, f"no equal any more: {GONE[key]}", warns=key == "burn_in_ratio")
-        elif key != "curriculum":  # which is not the behavior's any more
+            section.gone(item, key, f"no equivalent: {GONE[key]}", warns=key == "burn_in_ratio")
+        elif key != "curriculum":  # removed
             section.unknown(item, key, FLAT_KEYS)
     return _as_node(section.behavior, section.node)
 
@@ -247,7 +248,9 @@ def _put_trainer(section: Section) -> None:
         missing = [key for key in REQUIRED.get(named, ()) if key not in section.left]
         if missing:
             text = f"keys that the {named} trainer needed are missing: {', '.join(missing)}"
-            section.changes.note(section.node, section.old, f"{text}; today's defaults are used")
+            section.changes.note(
+                section.node, section.old, f"{text}; the present defaults are used"
+            )
         return
     section.kind = "ppo"
     section.put(
@@ -260,7 +263,7 @@ def _put_trainer(section: Section) -> None:
     )
     if (
         "demo_path" in section.left and not section.left.keys() & _CLONING
-    ):  # what it imitates stood in the section itself
+    ):  # the section itself has the demonstration
         for key, item in section.take("demo_path", "batch_size").items():
             section.put(item, "behavioral_cloning", key, old=key)
 
@@ -274,18 +277,18 @@ def _put_moved(section: Section) -> None:
             continue
         text = ""
         if key == "init_path":
-            text = "a folder of TensorFlow checkpoints then; today a .pt file"
+            text = "was a folder of TensorFlow checkpoints; must be a .pt file"
         section.put(node, *place, old=key, text=text, warns=bool(text))
 
 
 def _put_updates(section: Section) -> None:
     """Convert SAC's `num_update` and `train_interval`, which counted environment steps."""
-    # Taken in any case: left over, they would be reported as unknown.
+    # Taken in all cases, because remaining keys are reported as unknown.
     counters = section.take("train_interval", "num_update")
     is_sac = section.kind == "sac"
     is_given = is_sac and "steps_per_update" in section.behavior.get("hyperparameters", {})
     if not is_sac or is_given:
-        by = "SAC beside steps_per_update" if is_given else f"the trainer {section.kind}"
+        by = "SAC with steps_per_update" if is_given else f"the trainer {section.kind}"
         for key, node in counters.items():
             section.gone(node, key, f"is not used by {by}", warns=False)
         return
@@ -318,7 +321,7 @@ def _put_cloning(section: Section) -> None:
         if key == used:
             _put_map(section, node, key, "behavioral_cloning", BehavioralCloningSettings)
         else:
-            section.gone(node, key, f"is not used beside {used}")
+            section.gone(node, key, f"is not used together with {used}")
     for key, node in section.take("demo_path").items():
         section.gone(node, key, "is used by offline_bc only")
 
@@ -331,7 +334,7 @@ def _put_self_play(section: Section) -> None:
 
 
 def _put_map(section: Section, node: Node, old: str, new: str, cls: type) -> None:
-    """Convert a map with the keys of the settings class, of which some may have old names."""
+    """Convert a map to the keys of the settings class; `_RENAMED` has their old names."""
     if node.value is None:
         section.put(node, new, old=old)
         return
@@ -345,7 +348,7 @@ def _put_map(section: Section, node: Node, old: str, new: str, cls: type) -> Non
 
 
 def _put_schedules(section: Section) -> None:
-    """Keep beta and epsilon falling: until 0.16 they did, whatever the learning rate did."""
+    """Write linear schedules of beta and epsilon, which until 0.16 always decreased."""
     rate = section.behavior.get("hyperparameters", {}).get("learning_rate_schedule")
     if section.kind == "ppo" and rate is not None and rate.value == "constant":
         for key in ("beta_schedule", "epsilon_schedule"):
@@ -360,7 +363,7 @@ def _put_reward_signals(section: Section) -> None:
         _put_early_signals(section, early)
         return
     for key, item in early.items():
-        section.gone(item, key, "is not used beside reward_signals")
+        section.gone(item, key, "is not used together with reward_signals")
     signals = dict(entries_of(node, join(section.old, "reward_signals")))
     _put_signal_updates(section, signals)
     section.behavior["reward_signals"] = {}
@@ -376,7 +379,7 @@ def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
     path = join(section.old, "use_curiosity")
     if use_curiosity is None or not read(bool, use_curiosity, path):
         if use_curiosity is not None:
-            text = "needs no equal: there is no curiosity"
+            text = "is not needed without curiosity"
             section.gone(use_curiosity, "use_curiosity", text, warns=False)
         for key, item in early.items():
             section.gone(item, key, "is not used without use_curiosity", warns=False)
@@ -389,12 +392,12 @@ def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
         section.put(item, "reward_signals", "curiosity", *_CURIOSITY[key], old=key)
     if gamma is None:
         section.behavior["reward_signals"]["extrinsic"] = empty
-    else:  # both rewards were added up before they were discounted
+    else:  # the sum of both rewards was discounted
         section.behavior["reward_signals"]["curiosity"]["gamma"] = gamma
 
 
 def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
-    """Convert how often SAC trains reward signals; these keys stood among the signals."""
+    """Convert the update counts of SAC's reward signals, which were keys among the signals."""
     key_of_today = "reward_signal_steps_per_update"
     keys = ("reward_signal_num_update", key_of_today)
     updates = {key: signals.pop(key) for key in keys if key in signals}
@@ -405,7 +408,7 @@ def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
         elif key == key_of_today:
             section.put(node, "hyperparameters", key_of_today, old=old)
         elif key_of_today not in updates:
-            # From `entries`, since it has been taken out of what is left.
+            # From `entries`, because it was removed from `left`.
             interval = section.entries.get("train_interval")
             steps = 1.0 if interval is None else read(Positive, interval, section.old)
             ratio = float(steps / read(Positive, node, join(section.old, old)))
@@ -415,7 +418,7 @@ def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
 
 def _put_signal(section: Section, name: str, node: Node) -> None:
     at = f"reward_signals.{name}"
-    # Refused, unlike unknown keys: a run without a reward that was asked for is another run.
+    # Refused, unlike unknown keys: without this reward it would be a different run.
     if name not in REWARD_SIGNALS:
         raise unknown_key(node, join(section.old, "reward_signals"), name, REWARD_SIGNALS)
     settings: dict[str, object] = {}
@@ -432,33 +435,33 @@ def _put_signal(section: Section, name: str, node: Node) -> None:
         units = from_plain(_GAIL_UNITS, node.source, node.line)
         settings["network_settings"] = {"hidden_units": units}
         if section.is_own(node):
-            text = f"its networks are {_GAIL_UNITS} units wide, as they were without encoding_size"
+            text = f"its networks are {_GAIL_UNITS} units wide, the old default of encoding_size"
             section.changes.note(node, join(section.old, at), text, warns=False)
 
 
 @dataclass(kw_only=True, slots=True)
 class FlatFile:
-    """The sections of a flat file, and what they become."""
+    """The sections of a flat file, and their conversion."""
 
     sections: dict[str, Node]
-    """Behaviors by name, `default` among them: maps, or the name of another section."""
+    """Sections by name, including `default`: maps, or the name of another section."""
     below: str
-    """Key path of the sections: nothing, or `behaviors`."""
+    """Key path of the sections: empty, or `behaviors`."""
     changes: Changes
-    """Where changes are recorded."""
+    """Record of the changes."""
     default: Node | None = None
-    """`default_settings`, or None where there are none."""
+    """`default_settings`, or None if there are none."""
     over_default: dict[str, Node] = field(default_factory=dict)
-    """Behaviors as they are laid over the default."""
+    """Behaviors as they are merged over the default."""
     complete: dict[str, Node] = field(default_factory=dict)
-    """The same behaviors with everything that they take from the default."""
+    """The same behaviors, complete with the inherited settings."""
     curricula: dict[str, Node] = field(default_factory=dict)
-    """Curricula by behavior, where sections held them."""
+    """Curricula by behavior, for sections that have one."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Behaviors that cannot be trained as they are written, and why."""
+    """Behaviors that cannot be trained as written, with the reason."""
 
     def convert(self) -> None:
-        """Bring every section to the present format."""
+        """Convert all sections to the present format."""
         shared = Node({}, "")
         if _DEFAULT in self.sections:
             shared = self._resolved(_DEFAULT)
@@ -466,12 +469,12 @@ class FlatFile:
         for name in self.sections:
             if name != _DEFAULT:
                 self._convert(name, shared)
-        # One behavior that cannot be trained does not keep the others from it.
+        # A behavior that cannot be trained does not prevent training of the others.
         if self.refused and not self.complete and self.default is None:
             raise SettingsError(next(iter(self.refused.values())))
 
     def not_over_default(self) -> str | None:
-        """Return a behavior that `mlagents-learn` could not lay over the default, if any."""
+        """Return a behavior that `mlagents-learn` cannot merge over the default; or None."""
         if self.default is None:
             return None
         trainer = self.default.value["trainer_type"].value
@@ -507,7 +510,7 @@ class FlatFile:
         elsewhere = inherited
         if target is not node:
             elsewhere |= frozenset(_places(target))
-            text = f"stood for {node.value}, whose settings are written out"
+            text = f"named {node.value}, so its settings are copied"
             self.changes.moved(node, old, new, text)
         if self._cannot_imitate(name, entries):
             return
@@ -528,12 +531,14 @@ class FlatFile:
             self.curricula[name] = entries["curriculum"]
 
     def _resolved(self, name: str) -> Node:
-        """Return the map of a section, or of the section whose name stands in its place."""
+        """Return the map of a section, following names of other sections."""
         node, passed = self.sections[name], [name]
         while isinstance(node.value, str):
             path, sections = join(self.below, passed[-1]), self.sections
             if node.value in passed:
-                raise fail(node, path, f"{' -> '.join([*passed, node.value])} goes in a circle")
+                raise fail(
+                    node, path, f"{' -> '.join([*passed, node.value])} is a circular reference"
+                )
             if node.value not in sections:
                 hint = suggestion(node.value, sections)
                 raise fail(node, path, f"there is no section {node.value!r}{hint}")
@@ -546,9 +551,9 @@ class FlatFile:
         return node
 
     def _cannot_imitate(self, name: str, entries: dict[str, Node]) -> bool:
-        """Whether a section imitates without a demonstration; if so, record it.
+        """Whether a section uses imitation without a demonstration; if so, record it.
 
-        A section that names no trainer, or one that never existed, is refused.
+        Refuses a section with a missing or unknown trainer.
         """
         old = join(self.below, name)
         if "trainer" not in entries:
@@ -558,28 +563,28 @@ class FlatFile:
         at = entries["trainer"]
         named = choice(at, join(old, "trainer"), (*HYPERPARAMETERS, *IMITATING_TRAINERS))
         cloning = (entries[key].value for key in _CLONING if key in entries)
-        # Where there is a map for it, the section's own demonstration is not used.
+        # With a behavioral_cloning map, the section's own demonstration is not used.
         learned_from = next((map_ for map_ in cloning if isinstance(map_, dict)), entries)
         if named not in IMITATING_TRAINERS or learned_from.get("demo_path") is not None:
             return False
         text = (
-            f"the trainer {named!r} is no more, and there is no demonstration to learn from. "
+            f"the trainer {named!r} was removed, and there is no demonstration to learn from. "
             "Record one, and write trainer: ppo with behavioral_cloning: {demo_path: ...}; or "
             "remove this section"
         )
         if name != _DEFAULT:
             self.refused[name] = f"{at.where}: {old}.trainer: {text}."
-            self.changes.gone(at, f"{old}.trainer", f"{text}. It is left out")
+            self.changes.gone(at, f"{old}.trainer", f"{text}. It is skipped")
         return True
 
 
 def _over_default(full: Node, default: Node, path: str, inherited: frozenset[str]) -> Node:
-    """Return a behavior that has the settings of `full` once it is laid over `default`.
+    """Return a behavior that gives the settings of `full` when it is merged over `default`.
 
-    In a flat file a section replaces whole values of the default section; in the present format it
-    is laid over them at every depth. Values that would differ by this are written out, and a reward
-    signal that only the default has becomes null. `inherited` has the places of values that do not
-    stand in the behavior's own section.
+    In a flat file a section replaces whole values of the default section; the present format
+    merges at every depth. Values that would differ are therefore written out, and a reward
+    signal that only the default has becomes null. `inherited` has the places of values from
+    other sections.
     """
     target = to_map(read(TrainerSettings, full, path))
     kind = {"trainer_type": full.value["trainer_type"]}
@@ -591,9 +596,9 @@ def _over_default(full: Node, default: Node, path: str, inherited: frozenset[str
 def _difference(
     full: Node, target: dict[str, Any], base: dict[str, Any], inherited: frozenset[str]
 ) -> dict[str, Node]:
-    """Return the entries that turn `base` into `target`, and all that the section itself has.
+    """Return the entries that change `base` into `target`, and all entries of the section itself.
 
-    `full` has the nodes of written values; other values get nodes with the place of `full`.
+    Written values keep their nodes in `full`; other values get nodes with the place of `full`.
     """
     entries: dict[str, Node] = {}
     written = full.value if isinstance(full.value, dict) else {}

@@ -1,1 +1,1 @@
-"""What the `report` stage reads and writes."""
+"""Reading results and writing the report, for the stage `report` and `pipeline compare`."""

@@ -1,4 +1,4 @@
-"""The report's text: Markdown to read in a repository, HTML that is one file."""
+"""The report as Markdown, to read in a repository, and as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -60,34 +60,34 @@ _LINKS = (
     ("video", "evaluate", "best.gif", "best episode"),
     ("export", "export", "", "policy"),
 )
-"""Links in a seed's row to files beside the report's folder: the part of an experiment that makes
-the file, then stage, file and name."""
+"""Links in a seed's row to result files: the part of an experiment that makes the file, the stage,
+the file and the link's text."""
 
 _CODE = re.compile(r"`([^`]+)`")
 
 
 class Figure(NamedTuple):
-    """A picture beside the report."""
+    """A picture in the report."""
 
     what: str
     file: str
-    """In the folder of the figures."""
+    """File name in the folder of figures."""
     caption: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """A sweep as a table and sentences."""
+    """A sweep's results as a table and sentences."""
 
     title: str
     header: tuple[str, ...]
     rows: list[tuple[str, ...]]
-    """One for each trial, best first: rank, name, score, and the values that it changed."""
+    """A row for each trial, best first: name, rank, score, and the values that it changed."""
     notes: list[str]
 
 
 def title(tasks: Sequence[Task]) -> str:
-    """Return the report's title: how many experiments it compares, and where."""
+    """Return the report's title: the number of experiments, and their environments."""
     names = {standing.experiment for task in tasks for standing in task.standings}
     places = dict.fromkeys(task.environment for task in tasks)
     where = f" in {', '.join(places)}" if any(places) else ""
@@ -100,7 +100,7 @@ def markdown(
     figures: Sequence[Sequence[Figure]],
     swept: Sequence[Search] = (),
 ) -> str:
-    """Return the report as Markdown, with links to each task's figures beside the file."""
+    """Return the report as Markdown, with links to the figures in the folder `figures`."""
     lines = [f"# {title(tasks)}", ""]
     lines += [f"**{task.name}**: {tables.conclusion(task)}\n" for task in tasks]
     for task, about, drawn in zip(tasks, setups, figures, strict=True):
@@ -130,10 +130,10 @@ def html(
     parts: Mapping[str, Collection[str]],
     swept: Sequence[Search] = (),
 ) -> str:
-    """Return the report as a self-contained page, with links to the files of each seed.
+    """Return the report as a self-contained HTML page, with links to the files of each seed.
 
-    `parts` has the stages of each experiment, and `video` if it is filmed; they decide which files
-    exist.
+    `parts` has the stages of each experiment, and `video` if it is filmed; they decide which links
+    are written.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -143,7 +143,7 @@ def html(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         finalize=_escaped,
-        # A misspelt name in the template raises here instead of leaving a gap in the report.
+        # A misspelled name in the template raises an error instead of leaving a gap in the report.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -179,24 +179,24 @@ def _markdown_table(
 
 
 def _escaped(value: object) -> Markup:
-    """Escape as Python does; jinja2 escapes quotes differently."""
+    """Return a value escaped by `html.escape`; jinja2 would escape quotes differently."""
     from markupsafe import Markup
 
     return value if isinstance(value, Markup) else Markup(escape(str(value)))  # noqa: S704  # escaped
 
 
 def _anchor(term: str) -> str:
-    """Return the place of a term in the page, for links to it."""
+    """Return the id of a term's element, for links to it."""
     return f"term-{re.sub('[^a-z0-9]+', '-', term.lower()).strip('-')}"
 
 
 def _with_code(text: str) -> Markup:
-    """Escape a text, and mark its parts between backquotes as code."""
+    """Return an escaped text, with the parts between backquotes marked as code."""
     from markupsafe import Markup
 
     return Markup(_CODE.sub(r"<code>\1</code>", escape(text)))  # noqa: S704  # escaped
 
 
 def _encoded(path: Path) -> str:
-    # Figures are inside the page, so that it can be sent as one file.
+    # Figures are embedded, so that the page can be sent as one file.
     return base64.b64encode(path.read_bytes()).decode()

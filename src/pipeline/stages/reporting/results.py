@@ -1,4 +1,4 @@
-"""Results of an experiment's runs, read from the folders of the DAG, and what they differ by."""
+"""Results of an experiment's runs, read from the DAG's folders, and differences of settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_DIFFERENCES = 6
 
 
 def outcomes(root: Path, params: Params) -> Iterator[Outcome]:
-    """Yield the outcomes of every experiment in params.yaml, as far as results exist."""
+    """Yield the outcomes of every experiment in params.yaml that have results."""
     for name, experiment in params.experiments.items():
         for seed in experiment.seeds:
             yield from trials_of(
@@ -50,9 +50,9 @@ def trials_of(
     environment: str,
     stages: Collection[str] = ALL,
 ) -> list[Outcome]:
-    """Return an outcome for each behavior of a run of the DAG, as far as results exist.
+    """Return the outcome of each behavior in a run of the DAG; [] without results.
 
-    Only `stages` count: another plan may have left results of further stages.
+    Only results of `stages` are read: an earlier plan may have left results of other stages.
 
     Raises:
         StageError: A file does not have the form that the stages write.
@@ -67,7 +67,7 @@ def trials_of(
     returns = {name: numbers["mean_return"] for name, numbers in measured.items() if not outdated}
     curves = read_curves(progress) if was_trained and progress.is_file() else {}
     trained = read_map(progress.with_name("metrics.json")) if was_trained else {}
-    # No engine tracks this file; if it is gone the time is unknown, as after a resume.
+    # No engine tracks this file; without it the training's time is unknown.
     facts = read_map(results / ".work/train" / run / "stage.json")
     return [
         Outcome(
@@ -77,23 +77,24 @@ def trials_of(
             seed=seed,
             evaluated=returns.get(behavior),
             curve=curves.get(behavior),
-            # A resumed attempt only knows the time since it was resumed.
+            # A resumed attempt has only recorded the time since it was resumed.
             steps=trained.get(behavior, {}).get("steps"),
             seconds=None if facts.get("resumed", True) else facts.get("duration_s"),
             exact=INTERRUPTED not in trained.get(behavior, {}),
             outdated=outdated,
             stochastic=bool(measured.get(behavior, {}).get(STOCHASTIC)),
         )
-        # Sorted, since the order of a set of texts differs from process to process.
+        # Sorted, because the order of a set of strings differs between processes (hash
+        # randomization).
         for behavior in sorted({*returns, *curves})
     ]
 
 
 def is_outdated(record: Path, policy: Path) -> bool:
-    """Return whether `policy`, a policy.pt, is another one than an evaluation or export is of.
+    """Return whether an evaluation or export was made from another policy than `policy`.
 
-    `record` is the metrics.json of `evaluate` or the export.json. Without the policy, as in a clone
-    that has not pulled it, nothing is known.
+    `record` is the metrics.json of `evaluate` or the export.json of `export`. False if `policy`,
+    the run's policy.pt, does not exist, as in a clone without DVC's files.
     """
     noted = {
         values.get(POLICY_DIGEST)
@@ -104,7 +105,7 @@ def is_outdated(record: Path, policy: Path) -> bool:
 
 
 def read_evaluation(path: Path) -> dict[str, dict[str, float]]:
-    """Return the numbers of each behavior in a metrics.json of `evaluate`.
+    """Return the metrics of each behavior in a metrics.json of `evaluate`.
 
     Raises:
         StageError: The file does not have the form that the stage writes, or a number is not
@@ -125,7 +126,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
         for name, value in values.items()
         if name != POLICY_DIGEST and value is not None
     }
-    # `mean_return` is required; NaN takes the place of an absent one.
+    # `mean_return` is required: NaN stands in for a missing value and raises below.
     for name, value in ({"mean_return": math.nan} | numbers).items():
         if not math.isfinite(value):
             raise ValueError(f"{name} is {value}")
@@ -133,17 +134,17 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_curves(path: Path) -> dict[str, Curve]:
-    """Return each behavior's learning curve in a progress.csv, at steps where episodes ended.
+    """Return each behavior's learning curve in a progress.csv, at summaries with ended episodes.
 
     Raises:
-        StageError: The file is no progress.csv.
+        StageError: The file is not a progress.csv.
     """
     points: dict[str, tuple[list[float], list[float]]] = {}
     try:
         path.stat()
         _, rows, is_whole = read_rows(path)
         for row in rows:
-            # Empty where no episode ended in the summary period; 0 would be a return.
+            # Empty if no episode ended in the summary period.
             if not row["reward"]:
                 continue
             steps, returns = points.setdefault(row["behavior"].partition("?")[0], ([], []))
@@ -170,7 +171,7 @@ def read_curves(path: Path) -> dict[str, Curve]:
 def setup_of(
     settings: RunSettings, behavior: str, experiment: ExperimentParams | None = None
 ) -> dict[str, Any]:
-    """Return what a behavior's results depend on, with what params.yaml says of its experiment."""
+    """Return the settings on which a behavior's results depend, and those of its experiment."""
     full = to_mapping(settings)
     setup = dict(full["behaviors"].get(behavior) or full["default_settings"] or {})
     if experiment is not None:
@@ -180,7 +181,7 @@ def setup_of(
 
 
 def against_first(setups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return, of each experiment but the first, how its setup differs from the first's."""
+    """Return the differences of each other setup from the first experiment's setup, in words."""
     texts: dict[str, str] = {}
     first: Mapping[str, Any] | None = None
     for name, setup in setups.items():
@@ -198,7 +199,7 @@ def against_first(setups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def _differences(
     first: Mapping[str, Any], other: Mapping[str, Any], place: str = ""
 ) -> Iterator[str]:
-    """Yield what nested settings have other than `first`, or instead of a part of it."""
+    """Yield the differences between nested settings `other` and `first`, in words."""
     for key in dict.fromkeys([*first, *other]):
         was, now = first.get(key), other.get(key)
         name = f"{place}{key}"
@@ -206,11 +207,11 @@ def _differences(
             yield from _differences(was, now, "" if key == "hyperparameters" else f"{name}.")
         elif isinstance(was, dict) or isinstance(now, dict):
             yield f"{'with' if now else 'without'} {name}"
-        # A setting that only the other trainer knows is no difference of the experiments.
+        # A setting that only one of two trainers has does not count as a difference.
         elif was != now and {key} <= {*first} & {*other} and key not in _NO_PART_OF_RESULTS:
             yield f"{name} {as_text(now)} instead of {as_text(was)}"
 
 
 def as_text(value: Any) -> str:
-    """Format a setting's value; a dash for none."""
+    """Return a setting's value as text; a dash for None."""
     return "-" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Where the report's page draws what a chart has: `charts.html.j2` writes the SVG.
+"""Coordinates of charts in the report's page; `charts.html.j2` writes the SVG.
 
 Inline SVG, because a plotting library in JavaScript would take megabytes: any browser shows the
 page, even from a file, without network and with scripts switched off.
@@ -25,7 +25,7 @@ _TICKS = 5
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Values along one side, and the pixels at which they lie."""
+    """An axis: its range of values, and their pixels."""
 
     low: float
     high: float
@@ -44,7 +44,7 @@ class Axis:
         return f"{float(self.at(value)):.1f}"
 
     def ticks(self, *, steps: bool = False) -> list[tuple[str, str]]:
-        """Return pixel and text of round values between the ends."""
+        """Return pixel and label of round values on the axis."""
         from matplotlib.ticker import EngFormatter, MaxNLocator
 
         text = EngFormatter(sep="") if steps else number  # 1.5M
@@ -52,7 +52,8 @@ class Axis:
         return [
             (self.place(value), text(float(value)))
             for value in ticks
-            # The locator goes beyond the ends, and a tick at an end may miss it by a rounding.
+            # The locator also returns values outside the axis; the tolerance keeps ticks at its
+            # ends.
             if self.low - 1e-9 <= value <= self.high + 1e-9
         ]
 
@@ -72,10 +73,10 @@ class Canvas:
 
 
 def canvas_of(chart: Chart) -> Canvas:
-    """Return where a chart is drawn."""
+    """Return the canvas of a chart."""
     x = Axis(*chart.x, _LEFT, WIDTH - _RIGHT)
     if chart.series:
-        # SVG counts pixels from the top, so the low end has the greater pixel.
+        # SVG counts pixels from the top, so the lowest value has the largest pixel.
         return Canvas(_HEIGHT, x, Axis(*chart.y, _HEIGHT - _BOTTOM, _TOP))
     bottom = ROW * len(chart.rows)
     return Canvas(bottom + _BOTTOM, x, Axis(0.0, 1.0, bottom, 0.0))

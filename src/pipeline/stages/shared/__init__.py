@@ -1,1 +1,1 @@
-"""What the stages share: the attempt at a job, its process, its inputs and its records."""
+"""Code that the stages share: attempts at jobs, processes, inputs and records."""

@@ -1,21 +1,21 @@
-"""The attempt at a stage: one at a time, in a scratch folder, resumed or fresh, published whole.
+"""An attempt at a job: run in a scratch folder under a lock, resumable, published as a whole.
 
-Both engines delete a stage's declared outputs before they rerun it, so work in progress lies in
-`results/.work/<stage>/<instance>/`, which neither of them declares:
+Both engines delete a stage's declared outputs before they rerun it, so work in progress is in
+`results/.work/<stage>/<instance>/`, which is no declared output:
 
     attempt.json   fingerprint of parameters, inputs and code, and whether the attempt finished
-    stage.json     facts for people: versions, times, digests, MLflow run
-    run/           what the stage keeps to resume from
+    stage.json     facts for users: versions, times, digests, MLflow run
+    run/           files to resume the stage from
     out/           the declared outputs, before they are moved into place
-    old/           an earlier output while a new one takes its place
+    old/           an earlier output while the new output is moved into place
     tmp/           temporary files of libraries
-    kept/          a copy of what a finished attempt made, where that takes long
+    kept/          a copy of a finished attempt's outputs, for stages that take long
 
-If a job is killed after its stage has succeeded and before the engine has noted that, the engine
-deletes the outputs. The retry, which workflow/rules/common.smk marks by PIPELINE_RETRY, takes the
-copy, and so does the next call after a killed Snakemake, whose jobs may have finished without it.
-So does a job of DVC after an edit that gives the same values another spelling. A job that the user
-forces the engine to run again does all its work again.
+If a job is killed after its stage has succeeded and before the engine has recorded it, the engine
+deletes the outputs. Then the copy is used by the retry (workflow/rules/common.smk marks it by
+PIPELINE_RETRY), and by the next call after a killed Snakemake, as jobs may have finished after it.
+A job of DVC also uses the copy after an edit that only changes how values are written. A job that
+the user forces the engine to run does all its work again.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ _VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemak
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One job of the DAG, as both engines know it. Paths are relative to the repository."""
+    """A job of the DAG, as both engines know it. Paths are relative to the project."""
 
     stage: str
-    """Family, for example `train`."""
+    """Name of the stage, such as `train`."""
     instance: str
-    """Which one, for example `collector_ppo/seed1`; `all` for a stage without instances."""
+    """Instance of the stage, such as `collector_ppo/seed1`; `all` for a stage without instances."""
     params: Mapping[str, Any]
-    """Everything from parameter and trainer files that the result depends on."""
+    """All values from parameter and trainer files on which the result depends."""
     inputs: tuple[Path, ...] = ()
-    """Files and folders that the result depends on."""
+    """Files and folders on which the result depends."""
     outputs: tuple[Path, ...]
     """Files and folders that the stage makes; no two have the same name."""
     takes_long: bool = False
@@ -70,37 +70,37 @@ class Job:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The job's name in messages."""
         return f"{self.stage} {self.instance}"
 
 
 @dataclass(kw_only=True, slots=True)
 class Attempt:
-    """A job under way."""
+    """An attempt at a job."""
 
     job: Job
     root: Path
     folder: Path
     fingerprint: str
     digests: Mapping[str, str]
-    """Of the inputs, by path."""
+    """SHA-256 of each input, by path."""
     sources: Mapping[str, str]
     """Git's id of each source file that the stage imports, by path below `src`."""
     resumed: bool
-    """Whether `run` holds the files of a killed attempt with the same inputs."""
+    """Whether `run` has the files of an unfinished attempt with the same inputs."""
     done: bool
-    """Whether nothing is left to do: `out` holds the outputs of a finished attempt with the same
-    inputs, which the engine did not note."""
+    """Whether the work is done: `out` has the outputs of a finished attempt with the same inputs,
+    which the engine has not recorded."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Written to stage.json."""
+    """Facts to write to stage.json."""
 
     @property
     def run(self) -> Path:
-        """Folder that survives a kill."""
+        """Folder of files to resume from, which is kept after a kill."""
         return self.folder / "run"
 
     def out(self, name: str) -> Path:
-        """Return where to write the declared output of this name.
+        """Return the path to write the declared output of this name to.
 
         Raises:
             ValueError: The job declares no such output.
@@ -114,41 +114,40 @@ class Attempt:
 def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> Iterator[Attempt]:
     """Lock the job, prepare its scratch folder, and publish its outputs when the block succeeds.
 
-    `now` gives the job as the parameter file describes it at the end.
+    `now` returns the job according to the parameter file at the end of the block.
 
     Raises:
         SettingsError: Another process works on the job.
-        StageError: An input is missing, the block did not make an output, or DVC would take the
-            outputs for those of other parameters.
+        StageError: An input is missing, the block did not make an output, or the parameters have
+            changed so that DVC would record the outputs with wrong parameters.
     """
     folder = root / WORK / job.stage / job.instance
     folder.mkdir(parents=True, exist_ok=True)
     with progress.reporting(job.stage, job.instance, root), files.sole_writer(folder):
-        # Digests are taken under the lock and before the work: they describe the inputs of the
-        # result.
+        # Digests are computed under the lock and before the work, so that they describe the
+        # result's inputs.
         digests = {str(path): _digest(job, root, path) for path in job.inputs}
         current = _begin(job, root, folder, digests)
         started = time.time()
         try:
             with _temporary_files_in(folder / "tmp"):
                 yield current
-            # A library may have swallowed the signal's exception and returned early with half a
-            # result.
+            # A library may have caught the signal's exception and returned an incomplete result.
             process.stop_if_signalled()
             _check_unchanged(current, now)
             _publish(current)
-            # After the outputs are in place: a kill in between leaves an attempt to resume,
+            # After the outputs are in place: a kill before this line leaves an attempt to resume,
             # which moves them again.
             _mark(current, finished=True)
         finally:
-            # A retry that only takes the copy keeps the facts of the attempt that made it.
+            # A retry that only uses the copy keeps the facts of the attempt that made the copy.
             if not current.done:
                 _write_facts(current, started)
 
 
 @contextlib.contextmanager
 def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """Make libraries put temporary files into a folder that the next attempt empties."""
+    """Make libraries write temporary files into a folder that the next attempt deletes."""
     before = tempfile.tempdir
     folder.mkdir(exist_ok=True)
     tempfile.tempdir = str(folder)
@@ -160,12 +159,12 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
 
 
 def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> Attempt:
-    """Keep the scratch folder of an earlier attempt if it is usable, else empty it.
+    """Return the attempt; keep the scratch folder of an earlier attempt if it is usable.
 
-    It is usable with the same fingerprint, if the attempt did not finish or this is a retry.
+    It is usable if the fingerprint is the same, and the attempt did not finish or this is a retry.
     """
     src = sources.src_of(code_of(root))
-    # not a string: the start of a module's name would count as an import of the whole package
+    # Not a literal, because `sources.closure` would count it as an import of the whole package.
     stages = __name__.rsplit(".", maxsplit=2)[0]
     used = sources.ids(src, sources.closure(src, f"{stages}.{job.stage}"))
     if _DVC in os.environ:  # the sources may have been edited since `check` ran
@@ -174,8 +173,8 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     before = read_map(folder / "attempt.json")
     same, finished = before.get("fingerprint") == fingerprint, before.get("finished", True)
     copy = folder / "kept"
-    # Only where the engine has lost the result: a user who forces a stage wants it done again,
-    # although nothing has changed.
+    # The copy is only used if the engine has lost the result: a user who forces a stage wants it to
+    # run again, although nothing has changed.
     is_lost = _RETRY in os.environ or before.get("call", "") not in ("", os.environ.get(CALL))
     current = Attempt(
         job=job,
@@ -190,7 +189,7 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     for leftover in ("out", "old", "tmp"):
         shutil.rmtree(folder / leftover, ignore_errors=True)
     if current.done:
-        _log.info("%s: an attempt before has finished; taking what it made", job.name)
+        _log.info("%s: using the outputs of an earlier attempt that finished", job.name)
         shutil.copytree(copy, folder / "out")
         return current
     shutil.rmtree(copy, ignore_errors=True)
@@ -198,8 +197,8 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
         _log.info("%s: resuming the attempt that did not finish", job.name)
     else:
         if before and not finished:
-            _log.info("%s: its inputs have changed since it was stopped; starting afresh", job.name)
-        # Checkpoints of other inputs must not be resumed from.
+            _log.info("%s: its inputs have changed since it was stopped; starting again", job.name)
+        # A run must not resume from checkpoints of other inputs.
         shutil.rmtree(current.run, ignore_errors=True)
     (folder / "out").mkdir()
     current.run.mkdir(exist_ok=True)
@@ -208,12 +207,12 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
 
 
 def _is_respelled(root: Path) -> bool:
-    """Whether DVC's record of the stage has its parameters in another spelling."""
+    """Return whether DVC has recorded equal parameters that are written differently."""
     stage = os.environ.get(_DVC, "").rpartition(":")[2]
     try:
         noted = to_plain(read_yaml(root / "dvc.lock"))["stages"][stage]["params"]
         now = {file: read_yaml(root / file) for file in noted}
-    except (PipelineError, KeyError, TypeError):  # no record, or nothing that can be read
+    except (PipelineError, KeyError, TypeError):  # no record, or a file that cannot be read
         return False
     return any(
         to_plain(find(now[file], key)) != value
@@ -226,7 +225,7 @@ def _digest(job: Job, root: Path, path: Path) -> str:
     if not (root / path).exists():
         raise StageError(
             f"{job.name}: {path} does not exist. Run the whole pipeline with "
-            "`pipeline run` or `dvc repro`, which make it first."
+            "`pipeline run` or `dvc repro`, which makes it first."
         )
     return digest_of(root / path)
 
@@ -236,27 +235,27 @@ def digest_of(path: Path) -> str:
     if not path.is_dir():
         return files.sha256_of(path)
     within = sorted(p for p in path.rglob("*") if p.is_file())
-    seen = [p for p in within if not p.name.startswith(".")]  # Snakemake leaves its own mark
+    seen = [p for p in within if not p.name.startswith(".")]  # Snakemake writes a hidden marker
     return files.fingerprint([[p.relative_to(path).as_posix(), files.sha256_of(p)] for p in seen])
 
 
 def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
     """Refuse or warn if parameters, inputs or sources were edited while the job ran.
 
-    The engine would take the result for one of the edited state: both engines note a job's files
-    as they are at its end; for sources, DVC notes what `_begin` has written about them. DVC notes
-    the parameters at the end too, Snakemake those with which it began.
+    The engine would record the result with the edited state: both engines record a job's files as
+    they are at its end; for sources, DVC records the file that `_begin` has written. DVC also
+    records the parameters at the end, Snakemake the parameters at the start.
     """
     job, is_dvc = current.job, _DVC in os.environ
     if now is not None and is_dvc:
         params = job.params
-        with contextlib.suppress(PipelineError, OSError):  # then DVC cannot note them either
+        with contextlib.suppress(PipelineError, OSError):  # then DVC cannot read them either
             params = now().params
         if files.fingerprint(params) != files.fingerprint(job.params):
             raise StageError(
-                f"{job.name}: its parameters were changed while it ran, and DVC would take the "
-                "result for one of the new ones. Run it again: with the parameters that it began "
-                "with it goes on where it is, with others afresh."
+                f"{job.name}: its parameters were changed while it ran, and DVC would record the "
+                "result with the new parameters. Run it again: with the earlier parameters it "
+                "continues, with others it starts again."
             )
     noted: list[tuple[str, str, Path, Callable[[Path], str]]] = [
         (name, digest, current.root / name, digest_of) for name, digest in current.digests.items()
@@ -271,15 +270,16 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
     if changed:
         current.facts["changed_meanwhile"] = changed
         _log.warning(
-            "%s: changed while it ran: %s. The engine will take the result, which is of the state "
-            "before, for one of the state now; force it to run again if that matters.",
+            "%s: changed while it ran: %s. The engine will record the result with the new state, "
+            "although it was made with the earlier state; force the job to run again if that "
+            "matters.",
             job.name,
             ", ".join(changed),
         )
 
 
 def _publish(current: Attempt) -> None:
-    """Move every output into place; refuse before the first move if one is missing."""
+    """Move every output into place, after a check that none is missing."""
     outputs = {path: current.out(path.name) for path in current.job.outputs}
     missing = [str(path) for path, temporary in outputs.items() if not temporary.exists()]
     if missing:
@@ -291,7 +291,7 @@ def _publish(current: Attempt) -> None:
         target, old = current.root / path, current.folder / "old"
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
-            # A rename cannot replace a folder that has files, so the old one is moved aside first.
+            # A rename cannot replace a folder with files, so the old folder is moved away first.
             shutil.move(target, old)
             _move(temporary, target)
             shutil.rmtree(old)
@@ -300,15 +300,15 @@ def _publish(current: Attempt) -> None:
 
 
 def _move(made: Path, target: Path) -> None:
-    """Give a new file or folder its place, whole or not at all."""
+    """Move a new file or folder to its place atomically."""
     try:
         made.replace(target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        # The place is a link to another disk, so the copy there is renamed.
+        # The place is on another disk: the files are copied there and then renamed.
         near = target.with_name(f".{target.name}.new")
-        shutil.rmtree(near, ignore_errors=True)  # of a kill
+        shutil.rmtree(near, ignore_errors=True)  # left by a killed process
         shutil.move(made, near)
         near.replace(target)
 
@@ -321,7 +321,7 @@ def _mark(current: Attempt, *, finished: bool) -> None:
 
 
 def note_finished(root: Path, call: str) -> None:
-    """Note that a call of Snakemake has ended and has noted the jobs that finished in it."""
+    """Record that a call of Snakemake has ended, and so has recorded its finished jobs."""
     for path in (root / WORK).rglob("attempt.json"):
         attempt = read_map(path)
         if attempt.get("call") == call and attempt.get("finished"):
@@ -352,7 +352,7 @@ def _write_facts(current: Attempt, started: float) -> None:
 
 
 def read_map(path: Path) -> dict[str, Any]:
-    """Read a map from a JSON file; empty when the file is not there or holds no map."""
+    """Return the map in a JSON file; {} if the file cannot be read or has no map."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A built environment: the folder that the `env` stage makes, as the other stages use it."""
+"""Builds of environments: the folders that the stage `env` makes for the other stages."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from pipeline.errors import StageError
 _log = logging.getLogger(__name__)
 
 SCRATCH = "PIPELINE_SCRATCH"
-"""Environment variable that names a folder on a disk of the node; `$NAME` in it is expanded."""
+"""Environment variable with a folder on the cluster node's disk; `$NAME` in it is expanded."""
 DESCRIPTION = "environment.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Build:
-    """An environment executable and how to start it."""
+    """An environment's executable and its arguments."""
 
     file: Path
     args: tuple[str, ...]
     simulator: str | None
-    """Name of the built-in simulator inside, which has an expert; None for other programs."""
+    """Name of the built-in simulator in it, which has an expert; None for other executables."""
 
 
 def folder_of(environment: str) -> Path:
-    """Return the folder of an environment's build, relative to the repository."""
+    """Return the folder of an environment's build, relative to the project."""
     return Path("build/env") / environment
 
 
 def load(folder: Path) -> Build:
     """Return the build in `folder`, or its copy on the cluster node's disk (PIPELINE_SCRATCH).
 
-    Makes its file executable if a checkout has lost that permission.
+    The file is made executable if DVC has lost that permission.
 
     Raises:
-        StageError: The folder is not one that the `env` stage made.
-        OSError: The copy cannot be made.
+        StageError: The stage `env` has not made the folder.
+        OSError: The build cannot be copied.
     """
     if (folder / DESCRIPTION).is_file():
         folder = _local_copy(folder)
@@ -58,17 +58,17 @@ def load(folder: Path) -> Build:
             f"{path}: not the description of an environment ({error}); delete {folder} and run "
             "the env stage again"
         ) from error
-    # DVC keeps no permissions of files inside a folder, so a restored build may have lost them.
+    # DVC does not store permissions of files in a folder, so a restored build may have lost them.
     if build.file.is_file() and not os.access(build.file, os.X_OK):
         build.file.chmod(build.file.stat().st_mode | 0o111)
     return build
 
 
 def _local_copy(folder: Path) -> Path:
-    """Return a build's copy below PIPELINE_SCRATCH, made once for each content.
+    """Return the copy of a build below PIPELINE_SCRATCH, copied once for each content.
 
-    Every process of a build reads it, and some builds have gigabytes. The files that a stage
-    resumes from stay where other nodes find them.
+    Every process of the environment reads the build, which may have gigabytes. Files to resume a
+    stage from stay on the shared disk.
     """
     scratch = os.path.expandvars(os.environ.get(SCRATCH, ""))
     if not scratch:
@@ -80,8 +80,8 @@ def _local_copy(folder: Path) -> Path:
     copy.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{copy}.lock"):
         if not copy.exists():
-            # Copied aside and renamed: a kill while copying must not leave half a build under
-            # the final name.
+            # Copied under another name and renamed: a kill during the copy must not leave an
+            # incomplete build under the final name.
             new = copy.with_name(f"{copy.name}.new")
             shutil.rmtree(new, ignore_errors=True)
             shutil.copytree(folder, new, symlinks=True)

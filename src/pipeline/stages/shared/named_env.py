@@ -1,11 +1,11 @@
-"""Environments by name: what a name means, and its executable, which is built once and kept.
+"""Environments by name: find the environment of a name, and its executable, built once and kept.
 
     build/cache/<name>-<digest of the name>/
-        inputs.json                 the present build, and the inputs that it was made from
-        <digest of a build>/<name>  the present build, and a few that runs may still start
+        inputs.json                 digest of the present build, and its inputs
+        <digest of a build>/<name>  the present build, and a few earlier builds that runs still use
 
-A name is built again when its inputs have changed: versions of installed packages, our files, and
-the user's own.
+An environment is built again when its inputs have changed: versions of installed packages, files of
+this package, and the user's files.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ from pipeline.stages.shared import executable
 _log = logging.getLogger(__name__)
 
 CACHE = Path("build/cache")
-"""Folder of the builds, in the current folder."""
+"""Folder of the builds, relative to the current folder."""
 _INPUTS = "inputs.json"
 _PARAMS = "params.yaml"
 _KEPT = 3
-"""Builds of one name that stay: a run restarts a failed environment from its first build."""
+"""Builds of a name that are kept: a run restarts a failed environment from its first build."""
 
 
 def environment_of(name: str) -> EnvironmentParams:
-    """Return what a name means: an existing executable, or an environment to build.
+    """Return the environment of a name: an existing executable, or an environment to build.
 
-    A word means the executable at that path, else the environment of params.yaml in the current
-    folder, else the simulator of that name, else the only program of the folder at that path.
+    A word names the executable at that path, else an environment of params.yaml in the current
+    folder, else a simulator, else the only executable in the folder at that path.
 
     Raises:
-        SettingsError: The name has none of the forms, or its entry in params.yaml is wrong.
-        UnityEnvironmentException: There is no such executable, and no such simulator.
+        SettingsError: The name has no valid form, or its entry in params.yaml has a mistake.
+        UnityEnvironmentException: There is no executable and no simulator of this name.
     """
     environment = named(name, is_file=_is_program)
     if isinstance(environment, BuiltinSource):
@@ -72,15 +72,15 @@ def environment_of(name: str) -> EnvironmentParams:
         _executable(environment.path)
     elif isinstance(environment, BuiltinSource) and environment.name not in registry.SIMULATORS:
         _executable(name)
-        return PathSource(path=name)  # a folder with one program
+        return PathSource(path=name)  # a folder with one executable
     return environment
 
 
 def _of_params(name: str) -> EnvironmentParams | None:
-    """Return the environment that params.yaml in the current folder has by this name, or None."""
+    """Return the environment of this name in params.yaml in the current folder; else None."""
     try:
         node = read_yaml(_PARAMS)
-    except SettingsError:  # no file, or none of a project
+    except SettingsError:  # no params.yaml, or not a project's
         return None
     for key in ("environments", name):
         if not isinstance(node.value, dict) or key not in node.value:
@@ -88,13 +88,13 @@ def _of_params(name: str) -> EnvironmentParams | None:
         node = node.value[key]
     environment = EnvironmentParams.from_node(node, f"environments.{name}")
     args = " ".join(environment.args)
-    hint = f" Its args are for the stages; here give them: --env-args {args}" if args else ""
+    hint = f" Only stages use its args; here give them: --env-args {args}" if args else ""
     _say_once(f"{name}: the environment of {node.where}.{hint}")
     if isinstance(environment, FetchSource | UnitySource):
         folder = executable.folder_of(name)
         if not (folder / executable.DESCRIPTION).is_file():
             raise UnityEnvironmentException(
-                f"{name}: {folder} is not there; `pipeline run` of an experiment makes it from "
+                f"{name}: {folder} does not exist; `pipeline run` of an experiment makes it from "
                 f"the source '{environment.source}' in {_PARAMS}"
             )
         return PathSource(path=str(executable.load(folder).file))
@@ -109,22 +109,22 @@ def _say_once(text: str) -> None:
 
 
 def executable_of(name: str) -> Path:
-    """Return the executable that a name means, built now unless a current build exists.
+    """Return the executable of a named environment, built now unless a current build exists.
 
     Raises:
-        PipelineError: There is no such environment, or it cannot be built.
+        PipelineError: There is no environment of this name, or it cannot be built.
     """
     environment = environment_of(name)
     packed = environment.packed()
     if packed is None:
         return _program_at(environment.path if isinstance(environment, PathSource) else name)
-    # Of params.yaml the options may change, and with them the build.
+    # Options in params.yaml may change, and are then part of the build's key.
     is_named_so = packed == named(name).packed()
     return _built(name, "" if is_named_so else json.dumps(packed, sort_keys=True), *packed)
 
 
 def in_folder(source: Any) -> Any:
-    """Return the only program of a folder; anything else that may name an environment as it is."""
+    """Return the only executable of a folder; other values unchanged."""
     is_path = isinstance(source, Path) or (
         isinstance(source, str) and environment_of(source).packed() is None
     )
@@ -137,7 +137,7 @@ def in_folder(source: Any) -> Any:
 def _program_at(path: str) -> Path:
     program = _executable(path)
     if Path(path.strip()).absolute() in program.parents:
-        _log.info("%s: taking the program of this folder, %s.", path, os.path.relpath(program))
+        _log.info("%s: using the executable in this folder, %s.", path, os.path.relpath(program))
     return program
 
 
@@ -150,39 +150,39 @@ def _is_program(text: str) -> bool:
 
 
 def _executable(path: str) -> Path:
-    """Return the executable at a path; the error says what to do next."""
+    """Return the executable at a path, or raise an error with a remedy."""
     try:
         program = find_executable(path)
     except UnityEnvironmentException as error:
         folder = Path(path.strip())
         if folder.is_dir():
-            with contextlib.suppress(FetchError):  # none, several, or one of another system
+            with contextlib.suppress(FetchError):  # no executable, several, or of another system
                 return find_program(folder, label=path).absolute()
         raise UnityEnvironmentException(f"{error} {_hint(path)}") from error
     if program.suffix == ".py" and not os.access(program, os.X_OK):
         raise UnityEnvironmentException(
-            f"{path}: is a module and no executable; name the function or class in it that makes "
-            f"the environment, as in {program.stem}:make."
+            f"{path}: is a module, not an executable; give the function or class in it that makes "
+            f"the environment, such as {program.stem}:make."
         )
     is_settings = program.suffix in (".yaml", ".yml")
     if is_settings or not (os.access(program, os.X_OK) or files.may_be_program(program)):
         what = files.what_is(program)
         raise UnityEnvironmentException(
-            f"{path}: {what}, and --env takes the environment; give {FORMS}."
+            f"{path}: {what}, but --env takes an environment; give {FORMS}."
         )
     return program
 
 
 def _hint(path: str) -> str:
-    """Return what to write in place of a path at which there is no executable."""
+    """Return the remedy for a path without an executable."""
     word = Path(path).stem
     if hint := meant(path):
         return hint
     if word in registry.SIMULATORS:
         built = shell_command("pipeline", "env", "build", word, "-o", path)
-        return f"`{built}` makes it, and the name {word} alone is built and kept by itself."
+        return f"`{built}` makes it; or give the name {word} alone, which is built automatically."
     if re.search(r"-v\d+$", path):
-        return f"A registered environment of Gymnasium is named so: `gymnasium:{path}`."
+        return f"For a registered environment of Gymnasium give `gymnasium:{path}`."
     if word == path:
         return f"No simulator is called so{registry.near(word)}. Give {FORMS}."
     if near := files.similar(path).removeprefix("; d"):
@@ -192,20 +192,20 @@ def _hint(path: str) -> str:
 
 
 def _built(name: str, described: str, simulator: str, options: dict[str, Any]) -> Path:
-    """Return the build of a name, under a lock: one process at a time looks for it or makes it."""
+    """Return the build of a name; a lock lets one process at a time find or make it."""
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[: files.LONGEST_NAME // 2]
     folder = CACHE / f"{label}-{hashlib.sha256((name + described).encode()).hexdigest()[:8]}"
     key = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()
     with locked(f"build-{key}", f"the environment {name}"):
         program = _current_build(folder, label)
         if program is not None:
-            _log.info("%s: taking its build, %s.", name, program)
+            _log.info("%s: using its build, %s.", name, program)
             return program
         return _build(name, folder, label, simulator, options)
 
 
 def _current_build(folder: Path, label: str) -> Path | None:
-    """Return the present build; None if its inputs have changed or there is none."""
+    """Return the present build; None if it does not exist or its inputs have changed."""
     from pipeline.simulators.pack import Needs, inputs_of
 
     try:
@@ -214,7 +214,7 @@ def _current_build(folder: Path, label: str) -> Path | None:
         needs = Needs(distributions=tuple(record["needs"]["distributions"]), files=paths)
         program = folder / record["build"] / label
         same = program.is_file() and inputs_of(needs) == record["inputs"]
-    except (OSError, ValueError, KeyError, StageError):  # StageError: a package is gone
+    except (OSError, ValueError, KeyError, StageError):  # StageError: a package was removed
         return None
     return program if same else None
 
@@ -222,12 +222,12 @@ def _current_build(folder: Path, label: str) -> Path | None:
 def _build(name: str, folder: Path, label: str, simulator: str, options: dict[str, Any]) -> Path:
     from pipeline.simulators.pack import inputs_of, needs_of, pack_with
 
-    needs = needs_of(simulator, options)  # first: it detects mistakes in a name
-    _log.info("%s: building it into %s, where it stays until it changes.", name, folder)
-    inputs = inputs_of(needs)  # before packing: a change during it is a reason to build again
+    needs = needs_of(simulator, options)  # first, because it detects mistakes in a name
+    _log.info("%s: building it into %s, for all later runs.", name, folder)
+    inputs = inputs_of(needs)  # before packing: files that change meanwhile need another build
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / "new"
-    shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(new, ignore_errors=True)  # left by a killed process
     try:
         digest = files.sha256_of(pack_with(needs, simulator, new / label, options))[:16]
         if not (folder / digest / label).is_file():

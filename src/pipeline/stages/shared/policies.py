@@ -16,7 +16,7 @@ def join(
 ) -> None:
     """Write one file from a checkpoint for each behavior; equal states give equal bytes.
 
-    `history` has the records of the stages that made them, the first stage's first.
+    `history` has the records of the stages that made the checkpoints, in the order of stages.
     """
     from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 
@@ -27,7 +27,7 @@ def join(
 
 
 def history(path: Path) -> list[dict[str, Any]]:
-    """Return the `history` of `join`; empty for a file of an earlier version."""
+    """Return the records that `join` wrote; [] for a file of an earlier version."""
     from pipeline.trainer.checkpoints.file import load_checkpoint
 
     records: list[dict[str, Any]] = json.loads(load_checkpoint(path).get("history", "[]"))

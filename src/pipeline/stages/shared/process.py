@@ -1,4 +1,4 @@
-"""How a stage's process starts and ends: signals, orphans, exit codes, and its log."""
+"""Start and end of a stage's process: signals, killed parents, exit codes, and the log."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from pipeline.errors import (
 
 _log = logging.getLogger(__name__)
 
-# From linux/prctl.h; Python has no name for it.
+# Number of this option in linux/prctl.h; Python has no constant for it.
 _PR_SET_PDEATHSIG = 1
-_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")  # the last two are unknown on Windows
+_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")  # Windows does not have the last two
 _HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
-_HAS_TIMER = hasattr(signal, "setitimer")  # not on Windows
+_HAS_TIMER = hasattr(signal, "setitimer")  # Windows does not have it
 _TIME_IS_UP = 128 + 10
-"""Exit code for SIGUSR1, with which schedulers warn of a time limit."""
+"""Exit code for SIGUSR1, which schedulers send before a time limit."""
 _REQUEUE_CODE = "PIPELINE_REQUEUE_EXIT_CODE"
 _RARELY = (50_000, 5, 20)
-"""Thresholds for `gc`: new objects per scan of the youngest, and scans until older ones follow."""
+"""Thresholds of `gc.set_threshold` for rare collections."""
 _AGAIN_S = 0.1
 _GRACE_S = 0.5
-"""What stops a whole group of processes may end environments before its signal comes here."""
+"""Seconds to wait for a signal after an environment has ended: a signal to a whole process group
+may end environments before it arrives in this process."""
 _WATCH = "watch of the parent"
 _SHELLS = frozenset({"sh", "ash", "dash", "bash", "ksh", "zsh", "fish", "busybox"})
 _received: list[int] = []
@@ -46,23 +47,23 @@ _short: list[bool] = []
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal to stop; like KeyboardInterrupt, no `except Exception` swallows it."""
+    """A signal to stop; like KeyboardInterrupt it is not caught by `except Exception`."""
 
     exit_code = 130
     """Exit code of a process that ends for this reason."""
 
 
 def run(work: Callable[[], None], *, short: bool = False) -> int:
-    """Do a stage's work and return the exit code of its process.
+    """Run a stage's work and return the exit code of its process.
 
-    0 means that every declared output is in place. A mistake that the user can act on is one line
-    on standard error; SIGINT gives 130, SIGTERM 143, and SIGUSR1 what `exit_code` makes of 138,
-    however the work has handled the signal.
+    0 means that every declared output is in place. An error that the user can act on is one line on
+    standard error. SIGINT gives 130, SIGTERM 143, and SIGUSR1 the code that `exit_code` returns for
+    138, even if the work has caught the signal's exception.
 
-    `short` work does little more than import. For it Python looks for cycles of objects less often:
-    while large packages are imported it would scan their objects again and again, a fifth of the
-    time of a stage that imports PyTorch and MLflow. Training does not use this, because a few
-    objects in a cycle may hold large arrays.
+    `short` is for work that does little more than import: garbage collections are made rare,
+    because repeated scans of imported objects take a fifth of the time of a stage that imports
+    PyTorch and MLflow. Training does not use it, because a cycle of a few objects may keep large
+    arrays.
     """
     logging.basicConfig(level=logging.INFO, format="[%(levelname)s] %(message)s")
     _short[:] = [short]
@@ -88,15 +89,15 @@ def run(work: Callable[[], None], *, short: bool = False) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process; at once if a thread is still at work.
+    """End the process; at once if a thread is still running.
 
-    Python aborts if it shuts down while a daemon thread is inside foreign code, such as a thread
-    that writes to a slow store. The engine would then delete complete outputs.
+    Python may abort at its shutdown while a daemon thread runs native code, such as a thread that
+    writes to a slow store. The engine would then delete complete outputs.
     """
     if any(_short):
-        gc.freeze()  # a last search for cycles in all modules would take half a second
+        gc.freeze()  # a last garbage collection of all modules would take half a second
     if any(thread.name != _WATCH for thread in threading.enumerate()[1:]):
-        # `os._exit` runs no exit handlers and flushes nothing, so both are done by hand.
+        # `os._exit` runs no exit handlers and flushes no streams, so both are done here.
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -105,33 +106,32 @@ def leave(code: int) -> NoReturn:
 
 
 def exit_code(code: int) -> int:
-    """Return the exit code for the scheduler, after a signal that gives `code`.
+    """Return the exit code for the scheduler after a signal with the code `code`.
 
-    PIPELINE_REQUEUE_EXIT_CODE replaces the code of SIGUSR1 for schedulers that need another one to
-    queue the job again: 99 for Grid Engine, 85 for HTCondor. 0 is refused, since an engine would
-    think that the stage is done.
+    PIPELINE_REQUEUE_EXIT_CODE replaces the code of SIGUSR1 for schedulers that need another code to
+    queue the job again: 99 for Grid Engine, 85 for HTCondor. 0 is refused, because an engine would
+    take the stage as done.
     """
     text = os.environ.get(_REQUEUE_CODE, "")
     if code != _TIME_IS_UP or not text:
         return code
     if text.isdecimal() and 0 < int(text) < 256:  # exit codes are bytes
         return int(text)
-    _log.warning("%s is %r, no exit code from 1 to 255; it is not used", _REQUEUE_CODE, text)
+    _log.warning("%s is %r, not an exit code from 1 to 255; it is ignored", _REQUEUE_CODE, text)
     return code
 
 
 @contextlib.contextmanager
 def signals() -> Iterator[None]:
-    """Turn the first SIGINT, SIGTERM, SIGUSR1 or SIGHUP into `Stopped`; a second kills at once.
+    """Raise `Stopped` at the first SIGINT, SIGTERM, SIGUSR1 or SIGHUP; a second one kills at once.
 
-    An ignored SIGHUP stays ignored, as `nohup` asks for.
+    A SIGHUP that is ignored, as by `nohup`, stays ignored.
 
-    `Stopped` is raised even where the block turns it into another error: a module that is being
-    imported may do that, or code that takes the end of its environment for a failure. The code that
-    runs at that moment may also drop what a handler raises: Python itself in a finalizer and in the
-    hooks around a fork, a library in a bare `except`, C code that asks for an attribute. The stage
-    would work on for ever, since the signal does not come a second time; so a timer raises
-    `Stopped` again until it is handled.
+    `Stopped` is raised even if the block turns it into another error, as a module during its import
+    or code that reports the end of its environment as a failure may do. The interrupted code may
+    also drop the handler's exception: Python in a finalizer and in the hooks of a fork, a library
+    in a bare `except`, C code that reads an attribute. The stage would then run to its end, because
+    the signal comes only once; so a timer raises `Stopped` again until it is handled.
     """
     _received.clear()
     hook = sys.unraisablehook
@@ -155,7 +155,7 @@ def signals() -> Iterator[None]:
             raise _stopped() from error
         raise
     finally:
-        if _HAS_TIMER:  # before its handler goes: SIGALRM's default is to kill the process
+        if _HAS_TIMER:  # before its handler is removed: SIGALRM would kill the process
             signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = hook
         for number, handler in before.items():
@@ -163,40 +163,42 @@ def signals() -> Iterator[None]:
 
 
 def _is_wanted(number: int) -> bool:
-    """Return whether a signal asks to stop; `nohup` has SIGHUP ignored."""
+    """Return whether to handle a signal: all except a SIGHUP that `nohup` ignores."""
     is_hangup = number == getattr(signal, "SIGHUP", None)
     return not (is_hangup and signal.getsignal(number) is signal.SIG_IGN)
 
 
 def _await_signal_after(error: Exception) -> None:
-    """After the end of an environment wait a moment for the signal that may have ended it."""
+    """After the end of an environment, wait shortly for the signal that may have ended it."""
     if isinstance(error, UnityProcessEndedException | UnityCommunicatorStoppedException):
-        time.sleep(_GRACE_S)  # a handler that raises ends it
+        time.sleep(_GRACE_S)  # the signal's handler raises and so ends the sleep
 
 
 def _raise_unless_handled(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    error = sys.exc_info()[1]  # what the interrupted code is handling
+    error = sys.exc_info()[1]  # the exception that the interrupted code is handling
     while error is not None:
         if isinstance(error, Stopped):
             return
-        # A handler that failed while it dealt with `Stopped` has it in its context.
+        # An exception raised while `Stopped` was handled has `Stopped` in its context.
         error = error.__context__
     raise _stopped()
 
 
 def stop_if_signalled() -> None:
-    """Raise `Stopped` when a signal came, even if the work in between went on to its end."""
+    """Raise `Stopped` if a signal has come, even if its exception was dropped."""
     if _received:
         raise _stopped()
 
 
 def die_with_parent() -> None:
-    """End as after SIGTERM when the parent ends, so that no killed engine leaves orphans.
+    """Stop as after SIGTERM when the parent ends, so that a killed engine leaves no stages running.
 
-    Linux sends the signal also when only the parent's starting thread ends, so the handler checks
-    whether the parent itself is gone. Linux sends nothing for a parent behind a shell: DVC runs
-    stages by `$SHELL -c`, and dash, unlike bash, stays until its command ends. A thread watches
-    such a parent.
+    Linux also sends the signal when only the thread that started this process ends (prctl(2)), so
+    the handler checks whether the parent process has ended. Linux sends no signal for a parent
+    behind a
+    shell: DVC runs stages by `$SHELL -c`, and dash, unlike bash, runs until its command ends. A
+        thread
+    watches such a parent.
 
     Raises:
         Stopped: The parent has ended already.
@@ -206,12 +208,12 @@ def die_with_parent() -> None:
     parent = _PARENT
 
     def leave_with_parent(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        # A stage that is stopping already is saving what it has.
+        # A stage that is already stopping is saving its state.
         is_stopping = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         if _parent() != parent and not is_stopping:
             try:
-                _log.warning("the process that started this stage is gone; the stage stops")
-            finally:  # the log fails if it is what this handler has interrupted
+                _log.warning("the process that started this stage has ended; the stage stops")
+            finally:  # logging fails if this handler has interrupted a log call
                 os.kill(os.getpid(), signal.SIGTERM)
 
     signal.signal(signal.SIGUSR2, leave_with_parent)
@@ -221,8 +223,8 @@ def die_with_parent() -> None:
     # The parent may have ended before prctl was called, and then no signal will come.
     if _parent() != parent or _is_adopted(parent):
         _received.append(signal.SIGTERM)
-        raise Stopped("the process that started this stage is gone")
-    # Only behind a shell: prctl watches the direct parent, which the shell is.
+        raise Stopped("the process that started this stage has ended")
+    # Only behind a shell: prctl watches the direct parent, which then is the shell.
     if parent != os.getppid():
         threading.Thread(target=_watch, args=(parent,), name=_WATCH, daemon=True).start()
 
@@ -231,19 +233,21 @@ def _watch(parent: int) -> None:
     main = threading.main_thread().ident
     while main is not None:
         time.sleep(1)
-        if _parent() != parent:  # repeated each second: a wait that just begins may miss a signal
+        if (
+            _parent() != parent
+        ):  # repeated each second: a wait that is just beginning misses a signal
             signal.pthread_kill(main, signal.SIGUSR2)
 
 
 def _parent() -> int:
-    """Return the id of the process that started this one, past shells that only run a command."""
+    """Return the id of the parent process, or of its parent if it is a shell with `-c`."""
     parent = os.getppid()
     try:
         while _is_shell_with_command(parent):
             status = Path(f"/proc/{parent}/status").read_text()
             parent = int(status.partition("PPid:")[2].split(maxsplit=1)[0])
     except OSError:
-        pass  # the shell has just ended, or may not be looked at
+        pass  # the shell has just ended, or its files cannot be read
     return parent
 
 
@@ -253,7 +257,7 @@ def _is_shell_with_command(pid: int) -> bool:
 
 
 def _is_adopted(parent: int) -> bool:
-    """Return whether `parent` has adopted this process: it is of another session."""
+    """Return whether `parent` has adopted this process: it belongs to another session."""
     session = os.getsid(0)
     try:
         return session != os.getpid() and parent != 0 and os.getsid(parent) != session
@@ -268,14 +272,13 @@ def _stopped() -> Stopped:
     return stopped
 
 
-def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # a handler's form
-    # A signal handler may run between any two instructions, and what it raises may be lost; so it
-    # records the signal first.
+def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # signature of handlers
+    # The signal is recorded first, because the exception that a handler raises may be lost.
     _received.append(number)
     for handled in _HANDLED:
         if signal.getsignal(handled) is signal.SIG_IGN:
             continue
-        # Python's own default for SIGINT would raise again; the system's ends the process.
+        # SIG_DFL ends the process; Python's default handler for SIGINT would raise again.
         signal.signal(handled, signal.SIG_DFL)
     if _HAS_TIMER:
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
@@ -283,4 +286,4 @@ def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  #
 
 
 _PARENT = _parent()
-"""Id of the process that started this one, taken as soon as this module is imported."""
+"""Id of the parent process, read when this module is imported."""

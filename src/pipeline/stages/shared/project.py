@@ -1,4 +1,4 @@
-"""The project that a stage works on, and its entries of params.yaml."""
+"""The project of a stage, and its entries in params.yaml."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from pipeline.stages.shared import process
 T = TypeVar("T")
 
 PROJECT = "PIPELINE_PROJECT"
-"""Environment variable that names the project, where a stage runs outside the checkout."""
+"""Environment variable with the project's folder, for stages outside a checkout."""
 CARRIED = "project"
-"""Folder of the installed package with what is not in `src`; setup.py fills it."""
+"""Folder of the installed package with the repository's files outside `src`; setup.py fills it."""
 
 
 def checkout() -> Path:
     """Return the repository of this code, or the folder that replaces it in an installed package.
 
-    A wheel carries `workflow`, `dvc.yaml` and `constraints.txt` in a folder of the package.
+    A wheel has `workflow`, `dvc.yaml` and `constraints.txt` in a folder of the package.
     """
     package = Path(__file__).resolve().parents[2]
     return package / CARRIED if (package / CARRIED).is_dir() else package.parents[1]
 
 
 def project() -> Path:
-    """Return the folder of params.yaml and all results: PIPELINE_PROJECT, else the checkout."""
+    """Return the folder of params.yaml and of all results: PIPELINE_PROJECT, else the checkout."""
     elsewhere = os.environ.get(PROJECT)
     return Path(elsewhere).resolve() if elsewhere else checkout()
 
@@ -43,16 +43,16 @@ def code_of(root: Path) -> Path:
 
 
 def pinned(root: Path) -> Path:
-    """Return the file with the pinned versions, relative to the project if it has its own."""
+    """Return the file with pinned versions: the project's, relative to it, or the package's."""
     constraints = Path("constraints.txt")
     return constraints if (root / constraints).is_file() else checkout() / constraints
 
 
 def planned(root: Path) -> Params:
-    """Read params.yaml; its table of runs must be up to date.
+    """Return the parameters of params.yaml, after a check that its table of runs is up to date.
 
     Raises:
-        PipelineError: It has a mistake, or `pipeline plan` has not been run since its last change.
+        PipelineError: params.yaml has a mistake, or has changed since `pipeline plan`.
     """
     params = load_params(root / "params.yaml")
     if code_of(root) == root or (root / "dvc.yaml").is_file():  # dvc.yaml reads the table
@@ -70,8 +70,8 @@ def main(
 ) -> int:
     """Run the command line of a stage outside experiments; `short` as in `process.run`.
 
-    `name` is the help of the argument that names the instance, which `work` gets before the
-    project's folder; it is empty for a stage without instances.
+    `name` is the help of the argument with the instance's name, which `work` gets before the
+    project's folder; empty for a stage without instances.
     """
     parser = argparse.ArgumentParser(description=description)
     if name:
@@ -81,10 +81,10 @@ def main(
 
 
 def named(table: Mapping[str, T], name: str, section: str) -> T:
-    """Return the entry of params.yaml called `name`.
+    """Return the entry `name` of a section in params.yaml.
 
     Raises:
-        StageError: There is no such entry.
+        StageError: The section has no entry of this name.
     """
     if name not in table:
         raise StageError(

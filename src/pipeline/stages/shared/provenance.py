@@ -1,10 +1,10 @@
-"""Records of what made a policy: each stage writes one into its artifact, up to the ONNX file.
+"""Records of what made a policy: each stage adds one to its result, up to the ONNX file.
 
-A record holds only inputs: the stage's parameters, digests of the files it read, the packages whose
-rounding matters, and for each source file git's id of its content. Equal inputs thus give equal
-bytes, in any clone, on any machine. A commit's id is left out on purpose: two commits with the same
-sources would give different bytes. Because the files' ids are git's own, the commit can be found in
-any repository that has it.
+A record has only inputs: the stage's parameters, digests of the files that it read, versions of the
+packages that decide rounding, and git's id of each source file's content. So equal inputs give
+equal bytes in any clone on any machine. A commit's id is left out, because two commits with the
+same sources would give different bytes. The commit can be found by git's ids of the files in any
+repository that has it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def of_stage(
 ) -> Record:
     """Return the record of a stage of the DAG.
 
-    `inputs` has name and path of the files that were read, by kind, such as `environment`.
+    `inputs` has name and path of each file that was read, by kind, such as `environment`.
     """
     return {
         "stage": attempt.job.stage,
@@ -61,7 +61,7 @@ def of_stage(
 def train_parameters(run: run_context.Run) -> dict[str, Any]:
     """Return the parameters that training depends on, including all defaults."""
     settings = to_mapping(run.params.run_settings(run.name))
-    # Folders, run ids and how to resume decide where a result lies, not what it is.
+    # Folders, run ids and options to resume do not change the result.
     settings.pop("checkpoint_settings", None)
     return {
         "settings": settings,
@@ -75,10 +75,10 @@ def train_parameters(run: run_context.Run) -> dict[str, Any]:
 def of_learn(
     settings: RunSettings, seed: int, weights: Mapping[str, Path], program: Path | None = None
 ) -> Record:
-    """Return the record of a run of `pipeline learn`, with only the last part of paths.
+    """Return the record of a run of `pipeline learn`, with file names instead of paths.
 
-    `weights` has the file of each behavior's initial weights. `program` is the executable; None if
-    `env_path` is its path.
+    `weights` has the file of each behavior's initial weights. `program` is the environment's
+    executable; None if `env_path` is its path.
     """
     content: dict[str, Any] = to_mapping(settings)
     # Paths and ports differ between machines; the environment itself is recorded by its digest.
@@ -113,29 +113,29 @@ def of_learn(
 
 
 def interrupted(record: Record, steps: Sequence[int]) -> Record:
-    """Return the record with the steps at which training was interrupted and resumed inexactly.
+    """Return the record with the steps of interruptions that were not resumed exactly.
 
-    Such steps are no input: a record without them promises that equal inputs give equal bytes.
+    A record without such steps promises that equal inputs give equal bytes.
     """
     return {**record, "interrupted_at_steps": list(steps)} if steps else record
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of packages that decide roundings, without the build's suffix."""
+    """Return the versions of packages that decide rounding, without the build's suffix."""
     return {name: metadata.version(name).partition("+")[0] for name in PACKAGES}
 
 
 def installed(name: str) -> str:
-    """Return a package's version as records have it, or `not installed`."""
+    """Return a package's version in the form of records, or `not installed`."""
     try:
         version = metadata.version(name)
-    except (metadata.PackageNotFoundError, ValueError):  # the name comes out of a file
+    except (metadata.PackageNotFoundError, ValueError):  # the name comes from a file
         return "not installed"
     return version.partition("+")[0] if name in PACKAGES else version
 
 
 def text(history: Sequence[Record]) -> str:
-    """Return the records as stored: compact, keys sorted, unchanged sources only once."""
+    """Return the records as compact JSON with sorted keys; unchanged sources are stored once."""
     seen: dict[str, str] = {}
     stages = []
     for record in history:
@@ -151,7 +151,7 @@ def text(history: Sequence[Record]) -> str:
 
 
 def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Remove the paths from a behavior's settings; yield kind of use and path of each."""
+    """Remove demonstrations from a behavior's settings, and yield the use and path of each."""
     sections = {"behavioral_cloning": behavior.get("behavioral_cloning")}
     sections |= behavior.get("reward_signals") or {}
     for kind, section in sections.items():
@@ -164,7 +164,7 @@ def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Return name and digest of a file; a Unity player's data counts with its program."""
+    """Return name and digest of a file; a Unity executable's data folder is included."""
     if not path.exists():
         # `env_path` may lack the suffix of the platform, as ML-Agents allows.
         matches = sorted(path.parent.glob(f"{path.name}*"))
@@ -172,7 +172,7 @@ def _read(path: Path) -> dict[str, str]:
     if not path.exists():
         return {"name": path.name, "sha256": "unknown"}
     digest = files.sha256_of(path)
-    # The program of a Unity player is the same for every game; the data differ.
+    # The executable of a Unity build is the same for every game; only its data differ.
     data = path.with_name(f"{path.stem}_Data")
     if data.is_dir():
         digest = files.fingerprint([digest, files.sha256_of(data)])

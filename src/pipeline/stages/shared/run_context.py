@@ -1,4 +1,4 @@
-"""What the stages of an experiment share: the run that they work on, and its MLflow record."""
+"""The run that the stages of an experiment work on, and its MLflow record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pipeline.tracking import mlflow_run, run_metadata
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One experiment with one seed."""
+    """An experiment with one seed."""
 
     root: Path
     params: Params
@@ -35,7 +35,7 @@ class Run:
 
     @property
     def experiment(self) -> ExperimentParams:
-        """Its section of params.yaml."""
+        """The experiment's section in params.yaml."""
         return self.params.experiment(self.name)
 
     def reread(self) -> Run:
@@ -43,7 +43,7 @@ class Run:
         return replace(self, params=load_params(self.root / "params.yaml"))
 
     def folder(self, stage: str) -> Path:
-        """Return the folder of a stage's results, relative to the repository."""
+        """Return the folder of a stage's results, relative to the project."""
         return Path("results") / stage / self.name / f"seed{self.seed}"
 
     @property
@@ -56,18 +56,18 @@ class Run:
         runtime = self.params.runtime
         threads = self.experiment.resources.threads or runtime.torch_threads
         options = {"torch_threads": threads, "device": runtime.device}
-        # Absent where it is the default: a new key would change the fingerprint of older runs.
+        # Left out if it is the default: a new key would change the fingerprint of earlier runs.
         portable = runtime.deterministic == "portable"
         return options | ({"deterministic": runtime.deterministic} if portable else {})
 
     def learners(self) -> dict[str, int]:
-        """Return the number of processes that train together, or nothing for one."""
-        # Absent where it is the default: a new key would change the fingerprint of older runs.
+        """Return the number of processes that train together; {} for one process."""
+        # Left out if it is the default: a new key would change the fingerprint of earlier runs.
         n = self.experiment.learners
         return {} if n == 1 else {"learners": n}
 
     def plugins(self) -> dict[str, dict[str, str]]:
-        """Return the versions of the packages whose parts the experiment uses, if there are any."""
+        """Return the versions of plug-in packages that the experiment uses; {} without any."""
         versions = self.params.plugins(self.name)
         return {"plugins": versions} if versions else {}
 
@@ -82,7 +82,7 @@ def main(
 ) -> int:
     """Run the command line of a stage of an experiment and seed; `short` as in `process.run`.
 
-    `has_runtime` says whether the stage's result depends on the section `runtime`.
+    `has_runtime`: whether the stage's result depends on the section `runtime`.
     """
     arguments = _parsed(argv, description)
 
@@ -96,16 +96,16 @@ def main(
 
 
 def same_kernels(argv: Sequence[str]) -> None:
-    """Choose kernels like the first process, in a further process of `torchrun`."""
-    # Only to exit on a wrong argument, as the first process does.
+    """In a further process of `torchrun`, use the same kernels as the first process."""
+    # Parsed only to exit at a wrong argument, as the first process does.
     _parsed(argv, None)
-    with contextlib.suppress(PipelineError):  # which the first process reports
+    with contextlib.suppress(PipelineError):  # the first process reports it
         _same_kernels(load_params(project() / "params.yaml"))
 
 
 def _same_kernels(params: Params) -> None:
     if params.runtime.deterministic == "portable":
-        machine.begin_again_portably()
+        machine.restart_in_portable_mode()
 
 
 def _parsed(argv: Sequence[str], description: str | None) -> argparse.Namespace:
@@ -116,10 +116,10 @@ def _parsed(argv: Sequence[str], description: str | None) -> argparse.Namespace:
 
 
 def find(root: Path, name: str, seed: int) -> Run:
-    """Return the run that params.yaml describes.
+    """Return the run of an experiment and seed in params.yaml.
 
     Raises:
-        PipelineError: params.yaml has no such experiment or seed, or the plan is out of date.
+        PipelineError: params.yaml does not have the experiment or seed, or the plan is out of date.
     """
     run = Run(root=root, params=planned(root), name=name, seed=seed)
     seeds = {str(seed_value): seed_value for seed_value in run.experiment.seeds}
@@ -136,7 +136,7 @@ def recorded(
     key: run_metadata.RunKey | None = None,
     row: run_metadata.RunMetadata | None = None,
 ) -> Iterator[mlflow_run.MlflowRun | None]:
-    """Yield an MLflow run, or None if tracking is off; tracking never fails the stage.
+    """Yield the MLflow run, or None if tracking is off; errors of tracking never fail the stage.
 
     `key` and `row` are the results of `key_of` and `row_of`, if the caller has them already.
     """
@@ -147,7 +147,7 @@ def recorded(
     # One MLflow run per experiment and seed: `train`, `export` and `evaluate` write to it.
     tracking = mlflow_run.MlflowRun(key or key_of(run, attempt), prefix=prefix)
     tracking.describe(row or row_of(run), run.root)
-    status = "FAILED"  # also after SystemExit: MLflow would leave the run RUNNING for ever
+    status = "FAILED"  # also after SystemExit: MLflow would leave the run RUNNING
     try:
         yield tracking
         status = "FINISHED"
@@ -161,7 +161,7 @@ def recorded(
 
 
 def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
-    """Return which MLflow run a stage writes to."""
+    """Return the key of the MLflow run that a stage writes to."""
     stage, policy = attempt.job.stage, run.root / run.folder("train") / "policy.pt"
     return run_metadata.RunKey(
         experiment=run.name,
@@ -170,7 +170,7 @@ def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
         fingerprint=attempt.fingerprint,
         policy=run_metadata.dvc_digest(policy) if stage != "train" and policy.exists() else None,
         resumed=attempt.resumed,
-        # `dvc exp run --temp` works in a copy; DVC_ROOT is the real repository, with the store.
+        # `dvc exp run --temp` works in a copy; DVC_ROOT is the repository that has the store.
         root=Path(os.environ.get("DVC_ROOT") or run.root).resolve(),
         tags=run_metadata.tags(
             run.params.run_settings(run.name),
@@ -182,9 +182,9 @@ def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
 
 
 def tell_pretraining(record: mlflow_run.MlflowRun, folder: Path) -> None:
-    """Write the losses of a `pretrain` stage by epoch, from the files in its folder.
+    """Write the losses of the stage `pretrain` by epoch, from the files in its folder.
 
-    The MLflow run belongs to `train`, which may run again without `pretrain`.
+    The MLflow run belongs to the stage `train`, which may run again without `pretrain`.
     """
     with (folder / "progress.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -194,7 +194,7 @@ def tell_pretraining(record: mlflow_run.MlflowRun, folder: Path) -> None:
 
 
 def row_of(run: Run) -> run_metadata.RunMetadata:
-    """Return what MLflow shows of a run, whichever stage writes it."""
+    """Return the metadata that every stage of a run writes to MLflow."""
     experiment = run.experiment
     settings = run.params.run_settings(run.name)
     folders = [str(run.folder(stage)) for stage in experiment.stages]

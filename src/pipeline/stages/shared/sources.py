@@ -1,9 +1,9 @@
-"""The source files that each stage imports, read from the import statements.
+"""The source files that each stage imports, found by its import statements.
 
-Neither DVC nor Snakemake can know them, and lists by hand would have to be kept equal to the code.
-Snakemake's rules name the files that `watched` returns. DVC cannot call it, so each of its stages
-depends on a file in `workflow/code`, which `note` writes and the stage `check` keeps up to date. A
-stage's fingerprint has the files of its `closure`.
+DVC and Snakemake cannot find them, and lists written by hand would become outdated. Snakemake's
+rules have the files that `watched` returns as inputs. DVC cannot call it, so each of its stages
+depends on a file in `workflow/code`, which `note` writes and the stage `check` updates. A stage's
+fingerprint has the files of its `closure`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ CODE = Path("workflow/code")
 _SCRIPTS = "workflow/scripts"
 _PACKAGE = "pipeline"
 _BY_MODULE = {"env": ("envs", "stages")}
-"""By stage: packages of which only the imported modules count (subfolders as a whole). Otherwise
-the stage `env` would rebuild Unity projects after an edit of the code that drives environments."""
+"""By stage: packages of which only imported modules count (subfolders as a whole). Otherwise the
+stage `env` would rebuild Unity projects after an edit of the code that drives environments."""
 _PACKED = {"env": ("arrays.py",)}
-"""By stage: files that go into the executables beside the packages that the stage imports."""
+"""By stage: files that are packed into executables, in addition to the imported packages."""
 _PARTS = ("body", "orelse", "finalbody", "handlers", "cases")
-"""Fields of statements that hold further statements."""
+"""Fields of `ast` statements that contain further statements."""
 
 
 def stages(root: Path) -> list[str]:
@@ -41,16 +41,16 @@ def src_of(code: Path) -> Path:
 
 
 def place(code: Path, name: str) -> Path:
-    """Return the path of a file that `watched` names; `src/` stands for the package's folder."""
+    """Return the path of a name from `watched`, in which `src/` stands for the package's folder."""
     return src_of(code) / name[len("src/") :] if name.startswith("src/") else code / name
 
 
 def watched(root: Path, stage: str) -> list[str]:
-    """Return the files, relative to a checkout, whose edits rerun a stage.
+    """Return the files, relative to a checkout, of which an edit reruns a stage.
 
-    If the stage imports anything of a package, the whole package counts: more of it may be looked
-    up by name. `root` is a checkout, or the folder with `workflow` in the installed package, whose
-    files are named as in a checkout.
+    If a stage imports any module of a package, the whole package counts, because other modules may
+    be imported by name. `root` is a checkout, or the folder with `workflow` in the installed
+    package; names are the same for both.
     """
     src = src_of(root)
     package = src / _PACKAGE
@@ -73,9 +73,9 @@ def watched(root: Path, stage: str) -> list[str]:
 
 
 def note(root: Path, stage: str, code: Path | None = None) -> None:
-    """Write the ids of the files that a stage watches, if they have changed.
+    """Write git's ids of the files that a stage depends on, if they have changed.
 
-    `code` is the folder of the code that makes the project's results; None for the project's own.
+    `code` is the folder of the code that makes the project's results; None for the project itself.
     """
     code = code or root
     text = "".join(f"{git_id(place(code, name))}  {name}\n" for name in watched(code, stage))
@@ -85,12 +85,13 @@ def note(root: Path, stage: str, code: Path | None = None) -> None:
 
 
 def closure(src: Path, *modules: str) -> set[Path]:
-    """Return the files below `src` that modules import, directly or not, lazily or at once.
+    """Return the files below `src` that modules import, directly or indirectly, also in functions.
 
-    Imports for type checkers only are left out. A string that names a module of the package, as for
-    `import_module` or as `module:attribute`, counts as an import; one that ends in a dot, like the
-    start of an f-string, stands for the whole package. Imports in a package's `__getattr__` are
-    left out: they serve the package's users, not its own modules.
+    Imports under `TYPE_CHECKING` are left out. A string with the name of a module of the package,
+    as for `import_module` or as `module:attribute`, counts as an import; a string that ends in a
+    dot, like the start of an f-string, counts as the whole package. Imports in a package's
+    `__getattr__` are left
+    out: only users of the package need them, not its modules.
     """
     files_read: set[Path] = set()
     named: set[str] = set()
@@ -108,19 +109,19 @@ def closure(src: Path, *modules: str) -> set[Path]:
 
 
 def ids(src: Path, used: Iterable[Path]) -> dict[str, str]:
-    """Return the id that git gives each file's content, by its path below `src`."""
+    """Return git's id of each file's content, by the file's path below `src`."""
     return {file.relative_to(src).as_posix(): git_id(file) for file in sorted(used)}
 
 
 def git_id(file: Path) -> str:
-    """Return the id of a blob with this content, as `git hash-object` does."""
+    """Return git's id of a file's content, as `git hash-object` computes it."""
     content = file.read_bytes()
     header = f"blob {len(content)}\0".encode()
     return hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
 
 
 def _files(src: Path, module: str) -> list[Path]:
-    """Return the files that importing a module runs; none when it is unknown."""
+    """Return the files that the import of a module runs; [] if there is no such module."""
     parts = module.split(".")
     whole_package = parts[-1] == ""
     base = src.joinpath(*(parts[:-1] if whole_package else parts))
@@ -135,8 +136,8 @@ def _files(src: Path, module: str) -> list[Path]:
 
 
 @functools.cache
-def _imports(src: Path, file: Path, changed_ns: int) -> tuple[str, ...]:  # noqa: ARG001  # a key
-    """Return dotted names of our modules that `file` may import; read once per change."""
+def _imports(src: Path, file: Path, changed_ns: int) -> tuple[str, ...]:  # noqa: ARG001  # part of the cache's key
+    """Return dotted names of this package's modules that `file` may import; cached."""
     module_parts = file.with_suffix("").parts
     text = (src / file).read_text(encoding="utf-8")
     # Walking expressions takes most of the time, and few files name modules in strings.
@@ -149,7 +150,7 @@ def _imports(src: Path, file: Path, changed_ns: int) -> tuple[str, ...]:  # noqa
             start = ".".join(module_parts[: -node.level]) if node.level else ""
             module = ".".join(part for part in (start, node.module) if part)
             if _ours(module):
-                # `from package import name`: the name may be a module, and only the files tell.
+                # In `from package import name` the name may be a module; `_files` finds out.
                 names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Constant) and _names_module(node.value):
             names.append(str(node.value).partition(":")[0])
@@ -165,9 +166,9 @@ def _ours(module: str) -> bool:
 
 
 def _runtime(tree: ast.Module, *, in_strings: bool) -> Iterator[ast.AST]:
-    """Yield all statements except the bodies of `if TYPE_CHECKING`.
+    """Yield all statements except in bodies of `if TYPE_CHECKING`.
 
-    With `in_strings`, because a string in the file may name a module, yield expressions too.
+    With `in_strings`, expressions too, because strings may have names of modules.
     """
     waiting: list[ast.AST] = [tree]
     while waiting:
