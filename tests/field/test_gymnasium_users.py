@@ -119,7 +119,7 @@ def test_what_is_no_image_stays_a_vector_and_one_line_says_why(caplog, space, wh
     array = observed(space, space.sample(), visual="always")
     assert array.shape == (np.prod(space.shape),)
     (line,) = caplog.messages
-    assert f"the observation 'observation' is a vector and no image{why}" in line
+    assert f"the observation 'observation' is a vector and not an image{why}" in line
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.bool_])
@@ -318,9 +318,9 @@ def test_a_mask_as_sample_takes_it_allows_what_sample_gives():
 @pytest.mark.parametrize(
     ("space", "mask", "said"),
     [
-        (TREE, {"moves": np.ones(3)}, "has the part 'moves', and the action has ['aim', 'arms',"),
-        (TREE, {"arms": (None, None), "bits": None}, "has no part 'move', which the action has;"),
-        (TREE["arms"], (np.int8([0, 1]),), "has 1 parts, and the action has 2;"),
+        (TREE, {"moves": np.ones(3)}, "has the part 'moves', but the action has ['aim', 'arms',"),
+        (TREE, {"arms": (None, None), "bits": None}, "has no part 'move', but the action has it;"),
+        (TREE["arms"], (np.int8([0, 1]),), "has 1 parts, but the action has 2;"),
         (TREE["arms"], {"a": np.int8([0, 1])}, "has 2 entries; give 7 entries, 1 for each"),
         (TREE["bits"], np.ones(4, np.int8), "has 4 entries; give 6 entries"),
         (spaces.Discrete(3), {"move": np.int8([0, 1])}, "has 2 entries; give 3 entries"),

@@ -93,7 +93,7 @@ class InProcessEnvironment(StoredStepsEnv):
                 return no_state(self._simulator)
             # Tried now: a state that is too large, or not of plain values, has to be noticed before
             # the first checkpoint.
-            codec.message(codec.Kind.STATE, codec.encode(state))
+            codec.message(codec.StateMessageType.STATE, codec.encode(state))
         except ValueError as error:
             return str(error)
         return None

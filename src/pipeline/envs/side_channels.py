@@ -24,7 +24,7 @@ from pipeline.protocol import side_channels as wire
 from pipeline.protocol import state as codec
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
 from pipeline.protocol.side_channels import STATE, IncomingMessage, OutgoingMessage
-from pipeline.protocol.state import Kind
+from pipeline.protocol.state import StateMessageType
 
 _log = logging.getLogger(__name__)
 
@@ -369,7 +369,7 @@ class StateChannel(SideChannel):
         self._extra: Mapping[str, Any] = {}
         self._answer: dict[str, Any] | None = None
         self._is_restored = False
-        self._send(Kind.CAN)
+        self._send(StateMessageType.CAN)
 
     def sent(self, message: bytes) -> None:
         """Record a message for a replay."""
@@ -405,7 +405,7 @@ class StateChannel(SideChannel):
             return
         self._extra, self._answer = kept, None
         self._asked_at = len(self.messages)
-        self._send(Kind.STATE)
+        self._send(StateMessageType.STATE)
 
     def take(self) -> dict[str, Any] | None:
         """Return the state of the last `ask`, with what `ask` was given, once; else None."""
@@ -415,7 +415,7 @@ class StateChannel(SideChannel):
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Send a state of `take` with the next reset, which restores it and begins no episodes."""
         self._is_restored = False
-        self._send(Kind.RESTORE, saved["environment"].tobytes())
+        self._send(StateMessageType.RESTORE, saved["environment"].tobytes())
 
     def check_restored(self, saved: Mapping[str, Any]) -> None:
         """Raise ValueError, with the reason, if the environment has not taken up the state."""
@@ -428,18 +428,18 @@ class StateChannel(SideChannel):
     def on_message_received(self, msg: IncomingMessage) -> None:
         """Handle an answer: that there is a state, the state, that it is restored, or a refusal."""
         kind, content = codec.read(msg.get_raw_bytes())
-        if kind == Kind.CAN:
+        if kind == StateMessageType.CAN:
             self.refusal = None
-        elif kind == Kind.STATE:
+        elif kind == StateMessageType.STATE:
             # As an array, because checkpoints hold plain values and arrays only.
             data = np.frombuffer(content, dtype=np.uint8).copy()
             self._answer = {"environment": data, **self._extra}
             self.know(self._answer)
-        elif kind == Kind.RESTORE:
+        elif kind == StateMessageType.RESTORE:
             self._is_restored = True
         else:
             # Cut off, since it comes from another process and goes into messages.
             self.refusal = content.decode(errors="replace")[:1000]
 
-    def _send(self, kind: Kind, content: bytes = b"") -> None:
+    def _send(self, kind: StateMessageType, content: bytes = b"") -> None:
         self.message_queue.append(codec.message(kind, content))

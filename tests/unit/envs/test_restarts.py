@@ -355,15 +355,15 @@ def test_a_state_is_that_of_the_last_request_with_what_was_kept_then(monkeypatch
         channel.on_message_received(IncomingMessage(codec.message(kind, content)))
 
     channel = StateChannel()
-    answer(codec.Kind.CAN)
+    answer(codec.StateMessageType.CAN)
     channel.sent(b"aaaa")
     channel.ask({"kept": 1})
     channel.sent(b"bb")
-    answer(codec.Kind.STATE, b"one")
+    answer(codec.StateMessageType.STATE, b"one")
     channel.ask({"kept": 2})
     assert channel.take() is None, "the answer to the second request is still to come"
     channel.sent(b"cc")
-    answer(codec.Kind.STATE, b"two")
+    answer(codec.StateMessageType.STATE, b"two")
     channel.sent(b"dd")
     channel.sent(b"eeee")  # 8 bytes since the state; those before it count no more
     state = channel.take()
@@ -375,6 +375,6 @@ def test_a_state_is_that_of_the_last_request_with_what_was_kept_then(monkeypatch
         channel.sent(b"f")
         with pytest.raises(ValueError, match="not taken up"):
             channel.check_restored(saved)
-        answer(codec.Kind.RESTORE)
+        answer(codec.StateMessageType.RESTORE)
         channel.check_restored(saved)
         assert (channel.state["kept"], channel.messages) == (saved["kept"], [])

@@ -143,7 +143,7 @@ def test_what_an_unfinished_or_damaged_file_has_is_read_or_refused_by_its_place(
     begun = unfinished(path)
     path.write_bytes(begun[:-10])
     assert len(read_demo(path)) == N - 1
-    assert "bytes are no whole step, and are left out" in caplog.text
+    assert "bytes are not a whole step, and are left out" in caplog.text
     path.write_bytes(begun + b"\x04\x0a\x7fab")
     with pytest.raises(DemonstrationError, match="cut off or damaged at pair 7;"):
         read_demo(path)

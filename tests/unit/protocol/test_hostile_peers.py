@@ -91,8 +91,8 @@ def test_all_who_wait_are_accepted_at_one_look(server):
 
 
 def test_silent_connections_do_not_keep_the_environment_out(server, monkeypatch):
-    monkeypatch.setattr(server_module, "_STAY_S", 0.1)
-    monkeypatch.setattr(server_module, "_KEEP_S", 0.05)
+    monkeypatch.setattr(server_module, "_CANDIDATE_LIMIT_S", 0.1)
+    monkeypatch.setattr(server_module, "_KEEPER_INTERVAL_S", 0.05)
     silent = [RawClient(server.port) for _ in range(20)]
     client = RawClient(server.port)
     answered(server, client, 1)
@@ -101,7 +101,7 @@ def test_silent_connections_do_not_keep_the_environment_out(server, monkeypatch)
 
 
 def test_connection_that_breaks_the_rules_is_closed_without_waiting_for_the_next_look(monkeypatch):
-    monkeypatch.setattr(server_module, "_KEEP_S", 1000.0)
+    monkeypatch.setattr(server_module, "_KEEPER_INTERVAL_S", 1000.0)
     with Server() as server, ThreadPoolExecutor(1) as pool:
         received = pool.submit(server.receive, 60, no_check)
         client, other = RawClient(server.port), RawClient(server.port)
@@ -173,7 +173,7 @@ def test_loss_is_reported_under_a_flood(server, monkeypatch):
 
 def test_flood_beside_a_conversation_costs_a_bounded_number_of_looks(monkeypatch):
     """Nothing of what strangers send is read, and few of them are accepted at a time."""
-    monkeypatch.setattr(server_module, "_KEEP_S", 0.05)
+    monkeypatch.setattr(server_module, "_KEEPER_INTERVAL_S", 0.05)
     accept, read = server_module.accepted_from, IncomingConnection.read
     looks, strangers, readers = [], [], set()
 

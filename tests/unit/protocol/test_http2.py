@@ -323,7 +323,7 @@ def test_what_is_sent_has_its_outcome_and_no_other_connection_suffers(
             expected = [] if value is None else [value]
             assert [int.from_bytes(reason[:4], "big") for reason in reasons] == expected
             words = reasons[0][4:].decode() if reasons else "something else than HTTP/2"
-            assert f"is cut off: the peer sent {words}" in caplog.text
+            assert f"is closed because the peer sent {words}" in caplog.text
 
 
 @pytest.mark.parametrize("sent", ROWS["served", 300].values(), ids=ROWS["served", 300])

@@ -189,7 +189,7 @@ def pair(*numbers, **action) -> m.AgentInfoActionPairProto:
         (discrete(3), [m.AgentInfoActionPairProto()] * 40_000, "a recording of 40000 steps"),
         (announced(), [pair(1.0)], "behavior Walker: it announces no actions"),
         (discrete(3), [pair(1.0, discrete_actions=[1]), pair(1.0, discrete_actions=[3])],
-         r"the action of step 2, \[\] and \[3\], is none of the behavior's \(.*\(3,\)\)"),
+         r"the action of step 2, \[\] and \[3\], is not possible in the behavior \(.*\(3,\)\)"),
         (discrete(3), [pair(1.0, discrete_actions=[-1])], "the action of step 1"),
         (announced(num_continuous_actions=2), [pair(1.0, continuous_actions=[0, np.inf])],
          r"the action of step 1, \[ 0. inf\]"),

@@ -132,5 +132,5 @@ def test_other_steps_are_not_the_same_and_those_of_other_shapes_do_not_fit():
     for part in ("obs", "reward", "group_id", "group_reward", "interrupted"):
         values = getattr(terminal, part)
         shorter = [value[1:] for value in values] if part == "obs" else values[1:]
-        with pytest.raises(ValueError, match="the steps of B have other shapes"):
+        with pytest.raises(ValueError, match="the shapes of the steps of B"):
             refuse_other_shapes("B", SPEC, (decision, replace(terminal, **{part: shorter})))

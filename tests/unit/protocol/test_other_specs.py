@@ -63,7 +63,7 @@ def test_agent_with_observations_in_another_order_is_refused_by_id_and_both_orde
     sent = [observation.name for observation in infos[-1].observations]
     expected = (
         f"Agent with id=9 of behavior 'b' sent its observations in the order {sent}; the behavior "
-        f"has the order {[obs.name for obs in spec.observation_specs]}, which must be that of"
+        f"has the order {[obs.name for obs in spec.observation_specs]}, and all its agents must have"
     )
     with pytest.raises(ObservationError, match=f"^{re.escape(expected)}"):
         decode_steps(infos, spec, "b")
@@ -74,7 +74,7 @@ def test_agent_with_other_names_is_taken_with_one_warning(caplog):
     for _ in range(3):
         assert len(decode_steps(infos, TWO, "other names")[0]) == 2
     assert [record.message for record in caplog.records] == [
-        "Behavior other names: an agent calls its observations ['eyes', 'snout'], the first one "
+        "Behavior other names: an agent calls its observations ['eyes', 'snout'], the first agent "
         "['eyes', 'nose']. They are taken to mean the same, because their shapes agree; check it."
     ]
 

@@ -25,7 +25,7 @@ HEALTH = "/grpc.health.v1.Health/Check"
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at strangers every 0.05 s, so that these tests need not wait."""
-    monkeypatch.setattr(server_module, "_KEEP_S", 0.05)
+    monkeypatch.setattr(server_module, "_KEEPER_INTERVAL_S", 0.05)
 
 
 def step(reward: float = 0.0) -> bytes:
@@ -181,8 +181,8 @@ def test_environment_may_go_on_over_another_connection_after_its_own_broke(kind)
             exchange(server, client, message() if k == 0 else step(float(k)))
             client.close()
             if kind is HastyGrpcServer:  # the runtime closes its sockets in threads of its own
-                while server._owner_lives():
-                    server._next_look = 0.0
+                while server._is_owner_connected():
+                    server._next_owner_check = 0.0
 
 
 def test_call_that_is_over_late_does_not_count_as_the_loss_of_a_later_one():
@@ -195,7 +195,7 @@ def test_call_that_is_over_late_does_not_count_as_the_loss_of_a_later_one():
         first.cancel()
         second = client.call(step(2.0))
         assert server.receive(20, no_check) == ReceivedMessageProto.FromString(step(2.0))
-        server._ended(older)
+        server._on_call_end(older)
         assert server._lost_at is None
         server.reply(message())
         second.result()

@@ -113,7 +113,7 @@ def test_who_polls_gives_way_at_each_look_but_not_once_the_answer_is_there(monke
         given_way.append(other.asked)
         other.there = other.asked == 3
 
-    monkeypatch.setattr(spin_wait, "_let_others_work", give_way)
+    monkeypatch.setattr(spin_wait, "_yield_processor", give_way)
     wait.poll(other)
     assert given_way == [1, 2, 3]
     assert other.asked == 4

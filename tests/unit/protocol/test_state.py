@@ -6,7 +6,7 @@ import pytest
 from pipeline.errors import UnitySideChannelException
 from pipeline.protocol import state
 from pipeline.protocol.simulator import no_state, restore, state_of
-from pipeline.protocol.state import Kind
+from pipeline.protocol.state import StateMessageType
 
 
 def test_arrays_and_plain_values_come_back():
@@ -53,7 +53,7 @@ def test_damaged_states_are_refused_and_nothing_else_happens():
             try:
                 state.decode(data)
             except ValueError as error:
-                assert "no environment's state" in str(error)  # noqa: PT017  # or it is one
+                assert "not an environment's state" in str(error)  # noqa: PT017  # or it is one
 
 
 @pytest.mark.parametrize(
@@ -62,21 +62,24 @@ def test_damaged_states_are_refused_and_nothing_else_happens():
 )
 def test_an_array_of_objects_or_that_does_not_fit_is_refused_before_it_is_made(kind, shape):
     text = f'{{"map": {{"a": {{"array": ["{kind}", {shape}]}}}}}}'.encode()
-    with pytest.raises(ValueError, match="no environment's state"):
+    with pytest.raises(ValueError, match="not an environment's state"):
         state.decode(struct.pack("<q", len(text)) + text + bytes(8))
 
 
 def test_messages_of_other_versions_and_sizes_are_refused(monkeypatch):
     for content in (b"abc", b""):
-        assert state.read(state.message(Kind.STATE, content)) == (Kind.STATE, content)
+        assert state.read(state.message(StateMessageType.STATE, content)) == (
+            StateMessageType.STATE,
+            content,
+        )
     for payload in (b"", b"1234567", struct.pack("<ii", 2, 1), struct.pack("<ii", 1, 4)):
         with pytest.raises(UnitySideChannelException, match="state channel"):
             state.read(payload)
     monkeypatch.setattr(state, "MAX_STATE_BYTES", 2)
-    with pytest.raises(UnitySideChannelException, match="the most is 2"):
+    with pytest.raises(UnitySideChannelException, match="at most 2"):
         state.read(struct.pack("<ii", 1, 1) + b"abc")
-    with pytest.raises(ValueError, match="the most is 2"):
-        state.message(Kind.STATE, b"abc")
+    with pytest.raises(ValueError, match="at most 2"):
+        state.message(StateMessageType.STATE, b"abc")
 
 
 class Counter:

@@ -1,7 +1,7 @@
 """A field with good and bad food and a laser: shaped like Unity's Food Collector.
 
-Actions are hybrid: three continuous ones move and turn, a discrete one fires the laser, which burns
-what is in front. The laser recharges, and is masked while it does.
+Actions are hybrid: three continuous actions move and turn, a discrete action fires the laser, which
+burns the nearest food in front. The laser is masked while it recharges.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Collector(SoloAreas):
         self._n_placed = self._keep("n_placed", ())
 
     def _place(self, rows: AnyArray) -> None:
-        """Scatter agent and food; the places where eaten food comes again are drawn now, too."""
+        """Draw the places of agent and food, and the later places of food that was eaten."""
         uniform = self._uniform(rows, 3 + 2 * (_N_FOOD + _N_PLACES))
         places = between(uniform[:, 3:], -_EDGE, _EDGE).reshape(len(rows), -1, 2)
         self._position[rows] = between(uniform[:, :2], -_EDGE, _EDGE)
@@ -65,9 +65,9 @@ class Collector(SoloAreas):
         self._recharge[rows], self._n_placed[rows] = 0, 0
 
     def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
-        """Move ahead and to the right, turn to the right, each in [-1, 1]; 1 fires the laser."""
+        """Move ahead and right, turn right (each in [-1, 1]), and fire the laser (choice 1)."""
         ahead, right, turn = np.clip(action.continuous, -1.0, 1.0).T
-        # The mask forbids it, but nothing makes a policy obey.
+        # Checked although masked, because a policy may ignore the mask.
         fires = (action.discrete[:, 0] == 1) & (self._recharge == 0)
         self._degrees += turn * TURN_DEGREES
         self._degrees %= 360.0
@@ -79,13 +79,13 @@ class Collector(SoloAreas):
         self._velocity += (1 - _KEEP) * push * most[:, None].astype(np.float32)
         limit = HALF_SIDE - _MARGIN
         np.clip(self._position + self._velocity, -limit, limit, out=self._position)
-        # First: food within reach that the laser burns is not eaten.
+        # The laser comes first: food that it burns is not eaten.
         gone = self._shot(forward, fires)
         offset = self._food - self._position[:, None]
         eaten = ((offset * offset).sum(axis=2) < TOUCH**2) & ~gone
         gone = eaten | gone
         if gone.any():
-            # Food that is gone comes again at the next places of its area.
+            # Food that is gone appears again at the area's next places.
             rows, food = np.nonzero(gone)
             which = (self._n_placed[:, None] + gone.cumsum(axis=1) - 1)[rows, food]
             self._food[rows, food] = self._places[rows, which % _N_PLACES]
@@ -94,7 +94,7 @@ class Collector(SoloAreas):
         return (eaten * _VALUE).sum(axis=1, dtype=np.float32), np.zeros(len(fires), dtype=np.bool_)
 
     def _shot(self, forward: FloatArray, fires: BoolArray) -> BoolArray:
-        """[N, F] whether the laser burns this food: the nearest in the beam of those who fire."""
+        """Return [N, F] whether the laser burns a food: the nearest food in an agent's beam."""
         burnt = np.zeros((len(fires), _N_FOOD), dtype=np.bool_)
         rows = np.flatnonzero(fires)
         if len(rows):
@@ -138,12 +138,12 @@ class Collector(SoloAreas):
 
 
 def _to_right(forward: FloatArray) -> FloatArray:
-    """[..., 2] unit vectors a quarter turn clockwise from `forward`."""
+    """Return [..., 2] unit vectors, a quarter turn clockwise from `forward`."""
     return np.stack([forward[..., 1], -forward[..., 0]], axis=-1)
 
 
 def expert(steps: DecisionSteps) -> ActionTuple:
-    """Go for the nearest good food, and burn bad food in front."""
+    """Walk to the nearest good food, and burn bad food that is in front."""
     tag, distance = rays.sights(steps.obs[0], RAY_DEGREES, 3)
     reach = distance * RAY_LENGTH
     good = np.where(tag == GOOD, reach + 0.03 * np.abs(RAY_DEGREES), np.inf)

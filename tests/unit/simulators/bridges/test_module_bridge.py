@@ -165,9 +165,9 @@ def test_every_option_reaches_each_copy_of_a_users_environment_of_pettingzoo():
         ("of_module_bridg:pole", r"did you mean 'of_module_bridge:pole'\?$"),
         ("of_module_bridge:pol", r"did you mean 'of_module_bridge:pole'\?$"),
         ("of_module_bridge:A_TEXT", "has no function or class 'A_TEXT'"),
-        ("of_module_bridge:number", "gives an object of type int; it must give an environment"),
-        ("of_module_bridge:forgets", "gives an object of type NoneType; it must give"),
-        ("of_module_bridge:same", "gives the same object twice"),
+        ("of_module_bridge:number", "returns an object of type int; it must return an environ"),
+        ("of_module_bridge:forgets", "returns an object of type NoneType; it must return"),
+        ("of_module_bridge:same", "returns the same object twice"),
         (
             "of_module_bridge:broken",
             r"fails: ZeroDivisionError: division by zero \(of_module_bridge.py:34\)$",

@@ -130,5 +130,5 @@ def test_the_shift_is_a_parameter_of_those_who_come_next():
     assert now(simulator).left.tolist() == [30, 30]
     assert decisions.obs[0][:, 12].tolist() == [0.5, 0.5]
     simulator.set_parameter("shift", 0.0)
-    with pytest.raises(SettingsError, match="shift must lie between 1 and 200, got 0"):
+    with pytest.raises(SettingsError, match="shift must be between 1 and 200, got 0"):
         simulator.reset()
