@@ -113,8 +113,8 @@ def list_environments(arguments: argparse.Namespace) -> str:
 def fetch_environment(arguments: argparse.Namespace) -> str:
     """Return the path of an environment's program, fetched if it is not cached."""
     from pipeline.envs.sources import fetch
+    from pipeline.envs.sources.executables import executable_in
     from pipeline.envs.sources.fetch import public
-    from pipeline.envs.sources.programs import find_program
 
     address, sha256 = arguments.environment, arguments.sha256
     max_bytes = int(arguments.max_unpacked_gb * 1e9)
@@ -137,7 +137,7 @@ def fetch_environment(arguments: argparse.Namespace) -> str:
             "into params.yaml; it stays downloaded, not unpacked"
         )
     folder = fetch.fetch(address, sha256=sha256, max_bytes=max_bytes)
-    program = find_program(
+    program = executable_in(
         folder, label=public(address), platform=arguments.platform, wanted=arguments.executable
     )
     return str(program)

@@ -9,7 +9,7 @@ from fake_player import START
 from made_archives import digest, zipped
 
 from pipeline.envs.registry import RemoteRegistryEntry, UnityEnvRegistry
-from pipeline.envs.sources import programs
+from pipeline.envs.sources import executables
 from pipeline.errors import FetchError, SettingsError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ BUILD = zipped({"Game/Game.x86_64": PLAYER, "Game/UnityCrashHandler64.exe": b"MZ
 
 @pytest.fixture(autouse=True)
 def on_linux(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs.sys, "platform", "linux")
+    monkeypatch.setattr(executables.sys, "platform", "linux")
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_only_the_failed_worker_begins_anew_and_has_the_parameters(caplog):
     restart, continuation = [r.getMessage() for r in caplog.records]
     assert restart == "Restarting worker[1] after 'no answer in 60 s' (restart 1)."
     assert continuation.startswith(
-        "Worker[1] begins anew (Fails keeps no state). Its unfinished episodes"
+        "Worker[1] begins new episodes (Fails keeps no state). Its unfinished episodes"
     )
 
 
@@ -227,9 +227,9 @@ def test_a_killed_or_hung_process_is_replaced_and_goes_on_where_it_was(
 @pytest.mark.parametrize(
     ("lost", "why"),
     [
-        ("state", "its state is not known"),
-        ("observations", "from the state that it gave, it came to other observations"),
-        ("twice", "it failed there again: .*SIGKILL"),
+        ("state", "its last state is not known"),
+        ("observations", "the replay from its last state led to other observations"),
+        ("twice", "the replay failed: .*SIGKILL"),
     ],
 )
 def test_a_process_whose_place_cannot_be_found_begins_anew(
@@ -256,7 +256,7 @@ def test_a_process_whose_place_cannot_be_found_begins_anew(
         play(workers, 5)
         for decision, _ in workers.get_steps(NAME):
             assert np.isfinite(decision.obs[0]).all()
-    assert re.search(rf"Worker\[1\] begins anew \({why}", caplog.text)
+    assert re.search(rf"Worker\[1\] begins new episodes \({why}", caplog.text)
     assert "cannot be repeated exactly" in caplog.text
 
 

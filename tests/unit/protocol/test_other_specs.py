@@ -63,7 +63,7 @@ def test_agent_with_observations_in_another_order_is_refused_by_id_and_both_orde
     sent = [observation.name for observation in infos[-1].observations]
     expected = (
         f"Agent with id=9 of behavior 'b' sent its observations in the order {sent}; the behavior "
-        f"has the order {[obs.name for obs in spec.observation_specs]}, and all its agents must have"
+        f"has the order {[obs.name for obs in spec.observation_specs]}, and all its agents must"
     )
     with pytest.raises(ObservationError, match=f"^{re.escape(expected)}"):
         decode_steps(infos, spec, "b")

@@ -269,13 +269,13 @@ def test_a_simulator_that_fails_says_goodbye_first(trainer, converse):
 
 
 def test_a_listener_that_does_not_answer_or_speaks_something_else_is_reported(monkeypatch):
-    monkeypatch.setattr(client, "_HELLO_S", 0.2)
+    monkeypatch.setattr(client, "_GREETING_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         port = listener.getsockname()[1]
         with pytest.raises(UnityTimeOutException, match=f"localhost:{port} did not answer"):
             client.converse(lambda *_: None, port=port)
         listener.accept()[0].close()
-        monkeypatch.setattr(client, "_HELLO_S", 20.0)
+        monkeypatch.setattr(client, "_GREETING_S", 20.0)
         conversation = pool.submit(client.converse, lambda *_: None, port=port)
         caller, _ = listener.accept()
         caller.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")

@@ -19,10 +19,13 @@ def test_a_player_s_arguments_are_understood_with_either_dash(dash):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--num-agent 8", "'--num-agent' is no option; did you mean --num-agents? --help lists"),
-        ("-nographic", "'-nographic' is no option; did you mean --nographics?"),
-        ("--num-agents 8 9", "'9' is no option; --help lists all"),
-        ("--level 7", "'--level' is no option; --help lists all"),
+        (
+            "--num-agent 8",
+            "'--num-agent' is not an option; did you mean --num-agents? --help",
+        ),
+        ("-nographic", "'-nographic' is not an option; did you mean --nographics?"),
+        ("--num-agents 8 9", "'9' is not an option; --help lists all"),
+        ("--level 7", "'--level' is not an option; --help lists all"),
     ],
 )
 def test_a_misspelt_argument_is_refused_in_one_line(words, said, capsys):

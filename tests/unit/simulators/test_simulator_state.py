@@ -44,7 +44,7 @@ class Player:
         """The session's answer to one command."""
         received = ReceivedMessageProto.FromString(message.SerializeToString())
         request = received.unity_input.rl_input
-        self.session._hear(request.side_channel)
+        self.session._receive(request.side_channel)
         data = self.session._advance(request)
         return UnityMessageProto.FromString(data)
 

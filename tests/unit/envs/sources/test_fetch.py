@@ -135,9 +135,9 @@ def test_no_server_is_an_error_of_one_line(cache):
 
 @pytest.mark.parametrize("url", ["ftp://host/game.zip", "http:///game.zip", "game.zip"])
 def test_what_is_no_url_is_refused(url, cache):
-    with pytest.raises(FetchError, match="is no URL that can be fetched"):
+    with pytest.raises(FetchError, match="is not a URL that can be fetched"):
         fetch.fetch(url, sha256="0" * 64)
-    with pytest.raises(FetchError, match=r"http://\[.: is no URL \(Invalid IPv6 URL\)"):
+    with pytest.raises(FetchError, match=r"http://\[.: is not a URL \(Invalid IPv6 URL\)"):
         fetch.digest_of("http://[")
     with pytest.raises(FetchError, match="three slashes"):
         fetch.fetch("file://folder/game.zip", sha256="0" * 64)

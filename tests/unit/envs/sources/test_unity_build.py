@@ -123,7 +123,7 @@ def test_a_project_becomes_a_player_by_the_method_it_names(project):
         ("method", "does not know the method PipelineBuild.Build; copy workflow/unity/PipelineBu"),
         ("script", "exit code 1. Its log says: Assets/Ball.cs(7,2): error CS1002: ; expected. All"),
         ("silent", "failed with exit code 7. Its log says: no error, and last 'Unity Editor vers"),
-        ("nothing", "the build of My Game: expected one program, found none"),
+        ("nothing", "the build of My Game: expected one executable, found none"),
     ],
 )
 def test_a_build_that_fails_is_told_in_one_line(project, mode, message):
@@ -156,7 +156,7 @@ def test_what_is_no_project_or_editor_is_refused(project, monkeypatch):
     monkeypatch.setenv(unity_build.EDITOR_VARIABLE, str(broken))
     assert "broken: the Unity Editor cannot be started: Permission denied" in failure(project, "x")
     (project / "ProjectSettings/ProjectVersion.txt").unlink()
-    assert "My Game: is no Unity project, it has no ProjectSettings/Pro" in failure(project, "good")
+    assert "My Game: is not a Unity project, it has no ProjectSettings" in failure(project, "good")
 
 
 def editor_at(path: Path) -> Path:

@@ -109,17 +109,17 @@ BAD = {
     "tar hard link": (tarred(member("evil", linkname="../archive", **HARD)), OUTSIDE),
     "tar hard link to a link": (
         tarred(member("a", linkname="b", **LINK), member("evil", linkname="a", **HARD)),
-        "the hard link 'evil' leads to 'a', which is no file of the archive",
+        "the hard link 'evil' leads to 'a', which is not a file of the archive",
     ),
     "tar device": (tarred(member("sda", type=tarfile.BLKTYPE)), "'sda' is a special file"),
     "tar pipe": (tarred(member("pipe", type=tarfile.FIFOTYPE)), "'pipe' is a special file"),
-    "no archive": (b"just text", "is no zip, tar, tar.gz, tar.bz2 or tar.xz archive"),
-    "empty": (b"", "is no zip, tar"),
-    "html": (b"<html>" + b" " * 600, "is no zip, tar"),
+    "no archive": (b"just text", "is not a zip, tar, tar.gz, tar.bz2 or tar.xz arch"),
+    "empty": (b"", "is not a zip, tar"),
+    "html": (b"<html>" + b" " * 600, "is not a zip, tar"),
     "cut zip": (zipped(GAME)[:-30], "the archive cannot be read"),
     "cut gz": (game_tar("gz")[:-30], "the archive cannot be read"),
     "cut tar": (tarred(member("a", b"x" * 5000))[:2000], "the archive cannot be read"),
-    "a program": (b"#!/bin/sh\n" + zipped(GAME), "is no zip, tar"),
+    "a program": (b"#!/bin/sh\n" + zipped(GAME), "is not a zip, tar"),
 }
 
 

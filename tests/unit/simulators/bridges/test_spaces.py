@@ -227,7 +227,7 @@ def test_a_mask_forbids_what_is_zero_in_it():
     assert first.tolist() == [[False, True]]
     assert second.tolist() == [[True, False, False]]
     for wrong, said in (
-        (np.ones(4), "has 4 entries; give 5 entries, 1 for each choice"),
+        (np.ones(4), "has 4 entries; give 5 entries, 1 for each allowed"),
         (np.array([1, 1, 0, 0, 0]), "forbids every choice of the discrete action 1"),
     ):
         with pytest.raises(UnityEnvironmentException, match=said):

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.envs.sources import programs
-from pipeline.envs.sources.programs import find_program, runs_headless
+from pipeline.envs.sources import executables
+from pipeline.envs.sources.executables import executable_in, runs_headless
 from pipeline.errors import FetchError
 
 
 @pytest.fixture(autouse=True)
 def on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs.sys, "platform", "linux")
+    monkeypatch.setattr(executables.sys, "platform", "linux")
 
 
 def build(folder: Path, *names: str, mode: int = 0o644) -> Path:
@@ -25,7 +25,7 @@ def build(folder: Path, *names: str, mode: int = 0o644) -> Path:
 
 
 def found(folder: Path, **options: str) -> str:
-    return find_program(folder, label="it", **options).relative_to(folder).as_posix()
+    return executable_in(folder, label="it", **options).relative_to(folder).as_posix()
 
 
 ALL = (
@@ -47,7 +47,7 @@ def test_each_platform_has_its_own_program(tmp_path):
     # without a suffix it is the one that may be executed
     folder = build(tmp_path / "plain", "bin/player", "bin/UnityPlayer.so", mode=0o755)
     assert found(build(folder, "readme")) == "bin/player"
-    with pytest.raises(FetchError, match="expected one program, found none"):
+    with pytest.raises(FetchError, match="expected one executable, found none"):
         found(build(tmp_path / "none", "readme"))
 
 
@@ -57,7 +57,9 @@ def test_a_program_can_be_named(tmp_path):
         found(tmp_path)
     assert found(tmp_path, wanted="b.x86_64") == "b.x86_64"
     assert found(tmp_path, wanted="m/G.app") == "m/G.app/Contents/MacOS/G"
-    with pytest.raises(FetchError, match=r"has no file 'c'; its programs are a\.x86_64, b\.x86_64"):
+    with pytest.raises(
+        FetchError, match=r"has no file 'c'; its executables are a\.x86_64, b\.x86_64"
+    ):
         found(tmp_path, wanted="c")
 
 
@@ -101,5 +103,5 @@ def test_scripts_and_other_systems_are_left_alone(player, tmp_path, monkeypatch)
     script.write_text("#!/bin/sh\n")
     assert not runs_headless(script)
     assert not runs_headless(tmp_path / "missing")
-    monkeypatch.setattr(programs.sys, "platform", "win32")
+    monkeypatch.setattr(executables.sys, "platform", "win32")
     assert not runs_headless(player)
