@@ -203,7 +203,7 @@ def test_actions_beyond_their_bounds_are_clipped_and_counted(tmp_path):
     steps = import_table(table, behavior, spec, tmp_path / "a.demo")
     n_beyond = int((np.abs(actions) > 2).sum())
     assert 0 < n_beyond < len(actions)
-    assert f"; {n_beyond} numbers beyond them clipped, as the environment does" in steps[1]
+    assert f"; {n_beyond} numbers outside were clipped, as the environment does" in steps[1]
     demo = read_demo(tmp_path / "a.demo")
     np.testing.assert_array_equal(demo.continuous[~demo.done], actions.clip(-2, 2) / 2)
 
@@ -228,7 +228,7 @@ def test_datasets_that_cannot_be_are_refused(tmp_path):
     there_and_back(tmp_path, dataset, None)
     demo = read_demo(tmp_path / "a.demo")
     for use in (read_dataset, lambda name: write_dataset(demo, name)):
-        with pytest.raises(DemonstrationError, match=r"minari:nothing: is no id of a dataset"):
+        with pytest.raises(DemonstrationError, match=r"minari:nothing: is not an id of a dataset"):
             use("nothing")
     with pytest.raises(DemonstrationError, match=r"minari:cart-v0: exists; raise the version"):
         write_dataset(demo, "cart-v0")

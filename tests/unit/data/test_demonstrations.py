@@ -110,7 +110,7 @@ def test_demonstrations_without_a_step_are_refused_by_their_names(tmp_path):
         write(tmp_path / "a.demo", [True]),
         DemoSource(path=str(write(tmp_path / "b.demo", [True, True])), weight=1.0),
     ]
-    with pytest.raises(DemonstrationError, match=r"a\.demo, .*b\.demo: no step holds an action"):
+    with pytest.raises(DemonstrationError, match=r"a\.demo, .*b\.demo: no step has an action"):
         load_expert_rows(sources, SPEC)
 
 
@@ -133,7 +133,7 @@ def test_a_merged_file_gives_the_rows_of_its_files(tmp_path):
     demo = read_demo(target)
     assert (demo.behavior_name, len(demo)) == ("B", 10)
     assert demo.interrupted.tolist() == [False, False, True, False, True] + [False] * 5
-    assert steps[0].endswith("1 episodes ended, and one that goes on closed as cut short")
+    assert steps[0].endswith("1 episodes ended, and an open episode closed as cut short")
     assert steps[1].endswith("4 pairs, 2 episodes ended")
     remerged = tmp_path / "again.demo"
     merge_demos([target], remerged)
@@ -233,7 +233,7 @@ def test_a_return_that_float32_misses_meets_its_limit(tmp_path):
 @pytest.mark.parametrize(
     ("conditions", "told"),
     [
-        ({"episodes": [2, 5]}, "there is no episode 5; 4 have ended in it"),
+        ({"episodes": [2, 5]}, "there is no episode 5; its ended episodes are 1 to 4"),
         ({"episodes": [0]}, "there is no episode 0"),
         ({"min_return": 6.0}, r"none of its 4 ended episodes \(returns 1 to 5\) meets"),
     ],

@@ -129,7 +129,10 @@ class Account:
             for agent in self.agents.values():
                 agent.owed += own * (agent.group == self.agents[slot].group)
         for slot, (_, own, shared) in earned.items():
-            agent, name = self.agents[slot], "gained_at_end" if slot in ended else "gained"
+            agent, name = (
+                self.agents[slot],
+                "step_reward_at_end" if slot in ended else "step_reward",
+            )
             assert self.groups.by_slot[name][slot] == pytest.approx(agent.owed + shared, abs=1e-5)
             agent.owed = 0.0
             agent.own, agent.shared = agent.own + own, agent.shared + shared
