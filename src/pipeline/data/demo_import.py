@@ -25,8 +25,8 @@ from pipeline.settings.reader import suggestion
 if TYPE_CHECKING:
     from pipeline.data.demo_tables import Columns, Numbers, Table
 
+# Distance by which an action may exceed -1..1 through rounding.
 _ROUNDING = 1e-6
-"""Distance by which an action may exceed -1..1 through rounding."""
 
 
 class _Episodes(NamedTuple):
@@ -241,8 +241,8 @@ def _continuous(
         table,
         numbers,
         beyond,
-        "the action {} exceeds -1..1, the range of every continuous action; divide by the largest "
-        f"action: --action-scale {','.join(f'{max(peak, 1):.6g}' for peak in largest)}",
+        "the action {} exceeds -1..1, the range of every continuous action; divide by the largest: "
+        f"--action-scale {','.join(f'{max(peak, 1):.6g}' for peak in largest)}",
     )
     return values[~idle]
 

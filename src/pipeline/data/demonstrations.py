@@ -19,8 +19,8 @@ from pipeline.settings.schema import DemoSource
 _log = logging.getLogger(__name__)
 
 
+# Relative error of a return that is a sum of float32 rewards.
 _SLACK = 1e-6
-"""Relative error of a return that is a sum of float32 rewards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -85,7 +85,7 @@ class Groups:
         }
         self._sources: dict[Any, int] = {}
         self.finished: list[float] = []
-        """Group returns of the groups whose last member has ended since this was cleared."""
+        """Group returns of groups in which the last member has ended since this was cleared."""
 
     def key(self, source: Any, group_id: AnyArray, slots: AnyArray) -> AnyArray:
         """Return int64 [N] keys: one for each group of a source, and each agent without a group."""

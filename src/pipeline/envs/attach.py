@@ -25,8 +25,8 @@ from pipeline.settings.schema import EnvironmentSettings
 _log = logging.getLogger(__name__)
 
 _LOG_INTERVAL_S = 10.0
+# Seconds of one check of all players that have not connected.
 _CHECK_S = 0.2
-"""Seconds of one check of all players that have not connected."""
 _HOW_TO_START = (
     "Start each player with --mlagents-port and its port, or press Play in a Unity Editor with "
     "that port; all have to connect within %g s."

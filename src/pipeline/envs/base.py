@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 
 FIRST_S, FIRST_EXCHANGES = 30.0, 10_000
 """Seconds of waiting, or messages without a decision, after which a warning is logged."""
+# Factor by which a silence must grow before the warning is logged again.
 _LONGER = 10
-"""Factor by which a silence must grow before the warning is logged again."""
 _REMEDY = (
     "The wait ends when an agent asks: in Unity each agent needs a Decision Requester (or calls "
     'RequestDecision) and the Behavior Type "Default", and agents that end must appear again'
@@ -312,7 +312,6 @@ class StoredStepsEnv(BaseEnv):
         return taken
 
     def _last_message(self) -> str:
-        """Return a description of the last message, for warnings about a silence."""
         return last_message(self._steps, self._specs)
 
     def _client_state(self, stats: Stats) -> dict[str, Any]:

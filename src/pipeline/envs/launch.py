@@ -106,11 +106,7 @@ def command_line(
 
 
 def words_of(arguments: Sequence[Any]) -> list[str]:
-    """Return a list of arguments as texts.
-
-    Raises:
-        UnityEnvironmentException: The arguments are one text, or not texts and numbers.
-    """
+    """Return arguments as texts; UnityEnvironmentException for one text, or for other objects."""
     if isinstance(arguments, str | bytes):
         text = arguments if isinstance(arguments, str) else arguments.decode(errors="replace")
         raise UnityEnvironmentException(

@@ -19,10 +19,10 @@ from pipeline.protocol.specs import ActionTuple, BehaviorSpec
 from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 _AGENT = "?agent_id="
+# Steps without a message about an agent after which the agent counts as gone.
 _GONE_AFTER = 1000
-"""Steps without a message about an agent after which the agent counts as gone."""
+# With fewer agents, the wrapper does not look for agents that are gone.
 _MIN_AGENTS_TO_SWEEP = 256
-"""With fewer agents, the wrapper does not look for agents that are gone."""
 
 
 class UnityPettingZooException(UnityException):
@@ -46,8 +46,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
     Agents that appear later are added to `agents`.
 
     `possible_agents` are the agents since the last reset. If there are more than 256, agents that
-    sent nothing for 1,000 steps are removed from time to time; an agent whose episode had not ended
-    is truncated first.
+    sent nothing for 1,000 steps are removed from time to time, and truncated if they had not ended.
 
     One observation is an array; several are a dict by the sensors' names. With discrete actions, an
     observation is `{"observation": ..., "action_mask": ...}`, with an int8 mask, 1 = allowed, for
@@ -195,7 +194,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             env.close()
 
     def _add_decisions(self, behavior: str, decision: DecisionSteps, result: _StepResult) -> None:
-        """Add the agents that ask for a decision, without agents whose episode has ended."""
+        """Add the agents that ask for a decision, except for agents that have ended."""
         for row, agent in enumerate(self._names(behavior, decision)):
             if agent not in self._last_active:
                 # Sorted, because PettingZoo's turns follow this list, and an environment may send

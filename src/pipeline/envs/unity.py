@@ -38,16 +38,16 @@ from pipeline.protocol.steps import no_agents, same_steps
 
 _log = logging.getLogger(__name__)
 
+# Seconds for the environment to disconnect, at a normal end and after a failure.
 _CLOSE_S, _FAST_CLOSE_S = 1.0, 0.2
-"""Seconds for the environment to disconnect, at a normal end and after a failure."""
+# Messages between two calls of `trim`.
 _TRIM_EVERY = 256
-"""Messages between two calls of `trim`."""
 CONVERSATION_ERRORS = (
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-"""Errors whose reason the environment has often printed, so that its output is quoted."""
+"""Errors for which the environment has often printed a reason, so its output is quoted."""
 _MAX_WARNINGS = 10
 
 

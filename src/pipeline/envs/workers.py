@@ -83,8 +83,8 @@ _log = logging.getLogger(__name__)
 
 _RESET_TEXT = "Worker[%d] begins new episodes (%s). Its unfinished episodes are dropped, the other \
 workers continue; the run cannot be repeated exactly any more."
+# Wait for a signal: what stops a group of processes may end environments before this process.
 _GRACE_S = 0.5
-"""Wait for a signal: what stops a group of processes may end environments before this process."""
 # Faster than lambdas, which are Python calls for each worker and step.
 _STEP_SEND, _STEP_WAIT = methodcaller("step_send"), methodcaller("step_wait")
 

@@ -44,15 +44,12 @@ class ActionLayout(NamedTuple):
     """One entry of ListAgentActionProto: its bytes with zero actions, and where numbers begin."""
 
     template: AnyArray
-    """uint8 [width] bytes of an entry with zero actions."""
+    # uint8 [width] with ones at the bits that are the same in every entry.
     fixed: AnyArray
-    """uint8 [width] with ones at the bits that are the same in every entry."""
+    # Offsets in bytes of the deprecated field, the continuous and the discrete actions.
     old: int
-    """Offset in bytes of the deprecated field's floats."""
     continuous: int
-    """Offset in bytes of the continuous actions."""
     discrete: int
-    """Offset in bytes of the discrete actions."""
 
 
 @lru_cache(maxsize=256)
@@ -95,11 +92,7 @@ def decode_actions(data: bytes, spec: ActionSpec) -> ActionTuple:
 def decode_entries(
     entries: Sequence[AgentActionProto], spec: ActionSpec, *, absent_is_zero: bool = False
 ) -> ActionTuple:
-    """Return the actions of agents, in order.
-
-    With `absent_is_zero`, an entry without actions is read as zeros; else it raises
-    UnityActionException, as every other wrong number of actions does.
-    """
+    """Return agents' actions, in order; with `absent_is_zero`, entries without actions are zeros."""
     out = spec.empty_action(len(entries))
     for row, entry in enumerate(entries):
         floats: Sequence[float] = entry.continuous_actions

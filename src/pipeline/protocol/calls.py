@@ -60,11 +60,7 @@ def can_start_or_resume(request: Received, *, has_begun: bool) -> bool:
 
 
 def is_handshake(request: Received) -> bool:
-    """Return whether a call is a greeting; later calls announce behaviors.
-
-    Raises:
-        UnityException: The call is not a message, or says that the environment stops.
-    """
+    """Return whether a call that `can_start_or_resume` accepts is a greeting."""
     return bool(parse_call(request).unity_output.rl_initialization_output.communication_version)
 
 

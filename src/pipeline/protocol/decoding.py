@@ -35,8 +35,8 @@ from pipeline.protocol.specs import (
 )
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps, no_agents
 
+# Longest tail of an observation, after its numbers, that is cached; sensors' names are short.
 _MAX_TAIL_BYTES = 4096
-"""Longest tail of an observation, after its numbers, that is cached; sensors' names are short."""
 _SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
 
 
@@ -124,10 +124,7 @@ def decode_infos(
 
 
 def check_numbers(agents: AgentInfos, spec: BehaviorSpec, name: str) -> None:
-    """Raise NonFiniteError if a reward or an observation is not finite.
-
-    Images are not checked, as in ML-Agents.
-    """
+    """Raise NonFiniteError if a number is not finite; images are not checked, as in ML-Agents."""
     check_finite(agents.reward, "rewards", name)
     check_finite(agents.group_reward, "group_rewards", name)
     for index, (values, obs) in enumerate(zip(agents.obs, spec.observation_specs, strict=True)):

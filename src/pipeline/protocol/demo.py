@@ -323,7 +323,7 @@ def read_demo(path: Path | str) -> Demonstration:
         spec = behavior_spec_from(brain, infos[0])
         # Checked before arrays are made: a pair of a few bytes may have large masks and actions.
         refuse_excess(len(infos) * row_bytes(spec), n_bytes, f"a recording of {len(infos)} steps")
-        # The decoder reads received messages, whose observations are still serialized.
+        # The decoder reads received messages, in which observations are still serialized.
         listed = m.UnityRLOutputProto.ListAgentInfoProto(value=infos).SerializeToString()
         received = list(m.ReceivedAgentInfosProto.FromString(listed).value)
         batch = decode_infos(received, spec, brain.brain_name)

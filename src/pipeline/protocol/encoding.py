@@ -82,10 +82,9 @@ def infos_bytes(
     interrupted: BoolArray | np.bool_ = np.False_,
     action_mask: Sequence[BoolArray] | None = None,
 ) -> bytes:
-    """Return a serialized ListAgentInfoProto of N agents.
+    """Return a serialized ListAgentInfoProto of N agents; ValueError if shapes do not fit `spec`.
 
-    `done` and `interrupted` are bool [N] or one value for all agents. Raises ValueError if the
-    shape of an observation is not the shape in `spec`.
+    `done` and `interrupted` are bool [N] or one value for all agents.
     """
     n = len(steps)
     if not n:

@@ -137,11 +137,7 @@ def settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """Return a header field that is not indexed (RFC 7541, section 6.2.2).
-
-    `name` is encoded: an index of the static table, or a text with its length. `value` has at most
-    126 bytes.
-    """
+    """Return a field without indexing (RFC 7541, section 6.2.2); `value` has at most 126 bytes."""
     return name + bytes([len(value)]) + value
 
 

@@ -26,8 +26,8 @@ from pipeline.protocol.state import MAX_STATE_BYTES
 
 _log = logging.getLogger(__name__)
 
+# One call is answered at a time; a client that reconnects needs further threads.
 _N_THREADS = 4
-"""One call is answered at a time; a client that reconnects needs further threads."""
 _OPTIONS = (
     # With SO_REUSEPORT, a second server could take the same port without an error.
     ("grpc.so_reuseport", 0),
@@ -39,8 +39,8 @@ _OPTIONS = (
 )
 _OTHER_OWNER = "another environment has this conversation"
 _NOT_OVER = "the previous conversation has not ended yet: start the environment once more"
+# Seconds between two checks that the owner's connection is open.
 _OWNER_CHECK_S = 0.5
-"""Seconds between two checks that the owner's connection is open."""
 
 
 class GrpcServer(calls.CallServer):

@@ -43,11 +43,11 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_CALL_BYTES = LARGEST_WINDOW
 """Largest call in bytes: neither a protobuf message nor a stream's window can be larger."""
 MAX_READ_BYTES = 1 << 18
+# Parts of messages above this size are received into, and sent from, their own memory.
 _LARGE_BYTES = 1 << 16
-"""Parts of messages above this size are received into, and sent from, their own memory."""
 _PADDED_OR_WITH_PRIORITY = frames.PADDED | frames.WITH_PRIORITY
+# gRPC's prefix of a message: 0 for "not compressed", and the length.
 _PREFIX = struct.Struct(">BI")
-"""gRPC's prefix of a message: 0 for "not compressed", and the length."""
 # The window is renewed long before its 2 GB are used up, so that no peer waits for the renewal.
 _RENEW_BYTES = 1 << 24
 _WINDOW_UPDATE = frame(
@@ -158,11 +158,7 @@ class Connection(ABC):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def read(self) -> bool:
-        """Handle the bytes that have arrived, and return whether the connection is still open.
-
-        Raises:
-            TimeoutError: Nothing arrived within the socket's time-out.
-        """
+        """Handle arrived bytes; return whether the connection is open; TimeoutError if silent."""
         try:
             # Not in a function: nearly all messages are small, and a function call takes time.
             if self._large is None:

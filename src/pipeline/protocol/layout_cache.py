@@ -40,14 +40,14 @@ from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 
 MANY = 256
 """Fewest agents for reading field by field; fewer agents are read as fast one by one."""
+# Most bytes of an agent for reading field by field, which copies images once more.
 _MAX_AGENT_BYTES = 1 << 14
-"""Most bytes of an agent for reading field by field, which copies images once more."""
+# Tags of an agent's fields; its observations' tags are part of the pattern.
 _REWARD, _DONE, _MAX_STEP, _ID, _MASK, _GROUP, _GROUP_REWARD = 61, 64, 72, 80, 90, 112, 125
-"""Tags of an agent's fields; its observations' tags are part of the pattern."""
+# The tag of an agent in the list.
 _ENTRY = 10
-"""The tag of an agent in the list."""
+# Appended to the message, so that a tag may be looked for after its last byte.
 _PADDING = bytes(16)
-"""Appended to the message, so that a tag may be looked for after its last byte."""
 
 
 class LayoutMismatchError(Exception):
@@ -286,11 +286,11 @@ class Pattern:
         return out
 
 
+# Longest message with a stored layout; a layout takes eight times as many bytes.
 _MAX_CACHED_BYTES = 1 << 17
-"""Longest message whose layout is kept; a layout takes eight times as many bytes."""
 _MAX_LAYOUTS = 8
+# Most messages for which no layout is kept; doubled after each layout that never matched.
 _MAX_SKIPS = 1024
-"""Most messages for which no layout is kept; doubled after each layout that never matched."""
 
 
 class Decoder:
@@ -394,6 +394,7 @@ class _Layout:
             return None
         # `take` has made a copy, so callers may write, and the message's memory can be freed.
         numbers = table[:end].view("<f4")
+        # Rewards and observations must be finite; flags and ids cannot be infinite.
         # The sum of squares is the fastest test for NaN and infinity. It also overflows for numbers
         # above 1e19: then None is returned, and the complete decoder checks each number.
         if not math.isfinite(np.vdot(numbers, numbers)):

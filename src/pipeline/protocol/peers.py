@@ -84,9 +84,7 @@ class PeerCheck:
                 if (connection.laddr, connection.raddr) == (client, server):
                     pid = connection.pid
         if pid is None:
-            _log.info(
-                "This system does not tell which process connects: the first greeting is accepted."
-            )
+            _log.info("This system does not tell which process connects: the first is accepted.")
             return None
         try:
             if not self.mark:

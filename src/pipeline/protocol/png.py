@@ -14,8 +14,8 @@ from pipeline.errors import UnityObservationException, brief
 from pipeline.protocol.specs import FREE_BYTES, refuse_excess
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
+# zlib's compression level; 1 is the fastest.
 _LEVEL = 1
-"""zlib's compression level; 1 is the fastest."""
 
 
 def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] = ()) -> FloatArray:

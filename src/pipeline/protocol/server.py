@@ -39,13 +39,13 @@ from pipeline.protocol.spin_wait import SpinWait
 _log = logging.getLogger(__name__)
 
 TRANSPORT_VARIABLE = "PIPELINE_TRANSPORT"
+# Seconds between two reads of the keeper thread, and between two checks of the candidates.
 _KEEPER_INTERVAL_S = 0.5
-"""Seconds between two reads of the keeper thread, and between two checks of the candidates."""
 _SEND_LIMIT_S = 60.0
+# Seconds within which a new connection must send its preface.
 _PREFACE_S = 10.0
-"""Seconds within which a new connection must send its preface."""
+# Connections without the greeting, and seconds after which one is closed while others wait.
 _MAX_CANDIDATES, _CANDIDATE_LIMIT_S = 8, 1.0
-"""Connections without the greeting, and seconds after which one is closed while others wait."""
 _MAX_WARNINGS = 10
 BACKLOG = 16
 MAX_CALLS = 4
@@ -365,7 +365,7 @@ class Server(calls.CallServer):
         return None
 
     def _find_owner(self) -> IncomingConnection | None:
-        """Return the connection whose call begins or continues the conversation; refuse others."""
+        """Return the first connection that begins or continues the conversation; refuse others."""
         has_begun = self._has_begun
         for connection in self._candidates:
             while connection.messages:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from pipeline.errors import UnityEnvironmentException
 
 _log = logging.getLogger(__name__)
+# Bytes before a payload: a channel's id (16) and the payload's length (4).
 _HEAD = 20
-"""Bytes before a payload: a channel's id (16) and the payload's length (4)."""
 MAX_FRAMES = 100_000
 """Most frames in one message: reading a frame takes more than a microsecond."""
 

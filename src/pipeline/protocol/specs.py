@@ -33,8 +33,8 @@ MAX_ACTIONS = 1 << 16
 """Most continuous actions plus choices of all branches; networks have an output for each."""
 FREE_BYTES = 1 << 27
 """Bytes of memory that any message or file may take, however small it is."""
+# Further bytes of memory per byte that was sent; PNGs of simple images need 100.
 _BYTES_PER_SENT_BYTE = 256
-"""Further bytes of memory per byte that was sent; PNGs of simple images need 100."""
 AGENT_BYTES = 4096
 """Most bytes of memory of an agent or a recorded step, without its numbers."""
 

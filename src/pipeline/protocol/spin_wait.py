@@ -18,15 +18,15 @@ from selectors import BaseSelector
 from pipeline.errors import SettingsError
 
 VARIABLE = "PIPELINE_SPIN_US"
+# Longer than a gradient step, or a built-in simulator's step, on a slow machine. An end that stops
+# polling just before the answer arrives must be woken, and then its own answer is late, too.
 _DEFAULT_US = 4000.0
-"""Longer than a gradient step, or a built-in simulator's step, on a slow machine. An end that stops
-polling just before the answer arrives must be woken, and then its own answer is late, too."""
+# Limited, because the time-out of a silent environment is not checked while polling.
 _MAX_US = 1e6
-"""Limited, because the time-out of a silent environment is not checked while polling."""
+# Polling does not pay if other processes had the processor for a larger share of the poll.
 _MAX_OTHERS_SHARE = 0.25
-"""Polling does not pay if other processes had the processor for a larger share of the poll."""
+# Most waits without polling; doubled after each poll that did not pay.
 _MAX_SKIPS = 1024
-"""Most waits without polling; doubled after each poll that did not pay."""
 
 
 class SpinWait:

@@ -37,10 +37,10 @@ PACKAGE_VERSION = "3.0.0"
 first."""
 _ANY_NUMBER = 2**31
 
+# Errors of Python and NumPy when a state does not fit the simulator that restores it.
 _MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Errors of Python and NumPy when a state does not fit the simulator that restores it."""
+# Seconds between attempts to connect, and longest waits for the end and for the first answer.
 _RETRY_S, _END_S, _GREETING_S = 0.05, 2.0, 120.0
-"""Seconds between attempts to connect, and longest waits for the end and for the first answer."""
 _STATUS_OK = wire.delimited(1, b"\x08" + wire.varint(OK))
 
 
@@ -247,7 +247,6 @@ class Session:
         self._answer(StateMessageType.STATE, StateMessageType.RESTORE, StateMessageType.CANNOT)
 
     def _answer(self, *kinds: StateMessageType) -> None:
-        """Answer the requests of these types on the state side channel."""
         selected = [request for request in self._requests if request[0] in kinds]
         self._requests = [request for request in self._requests if request[0] not in kinds]
         for kind, content in selected:

@@ -181,7 +181,6 @@ def _seconds(text: str) -> float:
 
 
 def _describe(name: str, n_agents: int, options: dict[str, Any]) -> int:
-    """Begin an episode, and print a description of the simulator."""
     try:
         simulator = registry.make(name, n_agents=n_agents, **options)
         text = _description(simulator)

@@ -82,11 +82,7 @@ def _remove_abandoned(parent: Path, digest: str) -> None:
 
 
 def run() -> int:
-    """Run the simulator that `executable.json` in this file's folder describes.
-
-    Returns:
-        The exit code.
-    """
+    """Run the simulator that `executable.json` describes, and return an exit code."""
     folder = Path(__file__).absolute().parent
     if folder.is_file():
         try:

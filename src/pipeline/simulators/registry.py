@@ -59,6 +59,7 @@ class Entry:
         return plugins.load(f"{module}:{attribute or factory}")
 
 
+# Summaries of the built-in games, by the name of the game's module in `games`.
 _SUMMARIES = {
     "balance_ball": "keep a ball on a tilting platform (continuous control, as Unity's 3DBall)",
     "grid_world": "reach the wanted one of two goals (image, goal signal, masks, as GridWorld)",
@@ -73,7 +74,6 @@ _SUMMARIES = {
     ),
     "tag": "two hunters chase a faster runner (asymmetric self-play, two behaviors)",
 }
-"""Summaries of the built-in games, by the name of the game's module in `games`."""
 _DISTRIBUTIONS = {"balance_ball": ("mujoco-core",)}
 
 SIMULATORS: Group[Any] = Group(

@@ -213,7 +213,7 @@ def test_actions_without_bounds_need_a_scale(tmp_path):
     free = spaces.Box(-np.inf, np.inf, (1,), np.float32)
     collect("free-v0", env, acted=free)
     table, behavior, spec = read_dataset("free-v0")
-    with pytest.raises(DemonstrationError, match=r"beyond -1..1.*--action-scale"):
+    with pytest.raises(DemonstrationError, match=r"exceeds -1..1.*--action-scale"):
         import_table(table, behavior, spec, tmp_path / "b.demo")
     import_table(table, behavior, spec, tmp_path / "b.demo", action_scale=(10,))
     demo = read_demo(tmp_path / "b.demo")

@@ -265,7 +265,7 @@ def test_columns_that_do_not_fit_the_behavior_are_refused(tmp_path, options, tol
         ('{"obs0": [1, 2]}\n\n{"obs0": [1]}\n', "line 3, column obs0: has the shape (1,)"),
         ('{"obs0": [1, "x"]}\n', "line 1, column obs0: [1, 'x'] is not a number"),
         (f'{{"obs0": [1, 1{"0" * 400}]}}\n', "line 1, column obs0: [1, 1000"),
-        ('{"obs0": [1, 1], "discrete": 1, "episode": [1]}\n', "line 1, column episode: [1] names"),
+        ('{"obs0": [1, 1], "discrete": 1, "episode": [1]}\n', "line 1, column episode: [1] is not"),
         ("[" * 100_000, "cannot be read as JSONL: "),
     ],
 )
@@ -309,7 +309,7 @@ def test_a_specification_file_says_what_the_demonstration_says(tmp_path):
             "behavior: B\nobservations: []\nactions: {}\ncolumns: {reward: 3}\n",
             r"spec\.yaml:4: columns\.reward: needs the name of a column",
         ),
-        ("behaviors: {A: {}}\n", r"spec\.yaml: is a trainer configuration and no demonstration; "),
+        ("behaviors: {A: {}}\n", r"spec\.yaml: is a trainer configuration; "),
     ],
 )
 def test_a_mistake_in_a_specification_file_is_told_with_its_line(tmp_path, text, told):

@@ -168,7 +168,7 @@ def test_files_of_other_behaviors_are_not_merged(tmp_path):
         demo = read_demo(source)
         actions = ActionTuple(demo.continuous, demo.discrete)
         writer.append(obs=demo.obs, actions=actions, reward=demo.reward, done=demo.done)
-    with pytest.raises(DemonstrationError, match=r"behavior 'Other', but .* of 'B'; .*--behavior"):
+    with pytest.raises(DemonstrationError, match=r"behavior 'Other', but .* has 'B'; .*--behavior"):
         merge_demos([source, tmp_path / "d.demo"], target)
     with pytest.raises(DemonstrationError, match=r"a\.demo: is one of the files to merge"):
         merge_demos([source], source)

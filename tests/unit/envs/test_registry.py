@@ -112,7 +112,7 @@ def test_an_archive_is_trusted_on_first_use_and_checked_later(
     assert program.read_bytes() == PLAYER
     lock = tmp_path / "envs.yaml.lock"
     assert json.loads(lock.read_text()) == {"sha256": {url: digest(BUILD)}}
-    assert f"written to {lock} on this first use" in caplog.text
+    assert f"written to {lock} at this first use" in caplog.text
     assert len(web.asked) == 1
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "another"))
     caplog.clear()

@@ -373,7 +373,7 @@ def test_a_state_is_that_of_the_last_request_with_what_was_kept_then(monkeypatch
     for saved in (state, {**state, "kept": 3}):
         channel.restore(saved)
         channel.sent(b"f")
-        with pytest.raises(ValueError, match="not taken up"):
+        with pytest.raises(ValueError, match="not restored"):
             channel.check_restored(saved)
         answer(codec.StateMessageType.RESTORE)
         channel.check_restored(saved)

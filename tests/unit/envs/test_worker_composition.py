@@ -482,7 +482,7 @@ class Wire:
     def __init__(self, simulator) -> None:
         self.session = client.Session(simulator)
         self.calls = [
-            client._hello(),
+            client._greeting(),
             UnityMessageProto(header={"status": 200}).SerializeToString(),
         ]
 
@@ -495,7 +495,7 @@ class Wire:
             self.greeting = UnityMessageProto.FromString(content).unity_input
             return
         command = message.unity_input.rl_input
-        self.session._hear(command.side_channel)
+        self.session._receive(command.side_channel)
         self.calls.append(self.session._advance(command))
 
     def release(self, _):

@@ -133,7 +133,7 @@ def test_possible_agents_are_those_seen_since_the_reset(wrapper):
 
 def test_agents_that_are_gone_are_forgotten(monkeypatch):
     monkeypatch.setattr(pettingzoo_wrapper, "_GONE_AFTER", 20)
-    monkeypatch.setattr(pettingzoo_wrapper, "_FEW", 16)
+    monkeypatch.setattr(pettingzoo_wrapper, "_MIN_AGENTS_TO_SWEEP", 16)
     toy = Crowd(seed=2)
     env = UnityParallelEnv(InProcessEnvironment(toy), seed=1)
     env.reset()
@@ -161,7 +161,7 @@ def test_agents_that_are_gone_are_forgotten(monkeypatch):
 
 def test_agents_that_go_on_asking_after_their_end_stay_away_until_the_reset(monkeypatch):
     monkeypatch.setattr(pettingzoo_wrapper, "_GONE_AFTER", 2)
-    monkeypatch.setattr(pettingzoo_wrapper, "_FEW", 0)
+    monkeypatch.setattr(pettingzoo_wrapper, "_MIN_AGENTS_TO_SWEEP", 0)
     env = UnityParallelEnv(InProcessEnvironment(Chase(n_agents=3)))
     env.reset()
     agents = list(env.agents)

@@ -50,7 +50,7 @@ class Player:
 
     def step(self, rng, channel=b""):
         actions = {}
-        for name, n in self.session._asking.items():
+        for name, n in self.session._n_asking.items():
             spec = self.specs[name].action_spec
             if n:
                 actions[name] = (spec.random_action(n, rng), spec)

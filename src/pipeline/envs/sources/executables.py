@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 
 _SUFFIXES = {"linux": (".x86_64", ".x86"), "darwin": (".app",), "windows": (".exe",)}
 _LIBRARIES = (".so", ".dll", ".dylib")
+# Beginning of the name of a file with an executable's suffix that Unity adds to builds.
 _CRASH_HANDLER = "UnityCrashHandler"
-"""Beginning of the name of a file with an executable's suffix that Unity adds to builds."""
 
 
 def this_platform() -> Platform:

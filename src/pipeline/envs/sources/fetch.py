@@ -48,8 +48,8 @@ MAX_BYTES = 16 * 10**9
 ATTEMPTS = 5
 PAUSE_S = 0.5
 """Pause before the second attempt; doubled before each further attempt."""
+# Longest waits for the connection, and for the next bytes.
 _TIMEOUT_S = (10.0, 30.0)
-"""Longest waits for the connection, and for the next bytes."""
 _CHUNK_BYTES = 1 << 16
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _WAIT_S = 3600.0
@@ -246,7 +246,6 @@ def _download(url: str, file: str, _pooch: object, *, max_bytes: int) -> None:
 
 
 def _is_transient(error: requests.RequestException) -> bool:
-    """Return whether a further attempt may succeed."""
     from requests import exceptions
 
     if error.response is not None:
@@ -301,8 +300,8 @@ def _write_content(url: str, file: str, max_bytes: int) -> None:
 
 
 _MAX_LINK_BYTES = 4096
+# Beginnings of ELF, scripts and Mach-O: many zip archives lack their executable permission.
 _PROGRAM_STARTS = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
-"""Beginnings of ELF, scripts and Mach-O: many zip archives lack their executable permission."""
 _UNITY_PROGRAMS = (".x86_64", ".x86")
 _ZIP_TYPES = {
     0: tarfile.REGTYPE,
@@ -362,7 +361,7 @@ def unpack(archive: Path, folder: Path, *, max_bytes: int, label: str) -> None:
 
 
 class _Unpacking:
-    """Unpacks one archive; `entry` is the name of the current entry, for errors."""
+    """Unpacks one archive; `entry` is the name of the current entry, which errors quote."""
 
     def __init__(self, folder: Path, max_bytes: int, label: str) -> None:
         self.entry = ""

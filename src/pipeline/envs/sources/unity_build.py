@@ -39,8 +39,8 @@ _LICENCE = re.compile(
 )
 _OPEN_ALREADY = re.compile(r"another unity instance is running with this project", re.IGNORECASE)
 _NO_METHOD = re.compile(r"executeMethod (class|method) '.*' could not be found", re.IGNORECASE)
+# Beginning of log lines that also occur in successful builds, if the Editor is not signed in.
 _NOISE = "[Licensing::"
-"""Beginning of log lines that also occur in successful builds, if the Editor is not signed in."""
 _FIRST_ERRORS = (
     re.compile(r"\berror CS\d+:"),
     re.compile(r"^(Build ?Failed|Error building Player)", re.IGNORECASE),

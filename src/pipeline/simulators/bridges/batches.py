@@ -113,8 +113,8 @@ Row = tuple[float, int, int, float]
 
 _log = logging.getLogger(__name__)
 
+# Keys of PettingZoo, RLlib, TorchRL and Tianshou for an observation that comes with a mask.
 _OBSERVATION = ("observation", "observations", "obs")
-"""Keys of PettingZoo, RLlib, TorchRL and Tianshou for an observation that comes with a mask."""
 
 
 class Bridge:

@@ -455,7 +455,6 @@ def _check_groups(env_id: str, groups: str, kind: str) -> None:
 def _behaviors(
     env: Any, agents: Sequence[str], env_id: str, teams: str | Mapping[str, Any]
 ) -> list[str]:
-    """Return the behavior of each agent, with its team."""
     team_of = _teams(agents, env_id, teams)
     spaces_of: dict[str, tuple[Any, Any]] = {}
     behaviors = []

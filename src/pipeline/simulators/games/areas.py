@@ -147,7 +147,7 @@ class SoloAreas(Areas, ABC):
         """Return new arrays of the observations of the agents in `rows`."""
 
     def _last_observation(self, rows: AnyArray) -> list[FloatArray]:
-        """Return the last observations of the agents in `rows`, whose episodes have ended."""
+        """Return the last observations of the ended episodes in `rows`."""
         return self._observe(rows)
 
     def _masks(self) -> list[BoolArray] | None:
@@ -161,7 +161,7 @@ class SoloAreas(Areas, ABC):
         return self._steps(reward, TerminalSteps.empty(self._specs[self._behavior]))
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Advance every area by one decision; areas whose episode ends begin the next episode."""
+        """Advance every area by one decision; an ended episode is followed by the next one."""
         action, spec = actions[self._behavior], self._specs[self._behavior]
         n_continuous, n_discrete = spec.action_spec.continuous_size, spec.action_spec.discrete_size
         checked(action.continuous, (self._n_areas, n_continuous), self._behavior)

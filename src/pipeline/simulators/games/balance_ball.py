@@ -202,8 +202,8 @@ class BalanceBall(SoloAreas):
 
 _HALF_SIDE = 2.5
 _SHADE = "#7d9bcb"
+# Rotation from world to picture; its columns are right, up, and towards the viewer.
 _VIEW = np.array([[0.88, -0.24, 0.41], [0.0, 0.87, 0.5], [0.47, 0.44, -0.76]])
-"""Rotation from world to picture; its columns are right, up, and towards the viewer."""
 _CIRCLE = np.array([(np.cos(a), 0.0, np.sin(a)) for a in np.linspace(0.0, 2.0 * np.pi, 24)])
 
 

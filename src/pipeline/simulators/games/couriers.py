@@ -178,16 +178,13 @@ class Couriers(Areas):
 
 
 _TURNS = np.arange(N_PLACES) * (2.0 * np.pi / N_PLACES)
+# Positions of the places in the picture.
 _PLACES = np.stack((np.sin(_TURNS), np.cos(_TURNS)), axis=1)
-"""Positions of the places in the picture."""
 
 
 def fastest(roads: AnyArray = ROADS) -> AnyArray:
-    """Return [P, P] simulation steps of the fastest way from each place to each other place.
-
-    Floyd and Warshall's algorithm (Floyd 1962, Algorithm 97).
-    """
-    # The sum of all roads is an upper bound of every way.
+    """Return [P, P] simulation steps of the fastest way from each place to each other place."""
+    # Floyd's algorithm (Floyd 1962, Algorithm 97). The sum of all roads bounds every way.
     times = np.where(roads > 0, roads, roads.sum())
     np.fill_diagonal(times, 0)
     for via in range(len(times)):

@@ -132,7 +132,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     target = agent[:, None] + MOVES
     is_open = ~forbidden(agent) & (target != other[:, None]).any(axis=2)
     offset = np.abs(target - goal[:, None])
-    # The nearest cell; of equally near cells the one whose offsets are most alike, because on the
+    # The nearest cell; of equally near cells the one with the most equal offsets, because on the
     # goal's row or column the other goal could block the only way.
     cost = offset.sum(axis=2) + 0.1 * offset.max(axis=2) + 100.0 * ~is_open
     # Standing still costs more than any open cell, and less than any closed cell.

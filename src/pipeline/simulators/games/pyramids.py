@@ -38,8 +38,8 @@ TOUCH = 1.2
 """Distance from the middle of a switch or goal at which it is touched."""
 
 _N_ROOMS, _MARGIN, _PUSH = len(RING), 0.4, 1.1
+# The middle of all rooms, and distances of inner walls and of doors' middles from it.
 _MIDDLE, _TO_LINE, _TO_DOOR = np.float32(SIDE / 2), ROOM / 2, DOORS[1] - SIDE / 2
-"""The middle of all rooms, and distances of inner walls and of doors' middles from it."""
 _GOAL_REWARD = 2.0
 _LINES = np.array([ROOM, 2 * ROOM], dtype=np.float32)
 _CORNERS = np.array([(-1, -1), (-1, 1), (1, -1), (1, 1)]) * SPOT
