@@ -122,6 +122,7 @@ class GrowableRows:
         Raises:
             ValueError: The rows have other columns.
         """
+        # A checkpoint of another algorithm, or of another version, has other columns.
         present = self.arrays.to_saved()
         if state.keys() != present.keys():
             raise ValueError(f"the columns {', '.join(state)} instead of {', '.join(present)}")
@@ -198,5 +199,6 @@ def followed(*, lengths: AnyArray, is_last: BoolArray) -> AnyArray:
     """
     longer = lengths + is_last
     rows = rows_of(np.cumsum(lengths) - lengths, longer)
+    # The last place of a longer sequence is for the row after its trajectory.
     rows[(np.cumsum(longer) - 1)[is_last]] = lengths.sum() + np.arange(is_last.sum())
     return rows

@@ -81,6 +81,7 @@ def import_table(
     masks = _masks(table, spec.action_spec, columns)
     reward, rewards_summary = _rewards(table, columns, idle)
     episodes = _episodes(table, columns, idle)
+    # The sums from each episode's first row to the next episode's first row.
     returns = np.add.reduceat(reward, episodes.first)
     row, done, interrupted = _pairs(idle, episodes)
     # In a demonstration file, the reward of an action is in the pair of the next observation.
@@ -120,6 +121,7 @@ def _pairs(idle: BoolArray, episodes: _Episodes) -> tuple[AnyArray, BoolArray, B
     row = np.insert(np.arange(len(idle)), bare + 1, bare)
     done = np.insert(idle, bare + 1, True)
     interrupted = done.copy()
+    # Pairs that close an episode are in the order of the episodes.
     interrupted[done] = ~episodes.terminated
     return row, done, interrupted
 
@@ -196,6 +198,7 @@ def _actions(
         if size and numbers is None:
             raise table.missing(f"column {name} or {name}.0, which holds the actions", name)
         if numbers is not None:
+            # Integer columns have no NaN, so -1 means that there is no choice.
             no_choice = (numbers.values == NO_CHOICE) & (name == "discrete")
             kinds.append((numbers, np.isnan(numbers.values) | no_choice))
     idle = np.asarray(np.concatenate([none for _, none in kinds], axis=1).all(axis=1))

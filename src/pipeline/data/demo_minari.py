@@ -64,6 +64,7 @@ def read_dataset(
     notes = []
     if action_spec.continuous_size:
         bounded = np.concatenate([_range(box)[2] for box in _boxes(dataset.action_space)])
+        # Gymnasium's environments clip such actions, so the clipped action was applied.
         beyond = bounded & (np.abs(columns["continuous"]) > 1)
         columns["continuous"][beyond] = np.sign(columns["continuous"][beyond])
         clipped = f"{int(beyond.sum())} numbers outside were clipped, as the environment does"
@@ -272,6 +273,7 @@ def _buffers(
 
     ends = np.flatnonzero(demo.done).tolist()
     firsts = [0, *(end + 1 for end in ends)]
+    # An episode with only a closing pair has no action, and Minari refuses empty episodes.
     spans = [(first, end) for first, end in zip(firsts, ends, strict=False) if first < end]
     return [
         EpisodeBuffer(
@@ -378,6 +380,7 @@ def _native_obs(space: Any, values: AnyArray) -> AnyArray:
     if isinstance(space, spaces.Box) and values.ndim == 4:
         if image_layout(space, "always") == "channels last":
             values = values.transpose(0, 2, 3, 1)
+        # The inverse of the conversion in `bridges.spaces`.
         low, width = image_range(space)
         values = values.reshape(len(values), *space.shape) * width + low
     elif isinstance(space, spaces.Box) and image_layout(space) and is_of_bytes(space):

@@ -83,6 +83,7 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
             # A pair that closes an episode has the last observation, but no action.
             keep = ~demonstration.done
             parts.append((demonstration, keep))
+            # A weight applies to rows, so a longer file counts more.
             weights.append(np.full(int(keep.sum()), source.weight, dtype=np.float32))
     every_weight = np.concatenate(weights)
     rows = ExpertRows(
@@ -227,6 +228,7 @@ def _episodes_to_keep(
             f"{path}: there is no episode {beyond[0]}; its ended episodes are 1 to {len(returns)}"
         )
     keep = np.isin(numbers, numbers if episodes is None else episodes)
+    # The summed float32 rewards may differ slightly from the return that a user reads.
     if min_return is not None:
         keep &= returns >= min_return - _SLACK * max(1.0, abs(min_return))
     if max_return is not None:

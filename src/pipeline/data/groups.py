@@ -105,6 +105,7 @@ class Groups:
         self._reserve(n_slots)
         s = self.by_slot
         acted = s["present"][ended.slots]
+        # An agent that has changed its group does not continue the old group's trajectory.
         goes_on = s["present"][deciding.slots] & (s["group"][deciding.slots] == deciding.group)
         if len(ended.slots):
             # An agent that ended in this message and decides again begins another episode.
@@ -195,6 +196,7 @@ class Groups:
         # Removed after adding the moment, because ended agents are members of that moment.
         s["present"][slots] = False
         groups = np.unique(keys[keys >= 0])
+        # A group has finished when none of its members is present any more.
         left = np.isin(groups, s["group"][s["present"]])
         for group in groups[~left].tolist():  # few groups end in the same message
             self.finished.append(float(s["group_return"][slots[keys == group]].mean()))
@@ -221,6 +223,7 @@ class Groups:
         if not len(groups):
             return slots[:0], slots[:0]
         key = self.by_slot["group"][slots]
+        # `searchsorted` returns `len(groups)` for keys above all groups.
         group_index = np.minimum(np.searchsorted(groups, key), len(groups) - 1)
         is_member = groups[group_index] == key
         return slots[is_member], group_index[is_member]
@@ -265,6 +268,7 @@ class GroupSnapshots:
     ) -> AnyArray:
         """Add entities with columns [n, ...], zeros for missing fields; return numbers [n]."""
         ids = self._next_entity + np.arange(n)
+        # One element of zeros is broadcast to every field that is not given.
         zeros = dict.fromkeys(self._entities.arrays.fields, np.zeros(1, np.bool_))
         self._entities.append(n, Columns({**zeros, **fields, "id": ids}, list(obs)))
         self._next_entity += n
@@ -292,6 +296,7 @@ class GroupSnapshots:
     def members(self, ids: AnyArray) -> Members:
         """Return the members of the moments with the numbers [M]."""
         entity, counts = self._members_of(ids)
+        # Members of several moments are the same entity, and are copied and encoded once.
         used, member_index = np.unique(entity, return_inverse=True)
         present = np.arange(int(counts.max(initial=1))) < counts[:, None]
         index = np.zeros(present.shape, dtype=np.int64)

@@ -141,6 +141,7 @@ class Trajectories:
         n_old = self.n_slots
         if n_slots <= n_old:
             return
+        # Doubled, so that the average time of adding an agent is constant.
         n = self.n_slots = max(n_slots, 2 * n_old)
         longest = int(self._cursor.max(initial=0)) + 1
 
@@ -215,6 +216,7 @@ class Trajectories:
         self._open.fields["reward"][slots, self._cursor[slots]] = reward
         self._cursor[slots] += 1
         self._waiting[slots] = False
+        # Counted over the whole episode, which may have several trajectories.
         self._episode_return[slots] += reward
         self._episode_length[slots] += 1
         if ended and interrupted is not None:
@@ -330,6 +332,7 @@ class Trajectories:
         ended: bool,
     ) -> ClosedTrajectories:
         lengths = self._cursor[slots]
+        # One gather for all trajectories that close; each slot's block has `horizon` rows.
         rows = self._rows.append_from(self._open, rows_of(slots * self.horizon, lengths))
         ends: dict[str, AnyArray] = {
             "length": lengths,

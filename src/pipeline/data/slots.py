@@ -164,6 +164,7 @@ class Slots:
         freed: AnyArray = slots[~is_kept]
         if len(freed):
             self._by_source[source] = ids[is_kept], slots[is_kept]
+            # Freed slots are used again, so that the arrays by slot stay small.
             self._free.extend(freed.tolist())
         return freed
 

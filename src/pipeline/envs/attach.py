@@ -68,6 +68,7 @@ def attach_workers(
         # All ports are opened first, so that a taken port is noticed before players are started.
         for player in range(n_players):
             servers.append(_listening(player, base_port))
+            # Pushed at once, because the next port may be taken.
             stack.push(servers[-1])
         names = [
             f"player {k} of {n_players} on port {server.port}"
@@ -105,6 +106,7 @@ def attach_workers(
                 _log.info("Waiting for %s.", name)
             _log.info(_HOW_TO_START, timeout_wait)
         envs: dict[int, UnityEnvironment] = {}
+        # Players connect in any order, so each is greeted when it calls.
         missing = set(range(n_players))
         for worker in _callers(servers, missing, timeout_wait):
             try:

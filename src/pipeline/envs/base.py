@@ -91,6 +91,7 @@ class SilenceWatch:
         self.is_on = True
         self.end_wait()
         self.begin_wait()
+        # Either a slow environment waits long, or a fast one sends many messages without agents.
         length = max(self._waited_s / FIRST_S, self._n_exchanges / FIRST_EXCHANGES)
         if length < self._next:
             return
@@ -325,6 +326,7 @@ class StoredStepsEnv(BaseEnv):
     def _restore(self, state: Mapping[str, Any]) -> Stats:
         """Restore a state from `_client_state`, and return its statistics."""
         specs = {name: spec_from_mapping(mapping) for name, mapping in state["behaviors"].items()}
+        # The environment's executable may have changed since the checkpoint.
         for name, spec in self._specs.items():
             if name in specs:
                 refuse_other_spec(name, specs[name], spec, "the restored environment")
@@ -349,6 +351,7 @@ def check_actions(name: str, spec: BehaviorSpec, action: ActionTuple, n_agents: 
     """Raise UnityActionException unless `action` has the shapes for `n_agents` agents."""
     sizes = spec.action_spec.continuous_size, len(spec.action_spec.discrete_branches)
     parts: tuple[AnyArray | None, ...] = action.continuous, action.discrete
+    # The shapes must be exact, because NumPy would broadcast others without an error.
     for kind, got, size in zip(("continuous", "discrete"), parts, sizes, strict=True):
         shape, expected = None if got is None else got.shape, (n_agents, size)
         if shape != expected:
@@ -361,5 +364,6 @@ def check_actions(name: str, spec: BehaviorSpec, action: ActionTuple, n_agents: 
 def worker_groups(n_workers: int) -> list[range]:
     """Return the workers in at most `MOST_GROUPS` consecutive groups of nearly equal size."""
     n = min(MOST_GROUPS, n_workers)
+    # Consecutive groups, so that agents keep their order when groups are joined.
     cuts = [k * n_workers // n for k in range(n + 1)]
     return [range(first, stop) for first, stop in pairwise(cuts)]

@@ -87,6 +87,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
                 choices = itertools.product(*map(range, actions.discrete_branches))
                 self._flat = np.array(list(choices), dtype=np.int32)
             self.action_space = action_space_of(actions, self._flat)
+        # A constructor that raises has no `close`, so the environment's process is ended here.
         except BaseException:
             self.__exit__(*sys.exc_info())
             raise
@@ -135,6 +136,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         if len(terminal):
             self._over = True
             interrupted = bool(terminal.interrupted[0])
+            # Gymnasium has one reward, so the group's reward is added.
             reward = float(terminal.reward[0] + terminal.group_reward[0])
             self.last_step = terminal
             return self._observation(terminal), reward, not interrupted, interrupted, {}
@@ -305,6 +307,7 @@ def action_space_of(actions: ActionSpec, flat: AnyArray | None = None) -> spaces
     discrete: spaces.Space[Any]
     if flat is not None and branches:
         discrete = spaces.Discrete(len(flat))
+    # A single branch is a Discrete, as in ML-Agents' wrapper.
     elif len(branches) == 1:
         discrete = spaces.Discrete(branches[0])
     else:

@@ -62,6 +62,7 @@ class InProcessEnvironment(StoredStepsEnv):
         if not self._is_reset:
             self.reset()
             return
+        # Drawn before each step, as in an executable, so that both give equal numbers.
         self._controls.draw()
         self._update(self._simulator.step, self._take_actions())
 
@@ -181,6 +182,7 @@ def our_spec(name: str, spec: Any) -> BehaviorSpec:
             ObservationSpec(
                 shape=tuple(int(size) for size in obs.shape),
                 dimension_property=tuple(DimensionProperty(p) for p in obs.dimension_property),
+                # ML-Agents' enum is another class, so its value is taken.
                 observation_type=ObservationType(
                     getattr(obs.observation_type, "value", obs.observation_type)
                 ),

@@ -163,6 +163,7 @@ class EnvironmentProcess:
         if has_ended(self._process):
             code, name = self._process.returncode, ""
             with contextlib.suppress(ValueError):
+                # A negative code is the number of the signal that ended the process.
                 name = f" ({signal.Signals(-code).name})" if code < 0 else ""
             raise UnityProcessEndedException(
                 f"Environment shut down with return code {code}{name}.{self.tail()}"
@@ -201,6 +202,7 @@ class EnvironmentProcess:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
+            # Short pauses first, because most environments end within milliseconds.
             pause_s = min(2 * pause_s, left, 0.05)
             time.sleep(pause_s)
         return True
@@ -282,6 +284,7 @@ def die_with_parent(parent: int) -> Callable[[], None] | None:
 
 
 def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
+    # The file exists, so its first bytes can tell what it is.
     is_found = isinstance(error, PermissionError) or error.errno == errno.ENOEXEC
     kind = files.kind_of(path, program="name a build for this system") if is_found else None
     if kind and not (isinstance(error, PermissionError) and f"for {_SYSTEM};" in kind):

@@ -132,6 +132,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
                 agent: self._spaces[agent] for agent in self._spaces.keys() & self._last_active
             }
         old, self._specs = self._specs, dict(self._env.behavior_specs)
+        # A new process may announce a behavior with other sizes.
         if any(self._specs.get(name, spec) != spec for name, spec in old.items()):
             self._spaces.clear()
         self.agents = []
@@ -176,6 +177,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         for agent in self.agents:
             terminations.setdefault(agent, False)
             truncations.setdefault(agent, False)
+        # Agents that did not ask keep their last observation, because PettingZoo requires one.
         for agent in alive:
             if agent not in result.obs:
                 result.obs[agent], result.infos[agent] = self._last[agent], {"asked": False}
@@ -285,6 +287,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
                 # Until `reset` the agent's episode is over, even if the environment began another.
                 if action is None or agent in self._left:
                     continue
+                # Checked here, because an environment in another process cannot report it.
                 if not self.action_space(agent).contains(action):
                     raise UnityPettingZooException(
                         f"Invalid action, got {action} for {agent}; it must be in "

@@ -128,6 +128,7 @@ class RemoteRegistryEntry:
 
         if "file_name" in kwargs:
             raise ValueError("the registry knows file_name; do not give it")
+        # The entry's arguments come last, as in ML-Agents.
         args = [*words_of(kwargs.pop("additional_args", None) or ()), *self.additional_args]
         return UnityEnvironment(str(self.executable()), additional_args=args, **kwargs)
 

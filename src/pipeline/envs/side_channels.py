@@ -157,6 +157,7 @@ class EngineConfigurationChannel(_SendOnlyChannel):
         Raises:
             UnitySideChannelException: Only one of width and height is given.
         """
+        # The engine has one message for both sizes.
         if (width is None) != (height is None):
             raise UnitySideChannelException(
                 f"You cannot set the width/height of the screen resolution without also setting "
@@ -378,6 +379,7 @@ class StateChannel(SideChannel):
             self.give_up()  # no state was requested after the first reset
             return
         self.messages.append(message)
+        # The limit keeps the memory of a run without checkpoints constant.
         self._n_bytes += len(message)
         if self._n_bytes > _MAX_RECORDED_BYTES:
             self.give_up()
@@ -391,6 +393,7 @@ class StateChannel(SideChannel):
         """Store a received state, and drop the messages from before its request."""
         if self._asked_at is not None:
             self.state, self.has_first = state, False
+            # The state is the one before the step at which it was requested.
             del self.messages[: self._asked_at]
             self._asked_at = None
             self._n_bytes = sum(map(len, self.messages))

@@ -153,6 +153,7 @@ class UnityEnvironment(StoredStepsEnv):
                 self._process = launch.EnvironmentProcess(arguments, log=log, peers=peers)
             if connect:
                 self.connect()
+        # A constructor that raises has no `close`, so the process and the port are freed here.
         except BaseException:
             self._shut_down(0.0)
             raise
@@ -230,6 +231,7 @@ class UnityEnvironment(StoredStepsEnv):
         rl_input.side_channel = self._channels.outgoing()
         for name, actions in self._take_actions().items():
             data = actions_bytes(actions, self._specs[name].action_spec)
+            # The bytes are a serialized list, which protobuf parses into the map's entry.
             rl_input.agent_actions[name].MergeFromString(data)
         self.codec_seconds += time.perf_counter() - start
         self._reply(message.SerializeToString())
@@ -290,6 +292,7 @@ class UnityEnvironment(StoredStepsEnv):
         self.reset()
         self._state.check_restored(state)
         stats = self._restore(state)
+        # Decoders are not saved: they are made from the restored specifications.
         for name in self._specs.keys() - self._decoders.keys():
             self._decoders[name] = Decoder(self._specs[name], name)
         self._decoders = {name: self._decoders[name] for name in self._specs}
@@ -309,14 +312,17 @@ class UnityEnvironment(StoredStepsEnv):
         if channel.state is not None:
             self.load_state_dict(channel.state)
         self._is_reset = True
+        # The failed environment has not answered the last message.
         *answered, last = channel.messages
         for message in answered:
             self._reply(message, is_replay=True)
             self.step_wait()
+        # The replay must end in the steps that the trainer has acted on.
         if self._steps.keys() != failed._steps.keys() or not all(
             same_steps(steps, failed._steps[name]) for name, steps in self._steps.items()
         ):
             raise ValueError("the replay from its last state led to other observations")
+        # From now on the old channels are used, because they have the trainer's statistics.
         self._use(failed._channels)
         self._reply(last, is_replay=True)
         self.step_wait()
@@ -399,6 +405,7 @@ class UnityEnvironment(StoredStepsEnv):
             if not agents:
                 continue
             spec = behavior_spec_from(self._announced.pop(name), agents[0])
+            # Unity announces a behavior again when its agents were removed and created again.
             if name in self._specs:
                 refuse_other_spec(name, self._specs[name], spec, "a later announcement")
                 continue
@@ -432,6 +439,7 @@ class UnityEnvironment(StoredStepsEnv):
             return
         self._loaded = False
         atexit.unregister(self._shut_down)
+        # A server that was passed to the constructor belongs to the caller.
         end = self._server.release if self._is_attached else self._server.close
         end(_CLOSE_S if wait_s else _FAST_CLOSE_S)
         if self._process is not None:

@@ -62,6 +62,7 @@ class RestartBudget:
                 f"{self.counts[worker]} of {limits.max_lifetime_restarts} in all "
                 "(env_settings.max_lifetime_restarts)"
             )
+        # Only restarts within the period count against the rate.
         recent = self._times[worker]
         while recent and self._clock() - recent[0] > limits.restarts_rate_limit_period_s:
             recent.popleft()
@@ -158,6 +159,7 @@ class WorkerSet:
     def reset(self) -> None:
         """Begin a new episode for every agent of every worker, after all unfinished steps."""
         self.step_wait()
+        # Other processes reset while the environments in this process do.
         self._half_step(self._split, lambda env: env.reset_send())
         self._half_step(self._unsplit, lambda env: env.reset())
         self._half_step(self._split, lambda env: env.reset_wait())
@@ -238,6 +240,8 @@ class WorkerSet:
                 "Restarting worker[%d] after '%s' (restart %d).", worker, one_line(error), number
             )
             failed, no_replay = self.envs[worker], ""
+            # A replay from the start needs the old seed; in all other cases a new seed is better,
+            # because the old seed would repeat episodes that were learned from.
             if not (isinstance(failed, BaseEnv) and failed.is_known_from_start):
                 self._seed_numbers[worker] = number
             try:
@@ -261,11 +265,13 @@ class WorkerSet:
     def _replace(self, worker: int, env: Any, no_replay: str) -> None:
         """Give a worker a new environment, and reset it if the replay failed (`no_replay`)."""
         self.envs[worker] = env
+        # The new environment may announce other specifications.
         self._n_known = []
         if no_replay:
             if self.should_stop():  # a saved run must continue exactly, and this one cannot
                 raise UnityEnvironmentException(f"it cannot go on where it was: {no_replay}")
             _log.warning(_RESET_TEXT, worker, no_replay)
+            # Without a replay, the new environment has not received the parameters.
             if _is_controlled(env):
                 for name, value in self._parameters.items():
                     env.set_parameter(name, value)
@@ -337,6 +343,7 @@ class WorkerSet:
             UnityObservationException: Two workers have different specifications of a behavior, or
                 one cannot be read.
         """
+        # Specifications only grow, so their numbers tell whether there is a new one.
         n_known = [len(env.behavior_specs) for env in self.envs]
         if n_known != self._n_known:
             specs: dict[str, BehaviorSpec] = {}
@@ -395,6 +402,7 @@ class WorkerSet:
         stack = ExitStack()
         for server in self._servers:
             stack.push(server)
+        # Pushed in reverse, so that worker 0 is closed first, and servers last.
         for env in reversed(self.envs):
             stack.push(env if isinstance(env, BaseEnv) else closing(env))
         stack.__exit__(*passed)
@@ -464,6 +472,7 @@ def launch_workers(
         )
 
     with ExitStack() as stack:
+        # All processes start at the same time; then each connection is awaited.
         envs = [stack.enter_context(make(k, 0, connect=False)) for k in range(n_workers)]
         for env in envs:
             env.connect()

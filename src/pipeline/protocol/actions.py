@@ -92,7 +92,7 @@ def decode_actions(data: bytes, spec: ActionSpec) -> ActionTuple:
 def decode_entries(
     entries: Sequence[AgentActionProto], spec: ActionSpec, *, absent_is_zero: bool = False
 ) -> ActionTuple:
-    """Return agents' actions, in order; with `absent_is_zero`, entries without actions are zeros."""
+    """Return agents' actions in order; with `absent_is_zero`, entries may have none (zeros)."""
     out = spec.empty_action(len(entries))
     for row, entry in enumerate(entries):
         floats: Sequence[float] = entry.continuous_actions

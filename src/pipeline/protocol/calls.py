@@ -100,6 +100,7 @@ class CallServer(ABC):
             UnityCommunicationException: The call is not a message of the protocol.
         """
         now = time.monotonic()
+        # Waits are short, because `check` must notice the end of a silent process.
         deadline, next_check = now + timeout_s, now + _POLL_S
         while True:
             left = deadline - now
@@ -110,6 +111,7 @@ class CallServer(ABC):
             if is_idle or now >= next_check:
                 next_check = now + _POLL_S
                 check()
+                # A client reconnects at once if it can, so a longer absence is an end.
                 if self._lost_at is not None and time.monotonic() - self._lost_at > LOST_S:
                     raise UnityCommunicatorStoppedException(
                         "Communicator has exited: the environment closed its connection without a "

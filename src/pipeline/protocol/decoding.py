@@ -109,6 +109,7 @@ def decode_infos(
     rewards = np.array(
         [[info.reward for info in infos], [info.group_reward for info in infos]], dtype=np.float32
     )
+    # int32 as in the messages; ids of groups and agents may be negative.
     ids = np.array([[info.id for info in infos], [info.group_id for info in infos]], dtype=np.int32)
     agents = AgentInfos(
         obs=_decode_observations(infos, spec, name),
@@ -208,7 +209,8 @@ def _decode_floats(
     for data in column:
         if len(data) != len(first) or not (data.startswith(header) and data.endswith(tail)):
             return None
-    # An array made from a bytearray is writable; one made from bytes is not.
+    # An array made from a bytearray is writable; one made from bytes is not. Copied from
+    # memoryviews, so that no message is copied as a whole.
     numbers = bytearray().join([memoryview(data)[start:stop] for data in column])
     values = np.frombuffer(numbers, dtype="<f4").reshape(len(column), *shape)
     named = name == spec.name or not spec.name
@@ -242,6 +244,7 @@ def _decode_slowly(
     spec: ObservationSpec,
 ) -> FloatArray:
     """Return float32 [N, *shape], one agent at a time, for PNGs and messages that differ."""
+    # Every row is written below, so the array needs no zeros.
     out = np.empty((len(column), *spec.shape), dtype=np.float32)
     for row, message in enumerate(column):
         try:
@@ -337,6 +340,7 @@ def observation_spec_from(message: m.ObservationProto) -> ObservationSpec:
     """Return shape and meaning of one observation, channels first."""
     shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
     declared = tuple(DimensionProperty(p) for p in message.dimension_properties[: len(shape)])
+    # Messages of API versions before 1.5 have no properties.
     properties = declared or (DimensionProperty.UNSPECIFIED,) * len(shape)
     if len(shape) == 3 and channels_last(message):
         shape = (shape[2], shape[0], shape[1])
@@ -347,6 +351,7 @@ def observation_spec_from(message: m.ObservationProto) -> ObservationSpec:
 
 
 def _action_spec(brain: m.BrainParametersProto) -> ActionSpec:
+    # Protobuf returns an empty ActionSpecProto if the field is missing.
     declared: m.ActionSpecProto = brain.action_spec
     if declared.num_continuous_actions or declared.num_discrete_actions:
         n, branches = declared.num_discrete_actions, tuple(declared.discrete_branch_sizes)

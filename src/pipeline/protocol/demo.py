@@ -87,6 +87,7 @@ def parse_demo(path: Path) -> DemoMessages:
     """
     data = _content(path)
     meta, brain = m.DemonstrationMetaProto(), m.BrainParametersProto()
+    # `_record` returns None at the end of the data; (0, 0) makes this an empty message.
     start, stop = _record(data, 0) or (0, 0)
     if not stop or not _parses(meta, data[start:stop]):
         flaw = foreign(data) or "this is not a demonstration: its header cannot be read"
@@ -199,6 +200,7 @@ def _is_agent_info(record: bytes) -> bool:
     if not _parses(anything, record):
         return False
     fields = UnknownFieldSet(anything)
+    # Protobuf accepts unknown fields, so any record parses: the fields' numbers must be compared.
     return any(f.field_number > 2 or f.wire_type != 2 for f in fields)  # type: ignore[attr-defined]  # typeshed lacks it
 
 
@@ -237,6 +239,7 @@ def _modern_info(old: m.OldAgentInfoProto, brain: m.OldBrainParametersProto) -> 
         action_mask=old.action_mask,
         observations=old.observations,
     )
+    # Old infos have images first, with the sizes in the brain parameters, then one vector.
     for camera, image in zip(brain.camera_resolutions, old.visual_observations, strict=False):
         channels = 1 if camera.gray_scale else 3
         info.observations.add(
@@ -340,6 +343,7 @@ def read_demo(path: Path | str) -> Demonstration:
         discrete=actions.discrete,
         reward=batch.reward,
         done=batch.done,
+        # The step limit's flag has a meaning at the end of an episode only.
         interrupted=batch.done & batch.max_step_reached,
         group_id=batch.group_id,
         group_reward=batch.group_reward,
@@ -400,6 +404,7 @@ def writing_demo(
     if Path(path).suffix != ".demo":
         raise DemonstrationError(f"{path}: a demonstration's name must end in '.demo'")
     behavior = behavior_name.partition("?")[0]
+    # Only characters that ML-Agents' recorder keeps in a name.
     text = "".join(c for c in name or behavior if c.isascii() and (c.isalnum() or c in " -"))
     brain = brain_parameters(behavior, spec, old_fields=True)
     # Recorders write False; announcements in the conversation have True.
@@ -476,4 +481,5 @@ class DemoWriter:
             self._file.write(delimited_message(pair))
         self.n_steps += len(infos)
         self.n_done += sum(info.done for info in infos)
+        # In float64, because a long recording is a sum of many small rewards.
         self.reward += float(np.sum([info.reward for info in infos], dtype=np.float64))

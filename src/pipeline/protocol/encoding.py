@@ -68,6 +68,7 @@ def _info_layout(specs: tuple[ObservationSpec, ...], mask_size: int) -> tuple[An
                 (wire.head(13, len(template)) + template[:start], template[start:])
                 for template, start in observations
             ),
+            # Ids are varints of a fixed width, so that all entries have the same length.
             (b"\x70", _NO_ID),
             (b"\x7d", bytes(4)),
         ]
@@ -130,6 +131,7 @@ def brain_parameters(
 ) -> m.BrainParametersProto:
     """Return the announcement of a behavior; `old_fields` adds the fields of API 1.2."""
     action = spec.action_spec
+    # True in announcements; `demo` sets it to False, as recorders do.
     out = m.BrainParametersProto(brain_name=name, is_training=True)
     out.action_spec.num_continuous_actions = action.continuous_size
     out.action_spec.num_discrete_actions = action.discrete_size

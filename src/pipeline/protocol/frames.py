@@ -88,8 +88,10 @@ def check(kind: int, flags: int, stream: int, length: int) -> None:
         return
     if (kind in _OF_STREAMS and stream == 0) or (kind in _OF_CONNECTIONS and stream != 0):
         raise FrameError(PROTOCOL_ERROR, f"a {name(kind)} frame on stream {stream}")
+    # Our client turns pushes off, and a server never receives them (RFC 9113, section 8.4).
     if kind == PUSH_PROMISE:
         raise FrameError(PROTOCOL_ERROR, "a PUSH_PROMISE frame, which was not allowed")
+    # RFC 9113, sections 6.3 to 6.9, give the lengths of these frames.
     wrong = length != _LENGTHS.get(kind, length)
     if kind == SETTINGS:
         wrong = length % 6 != 0 or (bool(flags & ACK) and length != 0)
@@ -102,10 +104,12 @@ def check(kind: int, flags: int, stream: int, length: int) -> None:
 def without_padding(kind: int, flags: int, payload: bytes) -> bytes:
     """Return the content of a DATA or HEADERS frame, without padding and priority."""
     start, stop = 0, len(payload)
+    # The first byte is the padding's length (RFC 9113, section 6.1).
     if flags & PADDED:
         if not payload or payload[0] >= len(payload):
             raise FrameError(PROTOCOL_ERROR, f"a {name(kind)} frame with more padding than payload")
         start, stop = 1, len(payload) - payload[0]
+    # Priorities are obsolete, but a client may send them (RFC 9113, section 5.3.2).
     if kind == HEADERS and flags & WITH_PRIORITY:
         start += 5
         if start > stop:
@@ -175,6 +179,7 @@ class HeaderReader:
         from hpack import Decoder
         from hpack.exceptions import HPACKError
 
+        # The decoder refuses a header list that becomes large by decompression.
         self._decoder = Decoder(max_header_list_size=MAX_BLOCK_BYTES)
         self._errors = (HPACKError, IndexError, TypeError)
         self._repeats: bytes | None = None

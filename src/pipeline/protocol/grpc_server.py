@@ -99,6 +99,7 @@ class GrpcServer(calls.CallServer):
         """Answer the pending call; the runtime does not tell whether the answer was received."""
         if self._pending is None:
             raise calls.no_pending_call_error()
+        # False if the client has cancelled the call in the meantime.
         if self._pending.set_running_or_notify_cancel():
             self._pending.set_result(message)
         self._pending = None
@@ -183,6 +184,7 @@ class GrpcServer(calls.CallServer):
             if not calls.can_start_or_resume(request, has_begun=self._owner is not None):
                 return calls.NO_GREETING
             if self._owner is not None and calls.is_handshake(request):
+                # A restarted environment: its old conversation is lost for good.
                 self._lost_at = -math.inf
                 return _NOT_OVER
             if foreign := self._foreign(peer):
@@ -203,6 +205,7 @@ class GrpcServer(calls.CallServer):
         now = time.monotonic()
         if now < self._next_owner_check:
             return True
+        # The runtime does not tell when a connection breaks, so the system is asked.
         port = int(str(self._owner).rpartition(":")[2])
         is_connected = any(
             connection.status == psutil.CONN_ESTABLISHED
@@ -215,6 +218,7 @@ class GrpcServer(calls.CallServer):
 
     def _on_call_end(self, reply: Future[bytes]) -> None:
         """Note the end of a call; the environment gave up a call that has no answer yet."""
+        # A future with a result cannot be cancelled.
         if reply.cancel() and reply is self._latest:
             self._lost_at = time.monotonic()
 

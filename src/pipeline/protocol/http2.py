@@ -146,6 +146,7 @@ class Connection(ABC):
         self._buffer = bytearray()
         self._large: tuple[int, int, memoryview] | None = None  # flags, stream, payload
         self._unfilled = memoryview(b"")  # the rest of that payload
+        # The first frame of each end must be SETTINGS (RFC 9113, section 3.4).
         self._expected: int | None = frames.SETTINGS
         self._block = (0, 0, bytearray())
         self._streams: dict[int, Stream] = {}
@@ -190,6 +191,7 @@ class Connection(ABC):
 
     def _take_frames(self) -> None:
         if self._large is not None:
+            # Other frames cannot arrive before this payload is complete.
             if self._unfilled:
                 return
             large, self._large = self._large, None
@@ -277,6 +279,7 @@ class Connection(ABC):
         if flags & END_HEADERS:
             self._take_block(flags, stream, payload)
         else:
+            # Nothing may come between the frames of a header block (RFC 9113, section 4.3).
             self._expected = frames.CONTINUATION
             self._block = (stream, flags, bytearray(payload))
 
@@ -318,6 +321,7 @@ class Connection(ABC):
             self._on_closed_stream(DATA, flags, stream)
             return
         call.size += size
+        # Flow control does not limit a call, because our windows are as large as possible.
         if call.size > self._call_limit:
             reason = f"more than {self._call_limit} bytes in one call"
             raise FrameError(frames.ENHANCE_YOUR_CALM, reason)
@@ -429,6 +433,7 @@ class Connection(ABC):
                 out += tail
                 self._send(out)
                 return
+            # No window is left: what was collected is sent before waiting for WINDOW_UPDATE.
             if size <= 0:
                 self._send(out)
                 out.clear()
@@ -526,10 +531,12 @@ class Channel:
         except OSError:
             sock.close()
             raise
+        # The time-out of `create_connection` would also limit every later read.
         sock.settimeout(None)
         self._spin_wait = SpinWait()
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
+        # Client streams are odd: the first call has the number 1 (RFC 9113, section 5.1.1).
         self._stream = -1
         self._headers = frames.request_block(method, f"localhost:{port}")
 

@@ -74,6 +74,7 @@ def read_fields(
     try:
         starts, ends = _bounds(data)
         check_memory(len(starts), len(data))
+        # The first agent's observations are the pattern for all agents.
         pattern = Pattern.of(data[starts[0] : ends[0]], spec)
         cursor = _Cursor(data, starts)
         reward = cursor.numbers(_REWARD)
@@ -86,6 +87,7 @@ def read_fields(
     # An IndexError means that a length in the message points beyond its end.
     except (LayoutMismatchError, IndexError, DecodeError):
         return None
+    # Bytes that were not read belong to unknown fields, or to fields in another order.
     if (cursor.at != ends).any():
         return None
     infos = AgentInfos(
@@ -127,6 +129,7 @@ def _entry(data: bytes, position: int) -> tuple[int, int]:
     """Return the offset and the size of the body of the entry at `position`."""
     if data[position] != _ENTRY:
         raise LayoutMismatchError
+    # Most agents have fewer than 128 bytes, so their size is one byte.
     size = data[position + 1]
     position += 2
     if size < 0x80:
@@ -323,6 +326,7 @@ class Decoder:
                 self.n_cached += 1
                 self._next_skips = 1
                 return decision, TerminalSteps.empty(self._spec)
+        # For few agents, protobuf's parser is as fast as NumPy's calls, and knows all messages.
         fields = self._read_fields(data) if seems_many(data) else None
         if fields is None:
             infos = wire.parse(m.ReceivedAgentInfosProto, data).value
@@ -408,6 +412,7 @@ class _Layout:
         return DecisionSteps(
             obs,
             self._spread(numbers[:k], self.reward),
+            # Copied, because callers may write, and the layout is used again.
             self.agent_id.copy(),
             None if self.masks is None else [mask.copy() for mask in self.masks],
             self.group_id.copy(),
@@ -416,6 +421,7 @@ class _Layout:
 
     def _spread(self, values: FloatArray, rows: AnyArray) -> FloatArray:
         n = len(self.agent_id)
+        # Protobuf leaves out fields that are 0, so some agents may have no value.
         if len(values) == n:
             return values
         out = np.zeros(n, dtype=np.float32)

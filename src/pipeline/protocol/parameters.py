@@ -51,6 +51,7 @@ class Sampler:
         if self.kind == GAUSSIAN:
             # NumPy refuses negative standard deviations; the sign does not change the distribution.
             return float(rng.normal(self.values[0], abs(self.values[1])))
+        # Uniform over the union of the ranges: each is chosen in proportion to its width.
         ranges = np.asarray(self.values, dtype=np.float64).reshape(-1, 2)
         widths = np.abs(ranges[:, 1] - ranges[:, 0])
         total = widths.sum()
@@ -160,6 +161,7 @@ class Controls:
 
     def set_sampler(self, name: str, sampler: Sampler) -> None:
         """Draw a parameter from `sampler` from now on, beginning with the sampler's first draw."""
+        # A new source, so that an equal sampler begins with its first draw again.
         self._parameters.set_sampler(name, sampler)
         self._samplers.add(name)
 

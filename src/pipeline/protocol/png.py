@@ -49,6 +49,7 @@ def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] 
     if n_bytes > FREE_BYTES:
         refuse_excess(n_bytes, len(data), f"a compressed observation of shape {shape}")
     images = [_image(part, height, width) for part in parts]
+    # ML-Agents averages the three decoded channels if an observation has one channel.
     if not mapping and count == 1:
         gray = images[0].astype(np.float32).mean(axis=2, dtype=np.float32)
         return np.asarray(gray / np.float32(255), dtype=np.float32)[None]
@@ -157,6 +158,7 @@ def _mapped(channels: AnyArray, mapping: Sequence[int]) -> FloatArray:
     """Return the mean of the channels with each target: float32 [targets, H, W] in 0..255."""
     target = np.asarray(mapping)
     used = target[target >= 0]
+    # Every target from 0 to the largest must have a channel.
     if not len(used) or len(np.unique(used)) != int(used.max()) + 1:
         raise UnityObservationException(
             f"the channel mapping {brief(mapping)} of a compressed observation leaves out a channel"

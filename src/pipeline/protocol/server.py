@@ -122,6 +122,7 @@ class IncomingConnection(Connection):
         if len(self._streams) < MAX_CALLS:
             call = self._streams[stream] = Stream(is_known)
             return call
+        # gRPC's clients try a refused stream again, unlike a call that fails.
         self._notify(frame(frames.RST_STREAM, 0, stream, struct.pack(">I", frames.REFUSED_STREAM)))
         if not flags & END_STREAM:
             self._refused.add(stream)
@@ -173,6 +174,7 @@ class IncomingConnection(Connection):
             unsent.clear()
             self.is_open = False
             return
+        # A partial send is kept, because the socket does not block.
         if unsent:
             del unsent[:sent]
         elif sent < len(data):

@@ -90,6 +90,7 @@ def encode(state: Mapping[str, Any]) -> bytes:
     Raises:
         ValueError: A value has another type, or a key is not a text.
     """
+    # Arrays follow the text as bytes, because JSON would take more space and lose the dtype.
     arrays: list[AnyArray] = []
     text = json.dumps(_plain(state, arrays, "state")).encode()
     parts = [np.ascontiguousarray(array).tobytes() for array in arrays]

@@ -98,6 +98,7 @@ class DecisionSteps(_AgentSteps[DecisionStep]):
     """int32 [N], 0 for agents without a group."""
     group_reward: FloatArray
     """float32 [N]."""
+    # Not an argument of the constructor, which has ML-Agents' arguments.
     _index: dict[int, int] | None = field(default=None, init=False)
 
     def __getitem__(self, agent_id: int) -> DecisionStep:

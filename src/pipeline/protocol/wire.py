@@ -100,6 +100,7 @@ def wide_varints(values: AnyArray, width: int) -> AnyArray:
     bits = np.asarray(values, dtype=np.int64).view(np.uint64)[..., None]
     groups = (bits >> (np.arange(width, dtype=np.uint64) * np.uint64(7))) & np.uint64(0x7F)
     out = groups.astype(np.uint8)
+    # The highest bit of a byte says that another byte follows.
     out[..., :-1] |= 0x80
     return out
 
@@ -108,6 +109,7 @@ def width_of(values: AnyArray) -> int:
     """Return the bytes that the widest of `values`, int [...], needs as a varint."""
     if values.size == 0:
         return 1
+    # Negative numbers are sign-extended to 64 bits, which take ten bytes.
     if int(values.min()) < 0:
         return ID_WIDTH
     return max(1, math.ceil(int(values.max()).bit_length() / 7))

@@ -83,7 +83,7 @@ def converse(
         )
         several = start.capabilities.concatenatedPngObservations
         channels = (_ANY_NUMBER if several else 3) if compress else 0
-        # Trainers before num_areas leave it at 0.
+        # Trainers of versions without num_areas leave the field at 0.
         _play(partial(make, start.seed, max(1, start.num_areas)), exchange, channels)
     except TimeoutError as error:
         raise UnityTimeOutException(
@@ -190,6 +190,7 @@ class Session:
                 actions[name] = spec.empty_action(n_agents)
                 continue
             action = decode_actions(sent_actions[name], spec)
+            # Actions have no ids: they belong to agents by their order only.
             if len(action.continuous) != n_agents:
                 raise UnityCommunicationException(
                     f"{name}: the trainer sent actions for {len(action.continuous)} agents, but "
@@ -299,6 +300,7 @@ class Session:
 def _greeting() -> bytes:
     message = m.UnityMessageProto(header={"status": OK})
     output = message.unity_output.rl_initialization_output
+    # The name that Unity's Academy sends.
     output.name = "AcademySingleton"
     output.communication_version = COMMUNICATION_VERSION
     output.package_version = PACKAGE_VERSION

@@ -75,6 +75,7 @@ def _remove_abandoned(parent: Path, digest: str) -> None:
     """Remove temporary folders of starts that were killed while unpacking: nobody locks them."""
     for path in parent.glob(f".{digest}*"):
         with contextlib.suppress(OSError):  # another start unpacks into it, or has removed it
+            # A new folder may not be locked yet.
             if path.stat().st_mtime < time.time() - 1:
                 descriptor = _lock(path)
                 shutil.rmtree(path, ignore_errors=True)
@@ -94,6 +95,7 @@ def run() -> int:
             )
             return 3
     sys.path[:] = [str(folder / "lib"), *(path for path in sys.path if path != sys.path[0])]
+    # An executable draws nothing, so MuJoCo does not have to load a graphics library.
     os.environ["MUJOCO_GL"] = "disable"
     described = json.loads((folder / "executable.json").read_text(encoding="utf-8"))
     from pipeline.simulators.executable import main

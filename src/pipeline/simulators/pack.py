@@ -125,6 +125,7 @@ def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str
         # A shell reads a script from its start, and Python reads a zip archive from its end
         # (https://docs.python.org/3/library/zipapp.html#the-python-zip-application-archive-format).
         temporary.write_bytes(_script(title, digest) + _archive(content))
+    # Everyone may execute it, whatever the permissions of temporary files are.
     target.chmod(0o755)
     # The cache has the path of this Python, so that the executable finds it even if it is not on
     # PATH. The executable itself has no path of this machine.
@@ -145,6 +146,7 @@ def inputs_of(needs: Needs) -> dict[str, Any]:
 
     Installed packages are represented by their versions, other files by digests of their content.
     """
+    # Two folders on some Linux distributions (/usr/lib and /usr/lib64).
     libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
     tops = set()
     for name, file in needs.files.items():
@@ -431,6 +433,7 @@ def _root_of(module: str, file: str) -> Path | None:
     if not file or len(path.parents) <= depth or _OWN in path.parents:
         return None
     root = path.parents[depth]
+    # `sys.modules` has modules under names that are not their file's: os.path is posixpath.py.
     if path.relative_to(root).parts[0].partition(".")[0] != module.partition(".")[0]:
         return None
     libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}

@@ -175,6 +175,7 @@ def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: An
     try:
         n_agents = n_agents or n_agents_of(name, options)
         simulator = registered.load()(seed=seed, n_agents=n_agents, **options)
+    # A user's environment may call `sys.exit`, which would end this process without a message.
     except SystemExit as error:
         raise SettingsError(f"{options.get('id', name)}: {where(error)} when it is made") from error
     return cast("Simulator", simulator)

@@ -62,6 +62,7 @@ def executable_in(
 def path_hint(text: str) -> str | None:
     """Return a hint how to correct a path; None if no similar path exists."""
     words = text.split(" ")
+    # The longest beginning of the text that is a path; the rest may be arguments.
     for n in range(len(words), 0, -1):
         path = as_typed(" ".join(words[:n]))
         executables = [] if path is None else [path]
@@ -109,6 +110,7 @@ def runs_headless(executable: Path) -> bool:
         return False
     try:
         with executable.open("rb") as file:
+            # The first bytes of every Linux binary (elf(5)).
             native = file.read(4) == b"\x7fELF"
     except OSError:
         return False
@@ -165,6 +167,7 @@ def _inside_app(path: Path, label: str) -> Path:
     if path.suffix != ".app":
         return path
     files = [p for p in sorted((path / "Contents/MacOS").glob("*")) if p.is_file()]
+    # The executable usually has the application's name; other files may be helpers.
     named = [p for p in files if p.name == path.stem] or files
     if not named:
         raise FetchError(f"{label}: {path.name} has no executable in Contents/MacOS")

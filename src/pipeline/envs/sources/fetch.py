@@ -250,6 +250,7 @@ def _is_transient(error: requests.RequestException) -> bool:
 
     if error.response is not None:
         return error.response.status_code in _TRANSIENT
+    # A certificate error stays the same at each attempt.
     broken = (exceptions.ConnectionError, exceptions.ChunkedEncodingError, exceptions.Timeout)
     return isinstance(error, broken) and not isinstance(error, exceptions.SSLError)
 
@@ -290,6 +291,7 @@ def _write_content(url: str, file: str, max_bytes: int) -> None:
         bar,
     ):
         response.raise_for_status()
+        # Checked twice, because a server may give no size or a wrong one.
         size = int(response.headers.get("content-length", 0))
         _check_size(size, max_bytes, url)
         task = bar.add_task(public(url), total=size or None)
@@ -408,6 +410,7 @@ class _Unpacking:
                 entry.type = tarfile.DIRTYPE if is_folder else kind
                 self._count(entry)
                 with archive.open(info) as content:
+                    # In a zip archive, a link's content is its target.
                     if entry.issym():
                         entry.linkname = content.read(_MAX_LINK_BYTES).decode(errors="replace")
                         links.append(entry)

@@ -66,6 +66,7 @@ def build(source: UnitySource, *, root: Path, name: str, folder: Path, log: Path
             "`project` in params.yaml"
         )
     editor = find_editor(source.editor, project)
+    # Files of an earlier build could be taken for files of this one.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -347,6 +347,7 @@ def side_view(model: Any, data: Any) -> AnyArray:
     moving = model.geom_bodyid > 0
     start = begin.geom_xpos[moving]
     spread = start.max(axis=0) - start.min(axis=0) + 2 * model.geom_rbound[moving].max()
+    # If all bodies are at the same height, such as in Reacher, they are drawn from above.
     axes = [0, 1] if np.ptp(start[:, 2]) < 0.1 * spread[:2].max() else [0, 2]
     half = 0.9 * float(spread.max())
     middle = (start.max(axis=0) + start.min(axis=0))[axes] / 2
@@ -363,6 +364,7 @@ def _draw_geom(canvas: Canvas, model: Any, data: Any, geom: int, axes: list[int]
     kind, size = int(model.geom_type[geom]), model.geom_size[geom]
     place, turn = data.geom_xpos[geom], data.geom_xmat[geom].reshape(3, 3)
     color = BLUE if model.geom_bodyid[geom] > 0 else GRAY
+    # A plane is infinite: it is drawn as the ground of a side view, and not from above.
     if kind == _PLANE:
         if axes == [0, 2]:
             far = (1e3, 1e3)
@@ -379,6 +381,7 @@ def _draw_geom(canvas: Canvas, model: Any, data: Any, geom: int, axes: list[int]
         for face in _FACES:
             # Corners are sorted around the face, because in the order of numbers edges would cross.
             canvas.polygon(corners[face[[0, 1, 3, 2]]], color)
+    # All other kinds, such as meshes, are drawn as their bounding sphere.
     else:
         radius = size[0] if kind == _SPHERE else model.geom_rbound[geom]
         canvas.disc(place[axes], float(radius), color)

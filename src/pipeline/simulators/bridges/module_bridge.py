@@ -50,6 +50,7 @@ def simulator(
     if not _is_gymnasium(first) and not _is_pettingzoo(first):
         raise OtherObjectError(id, first)
     more_envs = [called(id, make, **arguments) for _ in range(n_agents - 1)]
+    # A function that returns a global object would step one environment for all copies.
     if more_envs and more_envs[0] is first:
         raise SettingsError(
             f"{id}: returns the same object twice, but every copy needs its own object; return a "

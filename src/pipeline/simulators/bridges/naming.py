@@ -153,6 +153,8 @@ def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
     if api not in APIS:
         raise SettingsError(f"{env_id}: api is '{api}'; choose one of {', '.join(APIS)}.")
     name = full_name(env_id)
+    # An environment that is not registered (none is before PettingZoo 1.27) is a module with
+    # functions that make it.
     makers = _makers(name.rpartition(":")[2])
     if not makers:
         module = _import(name, env_id)

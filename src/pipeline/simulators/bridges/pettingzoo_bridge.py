@@ -165,6 +165,7 @@ class ParallelCopy(Copy):
         """Apply the living agents' actions; begin a new episode if no agent is left."""
         env = self.env
         named = {env.possible_agents[agent]: action for agent, action in actions.items()}
+        # Outside of `try`, because an environment's own errors must not be taken for misuse.
         result = env.step(named)
         try:
             # Agents without an observation in this step get their rewards with the next one.
@@ -460,6 +461,7 @@ def _behaviors(
     behaviors = []
     for agent in agents:
         name, spaces = _stem(agent), _spaces(env, agent)
+        # Agents with other spaces cannot share a network, so they get a separate behavior.
         if spaces_of.setdefault(name, spaces) != spaces:
             name = naming.behavior_name(agent)  # the same stem, but other spaces
             spaces_of[name] = spaces

@@ -241,6 +241,7 @@ def _image(space: spaces.Box, layout: str) -> Put:
         else:
             np.subtract(image, low, out=row, casting="unsafe")
             row /= width
+        # Wrong integers would become numbers outside 0..1 without an error.
         if is_checked:
             values = np.reshape(value, space.shape)
             outside = (values < space.low) | (values > space.high)
@@ -401,6 +402,7 @@ class Actions:
         first = len(self._branches)
         if isinstance(space, spaces.Discrete):
             self._branches.append(int(space.n))
+            # The space's integer type, which `Discrete.sample` returns, too.
             start, number = int(space.start), np.dtype(space.dtype).type
             self._starts.append(start)
             return lambda _, d: number(int(d[first]) + start)
@@ -433,6 +435,7 @@ class Actions:
                 "have there, as action_scale in params.yaml, or for an executable: "
                 "`pipeline env build NAME --option action_scale=1 -o FILE`."
             )
+        # A scale of 0 is never used: without a scale all dimensions are bounded here.
         scale = self._scale or 0.0
         offset = np.where(bounded, low, -scale)
         width = np.where(bounded, high, scale) - offset

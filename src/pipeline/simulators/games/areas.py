@@ -61,6 +61,7 @@ class Areas:
         self._specs = specs
         self._n_areas = n_agents // per_area
         self._areas = np.arange(self._n_areas)
+        # One stream per area, so that area i is the same for any number of areas.
         self._rngs = [stream(seed, name, area) for area in range(self._n_areas)]
         self._state_arrays: dict[str, AnyArray] = {}
 
@@ -168,6 +169,7 @@ class SoloAreas(Areas, ABC):
         checked(action.discrete, (self._n_areas, n_discrete), self._behavior)
         self._n_steps += self._decision_period
         reward, terminated = self._advance(action)
+        # The step limit interrupts an episode; only `terminated` ends the task.
         ended = terminated | (self._n_steps >= self._max_step)
         terminals = TerminalSteps.empty(spec)
         if ended.any():

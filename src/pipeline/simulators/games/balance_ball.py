@@ -133,6 +133,7 @@ class BalanceBall(SoloAreas):
             sensordata=self._sensors,
         )
         self._state[:] = self._states[:, -1]
+        # Checked at every physics step, because a ball may leave and return within a decision.
         x, y, z = np.moveaxis(self._states[:, :, _QPOS], 2, 0)[:3]
         self._left = (np.maximum(np.abs(x), np.abs(z)) > 3.0) | (y < -2.0)
         fallen = np.asarray(self._left.any(axis=1))
@@ -142,6 +143,7 @@ class BalanceBall(SoloAreas):
         read = self.parameters.read
         for row in rows.tolist():
             shape = (read("mass", 1.0), read("scale", 1.0))
+            # Making a model takes time, so it is replaced only if mass or scale have changed.
             if shape != self._shape[row]:
                 self._models[row] = copy.copy(_model(*shape))
                 self._shape[row] = shape
@@ -149,6 +151,7 @@ class BalanceBall(SoloAreas):
         drawn = _FROM + (_TO - _FROM) * self._uniform(rows, len(_FROM))
         half_x, half_z = np.radians(drawn[:, :2].T) / 2
         cos, sin, cos_z, sin_z = np.cos(half_x), np.sin(half_x), np.cos(half_z), np.sin(half_z)
+        # The quaternion (w, x, y, z) of a turn about x, then about z.
         self._platform[:, rows] = (cos_z * cos, cos_z * sin, -sin_z * sin, sin_z * cos)
         self._state[rows] = _FIRST
         self._state[rows, 1], self._state[rows, 3] = drawn[:, 2:].T
@@ -163,6 +166,7 @@ class BalanceBall(SoloAreas):
         pairs = platform.reshape(2, 2, -1)
         about_z = (platform[3], pairs[::-1, ::-1], cos[0], sin[0], direction[0])
         about_x = (platform[1], pairs[:, ::-1], cos[1], sin[1], direction[1])
+        # All poses of a decision are computed first, because MuJoCo runs its steps in one call.
         for k in range(DECISION_PERIOD):
             for component, partner, c, s, d in (about_z, about_x):
                 # At the limit, turns away from the middle are stopped; turns back are not.
@@ -264,6 +268,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     A positive tilt about z rolls the ball towards -x; a positive tilt about x towards +z.
     """
     obs = steps.obs[0]
+    # The wanted tilt is proportional to offset and velocity; the action is the missing turn.
     goal_tilt = _GAIN * obs[:, [2, 4]] + _DAMPING * obs[:, [5, 7]]
     goal_tilt = np.clip(goal_tilt * (1.0, -1.0), -_MAX_TILT, _MAX_TILT)
     tilt = 2.0 * obs[:, :2]

@@ -74,6 +74,7 @@ class Collector(SoloAreas):
         forward = rays.directions(self._degrees)
         push = ahead[:, None] * forward + right[:, None] * _to_right(forward)
         speed = np.sqrt((push * push).sum(axis=1))
+        # An agent that fires moves at half speed; diagonal moves are not faster than others.
         most = np.where(fires, 0.5 * SPEED, SPEED) / np.maximum(speed, 1.0)
         self._velocity *= _KEEP
         self._velocity += (1 - _KEEP) * push * most[:, None].astype(np.float32)
@@ -85,7 +86,8 @@ class Collector(SoloAreas):
         eaten = ((offset * offset).sum(axis=2) < TOUCH**2) & ~gone
         gone = eaten | gone
         if gone.any():
-            # Food that is gone appears again at the area's next places.
+            # Food that is gone appears again at the area's next places, which were drawn with the
+            # episode, so that random numbers do not depend on the agent's actions.
             rows, food = np.nonzero(gone)
             which = (self._n_placed[:, None] + gone.cumsum(axis=1) - 1)[rows, food]
             self._food[rows, food] = self._places[rows, which % _N_PLACES]
@@ -146,9 +148,11 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     """Walk to the nearest good food, and burn bad food that is in front."""
     tag, distance = rays.sights(steps.obs[0], RAY_DEGREES, 3)
     reach = distance * RAY_LENGTH
+    # Food ahead is preferred to food at the same distance that needs a turn.
     good = np.where(tag == GOOD, reach + 0.03 * np.abs(RAY_DEGREES), np.inf)
     roam = np.where(reach[:, 0] < 3.0, 90.0, 10.0)
     bearing = np.where(np.isfinite(good.min(axis=1)), RAY_DEGREES[good.argmin(axis=1)], roam)
+    # Bad food in the way is a danger: the expert slows down, turns to it and fires.
     off = np.abs(RAY_DEGREES - bearing[:, None])
     aside = np.abs(np.sin(np.radians(off))) * reach
     danger = (tag == BAD) & (off < 90.0) & (reach < 2.0) & (aside < 1.2)

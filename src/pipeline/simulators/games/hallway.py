@@ -64,6 +64,7 @@ class Hallway(SoloAreas):
         self._heading[rows] = (uniform[:, 2] * N_HEADINGS).astype(np.int64)
         self._is_past[rows] = False
         self._cue[rows] = cue = (uniform[:, 3] * 2).astype(np.int64)
+        # Two symbols in the room, two goals, two symbols at the end; hidden if not used.
         things = np.full((len(rows), 6, 2), rays.HIDDEN, dtype=np.float32)
         things[k, cue, 0] = between(uniform[:, 4], -1.5, 1.5)
         things[k, cue, 1] = _SYMBOL_Z
@@ -97,6 +98,7 @@ class Hallway(SoloAreas):
         right = touched[self._agent_id, self._cue]
         reached = touched.any(axis=1)
         goal = np.where(right, _RIGHT_REWARD, np.where(reached, _WRONG_REWARD, 0.0))
+        # A small negative reward in each step, so that faster episodes have higher returns.
         return (goal - 1.0 / MAX_STEP).astype(np.float32), reached
 
     def _observe(self, rows: Rows) -> list[FloatArray]:
@@ -148,6 +150,7 @@ class Expert:
 
     def _remember(self, agents: AnyArray, tag: AnyArray) -> AnyArray:
         """Return [N] the symbol that each agent saw last: 0 for O, 1 for X."""
+        # Agents may appear later, so the memory grows with the largest id.
         missing = int(agents.max(initial=-1)) + 1 - len(self._cue)
         self._cue = np.pad(self._cue, (0, max(0, missing)))
         for symbol in (SYMBOL_O, SYMBOL_X):

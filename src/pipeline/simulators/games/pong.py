@@ -86,6 +86,7 @@ class Pong(Areas):
         offset = (ball[:, 1] - self._paddle[self._areas, side]) / HALF_PADDLE
         returned = arrives & (np.abs(offset) <= 1.0)
         if returned.any():
+            # The ball gets faster with each return, so that good players also miss it.
             speed = np.minimum(np.abs(ball[:, 2]) * SPEED_UP, MAX_SPEED)
             back = np.stack((-np.sign(ball[:, 2]) * speed, SLOPE * offset * speed), axis=1)
             np.copyto(ball[:, 2:], back.astype(np.float32), where=returned[:, None])
@@ -161,5 +162,6 @@ def expert(steps: DecisionSteps) -> ActionTuple:
 
 def folded(y: AnyArray) -> AnyArray:
     """Return the height of a ball between walls at -1 and 1 that would be at `y` without walls."""
+    # Reflections at both walls are a triangle wave with a period of twice the court's height.
     phase = np.mod(y + 1.0, 4.0)
     return np.where(phase > 2.0, 4.0 - phase, phase) - 1.0

@@ -87,11 +87,13 @@ class PushTogether(Areas):
         reward = (PIT_REWARD * fell).astype(np.float32)
         gain = (PUSH_REWARD * pushed + GOAL_REWARD * done).astype(np.float32)
         group_reward = np.repeat(gain[:, None], TEAM, axis=1)
+        # An agent that fell has ended alone; at the end of the episode all others end, too.
         over = done | late
         ended = playing & (fell | over[:, None])
         if not ended.any():
             none = TerminalSteps.empty(_SPEC)
             return {BEHAVIOR: (self._decisions(reward, group_reward), none)}
+        # Falling into the pit is an end of the task, even in the last step.
         interrupted = late[:, None] & ~fell
         fields = self._fields(ended, reward, group_reward)
         terminals = TerminalSteps(**fields, interrupted=interrupted[ended])
@@ -122,6 +124,7 @@ class PushTogether(Areas):
         """Fill open pits with the first agent that stepped in; return bool [areas, 3], which."""
         inside = self._present & (self._cell == self._pit[:, None]).all(axis=2)
         inside &= self._open[:, None]
+        # Only the first agent in the pit fills it, if several step in at once.
         fell = inside & (inside.cumsum(axis=1) == 1)
         self._open &= ~fell.any(axis=1)
         self._present &= ~fell
@@ -224,6 +227,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     mate_cells = cell[:, None] + np.rint(SCALE * mates[..., 1:]).astype(np.int64)
     pit = cell + to_pit
     way = _n_moves(mate_cells, block[:, None], pit[:, None]) + 100 * (mates[..., 0] == 0)
+    # An agent that has left counts as 100 moves away.
     fills = (obs[:, 5] > 0) & (_n_moves(cell, block, pit) <= way.min(axis=1))
     action = np.where(fills, _to_pit(cell, block, to_pit), _to_block(cell, block))
     return ActionTuple(discrete=action[:, None])

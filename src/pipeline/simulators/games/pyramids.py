@@ -67,12 +67,13 @@ class Pyramids(SoloAreas):
         self._things = self._keep("things", (3 + _N_ROOMS, 2), np.float32)
 
     def _place(self, rows: AnyArray) -> None:
-        """Agent in a room, switch two rooms away or farther, goal three from the switch."""
+        """Put the switch at least two rooms from the agent, and the goal three from the switch."""
         k, uniform = np.arange(len(rows)), self._uniform(rows, 4 + _N_ROOMS)
         start, self._heading[rows], away, next_ = (
             (uniform[:, :4] * (_N_ROOMS, N_HEADINGS, _N_ROOMS - 3, _N_ROOMS - 5)).astype(np.int64).T
         )
-        # Of eight rooms, 2 to 6 further are two away or more, whichever way; 3 to 5 are three.
+        # In a ring of eight rooms, the rooms 2 to 6 further on are at least two rooms away in both
+        # directions, and the rooms 3 to 5 further on at least three.
         switch = (start + 2 + away) % _N_ROOMS
         goal = (switch + 3 + next_) % _N_ROOMS
         middle = (RING + 0.5) * ROOM
@@ -82,7 +83,7 @@ class Pyramids(SoloAreas):
         self._switch[rows], self._goal[rows] = spots[k, switch], spots[k, goal]
         things = np.full((len(rows), 3 + _N_ROOMS, 2), rays.HIDDEN, dtype=np.float32)
         things[:, _PYRAMIDS] = spots
-        # No pyramid in a room where the agent, the switch or the goal is.
+        # There is no pyramid in the rooms of the agent, the switch and the goal.
         for empty in (start, switch, goal):
             things[k, 3 + empty] = rays.HIDDEN
         things[:, _OFF] = self._switch[rows]
@@ -106,6 +107,7 @@ class Pyramids(SoloAreas):
             self._things[pressed, _ON] = self._switch[pressed]
             self._things[pressed, _GOAL] = self._goal[pressed]
         reached = self._touches(_GOAL)
+        # A small negative reward in each step, so that faster episodes have higher returns.
         return (_GOAL_REWARD * reached - 1.0 / MAX_STEP).astype(np.float32), reached
 
     def _touches(self, thing: int) -> BoolArray:
@@ -166,6 +168,7 @@ def slide(along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArr
     # A little wider, because rounding must not close a door to an agent that touches its side.
     at_door = np.abs(aside - _TO_DOOR) < HALF_DOOR - _MARGIN + 1e-3
     in_door = np.abs(aside - _TO_LINE) < _MARGIN
+    # Walls limit a move to the agent's room, except at a door; a move is too short to pass a room.
     cell = np.floor(along / ROOM) * ROOM
     low = np.where(at_door, 0.0, cell) + _MARGIN
     high = np.where(at_door, SIDE, cell + ROOM) - _MARGIN

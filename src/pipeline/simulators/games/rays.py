@@ -48,6 +48,7 @@ def to_walls(
         low: smallest x and z of the rectangle; must broadcast to [N, R, 2].
         high: largest x and z, with the same broadcasting.
     """
+    # A ray in a rectangle hits the nearer one of the two walls that it points to.
     bound = np.where(direction > 0, high, low)
     distance = ((bound - origin[:, None]) / direction).min(axis=2, keepdims=True)
     return np.asarray(distance, dtype=np.float32)
@@ -68,6 +69,7 @@ def to_circles(
     off_x, off_z = offset[:, None, :, 0], offset[:, None, :, 1]
     dir_x, dir_z = direction[:, :, None, 0], direction[:, :, None, 1]
     along = off_x * dir_x + off_z * dir_z
+    # The distance of the centre from the ray's line, as a cross product.
     across = off_x * dir_z - off_z * dir_x
     # The square of half the chord; negative if the ray misses the circle.
     half = radius * radius - across * across

@@ -60,6 +60,7 @@ class Sorter(SoloAreas):
         most = np.array([self._read_num_tiles() for _ in rows])
         n_tiles = 1 + (uniform[:, 0] * most).astype(np.int64)
         used = np.arange(MAX_TILES) < n_tiles[:, None]
+        # The order of uniform numbers is a random permutation.
         number = uniform[:, 1 : 1 + MAX_TILES].argsort(axis=1)
         place = uniform[:, 1 + MAX_TILES :].argsort(axis=1)
         self._position[rows], self._heading[rows] = 0.0, 0
@@ -83,6 +84,7 @@ class Sorter(SoloAreas):
         self._heading -= turn
         self._heading %= N_HEADINGS
         move = ahead[:, None] * _FORWARD[self._heading] + right[:, None] * _TO_RIGHT[self._heading]
+        # Diagonal moves are as long as others.
         length = np.where((ahead != 0) & (right != 0), np.sqrt(0.5), 1.0) * SPEED
         self._position += (move * length[:, None]).astype(np.float32)
         distance = np.sqrt((self._position * self._position).sum(axis=1, keepdims=True))
@@ -98,6 +100,7 @@ class Sorter(SoloAreas):
         visiting = touched.any(axis=1)
         if not visiting.any():
             return reward, visiting
+        # Visited and unused tiles get a number above all others.
         next_tile = np.where(self._waits, self._number, MAX_TILES).argmin(axis=1)
         right = touched[self._agent_id, next_tile]
         reward += np.where(right, _RIGHT_REWARD, np.where(visiting, _WRONG_REWARD, 0.0))

@@ -97,6 +97,7 @@ class Tag(Areas):
         """Put the runner on one side and the hunters on the other."""
         for area in areas.tolist():
             rng = self._rngs[area]
+            # All agents are drawn on one side; then the runner is moved to the other side.
             x, y = rng.uniform((LEAST_X, -1.0), (1.0, 1.0), (PER_AREA, 2)).T
             side = 1.0 if rng.random() < 0.5 else -1.0
             self._place[area, :, 0] = side * x
@@ -125,6 +126,7 @@ class Tag(Areas):
             groups = np.repeat(areas + 1, N_HUNTERS)
         else:
             gaps = hunters - runner
+            # Sorted by distance, so that an observation does not depend on the hunters' numbers.
             order = (gaps * gaps).sum(axis=2).argsort(axis=1, kind="stable")
             obs[:, 0, 0:2] = runner[:, 0]
             obs[:, 0, 2:6] = np.take_along_axis(gaps, order[..., None], axis=1).reshape(-1, 4)
@@ -171,6 +173,7 @@ def runner(steps: DecisionSteps) -> ActionTuple:
     moved = place - position[:, None]
     to_near, to_far = _length(near[:, None] - moved), _length(far[:, None] - moved)
     safety = np.minimum(to_near, to_far) + 0.3 * np.maximum(to_near, to_far)
+    # Large in a corner, where both coordinates are large, and where the runner is trapped.
     corner = np.abs(place).min(axis=2) + 0.5 * np.abs(place).max(axis=2)
     best = (safety - _CORNER_FEAR * corner).argmax(axis=1)
     return ActionTuple(continuous=_DIRECTIONS[best])
