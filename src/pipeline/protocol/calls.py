@@ -31,7 +31,7 @@ STOPPED = m.UnityMessageProto(header={"status": STOP}).SerializeToString()
 
 _TIME_OUT = """\
 The Unity environment took too long to respond ({seconds:g} s). Make sure that:
-\t the environment starts without user interaction
+\t the environment does not need user interaction to launch
 \t the agents' Behavior Parameters > Behavior Type is set to "Default"
 \t the environment and the Python interface have compatible versions
 \t on a machine without a display, the environment is a server build or runs with --no-graphics"""

@@ -49,7 +49,7 @@ def recorded(path, *, done=(0, 0, 1, 0, 1, 1), interrupted=(4,), masked=True):
 
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_a_demonstration_comes_back_from_a_table_to_the_byte(tmp_path, suffix, masked):
+def test_demonstration_round_trips_through_a_table_with_equal_bytes(tmp_path, suffix, masked):
     path = recorded(tmp_path / "a.demo", masked=masked)
     table = tmp_path / f"a{suffix}"
     fields, _ = table_of(read_demo(path))
@@ -90,7 +90,7 @@ def test_a_branch_without_a_mask_forbids_nothing(tmp_path):
     assert not masks[1].any()
 
 
-def test_an_episode_that_goes_on_is_closed_as_cut_short(tmp_path):
+def test_open_episode_is_closed_as_cut_short(tmp_path):
     path = recorded(tmp_path / "a.demo", done=(0, 1, 0, 0), interrupted=())
     fields, steps = table_of(read_demo(path))
     assert "ended by      1 terminated, 0 truncated, the last has not ended" in steps
@@ -126,7 +126,7 @@ def imported(tmp_path, text, *, spec=SMALL, columns=OWN, suffix=".csv", **option
     return read_demo(target), steps
 
 
-def test_own_columns_give_the_rows_that_were_played(tmp_path):
+def test_users_columns_give_the_recorded_rows(tmp_path):
     demo, steps = imported(tmp_path, PLAY)
     rows = load_expert_rows([tmp_path / "play.demo"], SMALL)
     assert rows.obs[0].tolist() == [[1, 0.5], [2, 0], [3, 0], [4, 1]]
@@ -147,7 +147,7 @@ def test_own_columns_give_the_rows_that_were_played(tmp_path):
     ]
 
 
-def test_episodes_may_be_known_by_their_names_alone(tmp_path):
+def test_episodes_may_be_identified_by_names_only(tmp_path):
     text = "obs0.0,obs0.1,discrete,episode\n1,1,0,a\n2,2,1,a\n3,3,2,b\n"
     demo, steps = imported(tmp_path, text, columns={})
     assert demo.done.tolist() == [False, False, True, False, True]
@@ -204,7 +204,7 @@ def test_bytes_of_images_become_numbers_up_to_one(tmp_path):
         (PLAY, "", "play.csv: has no rows"),
     ],
 )
-def test_a_mistake_in_a_table_is_told_with_its_place(tmp_path, old, new, told):
+def test_mistake_in_a_table_is_reported_with_its_place(tmp_path, old, new, told):
     assert old in PLAY
     message = refusal(DemonstrationError, imported, tmp_path, PLAY.replace(old, new, 1))
     assert told in message
@@ -231,7 +231,7 @@ HYBRID = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, (2,)))
         ("0,1,1,0,1\n0,1,1,0,", "line 3, column episode: nan is not a name"),
     ],
 )
-def test_episodes_and_actions_that_cannot_be_are_refused(tmp_path, text, told):
+def test_impossible_episodes_and_actions_are_refused(tmp_path, text, told):
     text = f"obs0,continuous,discrete,truncated,episode\n{text}\n"
     assert told in refusal(DemonstrationError, imported, tmp_path, text, spec=HYBRID, columns={})
 
@@ -269,12 +269,12 @@ def test_columns_that_do_not_fit_the_behavior_are_refused(tmp_path, options, tol
         ("[" * 100_000, "cannot be read as JSONL: "),
     ],
 )
-def test_json_lines_that_are_not_alike_are_told_with_their_line(tmp_path, lines, told):
+def test_different_json_lines_are_reported_with_their_line(tmp_path, lines, told):
     options = {"columns": {}, "suffix": ".jsonl"}
     assert told in refusal(DemonstrationError, imported, tmp_path, lines, **options)
 
 
-def test_damaged_files_and_those_of_another_form_are_refused(tmp_path):
+def test_damaged_files_and_other_formats_are_refused(tmp_path):
     pd.DataFrame({"obs0": [1.0, 2.0]}).to_parquet(tmp_path / "a.parquet")
     whole = (tmp_path / "a.parquet").read_bytes()
     for content in (b"no table", whole[:-30], whole[:40] + whole[70:]):
@@ -288,7 +288,7 @@ def test_damaged_files_and_those_of_another_form_are_refused(tmp_path):
             use(tmp_path / "a.npz")
 
 
-def test_a_specification_file_says_what_the_demonstration_says(tmp_path):
+def test_specification_file_equals_the_demonstrations_specification(tmp_path):
     goal = ObservationSpec.entities(4, 2, "list")._replace(observation_type=1)
     spec = BehaviorSpec([*SPEC.observation_specs, goal], SPEC.action_spec)
     path = tmp_path / "spec.yaml"
@@ -312,7 +312,7 @@ def test_a_specification_file_says_what_the_demonstration_says(tmp_path):
         ("behaviors: {A: {}}\n", r"spec\.yaml: is a trainer configuration; "),
     ],
 )
-def test_a_mistake_in_a_specification_file_is_told_with_its_line(tmp_path, text, told):
+def test_mistake_in_a_specification_file_is_reported_with_its_line(tmp_path, text, told):
     path = tmp_path / "spec.yaml"
     path.write_text(text)
     with pytest.raises(SettingsError, match=told):
@@ -327,7 +327,7 @@ def test_a_mistake_in_a_specification_file_is_told_with_its_line(tmp_path, text,
         (["B?team=0", "C?team=1"], "C", "C"),
     ],
 )
-def test_a_specification_is_that_of_an_environments_behavior(teams, behavior, expected):
+def test_specification_can_come_from_an_environments_behavior(teams, behavior, expected):
     """Teams of one name play the same behavior, and another name may be asked for."""
     closed = []
     env = SimpleNamespace(reset=lambda: None, close=lambda: closed.append(1))

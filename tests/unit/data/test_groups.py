@@ -197,7 +197,7 @@ def seen(groups: Groups, *moments: int) -> set[Member]:
 
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
-def test_credit_members_and_returns_are_those_of_a_slow_account(seed):
+def test_rewards_members_and_returns_equal_a_slow_computation(seed):
     """Members come, go, end, pause, vanish and change their group; the state is taken up again."""
     account = Account(seed)
     for number in range(60):
@@ -212,7 +212,7 @@ def test_credit_members_and_returns_are_those_of_a_slow_account(seed):
             account.groups.load_state_dict(state, with_open=True)
 
 
-def test_every_group_of_every_source_has_a_number_of_its_own():
+def test_every_group_of_every_source_has_a_different_number():
     groups = Groups(MEMBER)
     ids = np.array([2**31 - 1, 2**31 - 2, 1, 1, 0, 0])
     slots = np.array([0, 1, 2, 3, 4, 7])
@@ -228,7 +228,7 @@ def test_every_group_of_every_source_has_a_number_of_its_own():
         assert (key[4:] < 0).all()
 
 
-def test_what_no_row_needs_is_forgotten():
+def test_entities_that_no_row_needs_are_forgotten():
     account = Account(0)
     account.agents = {}
     groups, moments = account.groups, []

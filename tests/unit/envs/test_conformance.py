@@ -56,7 +56,7 @@ def test_game_passes_gymnasiums_check(name, options):
 
 
 @pytest.mark.parametrize(("name", "n_agents"), TOGETHER.items())
-def test_game_of_several_is_refused_by_gymnasiums_wrapper(name, n_agents):
+def test_multi_agent_game_is_refused_by_the_gymnasium_wrapper(name, n_agents):
     with pytest.raises(UnityGymException, match=rf"one Agent .* {n_agents} were|one behavior"):
         UnityToGymWrapper(game(name, n_agents=n_agents))
 

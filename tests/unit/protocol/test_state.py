@@ -9,7 +9,7 @@ from pipeline.protocol.simulator import no_state, restore, state_of
 from pipeline.protocol.state import StateMessageType
 
 
-def test_arrays_and_plain_values_come_back():
+def test_arrays_and_plain_values_round_trip():
     rng = np.random.default_rng(7)
     document = {
         "stream": rng.bit_generator.state,
@@ -38,12 +38,12 @@ def test_arrays_and_plain_values_come_back():
         ({"a": b"bytes"}, "state.a: a bytes"),
     ],
 )
-def test_what_is_neither_array_nor_json_is_refused_by_its_place(given, what):
+def test_value_that_is_neither_array_nor_json_is_refused_with_its_path(given, what):
     with pytest.raises(ValueError, match=what):
         state.encode(given)
 
 
-def test_damaged_states_are_refused_and_nothing_else_happens():
+def test_damaged_states_raise_no_error_but_value_error():
     encoded = state.encode({"a": np.arange(5), "b": [1, {"c": 2.5}]})
     rng = np.random.default_rng(0)
     for _ in range(500):
@@ -60,7 +60,7 @@ def test_damaged_states_are_refused_and_nothing_else_happens():
     ("kind", "shape"),
     [("<f8", [2**40, 2**40]), ("<f8", [-1]), ("<f8", [2] * 40), ("|O", [1])],
 )
-def test_an_array_of_objects_or_that_does_not_fit_is_refused_before_it_is_made(kind, shape):
+def test_array_of_objects_or_of_wrong_size_is_refused_before_allocation(kind, shape):
     text = f'{{"map": {{"a": {{"array": ["{kind}", {shape}]}}}}}}'.encode()
     with pytest.raises(ValueError, match="not an environment's state"):
         state.decode(struct.pack("<q", len(text)) + text + bytes(8))
@@ -114,7 +114,7 @@ class Both(Ours, Usual):
 @pytest.mark.parametrize(
     ("kind", "given"), [(Ours, {"count": 3}), (Usual, {"state": 3}), (Both, {"count": 3})]
 )
-def test_a_state_is_given_and_taken_by_our_names_and_by_the_usual_ones(kind, given):
+def test_state_is_saved_and_restored_by_either_pair_of_method_names(kind, given):
     source, target = kind(), kind()
     target.count = 0
     assert state_of(source) == given

@@ -58,7 +58,7 @@ class Player:
 
 
 @pytest.mark.parametrize("name", ["balance_ball", "couriers", "tag"])
-def test_a_built_in_simulator_goes_on_from_its_state(name):
+def test_built_in_simulator_continues_from_its_state(name):
     player, resumed = Player(name), Player(name)
     rng = np.random.default_rng(0)
     assert answers(player.say(command(RESET, frame(StateMessageType.CAN)))) == [
@@ -78,7 +78,7 @@ def test_a_built_in_simulator_goes_on_from_its_state(name):
         assert of_agents(resumed.step(replayed_rng)) == of_agents(player.step(rng))
 
 
-def test_a_restored_simulator_of_numbers_gets_the_draws_that_the_first_one_gets():
+def test_restored_simulator_without_parameters_gets_the_same_draws():
     """The message that restores draws nothing: the samplers go on from where they were."""
 
     def wind(*messages):
@@ -102,7 +102,7 @@ def test_a_restored_simulator_of_numbers_gets_the_draws_that_the_first_one_gets(
     assert wind(command(RESET, frame(StateMessageType.RESTORE, saved)), *commands)[1] == drawn[1:]
 
 
-def test_what_gives_a_state_by_either_name_says_so_and_what_does_not_or_cannot_take_it(capsys):
+def test_simulators_answer_whether_they_give_or_restore_a_state(capsys):
     simulator = registry.make("grid_world", seed=3)
 
     class Stateless:
@@ -128,7 +128,7 @@ def test_what_gives_a_state_by_either_name_says_so_and_what_does_not_or_cannot_t
     assert b"Error" in why
 
 
-def test_only_the_message_that_restores_begins_no_episodes_and_each_answer_comes_once():
+def test_only_a_restoring_reset_begins_no_episodes_and_each_answer_is_sent_once():
     player, resumed = Player("grid_world"), Player("grid_world")
     rng = np.random.default_rng(0)
     player.say(command(RESET))

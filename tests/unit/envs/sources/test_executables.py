@@ -39,7 +39,7 @@ ALL = (
 )
 
 
-def test_each_platform_has_its_own_program(tmp_path):
+def test_each_platform_has_its_own_executable(tmp_path):
     folder = build(tmp_path / "all", *ALL)
     assert found(folder) == "g/G.x86_64"
     assert found(folder, platform="windows") == "g/G.exe"
@@ -51,7 +51,7 @@ def test_each_platform_has_its_own_program(tmp_path):
         found(build(tmp_path / "none", "readme"))
 
 
-def test_a_program_can_be_named(tmp_path):
+def test_executable_of_a_build_can_be_named(tmp_path):
     build(tmp_path, "a.x86_64", "b.x86_64", "m/G.app/Contents/MacOS/G")
     with pytest.raises(
         FetchError, match=r"a\.x86_64, b\.x86_64\. .*name the right one with 'executable'"
@@ -66,7 +66,7 @@ def test_a_program_can_be_named(tmp_path):
 
 
 @pytest.mark.parametrize("other", [("G.exe", "windows"), ("G.app/Contents/MacOS/G", "darwin")])
-def test_a_build_for_another_platform_is_named(tmp_path, other):
+def test_build_for_another_platform_is_refused_with_that_platform(tmp_path, other):
     build(tmp_path, other[0], mode=0o755)
     with pytest.raises(
         FetchError, match=f"has a build for {other[1]} .* a build for linux is needed"
@@ -86,7 +86,7 @@ def without_display(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_player_without_display_is_headless_and_one_line_says_so(player, monkeypatch, caplog):
+def test_binary_without_a_display_runs_headless_and_this_is_logged(player, monkeypatch, caplog):
     without_display(monkeypatch)
     with caplog.at_level(logging.INFO):
         assert runs_headless(player)
@@ -95,7 +95,7 @@ def test_a_player_without_display_is_headless_and_one_line_says_so(player, monke
 
 
 @pytest.mark.parametrize("name", ["DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS"])
-def test_with_a_display_or_when_asked_a_player_draws(player, monkeypatch, name):
+def test_binary_draws_with_a_display_or_on_request(player, monkeypatch, name):
     without_display(monkeypatch)
     monkeypatch.setenv(name, "1")
     assert not runs_headless(player)
