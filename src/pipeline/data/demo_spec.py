@@ -167,5 +167,7 @@ def spec_of(
         if behavior is None:
             text = f"has the behaviors {names}; name one of them with --behavior"
             raise DemonstrationError(f"{source}: {text}")
-        raise DemonstrationError(f"--behavior: {source} has no {behavior!r}; it has {names}")
+        raise DemonstrationError(
+            f"--behavior: {source} has no behavior {behavior!r}; it has {names}"
+        )
     return chosen, specs[chosen], columns

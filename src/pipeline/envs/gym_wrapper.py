@@ -176,7 +176,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         return str(name), specs[name]
 
     def _wait(self) -> Steps:
-        """Step until the agent is in the steps, and return these."""
+        """Step until the steps have an agent, and return the steps."""
         for _ in range(MAX_EMPTY_STEPS):
             steps: Steps = self._env.get_steps(self.name)
             if len(steps[0]) or len(steps[1]):
@@ -258,7 +258,9 @@ class UnityToOldGymWrapper(UnityToGymWrapper):
 
     def seed(self, seed: Any = None) -> None:
         """Log a warning that this has no effect, as in ML-Agents, and how to set a seed."""
-        _log.warning("seed(%s) does nothing: give the wrapper a path, and reset a seed.", seed)
+        _log.warning(
+            "seed(%s) has no effect: pass a path to the wrapper, and a seed to reset().", seed
+        )
 
     def reset(self, **options: Any) -> Any:
         """Begin a new episode, and return its first observation."""

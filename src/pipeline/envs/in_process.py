@@ -194,8 +194,8 @@ def our_spec(name: str, spec: Any) -> BehaviorSpec:
         actions = ActionSpec(int(spec.action_spec.continuous_size), branches)
     except (AttributeError, TypeError, ValueError) as error:
         raise UnityObservationException(
-            f"behavior {name}: its specification cannot be read ({error}); give a BehaviorSpec as "
-            "of ML-Agents"
+            f"behavior {name}: its specification cannot be read ({error}); give ML-Agents' "
+            "BehaviorSpec"
         ) from error
     result = BehaviorSpec(observations, actions)
     check_spec(name, result)

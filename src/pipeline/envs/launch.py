@@ -291,8 +291,8 @@ def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
         why = f"it {kind}"
     elif isinstance(error, PermissionError):
         # Normalized, because a path with `..` may contain a folder that does not exist any more.
-        program = os.path.normpath(path)
-        why = f"it may not be executed. Try `{shell_command('chmod', '-R', '755', program)}`"
+        target = os.path.normpath(path)
+        why = f"it may not be executed. Try `{shell_command('chmod', '-R', '755', target)}`"
     elif error.errno == errno.ENOEXEC:
         why = (
             "this system cannot run it (exec format error): it is a build for another platform, "

@@ -66,15 +66,15 @@ def read(payload: bytes) -> tuple[StateMessageType, bytes]:
     """
     if len(payload) < _HEAD.size:
         raise UnitySideChannelException(
-            f"a message of {len(payload)} bytes on the state channel is cut off: version and kind "
+            f"a message of {len(payload)} bytes on the state channel is cut off: version and type "
             f"take {_HEAD.size}"
         )
     version, kind = _HEAD.unpack_from(payload)
     # A list, because Python 3.11 refuses to look for a plain number in an Enum.
     if version != VERSION or kind not in list(StateMessageType):
         raise UnitySideChannelException(
-            f"a message of version {version} and kind {kind} came on the state channel; version "
-            f"{VERSION} and kinds 0 to {max(StateMessageType)} are understood here"
+            f"a message of version {version} and type {kind} arrived on the state channel; version "
+            f"{VERSION} and types 0 to {max(StateMessageType)} are supported"
         )
     if len(payload) > _HEAD.size + MAX_STATE_BYTES:
         raise UnitySideChannelException(

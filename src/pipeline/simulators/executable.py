@@ -147,7 +147,7 @@ def parse(argv: Sequence[str]) -> ExecutableArguments:
         elif rest:
             values[name] = rest.pop(0)
         else:
-            raise SettingsError(f"{word}: a value must follow.")
+            raise SettingsError(f"{word}: the value is missing.")
     return ExecutableArguments(
         port=_integer(values, "mlagents-port", 1, 65535),
         n_agents=_integer(values, "num-agents", 1, 1_000_000),

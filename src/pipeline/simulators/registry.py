@@ -26,8 +26,8 @@ class Entry:
     """The task in one line."""
     factory: str
     """`module:attribute` of the simulator's class, which takes `seed`, `n_agents` and the options
-    by keyword. A game's module also has an `expert`: a function, a class if it has a memory, or a
-    dict of these by behavior name without team."""
+    by keyword. A built-in simulator's module also has an `expert`: a function, a class if it has a
+    memory, or a dict of these by behavior name without team."""
     distributions: tuple[str, ...] = ()
     """Installed distributions that it needs, in addition to the ones of every executable."""
     copies: int | None = None
@@ -59,7 +59,7 @@ class Entry:
         return plugins.load(f"{module}:{attribute or factory}")
 
 
-# Summaries of the built-in games, by the name of the game's module in `games`.
+# Summaries of the built-in simulators, by the name of the simulator's module in `games`.
 _SUMMARIES = {
     "balance_ball": "keep a ball on a tilting platform (continuous control, as Unity's 3DBall)",
     "grid_world": "reach the wanted one of two goals (image, goal signal, masks, as GridWorld)",

@@ -38,7 +38,7 @@ def test_a_misspelt_argument_is_refused_in_one_line(words, said, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--mlagents-port"], "--mlagents-port: a value must follow"),
+        (["--mlagents-port"], "--mlagents-port: the value is missing"),
         (["--mlagents-port", "x"], "'x' is not a whole number from 1 to 65535"),
         (["--num-agents", "0"], "--num-agents: '0'"),
         (["--connect-timeout", "-1"], "--connect-timeout: '-1'"),

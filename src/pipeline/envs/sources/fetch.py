@@ -303,8 +303,8 @@ def _write_content(url: str, file: str, max_bytes: int) -> None:
 
 _MAX_LINK_BYTES = 4096
 # Beginnings of ELF, scripts and Mach-O: many zip archives lack their executable permission.
-_PROGRAM_STARTS = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
-_UNITY_PROGRAMS = (".x86_64", ".x86")
+_MAGIC = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+_UNITY_SUFFIXES = (".x86_64", ".x86")
 _ZIP_TYPES = {
     0: tarfile.REGTYPE,
     stat.S_IFREG: tarfile.REGTYPE,
@@ -439,8 +439,8 @@ class _Unpacking:
                         # Flushed, because the folder's name promises this content, even after a
                         # power failure.
                         os.fsync(file.fileno())
-                    is_program = start.startswith(_PROGRAM_STARTS) or path.suffix in _UNITY_PROGRAMS
-                    path.chmod(0o755 if is_program or path.stat().st_mode & 0o100 else 0o644)
+                    is_executable = start.startswith(_MAGIC) or path.suffix in _UNITY_SUFFIXES
+                    path.chmod(0o755 if is_executable or path.stat().st_mode & 0o100 else 0o644)
             files.sync_folder(Path(parent))
 
     def error(self, text: str) -> FetchError:

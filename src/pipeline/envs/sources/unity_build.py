@@ -23,13 +23,13 @@ _log = logging.getLogger(__name__)
 
 EDITOR_VARIABLE = "PIPELINE_UNITY_EDITOR"
 OUTPUT_ARGUMENT = "-pipelineOutput"
-"""Argument of the build method: the path of the player to write, without its suffix."""
+"""Argument of the build method: the path of the executable to write, without its suffix."""
 
 _LOG_INTERVAL_S = 15.0
 
 _VERSION_FILE = "ProjectSettings/ProjectVersion.txt"
-_PROGRAMS = {"linux": "Editor/Unity", "win32": "Editor/Unity.exe"}
-_MACOS_PROGRAM = "Unity.app/Contents/MacOS/Unity"
+_EDITORS = {"linux": "Editor/Unity", "win32": "Editor/Unity.exe"}
+_MACOS_EDITOR = "Unity.app/Contents/MacOS/Unity"
 _LICENCE = re.compile(
     r"no valid unity (editor )?licen[cs]e|licen[cs]e is (not valid|invalid|expired)"
     r"|has no valid licen[cs]e|not been activated with a valid licen[cs]e"
@@ -105,9 +105,9 @@ def find_editor(setting: str | None, project: Path) -> Path:
     version = _project_version(project)
     other_versions = []
     for folder in _hub_folders():
-        program = folder / version / _PROGRAMS.get(sys.platform, _MACOS_PROGRAM)
-        if program.is_file():
-            return program
+        editor = folder / version / _EDITORS.get(sys.platform, _MACOS_EDITOR)
+        if editor.is_file():
+            return editor
         other_versions += [path.name for path in sorted(folder.glob("*")) if path.name != version]
     for command in ("unity-editor", "Unity"):
         if command_path := shutil.which(command):

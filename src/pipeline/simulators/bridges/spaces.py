@@ -44,7 +44,7 @@ _TOO_SMALL = (
     "visual=always` of `pipeline env build`) keeps it a picture, for "
     "network_settings.vis_encode_type: fully_connected or match3."
 )
-CARRIED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
+SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 
 
 class Leaf(NamedTuple):
@@ -163,7 +163,7 @@ def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSp
         return ObservationSpec.vector(math.prod(space.shape), name), _put_bits
     raise SettingsError(
         f"{where}: the observation '{name}' is a {type(space).__name__} space, which the protocol "
-        f"cannot carry; wrap the environment so that it becomes one of {CARRIED}."
+        f"does not support; wrap the environment so that it becomes one of {SUPPORTED}."
     )
 
 
@@ -410,7 +410,8 @@ class Actions:
             return self._choices(space)
         raise SettingsError(
             f"{self._where}: the action '{_name(path)}' is a {type(space).__name__} space, which "
-            f"the protocol cannot carry; wrap the environment so that it becomes one of {CARRIED}."
+            "the protocol does not support; wrap the environment so that it becomes one of "
+            f"{SUPPORTED}."
         )
 
     def _choices(self, space: spaces.MultiDiscrete | spaces.MultiBinary) -> Build:

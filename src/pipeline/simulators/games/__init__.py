@@ -1,1 +1,1 @@
-"""The built-in games, each with an expert: a scripted policy."""
+"""The built-in simulators, each with an expert: a scripted policy."""

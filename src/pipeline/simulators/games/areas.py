@@ -1,8 +1,8 @@
-"""Base classes of games: random streams, parameters, state, and the steps of many equal areas.
+"""Base classes of built-in simulators: random streams, parameters, state, steps of equal areas.
 
 `Areas` has any number of agents per area, which may come and go. `SoloAreas` has one agent in each
-area, and also assembles the steps: a game built on it only defines the beginning of an episode, the
-effect of actions and the observations, each for all areas at once.
+area, and also assembles the steps: a subclass only defines the beginning of an episode, the effect
+of actions and the observations, each for all areas at once.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ALL = slice(None)
 class Areas:
     """Independent areas, each with its own random stream.
 
-    A game allocates every array that later steps depend on with `_keep`, and changes it in place,
-    so that it can be restored.
+    A subclass allocates every array that later steps depend on with `_keep`, and changes it in
+    place, so that it can be restored.
 
     Args:
-        name: name of the game and of its random streams.
+        name: name of the simulator and of its random streams.
         specs: specification of each behavior.
         seed: seed of all random numbers; area i is the same for any number of areas.
         n_agents: number of agents in all areas together.
@@ -93,7 +93,7 @@ class Areas:
         # Older checkpoints have the arrays at the top level.
         arrays = state.get("arrays", state)
         for name, values in self._state_arrays.items():
-            # Written in place, because games have these arrays as attributes.
+            # Written in place, because subclasses have these arrays as attributes.
             values[:] = arrays[name]
 
     def _keep(self, name: str, shape: tuple[int, ...], dtype: type = np.int64) -> AnyArray:
@@ -109,7 +109,7 @@ class SoloAreas(Areas, ABC):
     area depends neither on the number of areas nor on other areas.
 
     Args:
-        name: name of the game and of its random streams.
+        name: name of the simulator and of its random streams.
         behavior: fully qualified behavior name.
         spec: specification of the behavior.
         max_step: steps after which an episode is interrupted.

@@ -1,4 +1,4 @@
-"""Simple pictures of a game's area, drawn by Pillow, which is not packed into executables."""
+"""Simple pictures of areas, drawn by Pillow, which is not packed into executables."""
 
 from __future__ import annotations
 
