@@ -89,6 +89,7 @@ class GrowableRows:
         """
         place = self._reserve(len(index))
         for array, block in self.arrays.pairs(blocks):
+            # Blocks are contiguous, so this is a view, and rows have one index.
             rows = block.reshape(block.shape[0] * block.shape[1], *block.shape[2:])
             # With the mode "raise", NumPy would first copy the rows into a buffer.
             rows.take(index, axis=0, out=array[place], mode="clip")

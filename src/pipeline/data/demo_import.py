@@ -98,6 +98,7 @@ def import_table(
             interrupted=interrupted,
             action_mask=None if masks is None else [mask[row] & has_action for mask in masks],
         )
+    # The lines tell a user how the table was read, so that mistakes can be seen.
     return [
         f"read          {table.source}: {len(table)} rows, {len(episodes.first)} episodes",
         *table.notes,
@@ -212,6 +213,7 @@ def _actions(
         )
     out, summary = spec.empty_action(len(table)), []
     if spec.continuous_size:
+        # Rows without an action keep the zeros.
         out.continuous[~idle] = _continuous(table, kinds[0][0], idle, scale)
         summary.append(f"continuous, {_listed(kinds[0][0])}: {_span(out.continuous[~idle])}")
     if spec.discrete_size:

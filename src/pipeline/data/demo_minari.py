@@ -69,6 +69,7 @@ def read_dataset(
         columns["continuous"][beyond] = np.sign(columns["continuous"][beyond])
         clipped = f"{int(beyond.sum())} numbers outside were clipped, as the environment does"
         notes = [f"bounds        -1..1 means those of the action space; {clipped}"]
+    # A dataset may have no environment: then its own name is used.
     env = dataset.spec.env_spec
     name = behavior_name(env.id if env is not None else dataset.spec.dataset_name)
     table = Table(source=source, columns=columns, notes=notes)
@@ -81,6 +82,7 @@ def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | N
     from pipeline.simulators.bridges.spaces import VISUAL
 
     # With a scale of 1, actions without bounds are unchanged; `--action-scale` divides them.
+    # A demonstration may come from an executable that was built with another option `visual`.
     codecs = [
         Codec(obs_space, action_space, where=where, visual=visual, scale=1.0)
         for visual in (VISUAL if spec is not None else VISUAL[:1])
@@ -296,6 +298,7 @@ def _observations(demo: Demonstration, rows: slice, space: Any, mask_key: str | 
         return _map_leaves(space, native)
     branches = demo.spec.action_spec.discrete_branches
     masks = demo.action_mask or [np.zeros((len(demo.done), size), np.bool_) for size in branches]
+    # In Gymnasium's masks 1 means allowed, in ML-Agents' masks True means forbidden.
     allowed = iter((~np.concatenate(masks, axis=1)[rows]).T)
 
     def native_mask(leaf: Any) -> AnyArray:

@@ -184,6 +184,7 @@ def read_table(path: Path) -> Table:
         DemonstrationError: The file has another format, or its rows have different columns.
     """
     suffix = path.suffix.lower()
+    # Checked before pandas reads the file, because its error would not name the formats.
     _check_format(path, suffix)
     if kind := files.kind_of(path):
         raise DemonstrationError(f"{path}: {kind}")
@@ -195,6 +196,7 @@ def read_table(path: Path) -> Table:
         raise DemonstrationError(
             f"{path}: cannot be read as {suffix[1:].upper()}: {reason}; write it again"
         ) from error
+    # A file with a header only is probably a failed recording.
     if frame.empty:
         raise DemonstrationError(f"{path}: has no rows; record something first")
     columns = {str(name): frame[name].to_numpy() for name in frame}
@@ -293,6 +295,7 @@ def _read_jsonl(path: Path) -> pd.DataFrame:
     # Not with pandas, because its errors have no line number.
     rows = {}
     for number, text in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
+        # Editors add an empty line at the end.
         if not text.strip():
             continue
         try:
@@ -349,6 +352,7 @@ def table_of(demo: Demonstration) -> tuple[dict[str, AnyArray], list[str]]:
         f"fields        {shapes}",
         f"ended by      {endings}{'' if done[-1] else ', the last has not ended'}",
     ]
+    # A table has no field for these, so they are reported.
     early = starts & ~done & (demo.reward != 0)
     lost = {
         "rewards before the first action of an episode": early,

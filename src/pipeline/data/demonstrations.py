@@ -140,6 +140,7 @@ def merge_demos(
     files = [file for source in sources for file in demonstration_files(source)]
     if target.resolve() in [file.resolve() for file in files]:
         raise DemonstrationError(f"{target}: is one of the files to merge; write another file")
+    # The first file's specification is the one that all others must fit.
     first = read_demo(files[0])
     # Demonstrations have behavior names without a team; `--behavior` may have one.
     written = (behavior or first.behavior_name).partition("?")[0]
@@ -201,6 +202,7 @@ def trim_demo(
     with writing_demo(target, demo.behavior_name, demo.spec, name=name) as writer:
         pairs = [(content.infos[row], content.actions[row]) for row in rows]
         writer.append_messages([info for info, _ in pairs], [action for _, action in pairs])
+    # Pairs of an open episode have the index after the last ended episode.
     n_open = int((episode == len(returns)).sum())
     left_out = f"; {n_open} pairs after the last end left out" if n_open else ""
     return [

@@ -112,6 +112,7 @@ class Groups:
             goes_on &= ~np.isin(deciding.slots, ended.slots)
         # Shared before groups change, because rewards belong to the groups that earned them.
         self._share(ended, acted, deciding, goes_on)
+        # New entities first, so that the end of a member sees the others as they are now.
         ids = self._observe(deciding, np.zeros(len(deciding.slots), dtype=np.bool_))
         s["entity"][deciding.slots[goes_on]] = ids[goes_on]
         s["acted"][ended.slots] = acted
@@ -309,6 +310,7 @@ class GroupSnapshots:
         """Forget all but these moments, their members, and these entities."""
         moments = np.unique(moments)
         members, counts = self._members_of(moments)
+        # Entities of present agents are kept, even if no kept moment has them.
         at = self._places(np.union1d(members, entities))
         self._entities.replace(len(at), self._entities.arrays.map(lambda values: values[at]))
         self._moments.replace(len(moments), Columns({"id": moments, "count": counts}))

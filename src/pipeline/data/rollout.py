@@ -102,6 +102,7 @@ class Trajectories:
         self._episode_length = np.zeros(0, dtype=np.int64)
         dense = {name: spec for name, spec in self.columns.fields.items() if not spec.every}
         self._rows = GrowableRows(Columns(dense, columns.obs), capacity)
+        # One row for each closed trajectory: its length, its end, and the observation after it.
         ends = {
             "length": Field(shape=(), dtype=np.int64),
             "terminated": Field(shape=(), dtype=np.bool_),
@@ -133,6 +134,7 @@ class Trajectories:
 
     def _counted(self, lengths: AnyArray) -> int:
         """Return the number of rows of trajectories, rounded up to whole sequences."""
+        # The only sparse field is the recurrent memory, so `every` is the sequence length.
         every = max((spec.every or 1 for spec in self._sparse.values()), default=1)
         return int((-(-lengths // every) * every).sum())
 
@@ -223,6 +225,7 @@ class Trajectories:
             closed = self._close(slots, ~interrupted, obs, at_end, ended=True)
             closed.episode_returns = self._episode_return[slots].tolist()
             closed.episode_lengths = self._episode_length[slots].tolist()
+            # The slot's agent begins another episode with its next decision.
             self._episode_return[slots] = 0.0
             self._episode_length[slots] = 0
             return closed

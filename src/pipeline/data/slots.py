@@ -82,6 +82,7 @@ class Slots:
         ids, _ = self._ids_and_slots(source)
         gone = np.isin(ids, np.asarray(agent_ids, dtype=np.int64))
         self._keep(source, ~gone)
+        # The last message's slots may have been freed.
         self._last.pop(source, None)
 
     def forget(self, gone: Callable[[Hashable], bool]) -> AnyArray:
@@ -136,6 +137,7 @@ class Slots:
             ValueError: Slots are missing, or belong to several agents.
         """
         owned = [*state["free"], *(slot for e in state["taken"] for slot in e["slots"].tolist())]
+        # Two agents with one slot would write to the same rows without an error.
         if sorted(owned) != list(range(len(state["heard"]))) or state["n_slots"] != len(owned):
             raise ValueError(f"{len(owned)} of {state['n_slots']} slots have an agent or are free")
         self._by_source = {

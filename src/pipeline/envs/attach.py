@@ -129,6 +129,7 @@ def attach_workers(
 
 
 def _listening(player: int, base_port: int | None) -> AnyServer:
+    # The Editor always calls on the same port, so one player needs no option.
     first = UnityEnvironment.DEFAULT_EDITOR_PORT if base_port is None else base_port
     remedy = EDITOR_PORT_TAKEN if base_port is None and player == 0 else _PORT_TAKEN
     return listen_for(player, first + player, remedy)

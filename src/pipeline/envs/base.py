@@ -283,6 +283,7 @@ class StoredStepsEnv(BaseEnv):
             raise IndexError(
                 f"agent_id {agent_id} is did not request a decision at the previous step"
             )
+        # Agents without an action get zeros, as in ML-Agents.
         if behavior_name not in self._actions:
             self._actions[behavior_name] = spec.action_spec.empty_action(len(decision))
         self._actions[behavior_name].continuous[row] = action.continuous[0]
@@ -306,6 +307,7 @@ class StoredStepsEnv(BaseEnv):
             if len(decision):
                 zeros = self._specs[name].action_spec.empty_action
                 taken[name] = actions[name] if name in actions else zeros(len(decision))
+        # No agent waits for an action: this may be the beginning of a silence.
         if not taken:
             self.silence.count()
         elif self.silence.is_on:

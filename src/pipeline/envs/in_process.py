@@ -135,6 +135,7 @@ class InProcessEnvironment(StoredStepsEnv):
     def close(self) -> None:
         """Close the simulator; UnityEnvironmentException if it is closed already."""
         self._check_loaded()
+        # Set first, so that a second `close` is refused even if this one raises.
         self._loaded = False
         self._simulator.close()
 

@@ -375,6 +375,7 @@ class StateChannel(SideChannel):
 
     def sent(self, message: bytes) -> None:
         """Record a message for a replay."""
+        # The first reset is recorded, because a state can be requested only after it.
         if self.state is None and self._asked_at is None and (self.messages or not self.has_first):
             self.give_up()  # no state was requested after the first reset
             return

@@ -360,6 +360,7 @@ class UnityEnvironment(StoredStepsEnv):
             raise
 
     def _receive(self) -> m.ReceivedMessageProto:
+        # Trimming costs a system call, so it is not done for each message.
         if self._process is not None:
             self._n_waits += 1
             if self._n_waits % _TRIM_EVERY == 0:
@@ -424,6 +425,7 @@ class UnityEnvironment(StoredStepsEnv):
             if infos[name] and len(self._unannounced) < _MAX_WARNINGS:
                 self._unannounced.add(name)
                 _log.warning("Agents of %s are ignored: the behavior is not announced.", name)
+        # Every known behavior gets new steps, or agents of the last message would stay.
         for name, decoder in self._decoders.items():
             steps = decoder.decode(infos[name]) if name in infos else no_agents(self._specs[name])
             self._steps[name] = steps

@@ -140,6 +140,7 @@ class WorkerSet:
         self._relaunch = relaunch
         self._budget = RestartBudget(restarts)
         self._servers = servers
+        # The training loop replaces it by a function that asks for signals.
         self.should_stop: Callable[[], bool] = lambda: False
         self.groups = [self._all] if self._unsplit else worker_groups(len(self.envs))
         self._under_way: set[int] = set()

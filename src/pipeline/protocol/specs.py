@@ -104,6 +104,7 @@ class ActionTuple:
 
     def __init__(self, continuous: AnyArray | None = None, discrete: AnyArray | None = None):
         self._continuous = None if continuous is None else np.asarray(continuous, np.float32)
+        # Set through the methods, which give the other kind a width of 0.
         self._discrete = None
         if discrete is not None:
             self.add_discrete(discrete)

@@ -184,6 +184,7 @@ class Session:
         """Return the actions of all agents that asked, zeros for behaviors without actions."""
         sent_actions = command.agent_actions
         actions = {}
+        # The simulator expects actions for exactly the agents that asked, in their order.
         for name, n_agents in asking.items():
             spec = self._specs[name].action_spec
             if name not in sent_actions:
@@ -270,6 +271,7 @@ class Session:
             self._is_restored = True
             return message(StateMessageType.RESTORE)
         simulator_state = state_of(self._simulator)
+        # A trainer never sends CANNOT; if one does, it gets a refusal.
         if simulator_state is None or kind == StateMessageType.CANNOT:
             raise ValueError(no_state(self._simulator))
         state = {

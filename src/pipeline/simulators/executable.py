@@ -133,6 +133,7 @@ def parse(argv: Sequence[str]) -> ExecutableArguments:
         is_option = word.startswith("-")
         if is_option and (name in _UNITY_FLAGS or name.startswith("force-")):
             ignored.append(word)
+        # The value of an ignored option is ignored, too.
         elif is_option and name in _UNITY_VALUED:
             ignored += [word, *(() if equals_sign else rest[:1])]
             rest = rest if equals_sign else rest[1:]

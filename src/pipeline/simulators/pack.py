@@ -469,6 +469,7 @@ def trace(target: str, described: str) -> int:
     notes = logging.handlers.BufferingHandler(capacity=100)
     bridges = logging.getLogger(module_bridge.__package__)
     bridges.addHandler(notes)
+    # Lines about spaces are shown to the user, who may want to change an option.
     bridges.setLevel(logging.INFO)
     # Modules that this process has imported before the environment are not packed for it.
     before = set(sys.modules)

@@ -50,6 +50,7 @@ def refuse_returned(
     names: tuple[str, ...] = _ONE
     if library == "PettingZoo" and method != "last":
         names = _BY_AGENT
+    # `reset` returns observation and info only.
     names = (names[0], names[-1]) if method == "reset" else names
     rule = _broken_rule(names, result, error)
     if rule is None:
@@ -243,6 +244,7 @@ class StepRows:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that decision and terminal steps have in common."""
+        # float64 represents every int32 id exactly.
         columns = np.array(self._rows, dtype=np.float64).reshape(-1, 4).T
         return {
             "obs": [values[: len(self._rows)] for values in self._obs],

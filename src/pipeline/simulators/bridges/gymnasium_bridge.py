@@ -82,6 +82,7 @@ class GymnasiumSimulator(Bridge):
             result = None
             try:
                 result = env.step(action)
+                # Unpacked here, so that a wrong number of values is reported as misuse.
                 obs, reward, terminated, truncated, info = result
                 if is_over := terminated or truncated:
                     # An episode that is terminated and truncated counts as terminated: its last

@@ -335,6 +335,7 @@ class PettingZooSimulator(Bridge):
                     *_spaces(envs[0], agent), where=label, visual=visual, scale=action_scale
                 )
         self._group = _group_numbers(self._behaviors, groups)
+        # Groups of agents' names, for one copy; all copies are alike.
         sharing = [
             [name for name, number in zip(agents, self._group, strict=True) if number == group]
             for group in sorted(set(self._group) - {0})

@@ -141,6 +141,7 @@ def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSp
                 height, width, channels = channels, height, width
             if visual == "always" or min(height, width) >= LEAST_SIDE:
                 return ObservationSpec.visual(channels, height, width, name), _image(space, layout)
+            # Bytes of a small image are scaled to 0..1, as the bytes of an image are.
             if is_of_bytes(space):
                 size = math.prod(space.shape)
                 _log.info(_TOO_SMALL, where, name, width, height, size, LEAST_SIDE)
@@ -363,6 +364,7 @@ class Actions:
                 "allowed choice and 0 for the others, in one array or in the form that "
                 "action_space.sample(mask=...) takes."
             ) from error
+        # An agent without an allowed choice cannot act.
         first = 0
         for branch, size in enumerate(self._branches):
             if flat[first : first + size].all():
