@@ -205,7 +205,7 @@ def test_a_mask_inside_the_observation_is_the_action_mask(caplog):
     """ray#9536, ray#20390."""
     caplog.set_level(logging.INFO)
     sim = simulator(*(field_environments.MaskInsideObservation() for _ in range(2)))
-    assert caplog.text.count("the observation's 'action_mask' is the action mask, and no in") == 1
+    assert caplog.text.count("the observation's 'action_mask' is the action mask, not an in") == 1
     (spec,) = sim.behavior_specs.values()
     assert [(obs.name, obs.shape) for obs in spec.observation_specs] == [("observation", (1,))]
     decisions, _ = steps_of(sim)

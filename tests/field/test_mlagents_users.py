@@ -482,7 +482,7 @@ def test_a_port_that_is_none_is_named(options, said, games: Path):
     """ "The port is still in use", with the advice to close another environment."""
     message = refusal(UnityEnvironmentException, UnityEnvironment, "Game", **options)
     assert message.startswith(said)
-    assert message.endswith("they are a number from 0 to 65535")
+    assert message.endswith("must be a number from 0 to 65535")
 
 
 def test_dotted_keys_are_split_at_any_depth_but_not_in_names():
