@@ -381,7 +381,9 @@ def test_a_part_that_fits_no_mask_is_refused_or_stays_an_input():
 def test_an_observation_without_its_mask_is_named():
     space = field_environments.MaskInsideObservation.observation_space
     sim = simulator(Masked(space, spaces.Discrete(3), {"observations": np.ones(1, np.float32)}))
-    with pytest.raises(UnityObservationException, match="has no part 'action_mask', which its sp"):
+    with pytest.raises(
+        UnityObservationException, match="has no part 'action_mask', although its sp"
+    ):
         steps_of(sim)
 
 
@@ -493,7 +495,7 @@ GOOD = (of_both(np.zeros(1)), of_both(0.0), of_both(False), of_both(False), of_b
             "returns 4 values, and PettingZoo asks for 5 values: obse",
         ),
         ({"returned": (*GOOD[:4], None)}, "returns None as infos, and PettingZoo asks for a dict"),
-        ({"returned": (*GOOD[:4], of_both(None))}, "the info of an agent is None, and PettingZoo"),
+        ({"returned": (*GOOD[:4], of_both(None))}, "the info of an agent is None, but PettingZoo"),
         (
             {"returned": (GOOD[0], {"x": None, "y": 0.0}, *GOOD[2:])},
             "returns {'x': None, 'y': 0.0} as rewards, and PettingZoo asks for one number for each",

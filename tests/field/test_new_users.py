@@ -113,7 +113,7 @@ def test_a_folder_with_two_programs_is_refused_by_both_names(here, refused, name
     shutil.copy("builds/MyGame.x86_64", "builds/Other.x86_64")
     assert refused("init", "game", "--unity", named).startswith(
         "builds: expected one executable, found MyGame.x86_64, Other.x86_64. Move each build "
-        "into a folder of its own"
+        "into its own folder"
     )
     assert not Path("game").exists()
 

@@ -23,7 +23,7 @@ _POLL_S = 0.2
 OK, STOP = 200, 400
 NO_GREETING = "the first call must be an environment's greeting: status 200 and its description"
 FOREIGN = "the trainer waits for the call of another process"
-# The trainer claims every capability: an environment does not use a feature that is not claimed.
+# Both ends claim every capability, because an end does not use features that the other lacks.
 CAPABILITIES = m.UnityRLCapabilitiesProto(
     **{feature.name: True for feature in m.UnityRLCapabilitiesProto.DESCRIPTOR.fields}
 )

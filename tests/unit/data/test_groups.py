@@ -209,6 +209,7 @@ def test_rewards_members_and_returns_equal_a_slow_computation(seed):
         if number % 10 == 9:
             state, account.groups = account.groups.state_dict(n_slots=N), Groups(MEMBER)
             assert {len(values) for values in state["by_slot"].values()} == {N}
+            assert {"owed", "gained", "gained_at_end"} < state["by_slot"].keys()  # never renamed
             account.groups.load_state_dict(state, with_open=True)
 
 
