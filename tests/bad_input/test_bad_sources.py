@@ -81,7 +81,7 @@ def test_the_entries_of_a_manifest_are_listed_and_fetched(shop, web):
     result = shop.env("fetch", "Game", "--manifest", "envs.yaml")
     assert result.out.strip().endswith("/game/Game.x86_64")
     assert "[WARNING]" in result.err
-    assert "envs.yaml.lock on this first use" in result.err
+    assert "envs.yaml.lock at this first use" in result.err
     web.add("game.zip", BIG)
     shutil.rmtree(shop.cache)
     error = shop.env("fetch", "Game", "--manifest", "envs.yaml").error

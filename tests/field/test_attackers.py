@@ -191,7 +191,7 @@ def test_client_by_an_address_of_both_families_is_known():
             uid, inode = peers._socket_of(accepted.getpeername(), accepted.getsockname())
             assert (uid, inode) == (os.geteuid(), os.fstat(client.fileno()).st_ino)
             client.close()
-            assert PeerCheck().refusal_at(accepted) == "the client has left already"
+            assert PeerCheck().refusal_at(accepted) == "the client has disconnected already"
 
 
 def test_first_that_greets_is_accepted_where_the_system_does_not_tell(monkeypatch, caplog):
@@ -203,7 +203,7 @@ def test_first_that_greets_is_accepted_where_the_system_does_not_tell(monkeypatc
 
     monkeypatch.setattr(psutil, "net_connections", denied)
     assert PeerCheck(is_started_here=True).refusal(("127.0.0.1", 1), ("127.0.0.1", 2)) is None
-    assert "does not tell who calls: the first that greets is accepted" in caplog.text
+    assert "does not tell which process connects: the first is accepted" in caplog.text
 
 
 def test_side_channel_of_empty_frames_is_refused_at_once():

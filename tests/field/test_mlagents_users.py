@@ -370,7 +370,7 @@ def games(tmp_path: Path, monkeypatch) -> Path:
         ("$HOME/Tennis", "There is '{home}/Tennis.x86_64'; write it so."),
         (
             r"C:\Users\me\Game.exe",
-            "This is a path of Windows; give the path that the program has on this system.",
+            "This is a path of Windows; give the path of the executable on this system.",
         ),
         ("./build/Tenis", "Did you mean 'build/Tennis.x86_64'?"),
         ("build/Tennis_Data", "Did you mean 'build/Tennis.x86_64'?"),
@@ -465,7 +465,7 @@ def test_arguments_in_one_text_are_refused(games: Path):
             "['--num-agents', '2']"
         )
     message = refusal(UnityEnvironmentException, UnityEnvironment, "Game", additional_args=[None])
-    assert message.startswith("additional_args (or env_args): None is no text; give a list")
+    assert message.startswith("additional_args (or env_args): None is not a text; give a list")
 
 
 @pytest.mark.parametrize(
@@ -482,7 +482,7 @@ def test_a_port_that_is_none_is_named(options, said, games: Path):
     """ "The port is still in use", with the advice to close another environment."""
     message = refusal(UnityEnvironmentException, UnityEnvironment, "Game", **options)
     assert message.startswith(said)
-    assert message.endswith("they are a number from 0 to 65535")
+    assert message.endswith("must be a number from 0 to 65535")
 
 
 def test_dotted_keys_are_split_at_any_depth_but_not_in_names():

@@ -26,7 +26,7 @@ from refusals import refusal
 from pipeline import cli, progress
 from pipeline.commands import run, ui
 from pipeline.commands.card import source_of
-from pipeline.envs.sources import programs
+from pipeline.envs.sources import executables
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
 from pipeline.settings.experiments import ResourceParams
@@ -85,7 +85,7 @@ def test_a_player_where_the_pipeline_puts_its_own_builds(here, refused):
     ],
 )
 def test_a_project_around_a_player_with_its_files(here, monkeypatch, capsys, platform, named):
-    monkeypatch.setattr(programs, "this_platform", lambda: platform)
+    monkeypatch.setattr(executables, "this_platform", lambda: platform)
     program = player(here / "builds", platform)
     assert cli.main(["init", "game", "--unity", named]) == 0, capsys.readouterr().err
     assert "Wrote game: Echo with 3 agents" in capsys.readouterr().out
@@ -112,8 +112,8 @@ def test_a_folder_with_two_programs_is_refused_by_both_names(here, refused, name
     player(here / "builds")
     shutil.copy("builds/MyGame.x86_64", "builds/Other.x86_64")
     assert refused("init", "game", "--unity", named).startswith(
-        "builds: expected one program, found MyGame.x86_64, Other.x86_64. Move each build "
-        "into a folder of its own"
+        "builds: expected one executable, found MyGame.x86_64, Other.x86_64. Move each build "
+        "into its own folder"
     )
     assert not Path("game").exists()
 

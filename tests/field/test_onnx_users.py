@@ -322,7 +322,9 @@ def test_of_several_behaviors_the_one_with_the_name_of_the_file_is_compared():
     assert spec_of("two", lambda _: Two(), "A", default="Guess")[:2] == ("A", "first")
     with pytest.raises(DemonstrationError, match="has the behaviors A, Guess; name one of them"):
         spec_of("two", lambda _: Two(), default="Guess-500")
-    with pytest.raises(DemonstrationError, match="--behavior: two has no 'B'; it has A, Guess"):
+    with pytest.raises(
+        DemonstrationError, match="--behavior: two has no behavior 'B'; it has A, Guess"
+    ):
         spec_of("two", lambda _: Two(), "B", default="Guess")
 
 
@@ -333,7 +335,7 @@ def test_a_behavior_that_is_not_there_fits_no_file(here, monkeypatch, capsys):
     monkeypatch.setattr("pipeline.commands.onnx.check", lambda *_, **__: "checked")
     (here / "B.onnx").touch()
     for options, said in {
-        ("--env", "ball"): "--behavior: ball has no 'Foo'; it has B",
+        ("--env", "ball"): "--behavior: ball has no behavior 'Foo'; it has B",
         (): "--behavior: needs --env or --demo, which has the",
     }.items():
         assert cli.main(["onnx", "check", "B.onnx", "--behavior", "Foo", *options]) == 2

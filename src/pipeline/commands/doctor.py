@@ -228,11 +228,11 @@ def _unity(root: Path) -> str:
 
 
 def _builds(root: Path) -> str:
-    from pipeline.envs.sources.programs import program_of
+    from pipeline.envs.sources.executables import executable_of
 
     builds = [source for source in _sources(root) if isinstance(source, PathSource)]
     for build in builds:
-        program_of(root / build.found(root))
+        executable_of(root / build.found(root))
     if not builds:
         return "none in params.yaml"
     return f"{len(builds)} in params.yaml, each with an executable"

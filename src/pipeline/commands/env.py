@@ -118,8 +118,8 @@ def list_environments(arguments: argparse.Namespace) -> str:
 def fetch_environment(arguments: argparse.Namespace) -> str:
     """Return the path of an environment's executable; fetch it if it is not in the cache."""
     from pipeline.envs.sources import fetch
+    from pipeline.envs.sources.executables import executable_in
     from pipeline.envs.sources.fetch import public
-    from pipeline.envs.sources.programs import find_program
 
     address, sha256 = arguments.environment, arguments.sha256
     max_bytes = int(arguments.max_unpacked_gb * 1e9)
@@ -142,7 +142,7 @@ def fetch_environment(arguments: argparse.Namespace) -> str:
             "params.yaml; the archive was downloaded but not unpacked"
         )
     folder = fetch.fetch(address, sha256=sha256, max_bytes=max_bytes)
-    program = find_program(
+    program = executable_in(
         folder, label=public(address), platform=arguments.platform, wanted=arguments.executable
     )
     return str(program)

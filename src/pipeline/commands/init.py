@@ -27,7 +27,7 @@ from typing import Any
 from pipeline import __version__
 from pipeline.commands.parser import Parser, option
 from pipeline.envs.base import BaseEnv
-from pipeline.envs.sources.programs import program_of
+from pipeline.envs.sources.executables import executable_of
 from pipeline.errors import SettingsError, brief, shell_command
 from pipeline.files import similar, write_whole
 from pipeline.protocol.specs import BehaviorSpec
@@ -197,7 +197,7 @@ def _name_of(environment: EnvironmentParams, project: Path) -> str:
 def source_of(environment: EnvironmentParams, project: Path = Path()) -> str:
     """Return the value of `--env` for the environment, in the project's folder."""
     if isinstance(environment, PathSource):
-        path = os.path.relpath(program_of(project / environment.found(project)), project)
+        path = os.path.relpath(executable_of(project / environment.found(project)), project)
         return path if "/" in path else f"./{path}"
     if isinstance(environment, BridgeSource):
         kind = "" if environment.source == "module" else f"{environment.source}:"

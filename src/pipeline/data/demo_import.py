@@ -1,4 +1,4 @@
-"""From a table to a `.demo` file: every field is checked, and each step reported."""
+"""Writes a table as a `.demo` file, after checking every field."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from pipeline.settings.reader import suggestion
 if TYPE_CHECKING:
     from pipeline.data.demo_tables import Columns, Numbers, Table
 
+# Distance by which an action may exceed -1..1 through rounding.
 _ROUNDING = 1e-6
-"""Distance by which an action may lie beyond -1..1."""
 
 
 class _Episodes(NamedTuple):
@@ -37,12 +37,12 @@ class _Episodes(NamedTuple):
     last: AnyArray
     """int64 [E] last row of each episode."""
     terminated: BoolArray
-    """[E] whether the task ended, not only the recording."""
+    """[E] whether the task ended; False if the episode was cut short."""
     summary: str
-    """What the episodes ended by, for the user."""
+    """Text with the number of episodes by the reason of their end."""
 
 
-@np.errstate(over="ignore")  # what overflows float32 is refused as infinite
+@np.errstate(over="ignore")  # a number that overflows float32 becomes infinite, and is refused
 def import_table(
     table: Table,
     behavior: str,
@@ -55,21 +55,21 @@ def import_table(
     """Check every field of a table, and write it as a demonstration.
 
     Args:
-        table: with a row for each action.
-        behavior: whose demonstration it is.
-        spec: of the behavior.
-        target: the `.demo` file to write.
-        columns: by field, where they are not named like the field.
-        action_scale: divides the recorded continuous actions: one number for all, or one for each.
+        table: table with a row for each action.
+        behavior: name of the behavior.
+        spec: specification of the behavior.
+        target: path of the `.demo` file.
+        columns: columns of fields that are not named like the field.
+        action_scale: divisors of the recorded continuous actions: one number, or one for each.
 
     Returns:
-        What was read, checked and written, one line for each step.
+        Lines of text about the values that were read, checked and written.
 
     Raises:
-        DemonstrationError: A value cannot be right; names file, row, column and remedy.
-        UnitySpecificationException: There can be no such behavior.
+        DemonstrationError: A value is impossible; the error names file, row, column and remedy.
+        UnitySpecificationException: A size in `spec` is impossible or too large.
     """
-    # All values are checked before the file is opened, so that no half-written file is left.
+    # Checked before the file is opened, so that an error leaves no file.
     check_spec(behavior, spec)
     columns = columns or {}
     _refuse_unknown(table, spec, columns)
@@ -81,10 +81,11 @@ def import_table(
     masks = _masks(table, spec.action_spec, columns)
     reward, rewards_summary = _rewards(table, columns, idle)
     episodes = _episodes(table, columns, idle)
+    # The sums from each episode's first row to the next episode's first row.
     returns = np.add.reduceat(reward, episodes.first)
     row, done, interrupted = _pairs(idle, episodes)
-    # In a demonstration file the reward of an action stands beside the next observation.
-    gained = np.append(np.float32(0), np.where(done, np.float32(0), reward[row])[:-1])
+    # In a demonstration file, the reward of an action is in the pair of the next observation.
+    next_reward = np.append(np.float32(0), np.where(done, np.float32(0), reward[row])[:-1])
     has_action = ~done[:, None]
     with writing_demo(target, behavior, spec) as writer:
         writer.append(
@@ -92,11 +93,12 @@ def import_table(
             actions=ActionTuple(
                 actions.continuous[row] * has_action, actions.discrete[row] * has_action
             ),
-            reward=gained,
+            reward=next_reward,
             done=done,
             interrupted=interrupted,
             action_mask=None if masks is None else [mask[row] & has_action for mask in masks],
         )
+    # The lines tell a user how the table was read, so that mistakes can be seen.
     return [
         f"read          {table.source}: {len(table)} rows, {len(episodes.first)} episodes",
         *table.notes,
@@ -110,16 +112,17 @@ def import_table(
 
 
 def _pairs(idle: BoolArray, episodes: _Episodes) -> tuple[AnyArray, BoolArray, BoolArray]:
-    """Return the row of each pair, whether it closes its episode, and whether that was cut short.
+    """Return the row of each pair, whether it closes an episode, and whether that was cut short.
 
-    Where an episode has no row with its last observation, a pair that closes it repeats the one
-    before; nothing is learned from it.
+    If an episode has no row with its last observation, the pair that closes it repeats the last
+    row; nothing is learned from such a pair.
     """
-    # Episodes whose last row has an action, and so no observation after it.
+    # Last rows with an action: there is no observation after this action.
     bare = episodes.last[~idle[episodes.last]]
     row = np.insert(np.arange(len(idle)), bare + 1, bare)
     done = np.insert(idle, bare + 1, True)
     interrupted = done.copy()
+    # Pairs that close an episode are in the order of the episodes.
     interrupted[done] = ~episodes.terminated
     return row, done, interrupted
 
@@ -140,7 +143,7 @@ def _refuse_unknown(table: Table, spec: BehaviorSpec, columns: Columns) -> None:
 
 
 def _refuse(table: Table, numbers: Numbers, wrong: BoolArray, message: str) -> None:
-    """Raise at the first number [N, size] that is wrong; `{}` in the message stands for it."""
+    """Raise for the first number where `wrong` [N, size]; it replaces `{}` in the message."""
     if wrong.any():
         row, number = np.argwhere(wrong)[0].tolist()
         raise table.fault(
@@ -159,19 +162,19 @@ def _observation(
     if numbers is None:
         missing = f"column {name} or {name}.0, which holds observation {index} {spec.name} {shape}"
         raise table.missing(missing, name)
-    # Without this check, numbers in another order (images with channels last) would pass.
+    # Checked, because numbers in another order (images with channels last) have the same size.
     if len(numbers.shape) > 1 and numbers.shape != shape:
         raise DemonstrationError(
             f"{table.source}: {name} has the shape {numbers.shape} in each row, the behavior's "
             f"observation {spec.name} has {shape}; transpose it (images are channels first)"
         )
-    # Bytes of 0 and 1 alone are an image from 0 to 1, and no darkness.
+    # An image with bytes 0 and 1 only has values from 0 to 1; it is not a dark image.
     is_bytes = len(shape) == 3 and numbers.values.dtype == np.uint8
     is_bytes = is_bytes and bool(numbers.values.max(initial=0) > 1)
     values = numbers.values.astype(np.float32)
     values = values / np.float32(255) if is_bytes else values
-    # After the conversion: a double may be too large for float32.
-    _refuse(table, numbers, ~np.isfinite(values), "{} is no finite number; leave out such rows")
+    # Checked after the conversion, because a float64 may be too large for float32.
+    _refuse(table, numbers, ~np.isfinite(values), "{} is not a finite number; leave out such rows")
     span = _span(values)
     span += ", bytes divided by 255" if is_bytes else ""
     summary = f"observation {index} {spec.name} {shape}: {_listed(numbers)}, {span}"
@@ -188,7 +191,7 @@ def _listed(numbers: Numbers) -> str:
 def _actions(
     table: Table, spec: ActionSpec, columns: Columns, scale: Sequence[float]
 ) -> tuple[ActionTuple, BoolArray, str]:
-    """Return the actions of all rows, bool [N] which rows have none, and a summary."""
+    """Return the actions of all rows, bool [N] which rows have no action, and a summary."""
     kinds: list[tuple[Numbers, BoolArray]] = []
     sizes = {"continuous": spec.continuous_size, "discrete": spec.discrete_size}
     for name, size in sizes.items():
@@ -196,17 +199,21 @@ def _actions(
         if size and numbers is None:
             raise table.missing(f"column {name} or {name}.0, which holds the actions", name)
         if numbers is not None:
+            # Integer columns have no NaN, so -1 means that there is no choice.
             no_choice = (numbers.values == NO_CHOICE) & (name == "discrete")
             kinds.append((numbers, np.isnan(numbers.values) | no_choice))
     idle = np.asarray(np.concatenate([none for _, none in kinds], axis=1).all(axis=1))
     if idle.all():
         raise DemonstrationError(f"{table.source}: no row has an action to learn from")
     for numbers, none in kinds:
-        # Some actions but not all: half an action cannot be imitated.
+        # A row must have all actions or none.
         lacking = none & ~idle[:, None]
-        _refuse(table, numbers, lacking, "there is no action ({}), but others in this row; add it")
+        _refuse(
+            table, numbers, lacking, "the action is missing ({}), but the row has others; add it"
+        )
     out, summary = spec.empty_action(len(table)), []
     if spec.continuous_size:
+        # Rows without an action keep the zeros.
         out.continuous[~idle] = _continuous(table, kinds[0][0], idle, scale)
         summary.append(f"continuous, {_listed(kinds[0][0])}: {_span(out.continuous[~idle])}")
     if spec.discrete_size:
@@ -232,15 +239,15 @@ def _continuous(
             f"above 0, or {size}, one for each continuous action"
         )
     values: AnyArray = numbers.values / np.array(scale)
-    # not (a <= b) is true of NaN and infinity, too
+    # `not (a <= b)` is also true for NaN and infinity.
     beyond = ~(np.abs(values) <= 1 + _ROUNDING) & ~idle[:, None]
     largest = np.nanmax(np.abs(numbers.values), axis=0)
     _refuse(
         table,
         numbers,
         beyond,
-        "the action {} lies beyond -1..1, the range of every continuous action; divide by the "
-        f"largest: --action-scale {','.join(f'{max(peak, 1):.6g}' for peak in largest)}",
+        "the action {} exceeds -1..1, the range of every continuous action; divide by the largest: "
+        f"--action-scale {','.join(f'{max(peak, 1):.6g}' for peak in largest)}",
     )
     return values[~idle]
 
@@ -253,13 +260,13 @@ def _discrete(table: Table, numbers: Numbers, idle: BoolArray, branches: Sequenc
         table,
         numbers,
         ~within & ~idle[:, None],
-        f"{{}} is none of the choices, which are {sizes}; correct it, or the specification",
+        f"{{}} is not a choice; choices are {sizes}; correct it, or the specification",
     )
     return choices[~idle]
 
 
 def _masks(table: Table, spec: ActionSpec, columns: Columns) -> list[BoolArray] | None:
-    """Return bool [N, size] of each branch, True = forbidden; None without any mask."""
+    """Return bool [N, size] for each branch, True = forbidden; None if there is no mask."""
     numbers = [
         table.numbers(f"mask{branch}", size, columns)
         for branch, size in enumerate(spec.discrete_branches)
@@ -277,7 +284,7 @@ def _flags(table: Table, numbers: Numbers) -> BoolArray:
     """Return bool [N, size]; empty entries are False."""
     values = numbers.values
     wrong = ~np.isin(values, (0, 1)) & ~np.isnan(values)
-    _refuse(table, numbers, wrong, "{} is neither 0 nor 1; write 1 where it is true, else 0")
+    _refuse(table, numbers, wrong, "{} is neither 0 nor 1; write 1 for true and 0 for false")
     return np.asarray(values == 1)
 
 
@@ -287,12 +294,12 @@ def _rewards(table: Table, columns: Columns, idle: BoolArray) -> tuple[FloatArra
     if numbers is None:
         return np.zeros(len(table), dtype=np.float32), "no column reward: zeros"
     values = np.where(idle, 0.0, numbers.values[:, 0]).astype(np.float32)
-    _refuse(table, numbers, ~np.isfinite(values)[:, None], "{} is no finite reward; correct it")
+    _refuse(table, numbers, ~np.isfinite(values)[:, None], "{} is not a finite reward; correct it")
     return values, f"{_listed(numbers)}: finite"
 
 
 def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
-    """Return where episodes begin and end: by flags, by `episode`, or by rows without an action."""
+    """Return the episodes of a table, from flags, from `episode`, or from rows without action."""
     n = len(table)
     numbers = {name: table.numbers(name, 1, columns) for name in ("terminated", "truncated")}
     ends = {
@@ -303,9 +310,9 @@ def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
     ids = table.names("episode", columns)
     if ids is None and not any(numbers.values()) and not idle.any():
         raise table.missing(
-            "column terminated, truncated or episode, which tells where episodes end", "terminated"
+            "column terminated, truncated or episode, which says where episodes end", "terminated"
         )
-    # A row without an action ends its episode; a flag in the row before it ends nothing earlier.
+    # A row without an action ends its episode; a flag in the row before belongs to the same end.
     ending: BoolArray = idle | (flagged & ~np.append(idle[1:], False))
     if ids is not None:
         ending = _by_number(table, *ids, ending)
@@ -317,10 +324,10 @@ def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
             message = "has no action, but no episode ends here; add the action, or a flag"
             raise DemonstrationError(f"{table.source}: {table.where(row)}: {message}")
     last = np.flatnonzero(ending)
-    # The table's end closes an episode that is still open.
+    # The end of the table closes an open episode.
     last = last if ending[-1] else np.append(last, n - 1)
     first = np.append(0, last[:-1] + 1)
-    before = np.maximum(last - idle[last], first)  # where the last action is, and so the flag
+    before = np.maximum(last - idle[last], first)  # the row of the last action may have the flag
     terminated = ends["terminated"][last] | ends["terminated"][before]
     has_flag = flagged[last] | flagged[before]
     counts = {
@@ -334,13 +341,13 @@ def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
 
 
 def _by_number(table: Table, ids: AnyArray, column: str, ending: BoolArray) -> BoolArray:
-    """Return bool [N] which rows end an episode, given the episode number of each row."""
+    """Return bool [N], which rows end an episode, from the episode numbers of the rows."""
     changes: BoolArray = np.append(ids[1:] != ids[:-1], True)
-    # A contradiction: the flag says that the episode is over, its number that it goes on.
+    # A contradiction: a flag ends the episode, but the next row has the same number.
     goes_on = ending & ~changes
     if goes_on.any():
         row = int(goes_on.argmax()) + 1
-        message = f"episode {ids[row]} goes on after its end; number the episodes anew"
+        message = f"episode {ids[row]} continues after its end; number the episodes again"
         raise table.fault(row, column, message)
     seen: set[Any] = set()
     for row in [0, *(np.flatnonzero(changes)[:-1] + 1).tolist()]:

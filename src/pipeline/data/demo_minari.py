@@ -1,7 +1,7 @@
 """Minari datasets as tables of demonstrations, and demonstrations as Minari datasets.
 
-Spaces become observations and actions as in the executables that `pipeline env build gymnasium:ID`
-makes, so that what is imported fits the behavior that is trained there.
+Spaces are converted as in executables from `pipeline env build gymnasium:ID`, so that an imported
+demonstration fits the behavior of such an executable.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def read_dataset(
     """Return a dataset of this machine as a table, the behavior's name and its specification.
 
     Args:
-        dataset_id: as Minari knows it, such as `mujoco/hopper/expert-v0`.
-        spec: of the behavior; None for the one that the dataset's spaces give.
+        dataset_id: Minari's id of the dataset, such as `mujoco/hopper/expert-v0`.
+        spec: specification of the behavior; None to derive it from the dataset's spaces.
 
     Raises:
-        DemonstrationError: It is not on this machine, or Minari cannot read it.
-        SettingsError: A space of it cannot be carried.
+        DemonstrationError: The dataset is not on this machine, or Minari cannot read it.
+        SettingsError: A space of the dataset is not supported.
     """
     import minari
 
@@ -64,10 +64,12 @@ def read_dataset(
     notes = []
     if action_spec.continuous_size:
         bounded = np.concatenate([_range(box)[2] for box in _boxes(dataset.action_space)])
+        # Gymnasium's environments clip such actions, so the clipped action was applied.
         beyond = bounded & (np.abs(columns["continuous"]) > 1)
         columns["continuous"][beyond] = np.sign(columns["continuous"][beyond])
-        clipped = f"{int(beyond.sum())} numbers beyond them clipped, as the environment does"
+        clipped = f"{int(beyond.sum())} numbers outside were clipped, as the environment does"
         notes = [f"bounds        -1..1 means those of the action space; {clipped}"]
+    # A dataset may have no environment: then its own name is used.
     env = dataset.spec.env_spec
     name = behavior_name(env.id if env is not None else dataset.spec.dataset_name)
     table = Table(source=source, columns=columns, notes=notes)
@@ -75,11 +77,12 @@ def read_dataset(
 
 
 def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | None) -> Codec:
-    """Return the codec that is most like `spec`, else that of an executable's build."""
+    """Return the codec that is most similar to `spec`; without `spec`, an executable's codec."""
     from pipeline.simulators.bridges.batches import Codec
     from pipeline.simulators.bridges.spaces import VISUAL
 
-    # Numbers without bounds stay as they are: `--action-scale` divides them.
+    # With a scale of 1, actions without bounds are unchanged; `--action-scale` divides them.
+    # A demonstration may come from an executable that was built with another option `visual`.
     codecs = [
         Codec(obs_space, action_space, where=where, visual=visual, scale=1.0)
         for visual in (VISUAL if spec is not None else VISUAL[:1])
@@ -88,15 +91,15 @@ def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | N
 
 
 def _likeness(ours: BehaviorSpec, theirs: BehaviorSpec) -> tuple[bool, bool]:
-    """Return whether the images are the same, and whether numbers are scaled the same.
+    """Return whether the images are the same, and whether numbers are scaled in the same way.
 
-    A demonstration does not say how its numbers were scaled.
+    A demonstration does not tell how its numbers were scaled.
     """
-    is_scaled_same = not scales_of(theirs) or _said(ours) == _said(theirs)
+    is_scaled_same = not scales_of(theirs) or _obs_scales(ours) == _obs_scales(theirs)
     return _images(ours) == _images(theirs), is_scaled_same
 
 
-def _said(spec: BehaviorSpec) -> list[str]:
+def _obs_scales(spec: BehaviorSpec) -> list[str]:
     return [text for text in scales_of(spec) if text.startswith("obs_")]
 
 
@@ -107,13 +110,13 @@ def _images(spec: BehaviorSpec) -> list[tuple[int, ...]]:
 def _checked_source(dataset_id: str) -> str:
     if not _ID.fullmatch(dataset_id):
         raise DemonstrationError(
-            f"minari:{dataset_id}: is no id of a dataset; write it as in minari:people/maze-v0"
+            f"minari:{dataset_id}: is not an id of a dataset; write it as in minari:people/maze-v0"
         )
     return f"minari:{dataset_id}"
 
 
 def _fields(source: str, episode: Any, codec: Codec, space: Any) -> dict[str, AnyArray]:
-    """Return an episode as fields of a table, its last observation in a row without action."""
+    """Return an episode as fields of a table; the row of its last observation has no action."""
     n, observations = len(episode.rewards), codec.observations
     fields: dict[str, AnyArray] = {"episode": np.full(n + 1, episode.id)}
     if codec.mask_key is not None:
@@ -140,7 +143,7 @@ def _fields(source: str, episode: Any, codec: Codec, space: Any) -> dict[str, An
         if actions[kind]:
             joined = np.concatenate(actions[kind], axis=1)
             fields[kind] = np.pad(joined, ((0, 1), (0, 0)), constant_values=filler)
-    # Minari has one observation more than actions; the row of the last one has NaN for the rest.
+    # An episode has one observation more than actions, so the last row has no reward.
     fields["reward"] = np.append(episode.rewards, np.nan)
     fields["terminated"] = np.append(episode.terminations, False)
     fields["truncated"] = np.append(episode.truncations, False)
@@ -148,7 +151,7 @@ def _fields(source: str, episode: Any, codec: Codec, space: Any) -> dict[str, An
 
 
 def _masks(codec: Codec, recorded: Any, n: int) -> dict[str, AnyArray]:
-    """Return the masks [n + 1, size] of the branches; the closing row allows everything."""
+    """Return the masks [n + 1, size] of the branches; the last row allows all choices."""
     rows = (_map_arrays(recorded, itemgetter(row)) for row in range(n))
     forbidden = np.stack([codec.actions.forbidden(mask) for mask in rows])
     masks = codec.actions.masks(np.pad(forbidden, ((0, 1), (0, 0))))
@@ -156,7 +159,7 @@ def _masks(codec: Codec, recorded: Any, n: int) -> dict[str, AnyArray]:
 
 
 def _map_arrays(tree: Any, make: Callable[[Any], Any]) -> Any:
-    """Return a tree of arrays with `make(array)` in place of each array."""
+    """Return a tree of arrays with each array replaced by `make(array)`."""
     if isinstance(tree, dict):
         return {key: _map_arrays(part, make) for key, part in tree.items()}
     if isinstance(tree, tuple | list):
@@ -190,16 +193,16 @@ def _boxes(space: Any) -> list[Any]:
 
 
 def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
-    """Return the value at 0, the distance from there to 1, and what is bounded, [size] each."""
+    """Return the value of an action of 0, the distance to 1, and bool bounded, [size] each."""
     low, high = np.ravel(box.low).astype(np.float64), np.ravel(box.high).astype(np.float64)
     bounded = np.isfinite(low) & np.isfinite(high)
     low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
-    # A dimension whose bounds are equal has no width to divide by.
+    # A dimension with equal bounds has the width 0, which cannot be a divisor.
     return (low + high) / 2, np.where(high > low, (high - low) / 2, 1.0), bounded
 
 
 def _map_leaves(space: Any, make: Callable[[Any], Any]) -> Any:
-    """Return a value of a space, with `make(leaf)` in place of each leaf, in order."""
+    """Return a tree with the form of a space and `make(leaf)` for each leaf, in order."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -214,12 +217,12 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
 
     Args:
         demo: the demonstration.
-        dataset_id: of the dataset, such as `people/maze-v0`.
-        env_id: the environment of Gymnasium whose spaces and name it has; None for spaces of
-            numbers, in which actions are from -1 to 1.
+        dataset_id: id of the dataset, such as `people/maze-v0`.
+        env_id: id of the Gymnasium environment with the spaces and the name for the dataset; None
+            for spaces of plain numbers, with actions from -1 to 1.
 
     Returns:
-        What was written, one line for each step.
+        Lines of text about the spaces and the episodes.
 
     Raises:
         DemonstrationError: The dataset exists, no episode has ended, or the environment has
@@ -243,7 +246,7 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
         raise DemonstrationError(f"{source}: no episode with an action has ended; nothing to write")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # about an author that it does not have
+            warnings.simplefilter("ignore", UserWarning)  # Minari warns that no author is given
             minari.create_dataset_from_buffers(
                 dataset_id,
                 buffers,
@@ -253,7 +256,7 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
                 description=f"demonstration of {demo.behavior_name}",
                 jpeg_encoding=False,
             )
-    # Half a dataset would stand in the way of the next attempt.
+    # An incomplete dataset would block the next attempt.
     except BaseException:
         with contextlib.suppress(OSError):
             minari.delete_dataset(dataset_id)
@@ -267,11 +270,12 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
 def _buffers(
     demo: Demonstration, observation_space: Any, action_space: Any, mask_key: str | None
 ) -> list[Any]:
-    """Return the ended episodes that have an action, in Minari's form."""
+    """Return the ended episodes with at least one action, in Minari's form."""
     from minari.data_collector import EpisodeBuffer
 
     ends = np.flatnonzero(demo.done).tolist()
     firsts = [0, *(end + 1 for end in ends)]
+    # An episode with only a closing pair has no action, and Minari refuses empty episodes.
     spans = [(first, end) for first, end in zip(firsts, ends, strict=False) if first < end]
     return [
         EpisodeBuffer(
@@ -284,7 +288,7 @@ def _buffers(
 
 
 def _observations(demo: Demonstration, rows: slice, space: Any, mask_key: str | None) -> Any:
-    """Return the observations of some rows as values of the space, with the masks among them."""
+    """Return the observations of some rows as values of the space, including the masks."""
     obs = iter([values[rows] for values in demo.obs])
 
     def native(leaf: Any) -> AnyArray:
@@ -294,6 +298,7 @@ def _observations(demo: Demonstration, rows: slice, space: Any, mask_key: str | 
         return _map_leaves(space, native)
     branches = demo.spec.action_spec.discrete_branches
     masks = demo.action_mask or [np.zeros((len(demo.done), size), np.bool_) for size in branches]
+    # In Gymnasium's masks 1 means allowed, in ML-Agents' masks True means forbidden.
     allowed = iter((~np.concatenate(masks, axis=1)[rows]).T)
 
     def native_mask(leaf: Any) -> AnyArray:
@@ -309,7 +314,7 @@ def _observations(demo: Demonstration, rows: slice, space: Any, mask_key: str | 
 def _episode(
     demo: Demonstration, first: int, end: int, action_space: Any
 ) -> dict[str, AnyArray | dict[str, Any] | tuple[Any, ...]]:
-    """Return what was done and gained from pair `first` to the closing pair `end`."""
+    """Return actions, rewards and ends, from pair `first` to the closing pair `end`."""
     is_last = np.arange(first, end) == end - 1
     return {
         "actions": _native_actions(action_space, demo, slice(first, end)),
@@ -339,7 +344,7 @@ def _environment(env_id: str, spec: BehaviorSpec) -> tuple[Any, str | None]:
 
 
 def _space_of_all(specs: list[ObservationSpec]) -> Any:
-    """Return the space of a demonstration's observations, images with their channels last."""
+    """Return the space of a demonstration's observations; images have channels last."""
     from gymnasium import spaces
 
     boxes = []
@@ -365,7 +370,7 @@ def _action_space(spec: ActionSpec) -> Any:
 
 
 def _native_obs(space: Any, values: AnyArray) -> AnyArray:
-    """Return the observations [T, *shape] of a leaf as the space has them."""
+    """Return the observations [T, *shape] of a leaf, converted to the space's form."""
     from gymnasium import spaces
 
     from pipeline.simulators.bridges.spaces import image_layout, image_range, is_of_bytes
@@ -378,10 +383,11 @@ def _native_obs(space: Any, values: AnyArray) -> AnyArray:
     if isinstance(space, spaces.Box) and values.ndim == 4:
         if image_layout(space, "always") == "channels last":
             values = values.transpose(0, 2, 3, 1)
+        # The inverse of the conversion in `bridges.spaces`.
         low, width = image_range(space)
         values = values.reshape(len(values), *space.shape) * width + low
     elif isinstance(space, spaces.Box) and image_layout(space) and is_of_bytes(space):
-        # A picture as a vector; with `visual: never` its numbers are bytes, and not from 0 to 1.
+        # An image as a vector; with `visual: never` its numbers are bytes, else they are in 0..1.
         values = values * (255 if values.max(initial=0) <= 1 else 1)
     if np.issubdtype(space.dtype, np.integer):
         values = np.rint(values)
@@ -389,7 +395,7 @@ def _native_obs(space: Any, values: AnyArray) -> AnyArray:
 
 
 def _native_actions(space: Any, demo: Demonstration, rows: slice) -> Any:
-    """Return the actions of some rows as the space has them."""
+    """Return the actions of some rows, converted to the space's form."""
     from gymnasium import spaces
 
     numbers, choices = iter(demo.continuous[rows].T), iter(demo.discrete[rows].T)

@@ -29,23 +29,23 @@ _GOAL = ObservationType.GOAL_SIGNAL
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObservationEntry:
-    """One of `observations` in a specification file."""
+    """An entry of `observations` in a specification file."""
 
     shape: tuple[Count, ...]
     """[size] of a vector, [entries, size] of a list of entities, [channels, height, width]."""
     name: str = ""
-    """Its name in the environment."""
+    """Name of the observation in the environment."""
     goal: bool = False
-    """Whether it is a goal signal."""
+    """Whether the observation is a goal signal."""
 
     def __post_init__(self) -> None:
-        """Refuse shapes that no observation of these kinds has."""
+        """Raise ContradictionError unless the shape has 1 to 3 sizes."""
         if not 1 <= len(self.shape) <= 3:
             text = f"needs 1 to 3 sizes, got {len(self.shape)}; take the specification from a .demo"
             raise ContradictionError("shape", text)
 
     def spec(self) -> ObservationSpec:
-        """Return the observation as environments announce it."""
+        """Return the observation's specification, as environments announce it."""
         first, *rest = self.shape
         if not rest:
             spec = ObservationSpec.vector(first)
@@ -69,16 +69,16 @@ class ActionsEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpecFile:
-    """A specification file."""
+    """The content of a specification file."""
 
     behavior: str
     """Name of the behavior, without team."""
     observations: tuple[ObservationEntry, ...]
-    """In the order in which the environment sends them."""
+    """Observations, in the order in which the environment sends them."""
     actions: ActionsEntry
     """The actions of the behavior."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """Columns of a table by field, a text or a list, where they are not named like the field."""
+    """Columns of fields that are not named like the field: a text, or a list of texts."""
 
     def spec(self) -> BehaviorSpec:
         """Return the specification that an environment would announce."""
@@ -87,14 +87,14 @@ class SpecFile:
 
 
 def read_spec_file(path: Path) -> tuple[str, BehaviorSpec, Columns]:
-    """Return the behavior's name, its specification and the columns that a YAML file gives.
+    """Return the behavior's name, its specification and the columns from a YAML file.
 
     Raises:
         SettingsError: The file cannot be read, or a key or value in it is wrong.
     """
     node = read_yaml(path, what="Specification file")
     if isinstance(node.value, dict) and node.value.keys() & {"behaviors", "default_settings"}:
-        text = "is a trainer configuration and no demonstration; name a .demo, or a specification"
+        text = "is a trainer configuration; name a .demo file, or a specification file"
         raise SettingsError(f"{path}: {text}")
     read: SpecFile = read_dataclass(SpecFile, node, "")
     columns = {}
@@ -108,7 +108,7 @@ def read_spec_file(path: Path) -> tuple[str, BehaviorSpec, Columns]:
 
 
 def spec_file(behavior: str, spec: BehaviorSpec) -> dict[str, Any]:
-    """Return the content of a file that `read_spec_file` reads as this specification."""
+    """Return the content of a specification file for a behavior; see `read_spec_file`."""
     observations = [
         ObservationEntry(shape=obs.shape, name=obs.name, goal=obs.observation_type == _GOAL)
         for obs in spec.observation_specs
@@ -117,7 +117,7 @@ def spec_file(behavior: str, spec: BehaviorSpec) -> dict[str, Any]:
         continuous=spec.action_spec.continuous_size, discrete=spec.action_spec.discrete_branches
     )
     file = SpecFile(behavior=behavior, observations=tuple(observations), actions=actions)
-    # A specification does not know how tables name their columns.
+    # The columns of tables are not known from a specification.
     return {key: value for key, value in to_map(file).items() if key != "columns"}
 
 
@@ -129,14 +129,15 @@ def spec_of(
     default: str | None = None,
     renames: bool = True,
 ) -> tuple[str, BehaviorSpec, Columns]:
-    """Return a behavior's name, its specification, and the columns that a YAML file gives.
+    """Return a behavior's name, its specification, and the columns from a YAML file.
 
     Args:
         source: a YAML or JSON file, a `.demo` file, or an environment.
-        make_env: opens an environment.
-        behavior: of an environment with several; otherwise another name than the source gives.
-        default: which of several, where `behavior` does not say.
-        renames: whether `behavior` may be another name than the source's only one.
+        make_env: returns the environment of a name.
+        behavior: behavior of an environment with several behaviors; else a name that replaces the
+            name in the source.
+        default: behavior of an environment with several behaviors, if `behavior` is None.
+        renames: whether `behavior` may replace the name of the source's only behavior.
 
     Raises:
         PipelineError: The source cannot be read or opened, or has no such behavior.
@@ -151,9 +152,9 @@ def spec_of(
     else:
         env = make_env(source)
         try:
-            # An environment announces a behavior with its first agents, which come with a reset.
+            # An environment announces a behavior with its first agents, after a reset.
             env.reset()
-            # Without team, as in demonstrations: all teams of a name play the same behavior.
+            # Without team, as in demonstrations, because teams of a name have one behavior.
             specs = {name.partition("?")[0]: spec for name, spec in env.behavior_specs.items()}
         finally:
             env.close()
@@ -166,5 +167,7 @@ def spec_of(
         if behavior is None:
             text = f"has the behaviors {names}; name one of them with --behavior"
             raise DemonstrationError(f"{source}: {text}")
-        raise DemonstrationError(f"--behavior: {source} has no {behavior!r}; it has {names}")
+        raise DemonstrationError(
+            f"--behavior: {source} has no behavior {behavior!r}; it has {names}"
+        )
     return chosen, specs[chosen], columns

@@ -1,18 +1,18 @@
 """Demonstrations from tables and as tables: CSV, JSON lines and Parquet.
 
-A row is an observation, the action taken there, what this action gained, and whether the episode
-ended with it. An episode may have one row more, with its last observation and no action: empty or
-NaN numbers, choices of -1. The fields of a row are
+A row has an observation, the action taken there, the reward of this action, and whether the episode
+ended with it. An episode may have one row more, with its last observation and without an action:
+empty or NaN numbers, choices of -1. The fields of a row are
 
-    obs0, obs1, ...          one for each observation
-    continuous, discrete     what was done
-    reward                   what that gained
-    terminated, truncated    whether the episode ended with it, or was cut short after it
+    obs0, obs1, ...          the observations
+    continuous, discrete     the action
+    reward                   the reward of the action
+    terminated, truncated    whether the episode ended with the action, or was cut short after it
     episode                  a number or a text that changes with the episode
     mask0, mask1, ...        for each discrete branch, 1 where a choice is forbidden
 
-A field is one column of its name, with an array or a list in it where it has several numbers, or
-columns called `obs0.0`, `obs0.1` and so on, in row-major order.
+A field is either one column with its name, which has arrays or lists if the field has several
+numbers, or columns with the names `obs0.0`, `obs0.1` and so on, in row-major order.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
     import pandas as pd
 
     Columns = Mapping[str, Sequence[str]]
-    """Columns by field, where they are not called as the field."""
+    """Columns of fields that are not named like the field."""
 
 _WORDS = {"": math.nan, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 NO_CHOICE = -1
-"""In place of a discrete action, in the row after the last action of an episode."""
+"""Value of discrete actions in the row after the last action of an episode."""
 
 
 class Numbers(NamedTuple):
     """The numbers of a field in every row."""
 
     values: AnyArray
-    """[N, size]."""
+    """[N, size] numbers."""
     columns: Sequence[str]
-    """[size] column of each number."""
+    """[size] name of each number's column."""
     shape: tuple[int, ...]
-    """Shape of a row in the file, () for columns of one number each."""
+    """Shape of a row in the file; () if each number has its own column."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,33 +64,34 @@ class Table:
     source: str
     columns: dict[str, AnyArray]
     lines: Sequence[int] | None = None
-    """The line of each row, where the file has lines."""
+    """Number of each row's line; None if the file has no lines."""
     notes: list[str] = field(default_factory=list)
-    """What was done while reading, one line for each step."""
+    """Lines of text about conversions while reading."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
 
     def where(self, row: int) -> str:
-        """Return the place of a row, as errors name it."""
+        """Return the name of a row in errors: its line, or its number."""
         return f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
 
     def fault(self, row: int, column: str, message: str) -> DemonstrationError:
-        """Return the error `message` about a place of the table."""
+        """Return an error with the file, a row, a column and `message`."""
         return DemonstrationError(f"{self.source}: {self.where(row)}, column {column}: {message}")
 
     def missing(self, what: str, name: str) -> DemonstrationError:
-        """Return the error that the columns of a field are not there."""
+        """Return the error that the columns of a field are missing."""
         return DemonstrationError(
             f"{self.source}: there is no {what}; the columns are {brief(', '.join(self.columns))}. "
-            f"Name those that are meant: --column {name}=COLUMN,COLUMN,..."
+            f"Name the right columns: --column {name}=COLUMN,COLUMN,..."
         )
 
     def numbers(self, name: str, size: int, columns: Columns) -> Numbers | None:
         """Return a field of `size` numbers; None if the table does not have it.
 
         Raises:
-            DemonstrationError: A column is missing, has no numbers, or too few or too many.
+            DemonstrationError: A column is missing, has other values than numbers, or the number
+                of numbers is wrong.
         """
         names = self._names(name, size, columns)
         if not names:
@@ -100,17 +101,17 @@ class Table:
         if values.shape[1] != size:
             raise DemonstrationError(
                 f"{self.source}: {name} has {size} numbers, but {', '.join(names)} "
-                f"{'have' if len(names) > 1 else 'has'} {values.shape[1]}; name as many as "
-                f"belong to it: --column {name}=COLUMN,COLUMN,..."
+                f"{'have' if len(names) > 1 else 'has'} {values.shape[1]}; name the right "
+                f"columns: --column {name}=COLUMN,COLUMN,..."
             )
         labels = names if len(names) == size else names[:1] * size
         return Numbers(values, labels, parts[0].shape[1:] if len(names) == 1 else ())
 
     def names(self, name: str, columns: Columns) -> tuple[AnyArray, str] | None:
-        """Return a field of numbers or texts [N], and its column; None if the table lacks it.
+        """Return a field of numbers or texts [N], and its column; None if the table has none.
 
         Raises:
-            DemonstrationError: An entry is missing, or is neither.
+            DemonstrationError: An entry is missing, or is neither a number nor a text.
         """
         names = self._names(name, 1, columns)
         if not names:
@@ -122,11 +123,13 @@ class Table:
             )
         for row, value in enumerate(values.tolist()):
             if not isinstance(value, str | int | float) or value != value:  # NaN
-                raise self.fault(row, names[0], f"{value!r} names nothing; name it in each row")
+                raise self.fault(
+                    row, names[0], f"{value!r} is not a name; give a number or a text in each row"
+                )
         return values, names[0]
 
     def _names(self, name: str, size: int, columns: Columns) -> list[str]:
-        # Numbered columns count if the table has any of them; else a single column may hold lists.
+        # Numbered columns are used if the table has any; else a single column may have lists.
         numbered = [f"{name}.{index}" for index in range(size)]
         names = [name] if {*numbered}.isdisjoint(self.columns) else numbered
         if name not in columns and names == [name] and name not in self.columns:
@@ -139,7 +142,7 @@ class Table:
         return names
 
     def _column(self, name: str) -> AnyArray:
-        """Return a column as numbers [N, ...], NaN where there is none."""
+        """Return a column as numbers [N, ...], NaN for empty entries."""
         values = self.columns[name]
         if values.dtype.kind in "biuf":
             return values
@@ -147,7 +150,7 @@ class Table:
         shape = next((entry.shape for entry in entries if not _is_none(entry)), ())
         for row, entry in enumerate(entries):
             if entry.shape != shape and not _is_none(entry):
-                message = f"has the shape {entry.shape}, those above have {shape}; make them equal"
+                message = f"has the shape {entry.shape}, rows above have {shape}; make them equal"
                 raise self.fault(row, name, message)
         return np.stack([np.broadcast_to(entry, shape) for entry in entries])
 
@@ -157,10 +160,10 @@ class Table:
         value = math.nan if value is None else _nested(value)
         try:
             numbers = np.asarray(value)
-            # Bytes stay bytes: an image of bytes is divided by 255.
+            # The dtype is kept, because an image of bytes is divided by 255.
             return numbers if numbers.dtype.kind in "biuf" else np.asarray(value, np.float64)
         except (TypeError, ValueError, OverflowError):
-            message = f"{brief(repr(value))} is no number; write numbers such as 0.5, true or false"
+            message = f"{brief(repr(value))} is not a number; write 0.5, true, false or the like"
             raise self.fault(row, column, message) from None
 
 
@@ -175,23 +178,25 @@ def _is_none(value: AnyArray) -> bool:
 
 
 def read_table(path: Path) -> Table:
-    """Return the table that a CSV, JSON lines or Parquet file holds.
+    """Return the table in a CSV, JSON lines or Parquet file.
 
     Raises:
-        DemonstrationError: The file has another form, or its rows differ in their columns.
+        DemonstrationError: The file has another format, or its rows have different columns.
     """
     suffix = path.suffix.lower()
+    # Checked before pandas reads the file, because its error would not name the formats.
     _check_format(path, suffix)
     if kind := files.kind_of(path):
         raise DemonstrationError(f"{path}: {kind}")
     try:
         frame = _READERS[suffix](path)
-    # What pandas, json and pyarrow raise for a file that is damaged or of another kind.
+    # The errors of pandas, json and pyarrow for a damaged file or a file of another format.
     except (ValueError, KeyError, RecursionError, NotImplementedError) as error:
         reason = " ".join(str(error).split())
         raise DemonstrationError(
             f"{path}: cannot be read as {suffix[1:].upper()}: {reason}; write it again"
         ) from error
+    # A file with a header only is probably a failed recording.
     if frame.empty:
         raise DemonstrationError(f"{path}: has no rows; record something first")
     columns = {str(name): frame[name].to_numpy() for name in frame}
@@ -203,7 +208,7 @@ def write_table(fields: Mapping[str, AnyArray], path: Path) -> None:
     """Write the fields of `table_of` as CSV, JSON lines or Parquet, whole or not at all.
 
     Raises:
-        DemonstrationError: The suffix is of no such format.
+        DemonstrationError: The suffix is not the suffix of a supported format.
     """
     import pandas as pd
 
@@ -220,7 +225,7 @@ def write_table(fields: Mapping[str, AnyArray], path: Path) -> None:
 
 
 def _spread(fields: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-    """Return a column [N] for each number of each field."""
+    """Return one column [N] for each number of each field."""
     columns: dict[str, AnyArray] = {}
     for name, values in fields.items():
         flat = values.reshape(len(values), -1).T
@@ -230,12 +235,12 @@ def _spread(fields: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
 
 
 def _json_lines(fields: Mapping[str, AnyArray]) -> Iterator[str]:
-    # Not by pandas, which writes a number of decimals, so that small numbers are rounded.
+    # Not with pandas, which writes a fixed number of decimals and so rounds small numbers.
     for values in zip(*fields.values(), strict=True):
         row = {
             name: value.tolist()
             for name, value in zip(fields, values, strict=True)
-            if not np.isnan(value).all()  # nothing was done there
+            if not np.isnan(value).all()  # left out in rows without an action
         }
         yield f"{json.dumps(row, allow_nan=False)}\n"
 
@@ -248,18 +253,18 @@ def _check_format(path: Path, suffix: str) -> None:
         )
     if suffix not in _READERS:
         raise DemonstrationError(
-            f"{path}: is no table; name a file that ends in {', '.join(_READERS)}, or "
+            f"{path}: is not a table; name a file that ends in {', '.join(_READERS)}, or "
             "minari:DATASET"
         )
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    """Return the rows of a file, by their lines."""
+    """Return the rows of a CSV file, with line numbers as the index."""
     import pandas as pd
 
     with path.open(encoding="utf-8-sig", newline="") as file:
         header = file.readline()
-    # Spreadsheets write semicolons where the comma is the decimal sign.
+    # Spreadsheets write semicolons if the comma is the decimal sign.
     separator = max(",;\t", key=header.count)
     names = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
     if not names:
@@ -279,17 +284,18 @@ def _read_csv(path: Path) -> pd.DataFrame:
             )
         except pd.errors.ParserWarning as error:
             raise ValueError(f"rows have more entries than the header: {error}") from error
-    # The header is line 1, and the index counts from 0; a blank line is no row.
+    # The header is line 1, and the index counts from 0; blank lines are not rows.
     return frame.set_index(frame.index + 2).dropna(how="all")
 
 
 def _read_jsonl(path: Path) -> pd.DataFrame:
-    """Return the rows of a file, by their lines."""
+    """Return the rows of a JSON lines file, with line numbers as the index."""
     import pandas as pd
 
-    # Not by pandas, whose errors name no line.
+    # Not with pandas, because its errors have no line number.
     rows = {}
     for number, text in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
+        # Editors add an empty line at the end.
         if not text.strip():
             continue
         try:
@@ -297,7 +303,7 @@ def _read_jsonl(path: Path) -> pd.DataFrame:
         except json.JSONDecodeError as error:
             raise ValueError(f"line {number}: {error}") from error
         if not isinstance(rows[number], dict):
-            raise ValueError(f"line {number}: is no object; write {{...}} in each line")  # noqa: TRY004  # of the file, not of a caller
+            raise ValueError(f"line {number}: is not an object; write {{...}} in each line")  # noqa: TRY004  # an error in the file, not of a caller
     return pd.DataFrame(list(rows.values()), index=list(rows), dtype=object)
 
 
@@ -307,7 +313,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     content = io.BytesIO(path.read_bytes())
     try:
         return pd.read_parquet(content)
-    except OSError as error:  # as pyarrow says that a page is damaged
+    except OSError as error:  # pyarrow's error for a damaged page
         raise ValueError(str(error)) from error
 
 
@@ -315,13 +321,13 @@ _READERS = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
 
 
 def table_of(demo: Demonstration) -> tuple[dict[str, AnyArray], list[str]]:
-    """Return a demonstration as fields [N, ...], a row for each pair, and lines about them.
+    """Return a demonstration as fields [N, ...], a row for each pair, and lines of text.
 
-    The reward of an action stands in its row, not one row later as in the file.
+    The reward of an action is in the action's row, not in the next row as in the file.
     """
     done, starts = demo.done, np.append(True, demo.done[:-1])
     next_done, next_cut = np.append(done[1:], False), np.append(demo.interrupted[1:], False)
-    ended = np.where(done, starts, next_done)  # an end alone, with no action before it
+    ended = np.where(done, starts, next_done)  # `starts`: an episode that has no action
     cut = np.where(done, demo.interrupted, next_cut)
     fields: dict[str, AnyArray] = {"episode": np.asarray(np.cumsum(done) - done + 1)}
     fields |= {f"obs{index}": values for index, values in enumerate(demo.obs)}
@@ -330,9 +336,9 @@ def table_of(demo: Demonstration) -> tuple[dict[str, AnyArray], list[str]]:
         fields["continuous"] = np.where(done[:, None], np.float32(np.nan), demo.continuous)
     if actions.discrete_size:
         fields["discrete"] = np.where(done[:, None], np.int32(NO_CHOICE), demo.discrete)
-    # In the file a reward stands with the observation after the action; here with the action.
-    gained = np.append(demo.reward[1:], np.float32(0))
-    fields["reward"] = np.where(done, np.float32(np.nan), gained)
+    # In the file, a reward is in the pair after its action; in the table in the action's row.
+    next_reward = np.append(demo.reward[1:], np.float32(0))
+    fields["reward"] = np.where(done, np.float32(np.nan), next_reward)
     fields["terminated"] = (ended & ~cut).astype(np.uint8)
     fields["truncated"] = (ended & cut).astype(np.uint8)
     if demo.action_mask is not None and any(mask.any() for mask in demo.action_mask):
@@ -344,8 +350,9 @@ def table_of(demo: Demonstration) -> tuple[dict[str, AnyArray], list[str]]:
     endings = f"{int((ended & ~cut).sum())} terminated, {int((ended & cut).sum())} truncated"
     steps = [
         f"fields        {shapes}",
-        f"ended by      {endings}{'' if done[-1] else ', the last goes on'}",
+        f"ended by      {endings}{'' if done[-1] else ', the last has not ended'}",
     ]
+    # A table has no field for these, so they are reported.
     early = starts & ~done & (demo.reward != 0)
     lost = {
         "rewards before the first action of an episode": early,

@@ -1,4 +1,4 @@
-"""Demonstrations: read as rows to imitate, merged and trimmed."""
+"""Reads demonstrations as rows to imitate, merges them and trims them."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from pipeline.settings.schema import DemoSource
 _log = logging.getLogger(__name__)
 
 
+# Relative error of a return that is a sum of float32 rewards.
 _SLACK = 1e-6
-"""Share of a return by which the sum of its float32 rewards may miss it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertRows:
-    """R observations and what the expert did there."""
+    """R observations and the expert's actions."""
 
     obs: list[FloatArray]
     """[R, *shape] per observation."""
     continuous: FloatArray
-    """[R, A] in the environment's range -1..1."""
+    """[R, A] continuous actions in -1..1."""
     discrete: IntArray
-    """int32 [R, branches]."""
+    """int32 [R, branches] discrete actions."""
     lengths: AnyArray | None = None
-    """int64 [E] rows of each episode, in row order; None where episodes are not contiguous."""
+    """int64 [E] number of rows of each episode; None if the rows are not in order of episodes."""
     weights: FloatArray | None = None
-    """[R] how often each row is drawn, relative to others; None where all are drawn alike."""
+    """[R] relative frequency with which each row is drawn; None if all are equal."""
     done: BoolArray | None = None
-    """bool [R] whether the task ended with the row, not where it was cut short; None if unknown."""
+    """bool [R] whether the task ended with the row (and was not cut short); None if unknown."""
 
     def __len__(self) -> int:
         return len(self.continuous)
 
 
 def demonstration_files(path: Path | str) -> list[Path]:
-    """Return the `.demo` files that `path` names: itself, or all in the folder, sorted.
+    """Return the `.demo` file `path`, or all `.demo` files in the folder `path`, sorted.
 
     Raises:
-        DemonstrationError: There are none.
+        DemonstrationError: There is no such file.
     """
     path = Path(path)
     if path.is_dir():
-        # Sorted, as file systems differ in the order of a folder, and minibatches would too.
+        # Sorted, because the order of minibatches must not depend on the file system.
         files = sorted(path.glob("*.demo"))
         if not files:
             raise DemonstrationError(f"{path}: there are no '.demo' files in this directory")
@@ -63,11 +63,11 @@ def demonstration_files(path: Path | str) -> list[Path]:
 
 
 def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorSpec) -> ExpertRows:
-    """Return the rows of all demonstrations, without those that only close an episode.
+    """Return the rows of all demonstrations, without the pairs that close an episode.
 
     Args:
-        sources: files and folders, with a weight or without one.
-        spec: of the behavior that is to imitate.
+        sources: files and folders, with or without a weight.
+        spec: specification of the behavior that imitates them.
 
     Raises:
         DemonstrationError: A file cannot be read, is empty, or has other shapes than `spec`.
@@ -80,9 +80,10 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
         for file in demonstration_files(source.path):
             demonstration = read_demo(file)
             _check_fits(file, demonstration, spec)
-            # A pair that closes an episode has the last observation, and no action to learn.
+            # A pair that closes an episode has the last observation, but no action.
             keep = ~demonstration.done
             parts.append((demonstration, keep))
+            # A weight applies to rows, so a longer file counts more.
             weights.append(np.full(int(keep.sum()), source.weight, dtype=np.float32))
     every_weight = np.concatenate(weights)
     rows = ExpertRows(
@@ -98,22 +99,22 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
     )
     if len(rows) == 0:
         named = ", ".join(source.path for source in weighted)
-        raise DemonstrationError(f"{named}: no step holds an action to learn from")
+        raise DemonstrationError(f"{named}: no step has an action to learn from")
     return rows
 
 
 def _ending_rows(demonstration: Demonstration) -> BoolArray:
-    """Return bool [P] whether the next pair closes an episode that was not cut short."""
+    """Return bool [P], whether the next pair closes an episode that was not cut short."""
     ending = np.zeros(len(demonstration), dtype=np.bool_)
-    # The pair before: it has the last action, the closing pair only the observation after it.
+    # The pair before the closing pair has the last action.
     ending[:-1] = (demonstration.done & ~demonstration.interrupted)[1:]
     return ending
 
 
 def _episode_lengths(done: BoolArray) -> AnyArray:
-    """Return the rows of each episode that has any; pairs that close an episode do not count.
+    """Return the number of rows of each episode, without closing pairs and empty episodes.
 
-    Pairs after the last closed episode count as one episode.
+    Pairs after the last closing pair count as one episode.
 
     Args:
         done: [P] whether the pair closes an episode.
@@ -127,20 +128,21 @@ def merge_demos(
 ) -> list[str]:
     """Write several demonstrations, in order, as one file with the same rows to imitate.
 
-    An episode that is open when a file ends is closed as cut short; it must not go on in the next.
-    Without `behavior` all files have to name the same one.
+    An open episode at the end of a file is closed as cut short, so that it does not continue in the
+    next file. Without `behavior`, all files must have the same behavior name.
 
     Returns:
-        What was done, one line for each step.
+        Lines of text about the files.
 
     Raises:
-        DemonstrationError: A file cannot be read, or is of another behavior than the first.
+        DemonstrationError: A file cannot be read, or has another behavior than the first file.
     """
     files = [file for source in sources for file in demonstration_files(source)]
     if target.resolve() in [file.resolve() for file in files]:
         raise DemonstrationError(f"{target}: is one of the files to merge; write another file")
+    # The first file's specification is the one that all others must fit.
     first = read_demo(files[0])
-    # Without a team, as it is written; `--behavior` may have one.
+    # Demonstrations have behavior names without a team; `--behavior` may have one.
     written = (behavior or first.behavior_name).partition("?")[0]
     steps = []
     with writing_demo(target, written, first.spec) as writer:
@@ -149,20 +151,21 @@ def merge_demos(
             _check_fits(file, demo, first.spec)
             if behavior is None and demo.behavior_name != first.behavior_name:
                 raise DemonstrationError(
-                    f"{file}: is of the behavior {demo.behavior_name!r}, but {files[0]} is of "
-                    f"{first.behavior_name!r}; if they mean the same, name it with --behavior"
+                    f"{file}: has the behavior {demo.behavior_name!r}, but {files[0]} has "
+                    f"{first.behavior_name!r}; if they are the same, give the name with --behavior"
                 )
-            # The messages themselves, so that fields unknown to this reader are kept.
+            # Messages are copied unchanged, so that unknown fields are kept.
             content = parse_demo(file)
             writer.append_messages(content.infos, content.actions)
             n_ended = int(demo.done.sum())
             step = f"read      {file}: {len(demo)} pairs, {n_ended} episodes ended"
             if not demo.done[-1] and file != files[-1]:
-                # The last observation again, as recorders end an episode; its reward is counted.
+                # As recorders do, the closing pair repeats the last observation; its reward is 0,
+                # because the last pair has the reward already.
                 end = content.infos[-1]
                 end.done, end.max_step_reached, end.reward, end.group_reward = True, True, 0.0, 0.0
                 writer.append_messages([end], [AgentActionProto()])
-                step += ", and one that goes on closed as cut short"
+                step += ", and an open episode closed as cut short"
             steps.append(step)
     return [*steps, f"wrote     {target}: behavior {written}"]
 
@@ -176,13 +179,13 @@ def trim_demo(
     max_return: float | None = None,
     best: int | None = None,
 ) -> list[str]:
-    """Write the episodes of a demonstration that meet every condition, in their order.
+    """Write the ended episodes of a demonstration that meet every condition, in their order.
 
-    Episodes are numbered from 1, and only those that have ended count; a return is the summed
-    reward, and of equal ones `best` takes the earlier.
+    Episodes are numbered from 1. A return is the sum of an episode's rewards; of equal returns,
+    `best` keeps the earlier episode.
 
     Returns:
-        What was done, one line for each step.
+        Lines of text about the episodes.
 
     Raises:
         DemonstrationError: The file cannot be read, an episode is not in it, or none is left.
@@ -190,15 +193,16 @@ def trim_demo(
     demo = read_demo(path)
     returns = np.array(demo.returns())
     keep = _episodes_to_keep(path, returns, episodes, min_return, max_return, best)
-    # the episode of each pair: 0 until the first end
+    # Index of each pair's episode.
     episode: AnyArray = np.cumsum(demo.done) - demo.done
-    # The appended False is for pairs after the last end, whose episode is still open.
+    # The appended False is for pairs of an open episode after the last end.
     rows = np.flatnonzero(np.append(keep, False)[episode])
     content = parse_demo(path)
     name = demo.metadata.demonstration_name
     with writing_demo(target, demo.behavior_name, demo.spec, name=name) as writer:
         pairs = [(content.infos[row], content.actions[row]) for row in rows]
         writer.append_messages([info for info, _ in pairs], [action for _, action in pairs])
+    # Pairs of an open episode have the index after the last ended episode.
     n_open = int((episode == len(returns)).sum())
     left_out = f"; {n_open} pairs after the last end left out" if n_open else ""
     return [
@@ -218,14 +222,15 @@ def _episodes_to_keep(
     max_return: float | None,
     best: int | None,
 ) -> BoolArray:
-    """Return bool [E] which episodes meet the conditions of `trim_demo`, at least one."""
+    """Return bool [E], which episodes meet the conditions of `trim_demo`; at least one does."""
     numbers = np.arange(1, len(returns) + 1)
     beyond = [number for number in episodes or () if number not in numbers]
     if beyond:
         raise DemonstrationError(
-            f"{path}: there is no episode {beyond[0]}; {len(returns)} have ended in it, from 1 on"
+            f"{path}: there is no episode {beyond[0]}; its ended episodes are 1 to {len(returns)}"
         )
     keep = np.isin(numbers, numbers if episodes is None else episodes)
+    # The summed float32 rewards may differ slightly from the return that a user reads.
     if min_return is not None:
         keep &= returns >= min_return - _SLACK * max(1.0, abs(min_return))
     if max_return is not None:
@@ -261,7 +266,7 @@ def _check_fits(file: Path, demonstration: Demonstration, ours: BehaviorSpec) ->
             raise DemonstrationError(
                 f"{file}: observation {index} has shape {tuple(has.shape)}, the behavior's has "
                 f"{tuple(needs.shape)}; record demonstrations of this behavior (Unity orders "
-                "sensors by their names, so one with another name may have changed places)"
+                "sensors by their names, so a renamed sensor may have changed its place)"
             )
     names = other_names(theirs, ours)
     if names is not None and other_order(*names):

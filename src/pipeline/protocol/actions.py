@@ -16,12 +16,13 @@ from pipeline.protocol.specs import ActionSpec, ActionTuple
 
 
 def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
-    """Return a serialized ListAgentActionProto: one entry per row, deprecated field included."""
+    """Return a serialized ListAgentActionProto: one entry per agent, deprecated field included."""
     continuous, n_branches = actions.continuous, len(spec.discrete_branches)
     n = len(continuous)
     if n == 0:
         return b""
-    # All choices as wide as the widest, so that all entries have one length.
+    # All choices are written as wide as the widest, so that all entries have the same length.
+    # A padded varint is valid (https://protobuf.dev/programming-guides/encoding/#varints).
     width = 1 if not n_branches else wire.width_of(actions.discrete)
     layout = action_layout(spec.continuous_size, n_branches, width)
     table = np.empty((n, len(layout.template)), dtype=np.uint8)
@@ -32,7 +33,7 @@ def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
         table[:, layout.old : layout.old + c] = floats
         table[:, layout.continuous : layout.continuous + c] = floats
     if d:
-        # The old field has only floats: choices stand there too, behind the continuous actions.
+        # The deprecated field holds floats only: continuous actions, then choices as floats.
         table[:, layout.old + c : layout.old + c + d] = wire.float_bytes(actions.discrete)
         varints = wire.wide_varints(actions.discrete, width).reshape(n, -1)
         table[:, layout.discrete : layout.discrete + varints.shape[1]] = varints
@@ -40,11 +41,12 @@ def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
 
 
 class ActionLayout(NamedTuple):
-    """One entry of ListAgentActionProto: its bytes with zero actions, where its numbers begin."""
+    """One entry of ListAgentActionProto: its bytes with zero actions, and where numbers begin."""
 
     template: AnyArray
+    # uint8 [width] with ones at the bits that are the same in every entry.
     fixed: AnyArray
-    """Ones at the bits that are the same in every entry with choices of `width` bytes."""
+    # Offsets in bytes of the deprecated field, the continuous and the discrete actions.
     old: int
     continuous: int
     discrete: int
@@ -52,7 +54,7 @@ class ActionLayout(NamedTuple):
 
 @lru_cache(maxsize=256)
 def action_layout(n_continuous: int, n_discrete: int, width: int) -> ActionLayout:
-    """Return the layout for these numbers of actions, with `width` bytes per discrete one."""
+    """Return the layout for these numbers of actions, with `width` bytes per discrete action."""
     zeros = wire.wide_varints(np.zeros(n_discrete, np.int64), width).tobytes()
     numbers, floats = bytes(4 * (n_continuous + n_discrete)), bytes(4 * n_continuous)
     template, (old, first, second) = wire.entry(
@@ -70,10 +72,10 @@ def decode_actions(data: bytes, spec: ActionSpec) -> ActionTuple:
     """Return the actions of all agents in a serialized ListAgentActionProto, in wire order.
 
     Raises:
-        UnityActionException: An agent's actions do not have the numbers that `spec` says.
-        UnityCommunicationException: The bytes are no such message.
+        UnityActionException: An agent has another number of actions than `spec`.
+        UnityCommunicationException: The bytes are not a ListAgentActionProto.
     """
-    # The form in which our trainer writes small choices; what others send is parsed below.
+    # Our trainer writes choices below 128 in this layout. Messages of other trainers are parsed.
     layout = action_layout(spec.continuous_size, spec.discrete_size, 1)
     n, rest = divmod(len(data), len(layout.template))
     if n and not rest:
@@ -90,7 +92,7 @@ def decode_actions(data: bytes, spec: ActionSpec) -> ActionTuple:
 def decode_entries(
     entries: Sequence[AgentActionProto], spec: ActionSpec, *, absent_is_zero: bool = False
 ) -> ActionTuple:
-    """Return the actions of agents, in order; `absent_is_zero` accepts entries without any."""
+    """Return agents' actions in order; with `absent_is_zero`, entries may have none (zeros)."""
     out = spec.empty_action(len(entries))
     for row, entry in enumerate(entries):
         floats: Sequence[float] = entry.continuous_actions
@@ -106,7 +108,8 @@ def decode_entries(
                 f"actions; the behavior takes {spec.continuous_size} and {spec.discrete_size}"
             )
         out.continuous[row] = floats
-        if not (np.abs(choices) < 2**31).all():  # old messages hold them as floats: NaN, 1e30
+        # The deprecated field holds choices as floats, which may be NaN or 1e30.
+        if not (np.abs(choices) < 2**31).all():
             raise UnityActionException(
                 f"agent number {row} got the discrete actions {list(choices)}; each must be a "
                 "choice of its branch"

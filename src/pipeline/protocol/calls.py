@@ -1,4 +1,4 @@
-"""What both transports share: how an environment's calls are read and waited for."""
+"""Code that both transports share: reading an environment's calls and waiting for them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pipeline.protocol.generated import messages as m
 
 METHOD = "/communicator_objects.UnityToExternalProto/Exchange"
 LOST_S = 2.0
-"""Seconds after its connection broke in which an environment may come back."""
+"""Seconds in which an environment may connect again after its connection broke."""
 _POLL_S = 0.2
 OK, STOP = 200, 400
-NO_GREETING = "a conversation begins with an environment's greeting: status 200, and what it is"
+NO_GREETING = "the first call must be an environment's greeting: status 200 and its description"
 FOREIGN = "the trainer waits for the call of another process"
-# All of them: an end may do without a feature that the other does not claim.
+# Both ends claim every capability, because an end does not use features that the other lacks.
 CAPABILITIES = m.UnityRLCapabilitiesProto(
     **{feature.name: True for feature in m.UnityRLCapabilitiesProto.DESCRIPTOR.fields}
 )
@@ -41,8 +41,8 @@ def parse_call(request: Received) -> m.ReceivedMessageProto:
     """Return the message in an environment's call.
 
     Raises:
-        UnityCommunicatorStoppedException: It says that the environment stops.
-        UnityCommunicationException: It is not a message of the protocol.
+        UnityCommunicatorStoppedException: The message says that the environment stops.
+        UnityCommunicationException: The call is not a message of the protocol.
     """
     message = wire.parse(m.ReceivedMessageProto, request)
     if message.header.status != OK:
@@ -51,7 +51,7 @@ def parse_call(request: Received) -> m.ReceivedMessageProto:
 
 
 def can_start_or_resume(request: Received, *, has_begun: bool) -> bool:
-    """Return whether a call may begin the conversation, or go on with it over a new connection."""
+    """Return whether a call may begin the conversation, or continue it on a new connection."""
     try:
         message = parse_call(request)
     except (UnityCommunicationException, UnityCommunicatorStoppedException):
@@ -60,19 +60,19 @@ def can_start_or_resume(request: Received, *, has_begun: bool) -> bool:
 
 
 def is_handshake(request: Received) -> bool:
-    """Return whether an allowed call is a greeting; later calls announce behaviors."""
+    """Return whether a call that `can_start_or_resume` accepts is a greeting."""
     return bool(parse_call(request).unity_output.rl_initialization_output.communication_version)
 
 
 def time_out(seconds: float) -> UnityTimeOutException:
-    """Return what to raise when no call came for `seconds`."""
+    """Return the exception for an environment that made no call for `seconds`."""
     return UnityTimeOutException(_TIME_OUT.format(seconds=seconds))
 
 
 def no_pending_call_error() -> UnityCommunicationException:
-    """Return what to raise when a reply has no call."""
+    """Return the exception for a reply while no call waits for one."""
     return UnityCommunicationException(
-        "the environment is still at work: wait for its message before sending another"
+        "the environment is still at work: wait for its message before sending another reply"
     )
 
 
@@ -80,36 +80,38 @@ class CallServer(ABC):
     """The server side of the connection: the trainer answers the environment's calls.
 
     Attributes:
-        port: the TCP port it listens on.
+        port: the TCP port that the server listens on.
     """
 
     port: int
     _lost_at: float | None = None
-    """When the environment's connection broke, by the monotonic clock; None while it lives."""
+    """Time at which the environment's connection broke, by `time.monotonic`; None if it is open."""
 
     def receive(self, timeout_s: float, check: Callable[[], None]) -> m.ReceivedMessageProto:
         """Return the environment's next call.
 
         Args:
             timeout_s: longest wait.
-            check: called now and then while waiting; raises when no call can come any more.
+            check: called every 0.2 s while waiting; raises if the environment has ended.
 
         Raises:
-            UnityTimeOutException: No call came.
+            UnityTimeOutException: No call came within `timeout_s`.
             UnityCommunicatorStoppedException: The environment stops, or its connection broke.
-            UnityCommunicationException: What it sent is not a message of the protocol.
+            UnityCommunicationException: The call is not a message of the protocol.
         """
         now = time.monotonic()
+        # Waits are short, because `check` must notice the end of a silent process.
         deadline, next_check = now + timeout_s, now + _POLL_S
         while True:
             left = deadline - now
             request, is_idle = self._await_call(max(0.0, min(left, _POLL_S)), now)
             if request is not None:
                 return parse_call(request)
-            # Not only when nothing comes: bytes may come without end and never make a call.
+            # Checked at a busy connection too: bytes may arrive forever without completing a call.
             if is_idle or now >= next_check:
                 next_check = now + _POLL_S
                 check()
+                # A client reconnects at once if it can, so a longer absence is an end.
                 if self._lost_at is not None and time.monotonic() - self._lost_at > LOST_S:
                     raise UnityCommunicatorStoppedException(
                         "Communicator has exited: the environment closed its connection without a "
@@ -121,11 +123,11 @@ class CallServer(ABC):
 
     @abstractmethod
     def _await_call(self, wait_s: float, now: float) -> tuple[Received | None, bool]:
-        """Return the next call, if one comes within `wait_s`, and whether nothing at all came."""
+        """Return the next call within `wait_s` or None, and whether no bytes arrived at all."""
 
     @abstractmethod
     def close(self, wait_s: float = 1.0) -> None:
-        """Tell the environment to stop, and free the port; waits `wait_s` for it to hang up."""
+        """Tell the environment to stop, wait up to `wait_s` until it disconnects, free the port."""
 
     def __enter__(self) -> Self:
         return self

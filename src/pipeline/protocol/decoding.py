@@ -1,6 +1,6 @@
 """The complete decoder: any message to batch arrays, agent by agent, with all error messages.
 
-Messages of many agents, and those like an earlier one, take the fast ways of `layout_cache`.
+`layout_cache` is faster for messages of many agents and for messages with a known layout.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from pipeline.protocol.specs import (
 )
 from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps, no_agents
 
+# Longest tail of an observation, after its numbers, that is cached; sensors' names are short.
 _MAX_TAIL_BYTES = 4096
-"""Longest end of an observation, after its numbers, that is cached; names are short."""
 _SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
 
 
-# ML-Agents raises a RuntimeError, which scripts may catch.
+# ML-Agents raises a RuntimeError, which users' scripts may catch.
 class NonFiniteError(_ObservationError, RuntimeError):
-    """An environment sent a value that is not a number, or an infinite one."""
+    """An environment sent a NaN or an infinite value."""
 
 
 def decode_steps(
@@ -54,20 +54,21 @@ def decode_steps(
     the behavior's, for errors.
 
     Raises:
-        UnityObservationException: An observation has another shape or encoding than it declares.
+        UnityObservationException: An observation's shape is not the shape in `spec`, or its
+            encoding is damaged.
         NonFiniteError: A reward or a non-visual observation is NaN or infinite.
     """
     if not len(infos):
         return no_agents(spec)
-    infos = list(infos)  # a container of messages makes a new object at every access
+    infos = list(infos)  # protobuf's containers create a new object at every access
     agents = decode_infos(infos, spec, name)
     return split_ended(agents, spec, decode_masks(infos, spec.action_spec))
 
 
 def split_ended(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] | None) -> Steps:
-    """Return the agents that go on, with their masks, and those whose episode has ended."""
+    """Return decision steps, with `masks`, of the agents that continue, and terminal steps."""
     ended = agents.done
-    # Nearly always: then nothing is picked out, and the arrays are passed on as they are.
+    # No episode has ended in nearly all messages: then the arrays are passed on without a copy.
     if not ended.any():
         decision = DecisionSteps(**agents.fields(slice(None)), action_mask=masks)
         return decision, TerminalSteps.empty(spec)
@@ -91,7 +92,7 @@ class AgentInfos:
     group_reward: FloatArray
 
     def fields(self, rows: BoolArray | slice) -> dict[str, Any]:
-        """Return what decision and terminal steps have in common, of some rows."""
+        """Return some rows of the fields that decision and terminal steps have in common."""
         return {
             "obs": [values[rows] for values in self.obs],
             "reward": self.reward[rows],
@@ -104,10 +105,11 @@ class AgentInfos:
 def decode_infos(
     infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, name: str = ""
 ) -> AgentInfos:
-    """Return all fields but the masks, ended agents and others together; see `decode_steps`."""
+    """Return all fields but the masks, of all agents in wire order; raises as `decode_steps`."""
     rewards = np.array(
         [[info.reward for info in infos], [info.group_reward for info in infos]], dtype=np.float32
     )
+    # int32 as in the messages; ids of groups and agents may be negative.
     ids = np.array([[info.id for info in infos], [info.group_id for info in infos]], dtype=np.int32)
     agents = AgentInfos(
         obs=_decode_observations(infos, spec, name),
@@ -123,7 +125,7 @@ def decode_infos(
 
 
 def check_numbers(agents: AgentInfos, spec: BehaviorSpec, name: str) -> None:
-    """Raise NonFiniteError for a reward or an observation; images pass, as in ML-Agents."""
+    """Raise NonFiniteError if a number is not finite; images are not checked, as in ML-Agents."""
     check_finite(agents.reward, "rewards", name)
     check_finite(agents.group_reward, "group_rewards", name)
     for index, (values, obs) in enumerate(zip(agents.obs, spec.observation_specs, strict=True)):
@@ -146,7 +148,7 @@ def _decode_observations(
     """Return float32 [N, *shape] of each observation."""
     rows = [info.observations for info in infos]
     count = len(spec.observation_specs)
-    # Before columns are cut, where a short row would be an IndexError of ours.
+    # Checked before `row[index]` below, which would raise an IndexError.
     if set(map(len, rows)) != {count}:
         info = next(info for info in infos if len(info.observations) != count)
         raise _ObservationError(
@@ -173,7 +175,7 @@ def _decode_observations(
 
 
 def _check_order(infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, name: str) -> None:
-    """Raise if an agent's observations, going by their names, are in another order than `spec`."""
+    """Raise if the names of an agent's observations are in another order than in `spec`."""
     names = [obs.name for obs in spec.observation_specs]
     for info in infos:
         sent = [wire.parse(m.ObservationProto, data).name for data in info.observations]
@@ -181,7 +183,7 @@ def _check_order(infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, 
         if other_order(names, sent):
             raise _ObservationError(
                 f"Agent with id={info.id} of behavior {name!r} sent its observations in the order "
-                f"{sent}; the behavior has the order {names}, which must be that of all its agents."
+                f"{sent}; the behavior has the order {names}, and all its agents must have it."
             )
         if sent != names:
             note_other_names(name, str(names), str(sent))
@@ -190,14 +192,14 @@ def _check_order(infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, 
 def _decode_floats(
     column: Sequence[bytes], spec: ObservationSpec
 ) -> tuple[FloatArray, bool] | None:
-    """Return float32 [N, *shape] if all messages are alike but for their numbers, else None.
+    """Return float32 [N, *shape] if all messages differ in their numbers only, else None.
 
-    Also returns whether all have the name of `spec`; an empty name in `spec` stands for any.
+    Also returns whether all have the name in `spec`; an empty name in `spec` matches any name.
     """
     first = column[0]
     last = len(spec.shape) == 3 and channels_last(wire.parse(m.ObservationProto, first))
     shape = (*spec.shape[1:], spec.shape[0]) if last else spec.shape
-    # Only the first is parsed: the others must have its bytes, but for the numbers.
+    # Only the first message is parsed: the others must have the same bytes around their numbers.
     header = wire.observation_header(shape)
     start, stop = len(header), len(header) + 4 * math.prod(shape)
     tail = first[stop:]
@@ -207,7 +209,8 @@ def _decode_floats(
     for data in column:
         if len(data) != len(first) or not (data.startswith(header) and data.endswith(tail)):
             return None
-    # a bytearray, because arrays of bytes could not be written to
+    # An array made from a bytearray is writable; one made from bytes is not. Copied from
+    # memoryviews, so that no message is copied as a whole.
     numbers = bytearray().join([memoryview(data)[start:stop] for data in column])
     values = np.frombuffer(numbers, dtype="<f4").reshape(len(column), *shape)
     named = name == spec.name or not spec.name
@@ -215,16 +218,17 @@ def _decode_floats(
 
 
 def tail_name(tail: bytes) -> str | None:
-    """Return the name that the bytes behind an observation's numbers give it.
+    """Return the observation's name, from the bytes after its numbers.
 
-    None if they also change its shape or its numbers, or are too long to be cached.
+    None if these bytes also hold a shape or numbers, or are too long to be cached.
     """
     return _tail_name(tail) if len(tail) <= _MAX_TAIL_BYTES else None
 
 
 @lru_cache(maxsize=256)
 def _tail_name(tail: bytes) -> str | None:
-    # Bytes that follow a message are merged into it, so what they hold is known without the rest.
+    # A parser merges later fields into a message, so the tail can be parsed without the rest
+    # (https://protobuf.dev/programming-guides/encoding/#last-one-wins).
     try:
         message = m.ObservationProto.FromString(tail)
     except DecodeError:
@@ -239,7 +243,8 @@ def _decode_slowly(
     infos: Sequence[m.ReceivedAgentInfoProto],
     spec: ObservationSpec,
 ) -> FloatArray:
-    """Return float32 [N, *shape], one agent at a time: for PNGs and messages that are not alike."""
+    """Return float32 [N, *shape], one agent at a time, for PNGs and messages that differ."""
+    # Every row is written below, so the array needs no zeros.
     out = np.empty((len(column), *spec.shape), dtype=np.float32)
     for row, message in enumerate(column):
         try:
@@ -256,9 +261,9 @@ def decode_observation(message: m.ObservationProto, spec: ObservationSpec) -> Fl
     """Return one agent's observation, float32 of `spec.shape`.
 
     Raises:
-        UnityObservationException: Its shape or its number of values is not what `spec` says.
+        UnityObservationException: Its shape or its number of values does not fit `spec`.
     """
-    # One dimension more than is allowed shows that there are too many.
+    # One dimension above the limit is kept, so that a shape that is too long does not match.
     shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
     last = len(shape) == 3 and channels_last(message)
     if last:
@@ -282,12 +287,13 @@ def decode_observation(message: m.ObservationProto, spec: ObservationSpec) -> Fl
 def channels_last(message: m.ObservationProto) -> bool:
     """Return whether a rank-3 observation is [H, W, C], as packages before 3.0 send it.
 
-    Its dimension properties tell. Messages from before API 1.5, and of some Python environments,
-    have none: then a PNG's own size tells, and numbers are as their shape says, as in ML-Agents.
+    The dimension properties decide. Messages of API versions before 1.5, and of some Python
+    environments, have none: then a PNG's own size decides, and uncompressed numbers have the order
+    of the declared shape, as in ML-Agents.
     """
     properties = message.dimension_properties
     if not properties:
-        # A PNG is rows of pixels, so its own size is height and width whatever the shape says.
+        # A PNG consists of rows of pixels: its header has the height and the width.
         size = png_size(message.compressed_data) if message.compression_type == m.PNG else None
         return size == tuple(message.shape[:2]) != tuple(message.shape[1:3])
     return bool(properties[0] & _SPATIAL) and not (len(properties) > 2 and properties[2] & _SPATIAL)
@@ -299,7 +305,7 @@ def decode_masks(
     """Return per branch bool [N, size], True = forbidden; None without branches or agents."""
     if not spec.discrete_branches or not infos:
         return None
-    # A mask of another length says nothing, as in ML-Agents: then everything is allowed.
+    # A mask of the wrong length is ignored, as in ML-Agents: every choice is allowed.
     total = sum(spec.discrete_branches)
     raw = [bytes(info.action_mask) for info in infos]
     absent = bytes(total)
@@ -308,19 +314,19 @@ def decode_masks(
 
 
 def split_masks(flat: BoolArray, spec: ActionSpec) -> list[BoolArray]:
-    """Return per branch bool [N, size] of the masks [N, M] of all branches."""
+    """Return one mask bool [N, size] per branch, from the masks [N, M] of all branches."""
     ends = np.cumsum(spec.discrete_branches)[:-1]
-    # Views would hand out parts of one array that belongs to a cache, or to received bytes.
+    # Copied, because `flat` belongs to a cache or to received bytes, and callers may write.
     return [branch.copy() for branch in np.split(flat, ends, axis=1)]
 
 
 def behavior_spec_from(brain: m.BrainParametersProto, first: m.AgentInfoProto) -> BehaviorSpec:
-    """Return what a behavior observes and does, from its announcement and its first agent.
+    """Return a behavior's specification, from its announcement and its first agent.
 
-    Rank-3 observations come out channels first.
+    Rank-3 observations are channels first in the specification.
 
     Raises:
-        UnityException: Its sizes contradict each other, are impossible or too large.
+        UnityException: Sizes contradict each other, are impossible or too large.
     """
     observations = first.observations[: MAX_PARTS + 1]
     spec = BehaviorSpec(
@@ -334,6 +340,7 @@ def observation_spec_from(message: m.ObservationProto) -> ObservationSpec:
     """Return shape and meaning of one observation, channels first."""
     shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
     declared = tuple(DimensionProperty(p) for p in message.dimension_properties[: len(shape)])
+    # Messages of API versions before 1.5 have no properties.
     properties = declared or (DimensionProperty.UNSPECIFIED,) * len(shape)
     if len(shape) == 3 and channels_last(message):
         shape = (shape[2], shape[0], shape[1])
@@ -344,6 +351,7 @@ def observation_spec_from(message: m.ObservationProto) -> ObservationSpec:
 
 
 def _action_spec(brain: m.BrainParametersProto) -> ActionSpec:
+    # Protobuf returns an empty ActionSpecProto if the field is missing.
     declared: m.ActionSpecProto = brain.action_spec
     if declared.num_continuous_actions or declared.num_discrete_actions:
         n, branches = declared.num_discrete_actions, tuple(declared.discrete_branch_sizes)
@@ -353,7 +361,7 @@ def _action_spec(brain: m.BrainParametersProto) -> ActionSpec:
                 f"{len(branches)} branches: {brief(branches)}"
             )
         return ActionSpec(declared.num_continuous_actions, branches)
-    # Announcements from before the action spec have one kind of action, in these fields.
+    # Announcements of API versions before 1.3 have one kind of action, in these fields.
     sizes = tuple(brain.vector_action_size_deprecated)
     if brain.vector_action_space_type_deprecated == m.continuous:
         return ActionSpec(sizes[0] if sizes else 0, ())

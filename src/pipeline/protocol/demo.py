@@ -1,13 +1,14 @@
-"""Demonstrations (`.demo` files) as arrays: read and written.
+"""Reading and writing demonstrations (`.demo` files) as arrays.
 
-Recorders of packages from about 0.14 on store the action of the step before beside an observation.
-Files written here have the action taken at that observation, which is how the readers of ML-Agents
-(and ours) understand a file: a row's action is the action recorded beside its observation.
+Recorders of packages from about 0.14 on store an observation together with the action of the
+previous step. Files written here store the action taken at the observation, because the readers of
+ML-Agents (and ours) understand a file like this: a row's action belongs to its observation.
 
 A file is delimited metadata, brain parameters at byte 33, then one record per step: a pair of agent
-info and action, or up to package 0.11 an agent info that stores the action of the step before. The
-metadata count the steps. A recorder writes them when it closes the file, then also a copy behind
-the last record; until then they count none, and the records go on to the end of the file.
+info and action, or up to package 0.11 an agent info that stores the action of the previous step.
+The metadata have the number of steps. A recorder writes the metadata when it closes the file, and
+then also a copy after the last record; until then the number is 0, and the records continue to the
+end of the file.
 """
 
 from __future__ import annotations
@@ -51,27 +52,27 @@ from pipeline.protocol.steps import DecisionSteps
 
 _log = logging.getLogger(__name__)
 
-# Recorders reserve 32 bytes for the metadata, and one for their length.
+# Recorders reserve 32 bytes for the metadata, and one byte for the length of the metadata.
 BRAIN_OFFSET = 33
-# What ML-Agents reads; its recorders write 1.
+# The versions that ML-Agents reads; its recorders write 1.
 API_VERSIONS = (0, 1)
 _SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
 _CHANNELS_LAST = (_SPATIAL, _SPATIAL, DimensionProperty.NONE)
 
 
 class DemoMessages(NamedTuple):
-    """What a file holds; one info and one action per step."""
+    """The messages in a file, with one info and one action per step."""
 
     meta: m.DemonstrationMetaProto
     brain: m.BrainParametersProto
     infos: list[m.AgentInfoProto]
     actions: list[m.AgentActionProto]
     n_bytes: int
-    """Of the whole file."""
+    """Size of the whole file."""
 
 
 def delimited_message(message: Message) -> bytes:
-    """Return a message behind its length."""
+    """Return the length of a message as a varint, then the serialized message."""
     data: bytes = message.SerializeToString(deterministic=True)
     return wire.varint(len(data)) + data
 
@@ -80,30 +81,31 @@ def parse_demo(path: Path) -> DemoMessages:
     """Return the messages of a file.
 
     Raises:
-        DemonstrationError: The file is not there, not a demonstration, cut off, or of an unknown
-            version; says where it stops making sense.
-        UnitySpecificationException: It has far more steps than bytes for them.
+        DemonstrationError: The file is missing, not a demonstration, cut off, or of an unknown
+            version; the error names the first damaged record.
+        UnitySpecificationException: The steps would take far more memory than the file has bytes.
     """
     data = _content(path)
     meta, brain = m.DemonstrationMetaProto(), m.BrainParametersProto()
+    # `_record` returns None at the end of the data; (0, 0) makes this an empty message.
     start, stop = _record(data, 0) or (0, 0)
     if not stop or not _parses(meta, data[start:stop]):
-        flaw = foreign(data) or "this is not a demonstration: its header makes no sense"
+        flaw = foreign(data) or "this is not a demonstration: its header cannot be read"
         raise DemonstrationError(f"{path}: {flaw}")
     if meta.api_version not in API_VERSIONS:
         raise DemonstrationError(
             "Can't load Demonstration data from an unsupported version "
             f"({meta.api_version}): {path}"
         )
-    # Not from `stop` on: what the metadata leave of the reserved bytes is padding.
+    # Not from `stop` on, because the metadata are padded to the reserved bytes.
     start, stop = _record(data, BRAIN_OFFSET) or (0, 0)
     if start == stop or not _parses(brain, data[start:stop]):
         raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
     records = _records(path, data, stop, meta)
-    # A record without content is one byte of the file, but a whole message in memory.
+    # An empty record takes one byte in the file, but a whole message in memory.
     refuse_excess(len(records) * AGENT_BYTES, len(data), f"a recording of {len(records)} steps")
-    if records and _is_old(records[0]):
-        return _old_steps(path, meta, brain, records, len(data))
+    if records and _is_agent_info(records[0]):
+        return _from_agent_infos(path, meta, brain, records, len(data))
     pairs = [m.AgentInfoActionPairProto() for _ in records]
     for index, (pair, record) in enumerate(zip(pairs, records, strict=True)):
         if not _parses(pair, record):
@@ -113,19 +115,19 @@ def parse_demo(path: Path) -> DemoMessages:
 
 
 def _records(path: Path, data: bytes, stop: int, meta: m.DemonstrationMetaProto) -> list[bytes]:
-    """Return the records from `stop` on: as many as the metadata count, or all if none."""
+    """Return the records from `stop` on: as many as the metadata say, or all if they say 0."""
     records: list[bytes] = []
     counted = meta.number_steps > 0
     while len(records) < meta.number_steps if counted else stop < len(data):
         bounds = _record(data, stop)
         if bounds is None and counted:
             raise _damaged(path, len(records), meta)
-        # The copy has no length before it, so it may look like a record, whole or cut off.
+        # The copy of the metadata has no length before it, so it may look like a record.
         if not counted and _is_copy(data, stop, meta):
             break
         if bounds is None:
             _log.warning(
-                "%s: its recording was never finished; the last %d bytes are no whole step, and "
+                "%s: its recording was never finished; the last %d bytes are not a whole step, and "
                 "are left out.",
                 path,
                 len(data) - stop,
@@ -137,18 +139,18 @@ def _records(path: Path, data: bytes, stop: int, meta: m.DemonstrationMetaProto)
 
 
 def _is_copy(data: bytes, stop: int, meta: m.DemonstrationMetaProto) -> bool:
-    """Return whether the last bytes are the metadata that a recorder leaves at the end."""
+    """Return whether the bytes from `stop` on are a recorder's copy of the metadata."""
     copy = m.DemonstrationMetaProto()
-    # Metadata have 32 bytes at most, or they would not fit into the header.
+    # Metadata have at most 32 bytes, because they must fit into the header.
     if len(data) - stop >= BRAIN_OFFSET or not _parses(copy, data[stop:]):
         return False
-    # The counts are left out, since those of the header were never written.
+    # The counts are not compared, because the header's counts were never written.
     same = copy.api_version == meta.api_version
     return same and copy.demonstration_name == meta.demonstration_name
 
 
 def _content(path: Path) -> bytes:
-    # A path that is not there has a better error below, which knows similar names.
+    # A missing file gets the error below, which suggests similar names.
     if path.suffix != ".demo" and not path.is_dir() and path.exists():
         text = f"The path provided is not a '.demo' file: it {what_is(path)}"
         raise DemonstrationError(f"{path}: {text}")
@@ -173,9 +175,9 @@ def _damaged(path: Path, index: int, meta: m.DemonstrationMetaProto) -> Demonstr
 
 
 def _record(data: bytes, position: int) -> tuple[int, int] | None:
-    """Return where the message at `position` starts and stops, None if it is cut off."""
+    """Return the offsets at which the message at `position` starts and stops; None if cut off."""
     length = 0
-    # Ten bytes are the most that 64 bits take, seven in each.
+    # A varint of 64 bits has at most ten bytes, with seven bits in each.
     for shift, byte in zip(range(0, 64, 7), data[position : position + 10], strict=False):
         length |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -192,16 +194,17 @@ def _parses(message: Message, data: bytes) -> bool:
     return True
 
 
-def _is_old(record: bytes) -> bool:
-    """Return whether a record is an agent info; a pair has two fields, both messages."""
+def _is_agent_info(record: bytes) -> bool:
+    """Return whether a record is an agent info; a pair has the fields 1 and 2, both messages."""
     anything = Empty()
     if not _parses(anything, record):
         return False
     fields = UnknownFieldSet(anything)
+    # Protobuf accepts unknown fields, so any record parses: the fields' numbers must be compared.
     return any(f.field_number > 2 or f.wire_type != 2 for f in fields)  # type: ignore[attr-defined]  # typeshed lacks it
 
 
-def _old_steps(
+def _from_agent_infos(
     path: Path,
     meta: m.DemonstrationMetaProto,
     brain: m.BrainParametersProto,
@@ -210,11 +213,11 @@ def _old_steps(
 ) -> DemoMessages:
     """Return today's messages for the agent infos of packages 0.6 to 0.11.
 
-    An info stores the action of the step before, so a step's action comes from the info after it;
-    the last step has none.
+    An info stores the action of the previous step, so a step's action is in the next info; the last
+    step has no action.
     """
     old_brain = m.OldBrainParametersProto()
-    # Fields that today's announcement does not have come through it as unknown ones.
+    # Protobuf keeps fields that today's message does not have as unknown fields.
     if not _parses(old_brain, brain.SerializeToString()):
         raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
     infos, actions = [], []
@@ -236,6 +239,7 @@ def _modern_info(old: m.OldAgentInfoProto, brain: m.OldBrainParametersProto) -> 
         action_mask=old.action_mask,
         observations=old.observations,
     )
+    # Old infos have images first, with the sizes in the brain parameters, then one vector.
     for camera, image in zip(brain.camera_resolutions, old.visual_observations, strict=False):
         channels = 1 if camera.gray_scale else 3
         info.observations.add(
@@ -250,7 +254,7 @@ def _modern_info(old: m.OldAgentInfoProto, brain: m.OldBrainParametersProto) -> 
     return info
 
 
-# As ML-Agents' recorder cuts it: so the metadata fit into the header.
+# ML-Agents' recorder shortens names to this length, so that the metadata fit into the header.
 _NAME_LENGTH = 16
 
 
@@ -259,29 +263,29 @@ class Demonstration:
     """A demonstration as arrays, one row per recorded pair."""
 
     metadata: m.DemonstrationMetaProto
-    """The header, as its recorder wrote it: no steps if it did not finish, one episode more than
-    have ended, and the mean reward over this number of episodes."""
+    """The header of the file: 0 steps if the recording was not finished; the number of ended
+    episodes plus one; and the mean reward over that number of episodes."""
     behavior_name: str
-    """As recorded, without a team."""
+    """The recorded behavior name, without a team."""
     spec: BehaviorSpec
     obs: list[FloatArray]
-    """Per observation float32 [n, *shape], images channels first in 0..1."""
+    """float32 [n, *shape] per observation; images are channels first, in 0..1."""
     continuous: FloatArray
     """float32 [n, a]."""
     discrete: IntArray
     """int32 [n, branches]."""
     reward: FloatArray
-    """float32 [n], gained since the pair before."""
+    """float32 [n], sum of rewards since the previous pair."""
     done: BoolArray
     """[n], True on the last pair of an episode."""
     interrupted: BoolArray
-    """[n], True where the episode was cut short rather than finished."""
+    """[n], True where the episode was cut short, as by a step limit, and did not finish."""
     group_id: IntArray
     """int32 [n], 0 for agents without a group."""
     group_reward: FloatArray
     """float32 [n]."""
     action_mask: list[BoolArray] | None
-    """Per branch bool [n, size], True = forbidden; None without discrete actions."""
+    """bool [n, size] per branch, True = forbidden; None without discrete actions."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -294,7 +298,8 @@ class Demonstration:
 def returns_of(reward: FloatArray, done: BoolArray) -> list[float]:
     """Return the summed reward of each episode that has ended, from rows [n].
 
-    A row's reward belongs to the action before it, so an episode's first belongs to none of its.
+    A row's reward belongs to the action of the previous row, so an episode's first reward does not
+    count.
     """
     ends = np.flatnonzero(done) + 1
     parts = np.split(reward[: ends[-1]], ends[:-1]) if len(ends) else []
@@ -304,10 +309,10 @@ def returns_of(reward: FloatArray, done: BoolArray) -> list[float]:
 def read_demo(path: Path | str) -> Demonstration:
     """Read one `.demo` file, of any package version.
 
-    Actions that a recorder left out (the last of an episode) are zeros.
+    Actions that a recorder left out (the last action of an episode) are zeros.
 
     Raises:
-        DemonstrationError: The file is not there, not a demonstration, cut off, or of an unknown
+        DemonstrationError: The file is missing, not a demonstration, cut off, or of an unknown
             version.
     """
     path = Path(path)
@@ -319,9 +324,9 @@ def read_demo(path: Path | str) -> Demonstration:
                 "closed?"
             )
         spec = behavior_spec_from(brain, infos[0])
-        # Before any array: a pair of a few bytes may stand for large masks and actions.
+        # Checked before arrays are made: a pair of a few bytes may have large masks and actions.
         refuse_excess(len(infos) * row_bytes(spec), n_bytes, f"a recording of {len(infos)} steps")
-        # The decoder takes what comes over the wire, where observations are still bytes.
+        # The decoder reads received messages, in which observations are still serialized.
         listed = m.UnityRLOutputProto.ListAgentInfoProto(value=infos).SerializeToString()
         received = list(m.ReceivedAgentInfosProto.FromString(listed).value)
         batch = decode_infos(received, spec, brain.brain_name)
@@ -338,6 +343,7 @@ def read_demo(path: Path | str) -> Demonstration:
         discrete=actions.discrete,
         reward=batch.reward,
         done=batch.done,
+        # The step limit's flag has a meaning at the end of an episode only.
         interrupted=batch.done & batch.max_step_reached,
         group_id=batch.group_id,
         group_reward=batch.group_reward,
@@ -352,13 +358,13 @@ def _check_actions(actions: ActionTuple, spec: ActionSpec) -> None:
     if wrong.any():
         row = int(wrong.argmax())
         raise UnityActionException(
-            f"the action of step {row + 1}, {actions.continuous[row]} and {choices[row]}, is none "
-            f"of the behavior's ({spec}); record it again"
+            f"the action of step {row + 1}, {actions.continuous[row]} and {choices[row]}, is not "
+            f"possible in the behavior ({spec}); record the demonstration again"
         )
 
 
 def describe(demo: Demonstration) -> str:
-    """Return what a demonstration holds, for a person."""
+    """Return a summary of a demonstration as lines of text."""
     ends = int(demo.done.sum())
     returns = demo.returns()
     scope = "per ended episode" if ends else "in all, no episode ended"
@@ -388,9 +394,9 @@ def writing_demo(
 
     Args:
         path: the file, ending in `.demo`.
-        behavior_name: a team (`?team=0`) is left out.
-        spec: of the behavior.
-        name: of the demonstration; the behavior's if empty.
+        behavior_name: name of the behavior; a team (`?team=0`) is left out.
+        spec: specification of the behavior.
+        name: name of the demonstration; if empty, the behavior's name.
 
     Raises:
         DemonstrationError: `path` does not end in `.demo`.
@@ -398,17 +404,18 @@ def writing_demo(
     if Path(path).suffix != ".demo":
         raise DemonstrationError(f"{path}: a demonstration's name must end in '.demo'")
     behavior = behavior_name.partition("?")[0]
+    # Only characters that ML-Agents' recorder keeps in a name.
     text = "".join(c for c in name or behavior if c.isascii() and (c.isalnum() or c in " -"))
     brain = brain_parameters(behavior, spec, old_fields=True)
-    # As recorders write it; in the conversation it is True.
+    # Recorders write False; announcements in the conversation have True.
     brain.is_training = False
     with whole(path) as temporary, temporary.open("wb") as file:
-        # Room for the header, whose counts are known at the end only.
+        # Reserved for the header, which is written at the end, when the counts are known.
         file.write(bytes(BRAIN_OFFSET))
         file.write(delimited_message(brain))
         writer = DemoWriter(file, spec)
         yield writer
-        # As Unity's recorder counts, which adds one at its close.
+        # Unity's recorder counts one episode more when it closes the file.
         episodes = writer.n_done + 1
         meta = m.DemonstrationMetaProto(
             api_version=API_VERSIONS[-1],
@@ -422,7 +429,7 @@ def writing_demo(
 
 
 class DemoWriter:
-    """Appends steps to a demonstration that is being written; `writing_demo` makes it."""
+    """Appends steps to a demonstration; made by `writing_demo`."""
 
     def __init__(self, file: BinaryIO, spec: BehaviorSpec) -> None:
         self._file = file
@@ -443,12 +450,12 @@ class DemoWriter:
         """Write consecutive steps of one agent.
 
         Args:
-            obs: per observation [n, *shape].
-            actions: taken at these observations; any values where `done`.
-            reward: [n], gained since the step before.
+            obs: [n, *shape] per observation.
+            actions: actions taken at these observations; any values where `done`.
+            reward: [n], sum of rewards since the previous step.
             done: [n], True where an episode has ended and the observation is its last.
-            interrupted: [n], True where it was cut short; None for nowhere.
-            action_mask: per branch [n, size], True = forbidden; None for no mask.
+            interrupted: [n], True where the episode was cut short; None if none was.
+            action_mask: [n, size] per branch, True = forbidden; None for no mask.
         """
         n = len(reward)
         zeros = np.zeros(n, dtype=np.int32)
@@ -461,17 +468,18 @@ class DemoWriter:
             actions_bytes(actions, self._spec.action_spec)
         )
         for action in acted.value:
-            # For old players only; recorders of today leave it empty.
+            # Today's recorders leave the deprecated field empty.
             action.ClearField("vector_actions_deprecated")
         self.append_messages(infos.value, acted.value)
 
     def append_messages(
         self, infos: Sequence[m.AgentInfoProto], actions: Sequence[m.AgentActionProto]
     ) -> None:
-        """Write consecutive steps of one agent as `parse_demo` gives them, images compressed."""
+        """Write consecutive steps of one agent, as messages; compressed images stay compressed."""
         for info, action in zip(infos, actions, strict=True):
             pair = m.AgentInfoActionPairProto(agent_info=info, action_info=action)
             self._file.write(delimited_message(pair))
         self.n_steps += len(infos)
         self.n_done += sum(info.done for info in infos)
+        # In float64, because a long recording is a sum of many small rewards.
         self.reward += float(np.sum([info.reward for info in infos], dtype=np.float64))

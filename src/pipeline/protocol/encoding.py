@@ -1,4 +1,4 @@
-"""Batch arrays to messages: what both ends of the conversation send."""
+"""Batch arrays to messages: steps of agents and announcements of behaviors."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NO_ID = wire.wide_varints(np.zeros(1, np.int64), wire.ID_WIDTH).tobytes()
 def encode_steps(
     decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorSpec
 ) -> m.UnityRLOutputProto.ListAgentInfoProto:
-    """Return one AgentInfoProto per agent: ended episodes first, as Unity sends them."""
+    """Return one AgentInfoProto per agent, terminal steps first, as Unity sends them."""
     return m.UnityRLOutputProto.ListAgentInfoProto.FromString(steps_bytes(decision, terminal, spec))
 
 
 def steps_bytes(decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorSpec) -> bytes:
-    """Return what `encode_steps` does as wire bytes."""
+    """Return the message of `encode_steps`, serialized."""
     ended = infos_bytes(terminal, spec, done=np.True_, interrupted=terminal.interrupted)
     return ended + infos_bytes(decision, spec, action_mask=decision.action_mask)
 
@@ -42,22 +42,23 @@ def compressed_steps_bytes(
         images = chain(terminal.obs[index], decision.obs[index])
         for info, image in zip(message.value, images, strict=True):
             info.observations[index].compression_type = m.PNG
-            # Numbers and PNG are one `oneof` of protobuf, so that this takes the numbers out.
+            # Numbers and PNG share a protobuf `oneof`, so setting the PNG removes the numbers.
             info.observations[index].compressed_data = encode_png(image)
     return message.SerializeToString()
 
 
 @lru_cache(maxsize=256)
 def _info_layout(specs: tuple[ObservationSpec, ...], mask_size: int) -> tuple[AnyArray, list[int]]:
-    """Return an entry of ListAgentInfoProto, and where its numbers begin.
+    """Return the bytes of an entry of ListAgentInfoProto, and the offsets of its numbers.
 
-    They are reward, done, max_step_reached, id, mask, each observation, group_id and group_reward,
-    which is the order of their fields.
+    The numbers are reward, done, max_step_reached, id, mask, each observation, group_id and
+    group_reward, in the order of their field numbers.
     """
     observations = [wire.observation_template(spec) for spec in specs]
     return wire.entry(
         [
-            # Tags of protobuf, the field's number and its wire type: 0x3d is 7 << 3 | 5.
+            # A tag is the field's number and its wire type: 0x3d is 7 << 3 | 5
+            # (https://protobuf.dev/programming-guides/encoding/#structure).
             (b"\x3d", bytes(4)),
             (b"\x40", bytes(1)),
             (b"\x48", bytes(1)),
@@ -67,6 +68,7 @@ def _info_layout(specs: tuple[ObservationSpec, ...], mask_size: int) -> tuple[An
                 (wire.head(13, len(template)) + template[:start], template[start:])
                 for template, start in observations
             ),
+            # Ids are varints of a fixed width, so that all entries have the same length.
             (b"\x70", _NO_ID),
             (b"\x7d", bytes(4)),
         ]
@@ -81,9 +83,9 @@ def infos_bytes(
     interrupted: BoolArray | np.bool_ = np.False_,
     action_mask: Sequence[BoolArray] | None = None,
 ) -> bytes:
-    """Return a ListAgentInfoProto of N agents.
+    """Return a serialized ListAgentInfoProto of N agents; ValueError if shapes do not fit `spec`.
 
-    `done` and `interrupted` are [N] or one value for all.
+    `done` and `interrupted` are bool [N] or one value for all agents.
     """
     n = len(steps)
     if not n:
@@ -92,13 +94,13 @@ def infos_bytes(
     specs = tuple(spec.observation_specs)
     template, starts = _info_layout(specs, 0 if mask is None else mask.shape[1])
     reward_at, done_at, interrupted_at, id_at, mask_at, *obs_at, group_at, group_reward_at = starts
-    # All agents' entries have the same bytes but for the numbers: a broadcast and a few copies.
+    # The entries of all agents differ in their numbers only: broadcast the template, copy numbers.
     table = np.empty((n, len(template)), dtype=np.uint8)
     table[:] = template
     _set_columns(table, reward_at, wire.float_bytes(steps.reward))
     table[:, done_at] = done
     table[:, interrupted_at] = interrupted
-    # As bytes, because arrays are no keys of a cache.
+    # Passed as bytes, because an array is not hashable.
     _set_columns(table, id_at, _ids(steps.agent_id.tobytes(), steps.agent_id.dtype))
     if mask is not None:
         _set_columns(table, mask_at, mask.view(np.uint8))
@@ -127,15 +129,16 @@ def _set_columns(table: AnyArray, start: int, columns: AnyArray) -> None:
 def brain_parameters(
     name: str, spec: BehaviorSpec, *, old_fields: bool = False
 ) -> m.BrainParametersProto:
-    """Return the announcement of a behavior, with the fields of API 1.2 too if `old_fields`."""
+    """Return the announcement of a behavior; `old_fields` adds the fields of API 1.2."""
     action = spec.action_spec
+    # True in announcements; `demo` sets it to False, as recorders do.
     out = m.BrainParametersProto(brain_name=name, is_training=True)
     out.action_spec.num_continuous_actions = action.continuous_size
     out.action_spec.num_discrete_actions = action.discrete_size
     out.action_spec.discrete_branch_sizes.extend(action.discrete_branches)
-    # A demonstration, which has the old fields, keeps its bytes.
+    # Demonstrations have the old fields. They get no descriptions, so their bytes stay the same.
     out.action_spec.action_descriptions.extend(() if old_fields else scales_of(spec))
-    # The old fields can tell one kind of actions only.
+    # The old fields can describe one kind of actions only.
     if old_fields and not action.is_discrete():
         out.vector_action_size_deprecated.append(action.continuous_size)
         out.vector_action_space_type_deprecated = m.continuous

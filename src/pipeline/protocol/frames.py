@@ -1,8 +1,8 @@
-"""HTTP/2 frames and the header blocks of gRPC calls: writing them, and refusing malformed ones.
+"""HTTP/2 frames and the header blocks of gRPC calls: writing them and checking received ones.
 
-The headers that we write are literals, so no table is kept for them. A client's headers depend on
-the table of its connection and are decoded by `hpack`, but only if a call's block differs from the
-previous block: calls of an environment have equal headers.
+The headers that we write are HPACK literals, which need no dynamic table. A client's headers depend
+on the table of its connection and are decoded by `hpack`, but only if a call's block differs from
+the previous block: an environment sends the same headers in every call.
 
 Sources: RFC 9113, sections 4 to 8, RFC 7541 (HPACK), and the gRPC-over-HTTP/2 specification.
 """
@@ -15,32 +15,33 @@ from collections.abc import Iterable
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY = range(8)
 WINDOW_UPDATE, CONTINUATION = 8, 9
-# One bit has two names: what it means depends on the kind of the frame.
+# END_STREAM and ACK are the same bit: its meaning depends on the kind of the frame.
 END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 1, 1, 4, 8, 32
 ENABLE_PUSH, MAX_STREAMS, INITIAL_WINDOW, MAX_FRAME, MAX_HEADERS = range(2, 7)
-"""Settings; all others are of no concern to us."""
+"""Identifiers of the settings that are used here (RFC 9113, section 6.5.2)."""
 LARGEST_WINDOW, DEFAULT_WINDOW = 2**31 - 1, 65535
 LARGEST_FRAME, DEFAULT_FRAME = 2**24 - 1, 16384
+# Error codes (RFC 9113, section 7).
 NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 0, 1, 3, 5, 6
 REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
 
 Received = bytes | memoryview
-"""What came: of a large message a view of the memory that it was received into."""
+"""Received bytes; a large message is a view of the memory that it was received into."""
 
 HEAD = struct.Struct(">IBI")
-"""Length (24 bits) and kind (8 bits), flags, and stream of a frame."""
+"""A frame's header: length (24 bits) and kind (8 bits), flags, and stream."""
 
 MAX_BLOCK_BYTES = 16384
-"""Bytes of a header block, compressed or not: what gRPC's runtime takes at most, too."""
+"""Largest header block, compressed or not, in bytes; gRPC's runtime has the same limit."""
 FAILED_PRECONDITION, UNIMPLEMENTED = 9, 12
-"""Statuses of gRPC."""
+"""Status codes of gRPC (https://grpc.github.io/grpc/core/md_doc_statuscodes.html)."""
 
-# No capitals in names, no blanks around values (RFC 9113, section 8.2.1).
+# No capital letters in names, no blanks around values (RFC 9113, section 8.2.1).
 _FIELD_NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _FIELD_VALUE = re.compile(rb"(?![ \t])[^\0\r\n]*(?<![ \t])")
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
-# Those of HTTP/1.1, which HTTP/2 forbids (RFC 9113, section 8.2.2).
-_FIELDS_OF_CONNECTIONS = frozenset(
+# Header fields of HTTP/1.1 that HTTP/2 forbids (RFC 9113, section 8.2.2).
+_FORBIDDEN_FIELDS = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
 
@@ -48,13 +49,14 @@ _NAMES = (
     *("DATA", "HEADERS", "PRIORITY", "RST_STREAM", "SETTINGS", "PUSH_PROMISE", "PING", "GOAWAY"),
     *("WINDOW_UPDATE", "CONTINUATION"),
 )
+# Kinds of frames that must, or must not, belong to a stream; fixed lengths of payloads in bytes.
 _OF_STREAMS = {DATA, HEADERS, PRIORITY, RST_STREAM, CONTINUATION}
 _OF_CONNECTIONS = {SETTINGS, PING, GOAWAY}
 _LENGTHS = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 
 
 class FrameError(Exception):
-    """The peer breaks the rules in a way after which the connection cannot go on."""
+    """The peer broke a rule of HTTP/2: the connection ends with the error `code`."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -67,27 +69,29 @@ def name(kind: int) -> str:
 
 
 def head(kind: int, flags: int, stream: int, length: int) -> bytes:
-    """Return the nine bytes before a frame's payload of `length` bytes."""
+    """Return the nine bytes of the header of a frame with a payload of `length` bytes."""
     return HEAD.pack(length << 8 | kind, flags, stream)
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """One frame as bytes."""
+    """Return a whole frame as bytes."""
     return HEAD.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 
 def check(kind: int, flags: int, stream: int, length: int) -> None:
-    """Raise FrameError if a frame's head is malformed; kinds that are not ours pass.
+    """Raise FrameError if a frame's header is malformed; unknown kinds pass, as the RFC demands.
 
-    Only DATA may be as large as we announce: other frames that we read are small, or ignored.
+    Only DATA frames may be as large as we announce: other kinds that we read are small.
     """
-    # Nearly all frames of a conversation; the checks below are for the others.
+    # Nearly all frames of a conversation are DATA and HEADERS; the checks below cost time.
     if stream and (kind == DATA or (kind == HEADERS and length <= DEFAULT_FRAME)):
         return
     if (kind in _OF_STREAMS and stream == 0) or (kind in _OF_CONNECTIONS and stream != 0):
         raise FrameError(PROTOCOL_ERROR, f"a {name(kind)} frame on stream {stream}")
+    # Our client turns pushes off, and a server never receives them (RFC 9113, section 8.4).
     if kind == PUSH_PROMISE:
         raise FrameError(PROTOCOL_ERROR, "a PUSH_PROMISE frame, which was not allowed")
+    # RFC 9113, sections 6.3 to 6.9, give the lengths of these frames.
     wrong = length != _LENGTHS.get(kind, length)
     if kind == SETTINGS:
         wrong = length % 6 != 0 or (bool(flags & ACK) and length != 0)
@@ -100,12 +104,12 @@ def check(kind: int, flags: int, stream: int, length: int) -> None:
 def without_padding(kind: int, flags: int, payload: bytes) -> bytes:
     """Return the content of a DATA or HEADERS frame, without padding and priority."""
     start, stop = 0, len(payload)
+    # The first byte is the padding's length (RFC 9113, section 6.1).
     if flags & PADDED:
         if not payload or payload[0] >= len(payload):
-            raise FrameError(
-                PROTOCOL_ERROR, f"a {name(kind)} frame with more padding than it holds"
-            )
+            raise FrameError(PROTOCOL_ERROR, f"a {name(kind)} frame with more padding than payload")
         start, stop = 1, len(payload) - payload[0]
+    # Priorities are obsolete, but a client may send them (RFC 9113, section 5.3.2).
     if kind == HEADERS and flags & WITH_PRIORITY:
         start += 5
         if start > stop:
@@ -114,7 +118,7 @@ def without_padding(kind: int, flags: int, payload: bytes) -> bytes:
 
 
 def increment(payload: bytes, window: int) -> int:
-    """Return how much a WINDOW_UPDATE adds to a window that is `window` now."""
+    """Return the bytes that a WINDOW_UPDATE adds to a window of `window` bytes."""
     credit: int = struct.unpack(">I", payload)[0] & LARGEST_WINDOW
     if credit == 0:
         raise FrameError(PROTOCOL_ERROR, "a WINDOW_UPDATE by 0")
@@ -124,7 +128,7 @@ def increment(payload: bytes, window: int) -> int:
 
 
 def settings(payload: bytes) -> list[tuple[int, int]]:
-    """Return names and values of a SETTINGS frame, in order."""
+    """Return the identifiers and values in a SETTINGS frame, in order."""
     pairs = list(struct.iter_unpack(">HI", payload))
     for key, value in pairs:
         if key == ENABLE_PUSH and value > 1:
@@ -137,11 +141,12 @@ def settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """Return a header field without indexing; `name` is an index below 127 (one byte) or a text."""
+    """Return a field without indexing (RFC 7541, section 6.2.2); `value` has at most 126 bytes."""
     return name + bytes([len(value)]) + value
 
 
-# By HPACK's static table: name 31, in two bytes, is content-type; 0x88 is `:status: 200`.
+# HPACK's static table (RFC 7541, appendix A): name 31, in two bytes, is content-type; 0x88 is
+# `:status: 200`.
 _CONTENT_TYPE = literal(b"\x0f\x10", b"application/grpc")
 _STATUS = b"\x00\x0bgrpc-status"
 RESPONSE = b"\x88" + _CONTENT_TYPE
@@ -151,7 +156,7 @@ SUCCESS = literal(_STATUS, b"0")
 def request_block(method: str, authority: str) -> bytes:
     """Return the header block of a call of `method`."""
     return (
-        # Of HPACK's static table: `:method: POST`, `:scheme: http`, `:path`, `:authority`.
+        # From HPACK's static table: `:method: POST`, `:scheme: http`, `:path`, `:authority`.
         b"\x83\x86"
         + literal(b"\x04", method.encode())
         + literal(b"\x01", authority.encode())
@@ -161,19 +166,20 @@ def request_block(method: str, authority: str) -> bytes:
 
 
 def refusal_block(status: int, why: str) -> bytes:
-    """Return the header block of an answer that is a failure; `why` has at most 126 characters."""
+    """Return the header block that refuses a call; `why` has at most 126 ASCII characters."""
     reason = literal(b"\x00\x0cgrpc-message", why.encode())
     return RESPONSE + literal(_STATUS, str(status).encode()) + reason
 
 
 class HeaderReader:
-    """Reads the header blocks that arrive on one connection, each of them once and in order."""
+    """Reads the header blocks of one connection; every block must be read once and in order."""
 
     def __init__(self) -> None:
-        # Imported here: environments, which only make calls, are packed without it.
+        # Imported here: packed executables only make calls, and are packed without hpack.
         from hpack import Decoder
         from hpack.exceptions import HPACKError
 
+        # The decoder refuses a header list that becomes large by decompression.
         self._decoder = Decoder(max_header_list_size=MAX_BLOCK_BYTES)
         self._errors = (HPACKError, IndexError, TypeError)
         self._repeats: bytes | None = None
@@ -186,7 +192,7 @@ class HeaderReader:
         fields = self._decode(block)
         pseudo = _pseudo_headers(fields)
         if b":method" not in pseudo or (
-            # CONNECT alone has neither (RFC 9113, section 8.5).
+            # Only CONNECT has neither scheme nor path (RFC 9113, section 8.5).
             pseudo[b":method"] != b"CONNECT" and not {b":scheme", b":path"} <= pseudo.keys()
         ):
             raise FrameError(PROTOCOL_ERROR, "a call without method, scheme or path")
@@ -197,13 +203,13 @@ class HeaderReader:
             # gRPC allows a suffix, as in `application/grpc+proto`.
             and content.startswith(b"application/grpc")
         )
-        # The same block means the same as long as it leaves the table as it was.
+        # An equal block has the same fields again only if it does not change the dynamic table.
         unchanged = table == list(self._decoder.header_table.dynamic_entries)
         self._repeats = block if is_call and unchanged else None
         return is_call
 
     def read_trailers(self, block: bytes) -> None:
-        """Follow the table through a block whose fields do not matter."""
+        """Update the dynamic table with a block of trailers; their fields are ignored."""
         self._repeats = None
         if _pseudo_headers(self._decode(block)):
             raise FrameError(PROTOCOL_ERROR, "trailers with a pseudo-header")
@@ -226,7 +232,7 @@ def _pseudo_headers(fields: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]
             pseudo[name] = value
         if (
             wrong
-            or name in _FIELDS_OF_CONNECTIONS
+            or name in _FORBIDDEN_FIELDS
             or (name == b"te" and value.lower() != b"trailers")
             or (name == b":path" and not value)
         ):

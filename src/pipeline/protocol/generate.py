@@ -1,9 +1,9 @@
 """Regenerates the message classes: `python -m pipeline.protocol.generate`.
 
-What is generated is one Python module that holds the serialized descriptors and asks the protobuf
-runtime for the classes. Unlike protoc's own Python output it carries no version check, so it works
-with every runtime from 6.30 on, and it uses a descriptor pool of its own, so it may share a process
-with `mlagents_envs`. It needs `grpcio-tools` (in the `dev` extra).
+The generated Python module holds the serialized descriptors and asks the protobuf runtime for the
+classes. Unlike protoc's own Python output it has no version check, so it works with every runtime
+from 6.30 on, and it uses a separate descriptor pool, so it may share a process with
+`mlagents_envs`. Generating needs `grpcio-tools` (in the `dev` extra).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def generated_files() -> dict[str, str]:
-    """Return content of every generated file, by name."""
+    """Return the text of every generated file, by its name."""
     with TemporaryDirectory() as folder:
         scratch, target = Path(folder), Path(folder, "descriptors.bin")
         options = (f"--proto_path={HERE}", f"--descriptor_set_out={target}", f"--pyi_out={folder}")
@@ -44,7 +44,7 @@ def generated_files() -> dict[str, str]:
     for message in file.message_type:
         for descriptor in (message, *message.nested_type):
             for field in descriptor.field:
-                field.ClearField("json_name")  # the usual one, which every runtime derives
+                field.ClearField("json_name")  # every runtime derives it from the field's name
     return {"messages.py": _module(file), "messages.pyi": stub}
 
 
@@ -75,12 +75,12 @@ for _kind in _FILE.enum_types_by_name.values():
 
 
 def _protoc(*arguments: str) -> None:
-    # A development tool, not there at run time.
+    # Imported here: grpcio-tools is a development tool, which users do not install.
     from grpc_tools import protoc  # type: ignore[import-untyped]  # it has no stubs
 
     status = protoc.main(["protoc", *arguments])
     if status:
-        raise PipelineError(f"protoc failed with exit code {status}; its output stands above")
+        raise PipelineError(f"protoc failed with exit code {status}; see its output above")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Environment parameters: a number, or a sampler that is drawn afresh at every reading.
+"""Environment parameters: a number, or a sampler that gives a new draw at every reading.
 
-The executable's end of the wire and the environments of this process share this module, so equal
-samplers give equal draws in both.
+Executables and environments in this process share this module, so that equal samplers give equal
+draws in both.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Stat = tuple[str, float, int]
 UNIFORM, GAUSSIAN, MULTI_RANGE = 0, 1, 2
 """Sampler kinds as the environment-parameters side channel numbers them."""
 READING = "Environment/Parameter/"
-"""Prefix of the statistics that tell which values of a parameter were read."""
+"""Prefix of the statistics with the values of parameters that a simulator has read."""
 
 _HISTOGRAM = 3
-# If a script steps a game itself, nobody takes the readings; then the oldest are dropped.
+# If a user's script steps a simulator, nobody takes the readings: then the oldest are dropped.
 _READINGS_KEPT = 100_000
 
 
@@ -34,9 +34,9 @@ class Sampler:
     kind: int
     """0 uniform, 1 Gaussian, 2 uniform over several ranges."""
     values: tuple[float, ...]
-    """minimum and maximum; mean and standard deviation; or minimum and maximum of each range."""
+    """Minimum and maximum; mean and standard deviation; or minimum and maximum of each range."""
     seed: int
-    """Seed of the draws."""
+    """Seed of the draws, int32."""
 
     def __post_init__(self) -> None:
         if self.kind not in (UNIFORM, GAUSSIAN, MULTI_RANGE):
@@ -49,8 +49,9 @@ class Sampler:
         if self.kind == UNIFORM:
             return float(rng.uniform(self.values[0], self.values[1]))
         if self.kind == GAUSSIAN:
-            # NumPy refuses a negative deviation, with which the distribution is the same.
+            # NumPy refuses negative standard deviations; the sign does not change the distribution.
             return float(rng.normal(self.values[0], abs(self.values[1])))
+        # Uniform over the union of the ranges: each is chosen in proportion to its width.
         ranges = np.asarray(self.values, dtype=np.float64).reshape(-1, 2)
         widths = np.abs(ranges[:, 1] - ranges[:, 0])
         total = widths.sum()
@@ -60,11 +61,11 @@ class Sampler:
 
 
 class Source:
-    """Gives a sampler's next draw at each call, the same sequence for equal samplers."""
+    """Returns a sampler's next draw at each call; equal samplers give equal sequences."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
-        # Seeds are int32 on the wire, and NumPy takes no negative ones.
+        # Seeds are int32 on the wire; NumPy refuses negative seeds.
         self.rng = np.random.default_rng(sampler.seed & 0xFFFFFFFF)
 
     def __call__(self) -> float:
@@ -90,7 +91,7 @@ class Parameters:
         self._sources[name] = Source(sampler)
 
     def read(self, name: str, default: float) -> float:
-        """Return the value, a fresh draw where there is a sampler; `default` if it is not set."""
+        """Return a parameter's value, or its sampler's next draw; `default` if it is not set."""
         source = self._sources.get(name)
         if source is None:
             return default
@@ -103,13 +104,13 @@ class Parameters:
         return {name: self.read(name, 0.0) for name in list(self._sources)}
 
     def take_readings(self) -> list[tuple[str, float]]:
-        """Return name and value of each reading of a set parameter since the last call."""
+        """Return (name, value) of each reading of a set parameter since the last call."""
         readings = list(self._readings)
         self._readings.clear()
         return readings
 
     def state_dict(self) -> dict[str, Any]:
-        """Values, samplers and where their streams are, as plain values."""
+        """Return values, samplers and the state of their random streams, as plain values."""
         return {
             name: {
                 "kind": source.sampler.kind,
@@ -136,16 +137,17 @@ class Parameters:
 
 
 class Controls:
-    """Sets a simulator's parameters and collects its statistics, on behalf of the trainer.
+    """Sets a simulator's parameters and collects its statistics for the trainer.
 
-    A simulator whose attribute `parameters` is a `Parameters` draws for itself, at each reading.
-    One that reports statistics has a method `stats`: name, value and aggregation (0 average, 1 most
-    recent, 2 sum, 3 histogram) of each since the last call.
+    A simulator with an attribute `parameters` of the type `Parameters` draws from samplers itself,
+    at each reading. A simulator that reports statistics has a method `stats`, which returns name,
+    value and aggregation (0 average, 1 most recent, 2 sum, 3 histogram) of each statistic since the
+    last call.
     """
 
     def __init__(self, simulator: Simulator) -> None:
         self._simulator = simulator
-        # Such a simulator reads its parameters itself, so each of its areas can draw anew.
+        # A simulator that reads its parameters itself can give each of its areas another draw.
         theirs = getattr(simulator, "parameters", None)
         self._parameters = theirs if isinstance(theirs, Parameters) else Parameters()
         self._stats: Callable[[], Iterable[Stat]] | None = getattr(simulator, "stats", None)
@@ -159,25 +161,26 @@ class Controls:
 
     def set_sampler(self, name: str, sampler: Sampler) -> None:
         """Draw a parameter from `sampler` from now on, beginning with the sampler's first draw."""
+        # A new source, so that an equal sampler begins with its first draw again.
         self._parameters.set_sampler(name, sampler)
         self._samplers.add(name)
 
     def draw(self) -> None:
-        """Draw for a simulator that only takes numbers; to be called before each step or reset."""
+        """Set new draws in a simulator without `parameters`; call it before each step and reset."""
         if self._draws_for_simulator:
-            # A set of texts has another order in each process.
+            # Sorted, because the order of a set of texts differs between processes.
             for name in sorted(self._samplers):
                 self._simulator.set_parameter(name, self._parameters.read(name, 0.0))
 
     def take_stats(self) -> list[Stat]:
-        """Return the simulator's own statistics, and every reading of a parameter that was set."""
+        """Return the simulator's statistics, and every reading of a parameter that was set."""
         stats = [] if self._stats is None else list(self._stats())
         readings = self._parameters.take_readings()
         stats += [(READING + name, value, _HISTOGRAM) for name, value in readings]
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Which parameters are drawn for the simulator, and where their streams are."""
+        """Return the samplers that are drawn for the simulator, with their random streams."""
         drawn = self._parameters.state_dict() if self._draws_for_simulator else {}
         return {"drawn": drawn, "samplers": sorted(self._samplers)}
 

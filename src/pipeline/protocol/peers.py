@@ -1,7 +1,7 @@
-"""Which process of this machine is at the other end of a connection, and whether it may be there.
+"""Which process of this machine opened a connection, and whether it may be the environment.
 
-A port is open to every process and user of the machine, and the first client that greets owns the
-conversation. So the kernel is asked for the client's socket before its greeting counts.
+Every process and user of the machine can connect to a port, and the first client that greets owns
+the conversation. So the kernel is asked for the client's socket before its greeting is accepted.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ _log = logging.getLogger(__name__)
 Address = tuple[str, int]
 
 MARK = "PIPELINE_ENVIRONMENT"
-"""Variable by which a process shows that it descends from the environment that was started, also
-where its parent has ended."""
+"""Environment variable that marks the descendants of the environment that was started, even if
+their parent process has ended."""
+# Constants of Linux' netlink sockets (netlink(7), sock_diag(7)).
 _SOCK_DIAG, _DIAG_BY_FAMILY, _REQUEST, _ERROR, _GONE = 4, 20, 1, 2, 2
 _ANY = 2**32 - 1
-_LEFT = "the client has left already"
-_REMEDY = "If it is your environment, as in a container, start it by yourself and give --attach"
+_DISCONNECTED = "the client has disconnected already"
+_REMEDY = "If it is your environment, as in a container, start it yourself and give --attach"
 _OTHER_USER = (
     "Let it run as the user of the trainer, or forward its port over ssh as that user: "
     "`ssh -N -L PORT:localhost:TRAINER_PORT USER@localhost`"
@@ -38,13 +39,13 @@ _OTHER_USER = (
 class PeerCheck:
     """Decides whether a client on this machine may be the environment.
 
-    An environment that was started here calls from its own process, from one that this process has
-    started, or from one that has inherited the variable PIPELINE_ENVIRONMENT. An environment that a
-    person starts calls from a process of the trainer's user, or of root.
+    If the trainer starts the environment, the client must be that process, a descendant of it, or a
+    process that has inherited the variable PIPELINE_ENVIRONMENT. If a person starts the
+    environment, the client must be a process of the trainer's user, or of root.
 
     Attributes:
-        mark: the value of the variable; empty where a person starts the environment.
-        pid: the process that was started; None until it is.
+        mark: the value of the variable; empty if a person starts the environment.
+        pid: the process that the trainer started; None before the start.
     """
 
     def __init__(self, *, is_started_here: bool = False) -> None:
@@ -56,47 +57,54 @@ class PeerCheck:
         try:
             client, server = accepted.getpeername()[:2], accepted.getsockname()[:2]
         except OSError:
-            return _LEFT
+            return _DISCONNECTED
         return self.refusal(client, server)
 
     def refusal(self, client: Address, server: Address) -> str | None:
-        """Return the same, given the addresses of both ends."""
+        """Return the same as `refusal_at`, given the addresses of both ends."""
         found = _socket_of(client, server)
         if found is None:
             return self._refusal_by_process(client, server)
         uid, inode = found
         if inode == 0:
-            return _LEFT
+            return _DISCONNECTED
         if not self.mark:
             is_ours = uid in (0, os.geteuid())
-            return None if is_ours else f"it comes from {_named(None, uid)}. {_OTHER_USER}"
-        if any(_holds(member, inode, uid) for member in self._family()):
+            return None if is_ours else f"it comes from {_process_name(None, uid)}. {_OTHER_USER}"
+        # Nearly always the first process: looking through all processes takes longer.
+        if any(_holds(member, inode, uid) for member in self._descendants()):
             return None
         pid = next((pid for pid in psutil.pids() if _holds(pid, inode)), None)
-        return None if self._is_marked(pid) else self._foreign(_named(pid, uid))
+        return None if self._is_marked(pid) else self._foreign_process(_process_name(pid, uid))
 
     def _refusal_by_process(self, client: Address, server: Address) -> str | None:
-        """Return the same on systems where a socket's user is not known."""
+        """Return the same as `refusal` on systems that do not tell a socket's user."""
         pid = None
         with contextlib.suppress(psutil.Error, OSError):
             for connection in psutil.net_connections("tcp"):
                 if (connection.laddr, connection.raddr) == (client, server):
                     pid = connection.pid
         if pid is None:
-            _log.info("This system does not tell who calls: the first that greets is accepted.")
+            _log.info("This system does not tell which process connects: the first is accepted.")
             return None
         try:
             if not self.mark:
                 user = psutil.Process(pid).username()
                 is_ours = user == psutil.Process().username()
-                return None if is_ours else f"it comes from {_named(pid, user)}. {_OTHER_USER}"
-            is_ours = self._is_marked(pid) or pid in self._family()
-            return None if is_ours else self._foreign(_named(pid, psutil.Process(pid).username()))
+                return (
+                    None if is_ours else f"it comes from {_process_name(pid, user)}. {_OTHER_USER}"
+                )
+            is_ours = self._is_marked(pid) or pid in self._descendants()
+            return (
+                None
+                if is_ours
+                else self._foreign_process(_process_name(pid, psutil.Process(pid).username()))
+            )
         except psutil.Error:
             return f"it comes from process {pid}, which cannot be read"
 
-    def _family(self) -> Iterator[int]:
-        """Yield the process that was started, which calls nearly always, and its descendants."""
+    def _descendants(self) -> Iterator[int]:
+        """Yield the process that was started, nearly always the client, then its descendants."""
         if self.pid is None:
             return
         yield self.pid
@@ -110,7 +118,7 @@ class PeerCheck:
         except (psutil.Error, OSError):
             return False
 
-    def _foreign(self, who: str) -> str:
+    def _foreign_process(self, who: str) -> str:
         return (
             f"it comes from {who}, which is not the environment that was started (process "
             f"{self.pid}) and was not started by it. {_REMEDY}"
@@ -120,16 +128,17 @@ class PeerCheck:
 def _socket_of(client: Address, server: Address) -> tuple[int, int] | None:
     """Return user and inode of a client's socket, (0, 0) if it is closed; None if unknown.
 
-    Linux only. The kernel finds one socket at once; its tables in /proc take 4 us for each socket
-    of the machine.
+    For Linux only (sock_diag(7)). The kernel looks up one socket in constant time; reading
+    /proc/net/tcp takes 4 us for each socket of the machine.
     """
     if sys.platform != "linux":
         return None
     family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
+    # The struct inet_diag_req_v2 of linux/inet_diag.h; ports and addresses are big-endian.
     ends = [socket.inet_pton(family, host).ljust(16, b"\0") for host, _ in (client, server)]
     query = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, _ANY)
     query += struct.pack(">HH", client[1], server[1]) + b"".join(ends)
-    query += struct.pack("=III", 0, _ANY, _ANY)  # of any interface, without a cookie
+    query += struct.pack("=III", 0, _ANY, _ANY)  # any interface, no cookie
     head = struct.pack("=IHHII", 16 + len(query), _DIAG_BY_FAMILY, _REQUEST, 0, 0)
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
@@ -139,17 +148,17 @@ def _socket_of(client: Address, server: Address) -> tuple[int, int] | None:
             return (0, 0) if struct.unpack_from("=i", answer, 16)[0] == -_GONE else None
         uid, inode = struct.unpack_from("=II", answer, 16 + 4 + 48 + 12)
     except (OSError, struct.error):
-        return None  # a sandbox forbids it
+        return None  # a sandbox may forbid netlink sockets
     return uid, inode
 
 
 def _holds(pid: int, inode: int, uid: int | None = None) -> bool:
-    """Return whether a process has a socket open.
+    """Return whether a process has the socket `inode` open.
 
-    If its files may not be read, return whether it runs as the user `uid`, of the socket.
+    If the process's files may not be read, return whether its user is `uid`, the socket's user.
     """
     process, link = Path(f"/proc/{pid}"), f"socket:[{inode}]"
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
         try:
             return any(_target(file) == link for file in (process / "fd").iterdir())
         except PermissionError:
@@ -160,12 +169,12 @@ def _holds(pid: int, inode: int, uid: int | None = None) -> bool:
 def _target(file: Path) -> str:
     try:
         return str(file.readlink())
-    except FileNotFoundError:  # closed since
+    except FileNotFoundError:  # the process has closed the file in the meantime
         return ""
 
 
-def _named(pid: int | None, user: int | str) -> str:
-    """Return a process as text: number, name and user as far as they can be read."""
+def _process_name(pid: int | None, user: int | str) -> str:
+    """Return number, name and user of a process as text, as far as they can be read."""
     if isinstance(user, int):
         import pwd
 
@@ -179,5 +188,5 @@ def _named(pid: int | None, user: int | str) -> str:
         name = psutil.Process(pid).name()
     except psutil.Error:
         name = "?"
-    # As a literal, for a process may give itself a name with control characters.
+    # Quoted, because a process may give itself a name with control characters.
     return f"process {pid} ({name!r}) of user {user}"

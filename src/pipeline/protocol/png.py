@@ -14,22 +14,22 @@ from pipeline.errors import UnityObservationException, brief
 from pipeline.protocol.specs import FREE_BYTES, refuse_excess
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
+# zlib's compression level; 1 is the fastest.
 _LEVEL = 1
-"""Level of compression: the fastest."""
 
 
 def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] = ()) -> FloatArray:
-    """Return the observation that `data` holds, in 0..1.
+    """Return the observation in `data`: float32 of `shape`, in 0..1.
 
     Args:
-        data: one PNG or several one after the other, three channels each once decoded.
-        shape: (channels, height, width) that the result must have.
-        mapping: for each decoded channel the channel it goes to, -1 to drop it; channels with the
-            same target are averaged. Empty: the first channels as they come, or the mean of the
-            first image's for a single channel.
+        data: one PNG or several concatenated PNGs; each is decoded to three channels.
+        shape: (channels, height, width) of the result.
+        mapping: target channel of each decoded channel, -1 to drop it; decoded channels with the
+            same target are averaged. If empty, decoded channels are taken in order, or the mean of
+            the first image's channels if `shape` has one channel.
 
     Raises:
-        UnityObservationException: The data are not such images, or do not fit.
+        UnityObservationException: The data are not PNGs, or do not fit `shape` or `mapping`.
     """
     count, height, width = shape
     parts = _parts(data)
@@ -38,7 +38,7 @@ def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] 
             f"a compressed observation of shape {shape} holds no PNG image ({len(data)} bytes)"
         )
     if not mapping:
-        # Images beyond the channels are never unpacked.
+        # Images for channels that `shape` does not have are not decompressed.
         parts = parts[: -(-count // 3)]
     elif len(mapping) != 3 * len(parts):
         raise UnityObservationException(
@@ -49,6 +49,7 @@ def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] 
     if n_bytes > FREE_BYTES:
         refuse_excess(n_bytes, len(data), f"a compressed observation of shape {shape}")
     images = [_image(part, height, width) for part in parts]
+    # ML-Agents averages the three decoded channels if an observation has one channel.
     if not mapping and count == 1:
         gray = images[0].astype(np.float32).mean(axis=2, dtype=np.float32)
         return np.asarray(gray / np.float32(255), dtype=np.float32)[None]
@@ -67,7 +68,7 @@ def decode_png(data: bytes, shape: tuple[int, int, int], mapping: Sequence[int] 
 
 
 def png_size(data: bytes) -> tuple[int, int] | None:
-    """Return the height and width that the first image's header declares; None without one."""
+    """Return height and width from the first image's header; None if there is no header."""
     start = data.find(SIGNATURE) + len(SIGNATURE)
     head = data[start : start + 16]
     if start < len(SIGNATURE) or len(head) < 16 or head[4:8] != b"IHDR":
@@ -77,14 +78,14 @@ def png_size(data: bytes) -> tuple[int, int] | None:
 
 
 def encode_png(values: FloatArray) -> bytes:
-    """Return an observation as PNGs, one after the other, as Unity's sensors write it.
+    """Return an observation as concatenated PNGs, as Unity's sensors write it.
 
     Args:
-        values: [C, H, W] in 0..1; what is no multiple of 1/255 is rounded to one.
+        values: [C, H, W] in 0..1, which are rounded to multiples of 1/255.
 
     Returns:
-        One gray image for a single channel, else images of three channels each, the last one filled
-        up with zeros. They need no channel mapping.
+        One gray image for a single channel, else images of three channels each, the last image
+        filled up with zeros. They need no channel mapping.
     """
     channels, height, width = values.shape
     pixels = np.rint(np.clip(values, 0.0, 1.0) * 255).astype(np.uint8)
@@ -93,14 +94,15 @@ def encode_png(values: FloatArray) -> bytes:
         pixels = np.concatenate((pixels, np.zeros((missing, height, width), np.uint8)))
     per_image = 1 if channels == 1 else 3
     images = pixels.reshape(-1, per_image, height, width).transpose(0, 2, 3, 1)
-    return b"".join(_written(image) for image in images)
+    return b"".join(_png(image) for image in images)
 
 
-def _written(image: AnyArray) -> bytes:
+def _png(image: AnyArray) -> bytes:
     """Return a PNG of uint8 [H, W, 1 or 3] (PNG specification, third edition, section 5)."""
     height, width, channels = image.shape
     head = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
-    lines = np.zeros((height, 1 + width * channels), dtype=np.uint8)  # each begins with filter 0
+    # Each row of pixels begins with its filter's number; 0 is no filter.
+    lines = np.zeros((height, 1 + width * channels), dtype=np.uint8)
     lines[:, 1:] = image.reshape(height, -1)
     data = zlib.compress(lines.tobytes(), _LEVEL)
     return SIGNATURE + _chunk(b"IHDR", head) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
@@ -112,7 +114,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def _parts(data: bytes) -> list[bytes]:
-    """Return each image's own bytes; bytes between images are skipped."""
+    """Return the bytes of each image; bytes between images are skipped."""
     parts = []
     start = data.find(SIGNATURE)
     while start >= 0:
@@ -123,7 +125,7 @@ def _parts(data: bytes) -> list[bytes]:
 
 
 def _end(data: bytes, start: int) -> int:
-    """Return where the image that starts at `start` ends, found by walking its chunks."""
+    """Return the offset at which the image from `start` ends, found by walking its chunks."""
     position = start + len(SIGNATURE)
     while position + 12 <= len(data):
         kind = data[position + 4 : position + 8]
@@ -135,14 +137,14 @@ def _end(data: bytes, start: int) -> int:
 
 def _image(data: bytes, height: int, width: int) -> AnyArray:
     """Return uint8 [height, width, 3]."""
-    from PIL import Image  # only runs with compressed cameras need it
+    from PIL import Image  # imported here: only compressed images need Pillow
 
     try:
         with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-            size = image.size  # as declared: nothing is unpacked yet
+            size = image.size  # from the header: nothing is decompressed yet
             if size == (width, height):
                 return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-    except Exception as error:  # Pillow has no base class for what damaged files make it raise
+    except Exception as error:  # Pillow has no base class of the errors that damaged files cause
         raise UnityObservationException(
             f"a compressed observation is not a readable PNG: {error}"
         ) from error
@@ -153,9 +155,10 @@ def _image(data: bytes, height: int, width: int) -> AnyArray:
 
 
 def _mapped(channels: AnyArray, mapping: Sequence[int]) -> FloatArray:
-    """Return the mean of each target's channels, float32 [targets, H, W] in 0..255."""
+    """Return the mean of the channels with each target: float32 [targets, H, W] in 0..255."""
     target = np.asarray(mapping)
     used = target[target >= 0]
+    # Every target from 0 to the largest must have a channel.
     if not len(used) or len(np.unique(used)) != int(used.max()) + 1:
         raise UnityObservationException(
             f"the channel mapping {brief(mapping)} of a compressed observation leaves out a channel"

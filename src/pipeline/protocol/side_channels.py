@@ -1,4 +1,4 @@
-"""Side channels on the wire: frames of a channel's id and a payload of little-endian primitives."""
+"""Side channels on the wire: frames with a channel's id and a payload of little-endian values."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from pipeline.errors import UnityEnvironmentException
 
 _log = logging.getLogger(__name__)
+# Bytes before a payload: a channel's id (16) and the payload's length (4).
 _HEAD = 20
 MAX_FRAMES = 100_000
-"""Frames in one message: each takes more than a microsecond here, and 20 bytes there."""
+"""Most frames in one message: reading a frame takes more than a microsecond."""
 
 ENGINE_CONFIGURATION = uuid.UUID("e951342c-4f7e-11ea-b238-784f4387d1f7")
 ENVIRONMENT_PARAMETERS = uuid.UUID("534c891e-810f-11ea-a9d0-822485860400")
@@ -20,20 +21,20 @@ STATS = uuid.UUID("a1d8f7b7-cec8-50f9-b78b-d3e165a78520")
 FLOAT_PROPERTIES = uuid.UUID("60ccf7d0-4f7e-11ea-b238-784f4387d1f7")
 TRAINING_ANALYTICS = uuid.UUID("b664a4a9-d86f-5a5f-95cb-e8353a7e8356")
 STATE = uuid.UUID("da680973-4648-47ae-9aad-3af37dab1b1e")
-"""Ours alone; see `protocol.state`."""
+"""A channel of this project only; see `protocol.state`."""
 
 
 def pack(frames: Iterable[tuple[uuid.UUID, bytes]]) -> bytes:
-    """Return the bytes of `side_channel` for these (channel id, payload) pairs, in order."""
+    """Return the message field `side_channel` for (channel id, payload) pairs, in order."""
     out = bytearray()
     for channel_id, payload in frames:
-        # .NET writes the first three groups of an id with the lowest byte first.
+        # .NET's Guid.ToByteArray writes the first three groups of an id as little-endian numbers.
         out += channel_id.bytes_le + struct.pack("<i", len(payload)) + payload
     return bytes(out)
 
 
 def unpack(data: bytes) -> list[tuple[uuid.UUID, bytes]]:
-    """Return the (channel id, payload) pairs that `side_channel` bytes hold, in order.
+    """Return the (channel id, payload) pairs in the message field `side_channel`, in order.
 
     Raises:
         UnityEnvironmentException: The bytes end within a frame, or there are too many frames.
@@ -44,7 +45,7 @@ def unpack(data: bytes) -> list[tuple[uuid.UUID, bytes]]:
         if len(frames) == MAX_FRAMES:
             raise UnityEnvironmentException(
                 f"a side channel message of {len(data)} bytes has more than {MAX_FRAMES} frames, "
-                f"the last of the channel {frames[-1][0]}: send fewer, or less in each step"
+                f"the last of the channel {frames[-1][0]}: send fewer messages in each step"
             )
         start = position + _HEAD
         length = -1
@@ -62,32 +63,32 @@ def unpack(data: bytes) -> list[tuple[uuid.UUID, bytes]]:
 
 
 class OutgoingMessage:
-    """A payload under construction."""
+    """A payload to which values are appended, for sending."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
 
     def write_bool(self, value: bool) -> None:
-        """Append one byte."""
+        """Append a flag as one byte."""
         self.buffer += struct.pack("<?", value)
 
     def write_int32(self, value: int) -> None:
-        """Append four bytes."""
+        """Append a whole number as four bytes; struct.error if it is out of range."""
         self.buffer += struct.pack("<i", value)
 
     def write_float32(self, value: float) -> None:
-        """Append four bytes."""
+        """Append a number as four bytes."""
         self.buffer += struct.pack("<f", value)
 
     def write_float32_list(self, values: Sequence[float]) -> None:
-        """Append a count and the numbers."""
+        """Append the count of the numbers (int32), then the numbers."""
         self.buffer += struct.pack(f"<i{len(values)}f", len(values), *values)
 
     def write_string(self, value: str) -> None:
-        """Append a byte count and ASCII text.
+        """Append the text's length in bytes (int32), then the text in ASCII.
 
         Raises:
-            UnicodeEncodeError: The text has other characters.
+            UnicodeEncodeError: The text has characters that are not ASCII.
         """
         data = value.encode("ascii")
         self.write_int32(len(data))
@@ -101,41 +102,41 @@ class OutgoingMessage:
 
 
 class IncomingMessage:
-    """A payload that is read from the front; reading past the end gives the default."""
+    """A received payload, read from the front; reading past the end returns the default."""
 
     def __init__(self, buffer: bytes, offset: int = 0) -> None:
         self.buffer = buffer
         self.offset = offset
 
     def read_bool(self, default_value: bool = False) -> bool:
-        """Read one byte."""
+        """Return the flag in the next byte."""
         data = self._take(1)
         return default_value if data is None else data != b"\0"
 
     def read_int32(self, default_value: int = 0) -> int:
-        """Read four bytes."""
+        """Return the whole number in the next four bytes."""
         data = self._take(4)
         return default_value if data is None else int(struct.unpack("<i", data)[0])
 
     def read_float32(self, default_value: float = 0.0) -> float:
-        """Read four bytes."""
+        """Return the number in the next four bytes."""
         data = self._take(4)
         return default_value if data is None else float(struct.unpack("<f", data)[0])
 
     def read_float32_list(self, default_value: list[float] | None = None) -> list[float]:
-        """Read a count and that many numbers."""
+        """Read a count (int32), and return that many numbers."""
         data = self._counted(4)
         if data is None:
             return [] if default_value is None else default_value
         return [float(value) for value in struct.unpack(f"<{len(data) // 4}f", data)]
 
     def read_string(self, default_value: str = "") -> str:
-        """Read a byte count and text."""
+        """Read a length in bytes (int32), and return the UTF-8 text of that length."""
         data = self._counted(1)
         return default_value if data is None else data.decode("utf-8", errors="replace")
 
     def get_raw_bytes(self) -> bytes:
-        """Return the whole payload, read or not."""
+        """Return the whole payload, including bytes that have been read."""
         return self.buffer
 
     def _take(self, count: int) -> bytes | None:
@@ -145,7 +146,7 @@ class IncomingMessage:
         return bytes(self.buffer[self.offset - count : self.offset])
 
     def _counted(self, size: int) -> bytes | None:
-        """Return the bytes of a counted list; None, without moving, if it is incomplete."""
+        """Return the bytes of a list after its count; None, without moving, if it is cut off."""
         start = self.offset
         head = self._take(4)
         data = None if head is None else self._take(size * int(struct.unpack("<i", head)[0]))

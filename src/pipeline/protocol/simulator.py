@@ -1,8 +1,7 @@
-"""The interface of a simulator: what a class needs to become an environment.
+"""The interface of a simulator: the methods that a class needs to become an environment.
 
-`simulators.client` turns a simulator into an environment executable; `envs.in_process` steps it
-without a process in between. The interface stands here because neither of these modules imports the
-other.
+`simulators.client` turns a simulator into an executable; `envs.in_process` steps it in the
+trainer's process. The interface is in this module because neither of them imports the other.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class Simulator(Protocol):
 
     Behavior names are fully qualified, such as `BalanceBall?team=0`. Agent ids are unique over all
     behaviors of the simulator. An agent whose episode ends appears in the terminal steps and, in
-    the same result, in the decision steps of its next episode, as Unity's agents do.
+    the same result, in the decision steps of its next episode, as in Unity.
     """
 
     @property
@@ -28,19 +27,19 @@ class Simulator(Protocol):
         """Specification of each behavior."""
 
     def reset(self) -> Mapping[str, Steps]:
-        """Begin a new episode for every agent, without terminal steps for those in progress."""
+        """Begin a new episode for every agent; unfinished episodes give no terminal steps."""
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
         """Apply one action per agent of the last decision steps, in the same order.
 
-        A behavior of which no agent had asked may be absent from `actions`.
+        A behavior without agents in the last decision steps may be absent from `actions`.
         """
 
     def set_parameter(self, name: str, value: float) -> None:
-        """Set an environment parameter, from the next reading on; unknown names are ignored."""
+        """Set an environment parameter for all later readings; unknown names are ignored."""
 
     def close(self) -> None:
-        """Free what the simulator holds."""
+        """Free windows, processes and other resources of the simulator."""
 
 
 @runtime_checkable
@@ -48,9 +47,9 @@ class Renderable(Protocol):
     """A simulator that can draw itself, for `pipeline evaluate --video`."""
 
     def render(self, agent: int) -> AnyArray:
-        """Return a picture of the area that an agent is in: uint8 [height, width, 3], RGB.
+        """Return a picture of an agent's area: uint8 [height, width, 3], RGB.
 
-        Nothing that later steps depend on changes, random streams included.
+        Must not change anything that later steps depend on, random streams included.
         """
 
 
@@ -58,32 +57,32 @@ class Renderable(Protocol):
 class Restorable(Protocol):
     """A simulator that can be stopped between two steps and continued exactly.
 
-    With it, a run that is killed and resumed has the same numbers as an uninterrupted run.
+    A run in it that is killed and resumed has the same numbers as an uninterrupted run.
     """
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return everything that later steps depend on, as arrays and plain values.
 
-        None where a part of it, such as a third-party environment, does not give its state.
+        None if a part of the simulator, such as a third-party environment, cannot give its state.
         """
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` of a simulator made with the same arguments returned."""
+        """Restore a state from `state_dict` of a simulator with the same arguments."""
 
 
 @runtime_checkable
 class HasState(Protocol):
-    """An object that can be restored, under the names that are usual elsewhere."""
+    """An object that can be restored, with the method names that other libraries use."""
 
     def get_state(self) -> Any:
         """Return everything that later steps depend on, as arrays and plain values."""
 
     def set_state(self, state: Any) -> None:
-        """Restore what `get_state` gave."""
+        """Restore a state that `get_state` returned."""
 
 
 def state_of(simulator: object) -> dict[str, Any] | None:
-    """Return a simulator's state; None where it gives none."""
+    """Return a simulator's state; None if it cannot give its state."""
     if isinstance(simulator, Restorable):
         return simulator.state_dict()
     if isinstance(simulator, HasState):
@@ -92,10 +91,10 @@ def state_of(simulator: object) -> dict[str, Any] | None:
 
 
 def restore(simulator: object, state: Mapping[str, Any]) -> None:
-    """Give a simulator back what `state_of` returned.
+    """Restore a state that `state_of` returned.
 
     Raises:
-        ValueError: It does not take one.
+        ValueError: The simulator cannot restore a state.
     """
     if isinstance(simulator, Restorable):
         simulator.load_state_dict(state)
@@ -107,6 +106,6 @@ def restore(simulator: object, state: Mapping[str, Any]) -> None:
 
 
 def no_state(simulator: object) -> str:
-    """Return why a simulator gives no state, for messages."""
+    """Return the message that a simulator cannot give its state."""
     name = type(simulator).__name__
     return f"{name} does not give its state; give the environment get_state() and set_state(state)"

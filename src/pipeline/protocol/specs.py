@@ -18,28 +18,29 @@ from pipeline.errors import UnityObservationException, UnitySpecificationExcepti
 _log = logging.getLogger(__name__)
 
 MAX_NUMBERS = 1 << 24
-"""Numbers that an agent may observe at once: two color cameras of 1080 x 1920 pixels fit."""
+"""Most numbers that an agent observes: two color cameras of 1080 x 1920 pixels fit."""
 MAX_PARTS = 1024
-"""Observations of an agent, or branches of its actions."""
+"""Most observations of an agent, and most branches of its actions."""
 MAX_BEHAVIORS = 1024
-"""Behaviors of one environment: each has networks of its own."""
+"""Most behaviors of one environment; each behavior has its own networks."""
 MAX_AGENTS = 1 << 17
-"""Agents of a behavior in one message: each may take 50 us to read."""
+"""Most agents of a behavior in one message; reading an agent may take 50 us."""
 MAX_DIMENSIONS = 8
+"""Most dimensions of an observation."""
 MAX_ENTITIES = 4096
-"""Entities in a list of variable length: attention compares each with each."""
+"""Most entities in a list of variable length; attention compares every pair of entities."""
 MAX_ACTIONS = 1 << 16
-"""Continuous actions, and choices of all branches together: networks have rows for each."""
+"""Most continuous actions plus choices of all branches; networks have an output for each."""
 FREE_BYTES = 1 << 27
-"""Bytes of memory that a message or a file may take, however small it is."""
+"""Bytes of memory that any message or file may take, however small it is."""
+# Further bytes of memory per byte that was sent; PNGs of simple images need 100.
 _BYTES_PER_SENT_BYTE = 256
-"""Further bytes of memory for each byte that was sent; PNGs of simple images take 100."""
 AGENT_BYTES = 4096
-"""Bytes of memory that an agent or a recorded step takes at most, beside its numbers."""
+"""Most bytes of memory of an agent or a recorded step, without its numbers."""
 
 
 class DimensionProperty(IntFlag):
-    """What the positions along one dimension of an observation mean to each other."""
+    """Meaning of the positions along one dimension of an observation; flags can be combined."""
 
     UNSPECIFIED = 0
     NONE = 1
@@ -48,7 +49,7 @@ class DimensionProperty(IntFlag):
 
 
 class ObservationType(IntEnum):
-    """What an observation is for."""
+    """Purpose of an observation: an ordinary input, or the goal that an agent is to reach."""
 
     DEFAULT = 0
     GOAL_SIGNAL = 1
@@ -71,7 +72,7 @@ class ObservationSpec(NamedTuple):
 
     @staticmethod
     def visual(channels: int, height: int, width: int, name: str = "") -> ObservationSpec:
-        """Return an image, channels first, with values in 0..1."""
+        """Return the specification of an image, channels first, with values in 0..1."""
         spatial = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
         return ObservationSpec(
             (channels, height, width),
@@ -82,7 +83,7 @@ class ObservationSpec(NamedTuple):
 
     @staticmethod
     def entities(maximum: int, size: int, name: str = "") -> ObservationSpec:
-        """Up to `maximum` entities of `size` numbers each; unused rows are zero."""
+        """Return a list of up to `maximum` entities of `size` numbers; unused rows are zero."""
         return ObservationSpec(
             (maximum, size),
             (DimensionProperty.VARIABLE_SIZE, DimensionProperty.NONE),
@@ -95,7 +96,7 @@ class ObservationSpec(NamedTuple):
 class ActionTuple:
     """Actions of N agents: `continuous` float32 [N, n] and `discrete` int32 [N, branches].
 
-    Setting one kind fills the other with width 0, as ML-Agents does.
+    Setting one kind of actions sets the other to width 0, as in ML-Agents.
     """
 
     _continuous: FloatArray | None
@@ -103,6 +104,7 @@ class ActionTuple:
 
     def __init__(self, continuous: AnyArray | None = None, discrete: AnyArray | None = None):
         self._continuous = None if continuous is None else np.asarray(continuous, np.float32)
+        # Set through the methods, which give the other kind a width of 0.
         self._discrete = None
         if discrete is not None:
             self.add_discrete(discrete)
@@ -120,13 +122,13 @@ class ActionTuple:
         return self._discrete  # type: ignore[return-value]  # None until one kind is set
 
     def add_continuous(self, continuous: AnyArray) -> None:
-        """Set the continuous part."""
+        """Set the continuous actions [N, n], converted to float32."""
         self._continuous = np.asarray(continuous, dtype=np.float32)
         if self._discrete is None:
             self._discrete = np.zeros((len(self._continuous), 0), dtype=np.int32)
 
     def add_discrete(self, discrete: AnyArray) -> None:
-        """Set the discrete part."""
+        """Set the discrete actions [N, branches], converted to int32."""
         self._discrete = np.asarray(discrete, dtype=np.int32)
         if self._continuous is None:
             self._continuous = np.zeros((len(self._discrete), 0), dtype=np.float32)
@@ -152,17 +154,17 @@ class ActionSpec(NamedTuple):
         return self.discrete_size == 0 and self.continuous_size > 0
 
     def empty_action(self, n_agents: int) -> ActionTuple:
-        """Zeros for `n_agents`."""
+        """Return actions of zeros for `n_agents`."""
         return ActionTuple(
             np.zeros((n_agents, self.continuous_size), dtype=np.float32),
             np.zeros((n_agents, self.discrete_size), dtype=np.int32),
         )
 
     def random_action(self, n_agents: int, rng: np.random.Generator | None = None) -> ActionTuple:
-        """Uniform actions: continuous in [-1, 1), discrete over each branch, masks ignored."""
+        """Return uniform actions: continuous in [-1, 1), discrete over all choices; no masks."""
         rng = rng or np.random.default_rng()
         continuous = rng.uniform(-1.0, 1.0, (n_agents, self.continuous_size))
-        # NumPy wants a bound even where there are no columns.
+        # NumPy needs a bound even if there are no columns.
         discrete = rng.integers(0, self.discrete_branches or 1, (n_agents, self.discrete_size))
         return ActionTuple(continuous.astype(np.float32), discrete.astype(np.int32))
 
@@ -186,24 +188,24 @@ class ActionSpec(NamedTuple):
 
 
 class BehaviorSpec(NamedTuple):
-    """Everything a policy must know of a behavior before it sees its agents."""
+    """Specifications of the observations and actions of a behavior."""
 
     observation_specs: list[ObservationSpec]
     action_spec: ActionSpec
 
 
 class ScaledSpec(BehaviorSpec):
-    """A specification of which the environment has said what the numbers stand for.
+    """A specification with the environment's texts about the meaning of its numbers.
 
-    `scales` has a text `TENSOR: MEANING` for each tensor of the exported policy that is scaled. It
-    takes no part in comparisons: the networks are the same with other bounds.
+    `scales` has a text `TENSOR: MEANING` for each scaled tensor of the exported policy. Comparisons
+    ignore it, because the networks do not depend on it.
     """
 
     scales: tuple[str, ...] = ()
 
     @staticmethod
     def of(spec: BehaviorSpec, scales: Sequence[str]) -> BehaviorSpec:
-        """Return `spec` itself where there are no `scales`."""
+        """Return `spec` with `scales`, or `spec` itself if there are none."""
         if not scales:
             return spec
         scaled = ScaledSpec(*spec)
@@ -212,12 +214,12 @@ class ScaledSpec(BehaviorSpec):
 
 
 def scales_of(spec: BehaviorSpec) -> tuple[str, ...]:
-    """Return what an environment has said of its numbers; empty where it has said nothing."""
+    """Return an environment's texts about the meaning of its numbers; empty if it has none."""
     return spec.scales if isinstance(spec, ScaledSpec) else ()
 
 
 def check_spec(name: str, spec: BehaviorSpec) -> None:
-    """Raise UnitySpecificationException unless arrays and networks can have a behavior's sizes."""
+    """Raise UnitySpecificationException if a behavior's sizes are impossible or too large."""
     if (fault := _fault(spec)) is not None:
         raise UnitySpecificationException(f"behavior {brief(name)}: {fault}")
 
@@ -232,7 +234,7 @@ def _fault_of_actions(actions: ActionSpec) -> str | None:
         return (
             f"it announces {n} continuous actions and discrete branches of the sizes "
             f"{brief(branches)}; a number of actions is at least 0, and a branch has at least 1 "
-            "choice: correct its action specification"
+            "choice: correct the action specification"
         )
     if not n and not branches:
         return "it announces no actions; give its agents a continuous or a discrete action"
@@ -260,8 +262,8 @@ def _fault_of_observations(specs: Sequence[ObservationSpec]) -> str | None:
         is_list = DimensionProperty.VARIABLE_SIZE in obs.dimension_property
         if is_list and max(obs.shape[:1], default=0) > MAX_ENTITIES:
             return (
-                f"{subject}, a list of variable length, in which each entry is compared with each; "
-                f"at most {MAX_ENTITIES} entries are possible: send fewer"
+                f"{subject}, a list of variable length; at most {MAX_ENTITIES} entries are "
+                "possible, because every pair is compared: send fewer entries"
             )
     total = sum(math.prod(obs.shape) for obs in specs)
     if total > MAX_NUMBERS:
@@ -274,7 +276,7 @@ def _fault_of_observations(specs: Sequence[ObservationSpec]) -> str | None:
 
 
 def row_bytes(spec: BehaviorSpec) -> int:
-    """Bytes of memory that an agent's observations, masks and actions take at most."""
+    """Return the most bytes of memory that an agent's observations, masks and actions take."""
     actions = spec.action_spec
     numbers = sum(math.prod(obs.shape) for obs in spec.observation_specs)
     masks, parts = sum(actions.discrete_branches), actions.continuous_size + actions.discrete_size
@@ -286,23 +288,23 @@ def refuse_excess(n_bytes: int, sent: int, what: str) -> None:
     if n_bytes > FREE_BYTES + _BYTES_PER_SENT_BYTE * sent:
         raise UnitySpecificationException(
             f"{what} would take {n_bytes / 1e6:,.0f} MB of memory, although only "
-            f"{sent:,} bytes were sent; divide it, or make its images, masks and actions smaller"
+            f"{sent:,} bytes were sent; divide it, or make images, masks and actions smaller"
         )
 
 
 def check_behaviors(known: int, name: str) -> None:
-    """Raise UnitySpecificationException if a behavior comes after as many as are possible."""
+    """Raise UnitySpecificationException if `known` behaviors leave no room for another."""
     if known >= MAX_BEHAVIORS:
         raise UnitySpecificationException(
             f"the environment announces more than {MAX_BEHAVIORS} behaviors, the last is "
-            f"{brief(name)!r}: agents that do the same need the same behavior name"
+            f"{brief(name)!r}: agents with the same task need the same behavior name"
         )
 
 
 def refuse_other_spec(name: str, ours: BehaviorSpec, theirs: BehaviorSpec, where: str) -> None:
-    """Raise UnityObservationException unless agents of `theirs` can be treated as `ours`.
+    """Raise UnityObservationException unless agents with the spec `theirs` can be used as `ours`.
 
-    Names of sensors may differ. `where` names the announcer of `theirs`, for the error.
+    Names of sensors may differ. `where` names the sender of `theirs`, for the error.
     """
     if ours == theirs:
         return
@@ -310,7 +312,7 @@ def refuse_other_spec(name: str, ours: BehaviorSpec, theirs: BehaviorSpec, where
     if difference is not None:
         raise UnityObservationException(
             f"behavior {name}: {where} {difference}; all agents of a behavior must observe and do "
-            "the same, so give those others a behavior name of their own"
+            "the same, so give the other agents another behavior name"
         )
     names, other = ([obs.name for obs in spec.observation_specs] for spec in (ours, theirs))
     note_other_names(name, str(names), str(other))
@@ -340,7 +342,7 @@ def _described(obs: ObservationSpec) -> str:
 
 
 def other_order(names: Sequence[str], other: Sequence[str]) -> bool:
-    """Return whether a name stands at another place in the other list, of equal length."""
+    """Return whether lists of equal length have a name in common at different places."""
     shared = {*names} & {*other}
     pairs = zip(names, other, strict=False)
     return len(names) == len(other) and any(
@@ -354,13 +356,13 @@ def other_names(one: BehaviorSpec, two: BehaviorSpec) -> tuple[list[str], list[s
     return (names, other) if all(names) and all(other) and names != other else None
 
 
-# The cache makes it warn once: an equal call does not get here again.
+# The cache prevents a second warning: a call with equal arguments does not run the body again.
 @lru_cache(maxsize=256)
 def note_other_names(behavior: str, names: str, other: str) -> None:
-    """Warn, once for each, that agents of a behavior have the same sensors under other names."""
+    """Warn once that agents of a behavior have sensors with different names."""
     _log.warning(
-        "Behavior %s: an agent calls its observations %s, the first one %s. They are taken to mean "
-        "the same, because their shapes agree; check it.",
+        "Behavior %s: an agent calls its observations %s, the first agent %s. They are taken to "
+        "mean the same, because their shapes agree; check it.",
         behavior,
         other,
         names,
@@ -368,7 +370,7 @@ def note_other_names(behavior: str, names: str, other: str) -> None:
 
 
 def spec_to_mapping(spec: BehaviorSpec) -> dict[str, Any]:
-    """A behavior's specification as plain values."""
+    """Return a behavior's specification as plain values."""
     scales = {"scales": list(scales_of(spec))} if scales_of(spec) else {}
     return {
         "observations": [
@@ -390,7 +392,7 @@ def spec_from_mapping(values: Mapping[str, Any]) -> BehaviorSpec:
     """Return the specification that `spec_to_mapping` wrote.
 
     Raises:
-        ValueError: No behavior can have such sizes.
+        ValueError: The sizes are impossible or too large.
     """
     spec = BehaviorSpec(
         [

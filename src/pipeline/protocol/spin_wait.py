@@ -2,9 +2,9 @@
 
 Trainer and environment take turns of a few hundred microseconds. Waking a sleeping process costs
 the kernel tens of microseconds, on a virtual machine hundreds, and delays the waking process, too;
-so each end polls for some milliseconds before it blocks. Where polling does not pay, because the
-other end is slower or other processes wait for this processor, an end soon stops polling and only
-tries again now and then; with a single processor it never polls.
+so each end polls for some milliseconds before it blocks. If polling does not pay, because the other
+end is slower or other processes wait for this processor, an end soon stops polling and tries again
+seldom; with a single processor it never polls.
 `benchmarks/exchange.py`, with and without PIPELINE_SPIN_US=0, shows the effect.
 """
 
@@ -18,19 +18,19 @@ from selectors import BaseSelector
 from pipeline.errors import SettingsError
 
 VARIABLE = "PIPELINE_SPIN_US"
+# Longer than a gradient step, or a built-in simulator's step, on a slow machine. An end that stops
+# polling just before the answer arrives must be woken, and then its own answer is late, too.
 _DEFAULT_US = 4000.0
-"""Longer than a gradient step or a built-in simulator's step takes on a slow machine. An end that
-gives up just before the answer comes has to be woken, which makes the next answer later still."""
-_MOST_US = 1e6
-"""Limited, because the time-out of a silent environment is not checked while polling."""
-_CROWDED = 0.25
-"""Share of a poll in which other processes had the processor, from which polling does not pay."""
-_MAX_PAUSE = 1024
-"""Waits without polling after a poll that did not pay: doubled each time, up to this many."""
+# Limited, because the time-out of a silent environment is not checked while polling.
+_MAX_US = 1e6
+# Polling does not pay if other processes had the processor for a larger share of the poll.
+_MAX_OTHERS_SHARE = 0.25
+# Most waits without polling; doubled after each poll that did not pay.
+_MAX_SKIPS = 1024
 
 
 class SpinWait:
-    """Polls for a short time before a wait blocks, and more seldom where that does not pay.
+    """Polls for a short time before a wait blocks; less often while polling does not pay.
 
     Args:
         limit_s: how long to poll; None for PIPELINE_SPIN_US or its default.
@@ -38,32 +38,32 @@ class SpinWait:
 
     def __init__(self, limit_s: float | None = None) -> None:
         self.limit_s = _limit() if limit_s is None else limit_s
-        self._left_out = 0
-        self._pause = 1
+        self._n_to_skip = 0
+        self._next_skips = 1
 
     def poll(self, selector: BaseSelector) -> None:
-        """Ask `selector` again and again until something is there or the limit is over."""
-        if self._left_out > 0:
-            self._left_out -= 1
+        """Poll `selector` until it is ready or the limit has passed."""
+        if self._n_to_skip > 0:
+            self._n_to_skip -= 1
             return
-        # In this order of clocks `others_s` is at most 0 if no other process worked.
+        # Reading the clocks in this order makes `others_s` at most 0 without other processes.
         worked, began = time.thread_time(), time.perf_counter()
-        is_there, end = False, began + self.limit_s
+        is_ready, end = False, began + self.limit_s
         while time.perf_counter() < end:
-            if is_there := bool(selector.select(0)):
+            if is_ready := bool(selector.select(0)):
                 break
-            _let_others_work()
+            _yield_processor()
         polled_s = time.perf_counter() - began
         others_s = polled_s - (time.thread_time() - worked)
-        if is_there and others_s < _CROWDED * polled_s:
-            self._pause = 1
+        if is_ready and others_s < _MAX_OTHERS_SHARE * polled_s:
+            self._next_skips = 1
             return
-        self._left_out = self._pause
-        self._pause = min(2 * self._pause, _MAX_PAUSE)
+        self._n_to_skip = self._next_skips
+        self._next_skips = min(2 * self._next_skips, _MAX_SKIPS)
 
 
-def _let_others_work() -> None:
-    """Give way to processes that wait for this processor; takes no time if there are none."""
+def _yield_processor() -> None:
+    """Let processes that wait for this processor run; returns at once if there are none."""
     if hasattr(os, "sched_yield"):
         os.sched_yield()
     else:
@@ -78,10 +78,10 @@ def _limit() -> float:
         microseconds = float(text)
     except ValueError:
         microseconds = math.nan
-    if not microseconds <= _MOST_US:  # nor what is no number
+    if not microseconds <= _MAX_US:  # also true for NaN
         raise SettingsError(
-            f"{VARIABLE}={text}: expected microseconds to look before blocking, at most "
-            f"{_MOST_US:.0f}, such as 500, or 0"
+            f"{VARIABLE}={text}: expected microseconds of polling before a wait blocks, at most "
+            f"{_MAX_US:.0f}, such as 500; 0 turns polling off"
         )
     return max(microseconds, 0.0) * 1e-6
 

@@ -1,7 +1,7 @@
-"""What the agents of one behavior sent: structures of arrays, one row per agent.
+"""Steps of the agents of one behavior: structures of arrays, one row per agent.
 
-`DecisionSteps` and `TerminalSteps` are both the public low-level API (names and argument order are
-ML-Agents') and the only form in which steps travel inside this project.
+`DecisionSteps` and `TerminalSteps` are the public low-level API, with ML-Agents' names and order of
+arguments, and also the only form of steps inside this project.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Step = TypeVar("Step", covariant=True)
 
 
 class _AgentSteps(Mapping[int, Step]):
-    """What both kinds of steps have: a mapping from agent ids to rows of arrays."""
+    """Base class of both kinds of steps: a mapping from agent ids to rows of arrays."""
 
     __slots__ = ()
     obs: list[FloatArray]
@@ -55,7 +55,7 @@ class _AgentSteps(Mapping[int, Step]):
     @property
     def agent_id_to_index(self) -> dict[int, int]:
         """Row of each agent id."""
-        # Made at the first look-up: training never asks for single agents.
+        # Built at the first look-up, because training never looks up single agents.
         if self._index is None:
             self._index = {int(agent): row for row, agent in enumerate(self.agent_id)}
         return self._index
@@ -88,16 +88,17 @@ class DecisionSteps(_AgentSteps[DecisionStep]):
     obs: list[FloatArray]
     """One float32 [N, *shape] per observation."""
     reward: FloatArray
-    """float32 [N], gained since each agent's previous step."""
+    """float32 [N], sum of rewards since each agent's previous step."""
     agent_id: IntArray
     """int32 [N]."""
     action_mask: list[BoolArray] | None
-    """bool [N, branch size] per discrete branch, True where an action is forbidden; None where all
-    are allowed, and without discrete actions."""
+    """bool [N, branch size] per discrete branch, True where an action is forbidden; None if all
+    actions are allowed or continuous."""
     group_id: IntArray
     """int32 [N], 0 for agents without a group."""
     group_reward: FloatArray
     """float32 [N]."""
+    # Not an argument of the constructor, which has ML-Agents' arguments.
     _index: dict[int, int] | None = field(default=None, init=False)
 
     def __getitem__(self, agent_id: int) -> DecisionStep:
@@ -120,10 +121,10 @@ class TerminalSteps(_AgentSteps[TerminalStep]):
     """
 
     obs: list[FloatArray]
-    """The last of the episode."""
+    """Last observations of the episode, one float32 [N, *shape] per observation."""
     reward: FloatArray
     interrupted: BoolArray
-    """bool [N], True where the episode was cut short rather than finished."""
+    """bool [N], True where the episode was cut short, as by a step limit, and did not finish."""
     agent_id: IntArray
     group_id: IntArray
     group_reward: FloatArray
@@ -159,7 +160,7 @@ def no_agents(spec: BehaviorSpec) -> Steps:
 
 def steps_to_mapping(steps: Steps) -> dict[str, dict[str, Any]]:
     """Return copies of a behavior's steps as plain values and arrays."""
-    # Copies, since arrays may be views of a message.
+    # Copied, because arrays may be views of a received message.
     decision, terminal = (
         {
             name: [array.copy() for array in value] if isinstance(value, list) else value.copy()
@@ -167,29 +168,29 @@ def steps_to_mapping(steps: Steps) -> dict[str, dict[str, Any]]:
         }
         for part in steps
     )
-    # `_values` leaves out what is None, but the constructor needs it.
+    # `_values` leaves out fields that are None, but the constructor needs this field.
     decision.setdefault("action_mask", None)
     return {"decision": decision, "terminal": terminal}
 
 
 def steps_from_mapping(values: Mapping[str, Mapping[str, Any]]) -> Steps:
-    """Return the steps that `steps_to_mapping` was given."""
+    """Return the steps in a mapping from `steps_to_mapping`."""
     return DecisionSteps(**values["decision"]), TerminalSteps(**values["terminal"])
 
 
 def refuse_other_shapes(name: str, spec: BehaviorSpec, steps: Steps) -> None:
-    """Raise ValueError if a column of saved steps does not have the shape that `spec` says."""
+    """Raise ValueError if the shape of a saved array does not fit `spec`."""
     for part in steps:
         n = len(part.agent_id)
         expected = [(n, *obs.shape) for obs in spec.observation_specs]
         others = [*(getattr(part, "action_mask", None) or []), part.reward, part.group_reward]
         others += [part.group_id, getattr(part, "interrupted", part.agent_id)]
         if [obs.shape for obs in part.obs] != expected or any(len(v) != n for v in others):
-            raise ValueError(f"the steps of {name} have other shapes than its specification")
+            raise ValueError(f"the shapes of the steps of {name} do not fit its specification")
 
 
 def same_steps(one: Steps, other: Steps) -> bool:
-    """Whether two behaviors' steps are equal, number by number."""
+    """Return whether all arrays of two behaviors' steps are equal."""
     arrays, other_arrays = list(_arrays(one)), list(_arrays(other))
     return len(arrays) == len(other_arrays) and all(map(np.array_equal, arrays, other_arrays))
 
@@ -202,7 +203,7 @@ def _arrays(steps: Steps) -> Iterator[AnyArray]:
 
 def _values(steps: DecisionSteps | TerminalSteps) -> list[tuple[str, Any]]:
     """Return names and values of the fields that are not None."""
-    # `init` leaves out the index, which is made again when it is needed.
+    # `init` is False for the index only, which is built again when it is needed.
     values = [
         (attribute.name, getattr(steps, attribute.name))
         for attribute in fields(steps)

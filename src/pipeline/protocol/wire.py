@@ -1,9 +1,11 @@
 """Protobuf records of constant size, laid out as rows of bytes.
 
-A message whose fields all have a fixed width is the same run of bytes for every agent except for
-the numbers in it. So a batch of N agents is one uint8 [N, width] table: writing it is a broadcast
-of the template and a few column copies, reading it is a comparison of the constant columns and a
-view of the others. Nothing here loops over agents or numbers.
+If all fields of a message have a fixed width, the messages of all agents differ in their numbers
+only. So a batch of N agents is one uint8 [N, width] table: writing it is a broadcast of the
+template and a few column copies; reading it is a comparison of the constant columns and a view of
+the other columns. Nothing in this module loops over agents or numbers.
+
+The encoding is described at https://protobuf.dev/programming-guides/encoding/.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ ID_WIDTH = 10
 
 
 def parse(kind: type[M], data: Received, sender: str = "environment") -> M:
-    """Return the message that `sender` sent.
+    """Return the message of type `kind` that `sender` sent.
 
     Raises:
-        UnityCommunicationException: It is not a message of the protocol.
+        UnityCommunicationException: The bytes are not a message of that type.
     """
     try:
-        return kind.FromString(data)  # type: ignore[arg-type]  # its stubs know bytes alone
+        return kind.FromString(data)  # type: ignore[arg-type]  # protobuf's stubs allow bytes only
     except DecodeError as error:
         raise UnityCommunicationException(
             f"the {sender} sent {len(data)} bytes that are not a message of the protocol"
@@ -52,7 +54,7 @@ def varint(value: int) -> bytes:
 
 
 def head(field: int, size: int) -> bytes:
-    """Return the bytes before a content of `size` bytes in a length-delimited field."""
+    """Return tag and length of a length-delimited field with a content of `size` bytes."""
     return varint(field << 3 | 2) + varint(size)
 
 
@@ -62,32 +64,34 @@ def delimited(field: int, payload: bytes) -> bytes:
 
 
 def entry(parts: Iterable[tuple[bytes, bytes]]) -> tuple[AnyArray, list[int]]:
-    """Return an entry of a list, uint8 [width], and where its parts' contents begin.
+    """Return an entry of a list, uint8 [width], and the offsets of its parts' contents.
 
     Args:
-        parts: head and content of each. Only contents differ between entries.
+        parts: head and content of each part. Entries of a list differ in the contents only.
     """
     out, starts = bytearray(), []
     for before, content in parts:
         out += before
         starts.append(len(out))
         out += content
-    # Field 1 is the list in messages of agents and in those of actions.
+    # The list is field 1 in ListAgentInfoProto and in ListAgentActionProto.
     before = head(1, len(out))
     return (np.frombuffer(before + out, dtype=np.uint8), [len(before) + start for start in starts])
 
 
 def part(field: int, content: bytes) -> tuple[bytes, bytes]:
-    """Return a part of an `entry`: a length-delimited field, which is left out if empty."""
+    """Return a part of an `entry`: head and content of a field, without a head if it is empty."""
     return head(field, len(content)) if content else b"", content
 
 
 def wide_varints(values: AnyArray, width: int) -> AnyArray:
-    """Varints of exactly `width` bytes, padded with continuation bytes, which every parser accepts.
+    """Return varints of exactly `width` bytes, padded with continuation bytes.
+
+    A padded varint is longer than necessary, but every parser accepts it.
 
     Args:
         values: int [...] whole numbers that fit in 7 * `width` bits; negative ones need width 10.
-        width: bytes of each.
+        width: bytes of each varint.
 
     Returns:
         uint8 [..., width].
@@ -96,39 +100,41 @@ def wide_varints(values: AnyArray, width: int) -> AnyArray:
     bits = np.asarray(values, dtype=np.int64).view(np.uint64)[..., None]
     groups = (bits >> (np.arange(width, dtype=np.uint64) * np.uint64(7))) & np.uint64(0x7F)
     out = groups.astype(np.uint8)
+    # The highest bit of a byte says that another byte follows.
     out[..., :-1] |= 0x80
     return out
 
 
 def width_of(values: AnyArray) -> int:
-    """Bytes that the widest of `values` needs as a varint."""
+    """Return the bytes that the widest of `values`, int [...], needs as a varint."""
     if values.size == 0:
         return 1
+    # Negative numbers are sign-extended to 64 bits, which take ten bytes.
     if int(values.min()) < 0:
         return ID_WIDTH
     return max(1, math.ceil(int(values.max()).bit_length() / 7))
 
 
 def float_bytes(values: AnyArray) -> AnyArray:
-    """Numbers [N, ...] as float32 in uint8 [N, 4 * size], little-endian, a view where possible."""
+    """Return numbers [N, ...] as little-endian float32: uint8 [N, 4 * size], a view if possible."""
     values = np.ascontiguousarray(values, dtype="<f4")
     n = len(values)
-    # Of no rows, `-1` could not tell the width.
+    # Not `-1`, from which NumPy cannot compute the width if there are no rows.
     return values.reshape(n, values.size // n if n else 0).view(np.uint8)
 
 
 def float_rows(table: AnyArray, start: int, shape: tuple[int, ...]) -> FloatArray:
-    """float32 [N, *shape] copied out of the columns from `start` of uint8 [N, width]."""
+    """Return float32 [N, *shape]: a copy of columns of `table`, uint8 [N, width], from `start`."""
     stop = start + 4 * math.prod(shape)
     block = np.ascontiguousarray(table[:, start:stop])
     floats = block.view("<f4").reshape(len(table), *shape)
-    # One row is contiguous already, and then still a view of what was received.
+    # With one row, `block` is contiguous already, and still a read-only view of received bytes.
     return floats if floats.flags.writeable else floats.copy()
 
 
 @lru_cache(maxsize=256)
 def observation_header(shape: tuple[int, ...]) -> bytes:
-    """Return what precedes the floats in an uncompressed ObservationProto of this shape."""
+    """Return the bytes before the floats in an uncompressed ObservationProto of this shape."""
     size = 4 * math.prod(shape)
     # Protobuf leaves out an empty list, its tag included.
     inner = b"\x0a" + varint(size) if size else b""
@@ -138,7 +144,7 @@ def observation_header(shape: tuple[int, ...]) -> bytes:
 
 @lru_cache(maxsize=256)
 def observation_template(spec: ObservationSpec) -> tuple[bytes, int]:
-    """Return an ObservationProto of zeros that fits `spec`, and where its floats begin."""
+    """Return a serialized ObservationProto of zeros for `spec`, and the offset of its floats."""
     header = observation_header(spec.shape)
     out = header + bytes(4 * math.prod(spec.shape))
     if spec.dimension_property:

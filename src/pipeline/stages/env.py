@@ -114,8 +114,8 @@ def _built(name: str, source: UnitySource, folder: Path, root: Path, work: Path)
 
 def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
     """Copy a fetched archive's files; return the executable in `folder` and the sha256."""
+    from pipeline.envs.sources.executables import executable_in, this_platform
     from pipeline.envs.sources.fetch import fetch, public
-    from pipeline.envs.sources.programs import find_program, this_platform
 
     platform = this_platform()
     archive = source.archive(platform)
@@ -126,7 +126,7 @@ def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
         )
     url, sha256 = archive
     cached = fetch(url, sha256=sha256, max_bytes=int(source.max_unpacked_gb * 1e9))
-    program = find_program(cached, label=public(url), wanted=source.executable)
+    program = executable_in(cached, label=public(url), wanted=source.executable)
     # Copied, not linked: engines delete outputs and DVC relinks them, which must not touch the
     # cache.
     shutil.copytree(cached, folder / _PLAYER, symlinks=True)
@@ -135,15 +135,15 @@ def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
 
 def _copied(source: Path, folder: Path) -> Path:
     """Copy a build, and return the executable in the copy."""
-    from pipeline.envs.sources.programs import find_program
+    from pipeline.envs.sources.executables import executable_in
 
     folder.mkdir(parents=True)
     if source.is_file():
         copy = Path(shutil.copy(source, folder / source.name))
         if not os.access(copy, os.X_OK):
             copy.chmod(0o755)
-        return find_program(folder, label=str(source))
+        return executable_in(folder, label=str(source))
     app = source.suffix == ".app"  # a macOS application, whose signature covers its links
     inside = folder / source.name if app else folder
     shutil.copytree(source, inside, symlinks=app, dirs_exist_ok=True)
-    return find_program(folder, label=str(source))
+    return executable_in(folder, label=str(source))

@@ -18,7 +18,7 @@ from pipeline.envs.side_channels import (
     StateChannel,
     StatsSideChannel,
 )
-from pipeline.envs.sources.programs import runs_headless
+from pipeline.envs.sources.executables import runs_headless
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import SettingsError, UnityEnvironmentException
 from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler

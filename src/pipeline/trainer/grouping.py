@@ -120,7 +120,9 @@ class GroupTracker(Groups):
         """Return the rewards [N] to learn from, and the fields to store if a trajectory closes."""
         s = self.by_slot
         ended = isinstance(step, TerminalSteps)
-        gained, moment = ("gained_at_end", "end_moment") if ended else ("gained", "moment")
+        gained, moment = (
+            ("step_reward_at_end", "end_moment") if ended else ("step_reward", "moment")
+        )
         return s[gained][slots].astype(np.float32), {"next_moment": s[moment][slots]}
 
     def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:

@@ -172,7 +172,7 @@ def test_a_taken_port_of_the_editor_is_one_line_with_the_remedy(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert f"(port {editor_port}) is still in use" in error
-    assert "end the other program that waits for it" in error
+    assert "end the process that listens there" in error
     assert "--base-port" not in error
     assert not (tmp_path / "results").exists()
 

@@ -102,7 +102,7 @@ def there_and_back(tmp_path, dataset, env_id):
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Taxi-v4"])
-def test_a_dataset_of_gymnasium_comes_back_equal(tmp_path, env_id):
+def test_gymnasium_dataset_round_trips(tmp_path, env_id):
     env = gymnasium.make(env_id, max_episode_steps=40)
     dataset = collect("local/random-v0", env)
     reimported, behavior, steps = there_and_back(tmp_path, dataset, f"gymnasium:{env_id}")
@@ -145,7 +145,7 @@ class Trees(gymnasium.Env):
         return self.observation_space.sample(), 0.5, self.n == 4, False, {}
 
 
-def test_trees_of_spaces_come_back_equal(tmp_path):
+def test_trees_of_spaces_round_trip(tmp_path):
     gymnasium.register("demonstrated/Trees-v0", f"{__name__}:Trees")
     try:
         dataset = collect("trees-v1", gymnasium.make("demonstrated/Trees-v0"))
@@ -165,7 +165,7 @@ def test_trees_of_spaces_come_back_equal(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [(2, (3, 2)), (0, (3,)), (1, (4,)), (2, ())])
-def test_a_demonstration_comes_back_from_a_dataset_without_an_environment(tmp_path, kind):
+def test_demonstration_round_trips_through_a_dataset_without_an_environment(tmp_path, kind):
     entities = ObservationSpec.entities(2, 3, "near")
     vision = ObservationSpec.visual(2, 5, 4, "eye")
     spec = BehaviorSpec([entities, vision], ActionSpec(*kind))
@@ -195,7 +195,7 @@ def test_a_demonstration_comes_back_from_a_dataset_without_an_environment(tmp_pa
         )
 
 
-def test_actions_beyond_their_bounds_are_clipped_and_counted(tmp_path):
+def test_actions_outside_their_bounds_are_clipped_and_counted(tmp_path):
     env = gymnasium.make("Pendulum-v1", max_episode_steps=5)
     dataset = collect("wide-v0", env, drawn=spaces.Box(-4, 4, (1,), np.float32))
     actions = np.concatenate([episode.actions for episode in dataset])
@@ -203,7 +203,7 @@ def test_actions_beyond_their_bounds_are_clipped_and_counted(tmp_path):
     steps = import_table(table, behavior, spec, tmp_path / "a.demo")
     n_beyond = int((np.abs(actions) > 2).sum())
     assert 0 < n_beyond < len(actions)
-    assert f"; {n_beyond} numbers beyond them clipped, as the environment does" in steps[1]
+    assert f"; {n_beyond} numbers outside were clipped, as the environment does" in steps[1]
     demo = read_demo(tmp_path / "a.demo")
     np.testing.assert_array_equal(demo.continuous[~demo.done], actions.clip(-2, 2) / 2)
 
@@ -213,7 +213,7 @@ def test_actions_without_bounds_need_a_scale(tmp_path):
     free = spaces.Box(-np.inf, np.inf, (1,), np.float32)
     collect("free-v0", env, acted=free)
     table, behavior, spec = read_dataset("free-v0")
-    with pytest.raises(DemonstrationError, match=r"beyond -1..1.*--action-scale"):
+    with pytest.raises(DemonstrationError, match=r"exceeds -1..1.*--action-scale"):
         import_table(table, behavior, spec, tmp_path / "b.demo")
     import_table(table, behavior, spec, tmp_path / "b.demo", action_scale=(10,))
     demo = read_demo(tmp_path / "b.demo")
@@ -221,14 +221,14 @@ def test_actions_without_bounds_need_a_scale(tmp_path):
     np.testing.assert_array_equal(demo.continuous[~demo.done], np.float32(actions / 10.0))
 
 
-def test_datasets_that_cannot_be_are_refused(tmp_path):
+def test_invalid_datasets_are_refused(tmp_path):
     with pytest.raises(DemonstrationError, match=r"not on this machine; fetch it with `minari dow"):
         read_dataset("nobody/nothing-v0")
     dataset = collect("cart-v0", gymnasium.make("CartPole-v1"))
     there_and_back(tmp_path, dataset, None)
     demo = read_demo(tmp_path / "a.demo")
     for use in (read_dataset, lambda name: write_dataset(demo, name)):
-        with pytest.raises(DemonstrationError, match=r"minari:nothing: is no id of a dataset"):
+        with pytest.raises(DemonstrationError, match=r"minari:nothing: is not an id of a dataset"):
             use("nothing")
     with pytest.raises(DemonstrationError, match=r"minari:cart-v0: exists; raise the version"):
         write_dataset(demo, "cart-v0")

@@ -49,7 +49,7 @@ def recorded(path, *, done=(0, 0, 1, 0, 1, 1), interrupted=(4,), masked=True):
 
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_a_demonstration_comes_back_from_a_table_to_the_byte(tmp_path, suffix, masked):
+def test_demonstration_round_trips_through_a_table_with_equal_bytes(tmp_path, suffix, masked):
     path = recorded(tmp_path / "a.demo", masked=masked)
     table = tmp_path / f"a{suffix}"
     fields, _ = table_of(read_demo(path))
@@ -90,10 +90,10 @@ def test_a_branch_without_a_mask_forbids_nothing(tmp_path):
     assert not masks[1].any()
 
 
-def test_an_episode_that_goes_on_is_closed_as_cut_short(tmp_path):
+def test_open_episode_is_closed_as_cut_short(tmp_path):
     path = recorded(tmp_path / "a.demo", done=(0, 1, 0, 0), interrupted=())
     fields, steps = table_of(read_demo(path))
-    assert "ended by      1 terminated, 0 truncated, the last goes on" in steps
+    assert "ended by      1 terminated, 0 truncated, the last has not ended" in steps
     write_table(fields, tmp_path / "a.parquet")
     steps = import_table(read_table(tmp_path / "a.parquet"), "B", SPEC, tmp_path / "b.demo")
     assert "ended by      1 terminated, 1 the end of the table (as cut short)" in steps
@@ -126,7 +126,7 @@ def imported(tmp_path, text, *, spec=SMALL, columns=OWN, suffix=".csv", **option
     return read_demo(target), steps
 
 
-def test_own_columns_give_the_rows_that_were_played(tmp_path):
+def test_users_columns_give_the_recorded_rows(tmp_path):
     demo, steps = imported(tmp_path, PLAY)
     rows = load_expert_rows([tmp_path / "play.demo"], SMALL)
     assert rows.obs[0].tolist() == [[1, 0.5], [2, 0], [3, 0], [4, 1]]
@@ -147,7 +147,7 @@ def test_own_columns_give_the_rows_that_were_played(tmp_path):
     ]
 
 
-def test_episodes_may_be_known_by_their_names_alone(tmp_path):
+def test_episodes_may_be_identified_by_names_only(tmp_path):
     text = "obs0.0,obs0.1,discrete,episode\n1,1,0,a\n2,2,1,a\n3,3,2,b\n"
     demo, steps = imported(tmp_path, text, columns={})
     assert demo.done.tolist() == [False, False, True, False, True]
@@ -187,14 +187,14 @@ def test_bytes_of_images_become_numbers_up_to_one(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("2;0;0", "2;north;0", "line 4, column y: 'north' is no number; write numbers"),
-        ("2;0;0", "2;;0", "line 4, column y: nan is no finite number"),
-        ("2;0;0", "2;1e99;0", "line 4, column y: 1e+99 is no finite number"),
-        ("2;0;0", "2;0;3", "line 4, column key: 3 is none of the choices, which are 0 to 2"),
-        ("2;0;0", "2;0;0.5", "line 4, column key: 0.5 is none of the choices"),
-        ("0;3;", "0;inf;", "line 4, column points: inf is no finite reward"),
-        ("0;3;", "0;1e99;", "line 4, column points: 1e+99 is no finite reward"),
-        ("3;yes", "3;perhaps", "line 4, column over: 'perhaps' is no number"),
+        ("2;0;0", "2;north;0", "line 4, column y: 'north' is not a number; write 0.5"),
+        ("2;0;0", "2;;0", "line 4, column y: nan is not a finite number"),
+        ("2;0;0", "2;1e99;0", "line 4, column y: 1e+99 is not a finite number"),
+        ("2;0;0", "2;0;3", "line 4, column key: 3 is not a choice; choices are 0 to 2"),
+        ("2;0;0", "2;0;0.5", "line 4, column key: 0.5 is not a choice"),
+        ("0;3;", "0;inf;", "line 4, column points: inf is not a finite reward"),
+        ("0;3;", "0;1e99;", "line 4, column points: 1e+99 is not a finite reward"),
+        ("3;yes", "3;perhaps", "line 4, column over: 'perhaps' is not a number"),
         ("3;yes", "3;2", "line 4, column over: 2 is neither 0 nor 1"),
         ("0.5;2;1;no", "0.5;;1;no", "line 2: has no action, but no episode ends here"),
         ("x;y;key", "x;z;key", "there is no column 'y'; the columns are x, z, key"),
@@ -204,7 +204,7 @@ def test_bytes_of_images_become_numbers_up_to_one(tmp_path):
         (PLAY, "", "play.csv: has no rows"),
     ],
 )
-def test_a_mistake_in_a_table_is_told_with_its_place(tmp_path, old, new, told):
+def test_mistake_in_a_table_is_reported_with_its_place(tmp_path, old, new, told):
     assert old in PLAY
     message = refusal(DemonstrationError, imported, tmp_path, PLAY.replace(old, new, 1))
     assert told in message
@@ -218,17 +218,20 @@ HYBRID = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, (2,)))
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("0,2.5,1,0,1", "line 2, column continuous: the action 2.5 lies beyond -1..1"),
+        ("0,2.5,1,0,1", "line 2, column continuous: the action 2.5 exceeds -1..1"),
         ("0,2.5,1,0,1", "divide by the largest: --action-scale 2.5"),
-        ("0,,1,0,1", "line 2, column continuous: there is no action (nan), but others in this row"),
-        ("0,1,,0,1", "line 2, column discrete: there is no action (nan)"),
+        (
+            "0,,1,0,1",
+            "line 2, column continuous: the action is missing (nan), but the row has others",
+        ),
+        ("0,1,,0,1", "line 2, column discrete: the action is missing (nan)"),
         ("0,,,0,1", "no row has an action to learn from"),
-        ("0,1,1,1,1\n0,1,1,0,1", "line 3, column episode: episode 1 goes on after its end"),
+        ("0,1,1,1,1\n0,1,1,0,1", "line 3, column episode: episode 1 continues after its end"),
         ("0,1,1,0,1\n0,1,1,0,2\n0,1,1,0,1", "line 4, column episode: episode 1 comes again"),
-        ("0,1,1,0,1\n0,1,1,0,", "line 3, column episode: nan names nothing"),
+        ("0,1,1,0,1\n0,1,1,0,", "line 3, column episode: nan is not a name"),
     ],
 )
-def test_episodes_and_actions_that_cannot_be_are_refused(tmp_path, text, told):
+def test_impossible_episodes_and_actions_are_refused(tmp_path, text, told):
     text = f"obs0,continuous,discrete,truncated,episode\n{text}\n"
     assert told in refusal(DemonstrationError, imported, tmp_path, text, spec=HYBRID, columns={})
 
@@ -243,7 +246,7 @@ def test_episodes_and_actions_that_cannot_be_are_refused(tmp_path, text, told):
         ({"columns": {**OWN, "rewards": ["x"]}}, "has no field 'rewards'; did you mean 'reward'?"),
         (
             {"columns": {key: OWN[key] for key in ("obs0", "discrete")}},
-            "there is no column terminated, truncated or episode, which tells where episodes end",
+            "there is no column terminated, truncated or episode, which says where episodes end",
         ),
         ({"spec": HYBRID, "columns": {"obs0": ["x"]}}, "there is no column continuous or"),
     ],
@@ -258,20 +261,20 @@ def test_columns_that_do_not_fit_the_behavior_are_refused(tmp_path, options, tol
     ("lines", "told"),
     [
         ('{"obs0": [1, 2]\n', "line 1: Expecting"),
-        ("[1]\n", "line 1: is no object"),
+        ("[1]\n", "line 1: is not an object"),
         ('{"obs0": [1, 2]}\n\n{"obs0": [1]}\n', "line 3, column obs0: has the shape (1,)"),
-        ('{"obs0": [1, "x"]}\n', "line 1, column obs0: [1, 'x'] is no number"),
+        ('{"obs0": [1, "x"]}\n', "line 1, column obs0: [1, 'x'] is not a number"),
         (f'{{"obs0": [1, 1{"0" * 400}]}}\n', "line 1, column obs0: [1, 1000"),
-        ('{"obs0": [1, 1], "discrete": 1, "episode": [1]}\n', "line 1, column episode: [1] names"),
+        ('{"obs0": [1, 1], "discrete": 1, "episode": [1]}\n', "line 1, column episode: [1] is not"),
         ("[" * 100_000, "cannot be read as JSONL: "),
     ],
 )
-def test_json_lines_that_are_not_alike_are_told_with_their_line(tmp_path, lines, told):
+def test_different_json_lines_are_reported_with_their_line(tmp_path, lines, told):
     options = {"columns": {}, "suffix": ".jsonl"}
     assert told in refusal(DemonstrationError, imported, tmp_path, lines, **options)
 
 
-def test_damaged_files_and_those_of_another_form_are_refused(tmp_path):
+def test_damaged_files_and_other_formats_are_refused(tmp_path):
     pd.DataFrame({"obs0": [1.0, 2.0]}).to_parquet(tmp_path / "a.parquet")
     whole = (tmp_path / "a.parquet").read_bytes()
     for content in (b"no table", whole[:-30], whole[:40] + whole[70:]):
@@ -279,13 +282,13 @@ def test_damaged_files_and_those_of_another_form_are_refused(tmp_path):
         with pytest.raises(DemonstrationError, match=r"b\.parquet: cannot be read as PARQUET"):
             read_table(tmp_path / "b.parquet")
     for use in (read_table, lambda path: write_table({}, path)):
-        with pytest.raises(DemonstrationError, match=r"a\.xlsx: is no table; name a file that"):
+        with pytest.raises(DemonstrationError, match=r"a\.xlsx: is not a table; name a file that"):
             use(tmp_path / "a.xlsx")
         with pytest.raises(DemonstrationError, match=r"a\.npz: NPZ is not read or written"):
             use(tmp_path / "a.npz")
 
 
-def test_a_specification_file_says_what_the_demonstration_says(tmp_path):
+def test_specification_file_equals_the_demonstrations_specification(tmp_path):
     goal = ObservationSpec.entities(4, 2, "list")._replace(observation_type=1)
     spec = BehaviorSpec([*SPEC.observation_specs, goal], SPEC.action_spec)
     path = tmp_path / "spec.yaml"
@@ -306,10 +309,10 @@ def test_a_specification_file_says_what_the_demonstration_says(tmp_path):
             "behavior: B\nobservations: []\nactions: {}\ncolumns: {reward: 3}\n",
             r"spec\.yaml:4: columns\.reward: needs the name of a column",
         ),
-        ("behaviors: {A: {}}\n", r"spec\.yaml: is a trainer configuration and no demonstration; "),
+        ("behaviors: {A: {}}\n", r"spec\.yaml: is a trainer configuration; "),
     ],
 )
-def test_a_mistake_in_a_specification_file_is_told_with_its_line(tmp_path, text, told):
+def test_mistake_in_a_specification_file_is_reported_with_its_line(tmp_path, text, told):
     path = tmp_path / "spec.yaml"
     path.write_text(text)
     with pytest.raises(SettingsError, match=told):
@@ -324,7 +327,7 @@ def test_a_mistake_in_a_specification_file_is_told_with_its_line(tmp_path, text,
         (["B?team=0", "C?team=1"], "C", "C"),
     ],
 )
-def test_a_specification_is_that_of_an_environments_behavior(teams, behavior, expected):
+def test_specification_can_come_from_an_environments_behavior(teams, behavior, expected):
     """Teams of one name play the same behavior, and another name may be asked for."""
     closed = []
     env = SimpleNamespace(reset=lambda: None, close=lambda: closed.append(1))

@@ -44,7 +44,7 @@ def write(path, done, *, interrupted=(), spec=SPEC, first=0.0):
     return path
 
 
-def test_rows_are_all_pairs_but_those_that_close_an_episode(tmp_path):
+def test_rows_are_all_pairs_except_closing_pairs(tmp_path):
     done = [False, False, True, False, True, True, False]
     rows = load_expert_rows([write(tmp_path / "a.demo", done, interrupted=[4])], SPEC)
     assert len(rows) == 4
@@ -77,7 +77,7 @@ def test_files_follow_each_other_with_their_weights_and_no_episode_spans_two(tmp
     assert load_expert_rows(equal, SPEC).weights.tolist() == [3.0] * 4 + [1.0] * 3
 
 
-def test_a_path_names_itself_or_the_demonstrations_in_it(tmp_path):
+def test_path_is_a_demonstration_or_a_folder_of_them(tmp_path):
     file = write(tmp_path / "b.demo", [False])
     other = write(tmp_path / "a.demo", [False])
     assert demonstration_files(str(file)) == [file]
@@ -100,17 +100,19 @@ def test_a_path_names_itself_or_the_demonstrations_in_it(tmp_path):
          r"a\.demo: observation 1 has shape \(1,\), the behavior's has \(2,\)"),
     ],
 )  # fmt: skip
-def test_demonstrations_of_another_behavior_are_refused_by_what_differs(spec, message, tmp_path):
+def test_demonstrations_of_another_behavior_are_refused_with_the_difference(
+    spec, message, tmp_path
+):
     with pytest.raises(DemonstrationError, match=message):
         load_expert_rows([write(tmp_path / "a.demo", [False])], spec)
 
 
-def test_demonstrations_without_a_step_are_refused_by_their_names(tmp_path):
+def test_demonstrations_without_a_step_are_refused_with_their_paths(tmp_path):
     sources = [
         write(tmp_path / "a.demo", [True]),
         DemoSource(path=str(write(tmp_path / "b.demo", [True, True])), weight=1.0),
     ]
-    with pytest.raises(DemonstrationError, match=r"a\.demo, .*b\.demo: no step holds an action"):
+    with pytest.raises(DemonstrationError, match=r"a\.demo, .*b\.demo: no step has an action"):
         load_expert_rows(sources, SPEC)
 
 
@@ -121,7 +123,7 @@ def assert_equal_rows(rows, other):
         np.testing.assert_array_equal(left, right)
 
 
-def test_a_merged_file_gives_the_rows_of_its_files(tmp_path):
+def test_merged_file_has_the_rows_of_all_files(tmp_path):
     folder = tmp_path / "all"
     folder.mkdir()
     write(folder / "a.demo", [False, False, True, False], interrupted=[2])  # goes on
@@ -133,14 +135,14 @@ def test_a_merged_file_gives_the_rows_of_its_files(tmp_path):
     demo = read_demo(target)
     assert (demo.behavior_name, len(demo)) == ("B", 10)
     assert demo.interrupted.tolist() == [False, False, True, False, True] + [False] * 5
-    assert steps[0].endswith("1 episodes ended, and one that goes on closed as cut short")
+    assert steps[0].endswith("1 episodes ended, and an open episode closed as cut short")
     assert steps[1].endswith("4 pairs, 2 episodes ended")
     remerged = tmp_path / "again.demo"
     merge_demos([target], remerged)
     assert remerged.read_bytes() == target.read_bytes()
 
 
-def test_an_open_file_is_closed_with_its_last_observation_and_no_reward_twice(tmp_path):
+def test_open_episode_is_closed_with_its_last_observation_and_without_a_second_reward(tmp_path):
     open_file = write(tmp_path / "a.demo", [False, True, False, False])
     content = parse_demo(open_file)
     for number, info in enumerate(content.infos, start=1):
@@ -168,7 +170,7 @@ def test_files_of_other_behaviors_are_not_merged(tmp_path):
         demo = read_demo(source)
         actions = ActionTuple(demo.continuous, demo.discrete)
         writer.append(obs=demo.obs, actions=actions, reward=demo.reward, done=demo.done)
-    with pytest.raises(DemonstrationError, match=r"behavior 'Other', but .* of 'B'; .*--behavior"):
+    with pytest.raises(DemonstrationError, match=r"behavior 'Other', but .* has 'B'; .*--behavior"):
         merge_demos([source, tmp_path / "d.demo"], target)
     with pytest.raises(DemonstrationError, match=r"a\.demo: is one of the files to merge"):
         merge_demos([source], source)
@@ -219,7 +221,7 @@ def test_trimming_keeps_the_episodes_that_meet_every_condition(tmp_path, conditi
     assert steps[1].startswith(f"kept      {len(kept)} episodes, {3 * len(kept)} pairs, returns")
 
 
-def test_a_return_that_float32_misses_meets_its_limit(tmp_path):
+def test_return_with_a_float32_rounding_error_meets_its_limit(tmp_path):
     path = paid(tmp_path / "a.demo", [0.1])
     assert read_demo(path).returns() != [0.1]
     for conditions in ({"min_return": 0.1}, {"max_return": 0.1}):
@@ -233,12 +235,12 @@ def test_a_return_that_float32_misses_meets_its_limit(tmp_path):
 @pytest.mark.parametrize(
     ("conditions", "told"),
     [
-        ({"episodes": [2, 5]}, "there is no episode 5; 4 have ended in it"),
+        ({"episodes": [2, 5]}, "there is no episode 5; its ended episodes are 1 to 4"),
         ({"episodes": [0]}, "there is no episode 0"),
         ({"min_return": 6.0}, r"none of its 4 ended episodes \(returns 1 to 5\) meets"),
     ],
 )
-def test_trimming_to_nothing_is_refused(tmp_path, conditions, told):
+def test_trimming_to_no_episodes_is_refused(tmp_path, conditions, told):
     path = paid(tmp_path / "a.demo", [1, 3, 5, 3])
     with pytest.raises(DemonstrationError, match=rf"a\.demo: {told}"):
         trim_demo(path, tmp_path / "b.demo", **conditions)
@@ -250,7 +252,7 @@ def named(*names):
     return BehaviorSpec(vectors, ActionSpec(1, ()))
 
 
-def test_sensors_in_another_order_are_refused_by_their_names(tmp_path):
+def test_sensors_in_another_order_are_refused_with_their_names(tmp_path):
     """The shapes are the same, so only the names tell."""
     write(tmp_path / "a.demo", [False, True], spec=named("ball", "paddle"))
     sources = [DemoSource(path=str(tmp_path / "a.demo"))]
@@ -262,7 +264,7 @@ def test_sensors_in_another_order_are_refused_by_their_names(tmp_path):
             load_expert_rows(sources, moved)
 
 
-def test_sensors_of_other_names_are_taken_with_a_warning(tmp_path, caplog):
+def test_sensors_with_other_names_are_accepted_with_a_warning(tmp_path, caplog):
     write(tmp_path / "a.demo", [False, True], spec=named("ball", "paddle"))
     sources = [DemoSource(path=str(tmp_path / "a.demo"))]
     load_expert_rows(sources, named("ball", "padle"))

@@ -126,7 +126,7 @@ def assert_same_steps(actual: Steps, expected: Steps) -> None:
 
 
 @pytest.mark.parametrize("branches", [(), (2, 3)])
-def test_steps_come_back_from_plain_values_which_are_copies(branches):
+def test_steps_round_trip_through_plain_values_which_are_copies(branches):
     spec = BehaviorSpec(
         [ObservationSpec.vector(4), ObservationSpec.vector(1)], ActionSpec(1, branches)
     )
@@ -234,7 +234,7 @@ def read_by_all(data: bytes, spec: BehaviorSpec) -> tuple[bool, bool]:
 
 @settings(max_examples=150)
 @given(SPECS, st.integers(0, 5), st.sampled_from([0, 0, 1, 3]), st.integers(0, 99))
-def test_steps_are_written_as_field_by_field_and_read_by_all_decoders(spec, n, n_ended, seed):
+def test_encoded_steps_equal_protobufs_encoding_and_all_decoders_read_them(spec, n, n_ended, seed):
     steps = sample(spec, n, n_ended, seed)
     message = encode_steps(*steps, spec)
     assert message == slow_infos(*steps, spec)
@@ -297,7 +297,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("row", [0, 3])
 @pytest.mark.parametrize(("change", "at_once", "remembered"), CHANGES.values(), ids=CHANGES)
-def test_changed_agent_is_read_by_all_decoders(change, at_once, remembered, row):
+def test_all_decoders_read_a_message_with_one_changed_agent(change, at_once, remembered, row):
     message = usual()
     before = message.SerializeToString()
     change(message.value[row])
@@ -325,7 +325,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "change"), REFUSED.items())
-def test_changed_agent_is_refused_by_all_decoders(text, change):
+def test_all_decoders_refuse_a_message_with_one_wrong_agent(text, change):
     message = usual()
     recurring = Decoder(SPEC, "b")
     recurring.decode(message.SerializeToString())
@@ -393,7 +393,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize(("spec", "data", "at_once", "remembered"), MESSAGES.values(), ids=MESSAGES)
-def test_message_is_read_by_all_decoders(spec, data, at_once, remembered):
+def test_all_decoders_read_every_kind_of_message(spec, data, at_once, remembered):
     assert read_by_all(data, spec) == (at_once, remembered)
 
 
@@ -413,7 +413,7 @@ def visual_info(properties, image) -> m.AgentInfoProto:
         *(([2, 2, 1], shape, (2, 0, 1)) for shape in [(2, 3, 4), (2, 2, 2)]),
     ],
 )
-def test_images_come_out_channels_first(properties, shape, axes):
+def test_decoded_images_are_channels_first(properties, shape, axes):
     image = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     infos = [visual_info(properties, image + number) for number in range(3)]
     is_first = axes == (0, 1, 2)
@@ -432,7 +432,7 @@ FIRST, LAST = visual_info([1, 2, 2], IMAGE), visual_info([2, 2, 1], IMAGE.transp
 
 
 @pytest.mark.parametrize("infos", [[FIRST, FIRST], [FIRST, LAST], [LAST, FIRST], [LAST, LAST]])
-def test_agents_of_an_image_in_either_layout_are_read_alike(infos, monkeypatch):
+def test_images_with_channels_first_and_last_are_decoded_to_equal_arrays(infos, monkeypatch):
     spec = BehaviorSpec([ObservationSpec.visual(3, 2, 4)], ActionSpec(1, ()))
     if infos[0] is infos[1]:  # these are read together
         monkeypatch.setattr(decoding, "_decode_slowly", None)
@@ -440,7 +440,7 @@ def test_agents_of_an_image_in_either_layout_are_read_alike(infos, monkeypatch):
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_observation_shorter_than_the_announced_name_is_taken_with_one_warning(together, caplog):
+def test_observation_without_its_announced_name_is_accepted_with_one_warning(together, caplog):
     long = "a name that is longer than an observation of one number"
     spec = BehaviorSpec([ObservationSpec.vector(1, long)], ActionSpec(1, ()))
     for name in ("", "x", long):
@@ -459,7 +459,7 @@ def test_observation_shorter_than_the_announced_name_is_taken_with_one_warning(t
 
 @settings(max_examples=60)
 @given(ACTIONS, st.integers(0, 5), st.integers(0, 99))
-def test_actions_are_written_as_field_by_field_and_read_back(spec, n, seed):
+def test_encoded_actions_equal_protobufs_encoding_and_round_trip(spec, n, seed):
     actions = spec.random_action(n, np.random.default_rng(seed))
     actions = ActionTuple(actions.continuous, actions.discrete - 1)  # also below 0
     message = encode_actions(actions, BehaviorSpec([], spec))
@@ -494,13 +494,13 @@ def read_actions(spec: ActionSpec, field: str, *rows: list[float]) -> ActionTupl
         (ActionSpec(0, (2,)), "vector_actions_deprecated", [[LARGEST]]),
     ],
 )
-def test_actions_of_every_form_are_read(spec, field, rows):
+def test_actions_in_old_and_new_fields_are_decoded(spec, field, rows):
     read = read_actions(spec, field, *rows)
     assert (read.discrete if spec.discrete_size else read.continuous).tolist() == rows
 
 
 @pytest.mark.parametrize("choice", [float("nan"), float("inf"), -3e9, 2.0**31])
-def test_actions_that_cannot_be_read_are_refused(choice):
+def test_invalid_actions_are_refused(choice):
     old = "vector_actions_deprecated"
     with pytest.raises(UnityActionException, match=r"agent number 1 got the discrete actions \["):
         read_actions(ActionSpec(0, (2,)), old, [LARGEST], [choice])
@@ -513,7 +513,7 @@ def test_actions_that_cannot_be_read_are_refused(choice):
 @pytest.mark.parametrize(
     "spec", [ActionSpec(3, ()), ActionSpec(0, (2, 100)), ActionSpec(2, (4, 5))]
 )
-def test_actions_of_many_are_read_together(spec, monkeypatch):
+def test_actions_of_many_agents_are_decoded_in_one_table(spec, monkeypatch):
     monkeypatch.setattr(actions, "decode_entries", None)
     sent = spec.random_action(7, np.random.default_rng(0))
     decoded = decode_actions(encode_actions(sent, BehaviorSpec([], spec)), spec)
@@ -521,7 +521,7 @@ def test_actions_of_many_are_read_together(spec, monkeypatch):
     np.testing.assert_array_equal(decoded.discrete, sent.discrete)
 
 
-def test_behavior_announcement_round_trips_in_both_ages():
+def test_behavior_announcement_round_trips_with_old_and_new_fields():
     info = m.AgentInfoProto()
     for action in (ActionSpec(2, ()), ActionSpec(0, (3, 2))):
         brain = brain_parameters("b", BehaviorSpec([], action), old_fields=True)
@@ -535,7 +535,7 @@ def test_behavior_announcement_round_trips_in_both_ages():
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (300,), (3, 4, 5)])
-def test_header_of_an_observation_is_what_protobuf_writes_before_the_numbers(shape):
+def test_observation_header_equals_protobufs_bytes_before_the_numbers(shape):
     values = np.ones(shape if shape else (1,), np.float32)
     message = m.ObservationProto(shape=shape, float_data={"data": values.ravel().tolist()})
     numbers = values.tobytes()
@@ -552,7 +552,7 @@ def test_header_of_an_observation_is_what_protobuf_writes_before_the_numbers(sha
     ],
 )
 @pytest.mark.parametrize("many", [1, 256])
-def test_bytes_that_are_no_message_are_refused(data, many, monkeypatch):
+def test_bytes_that_are_not_a_message_are_refused(data, many, monkeypatch):
     monkeypatch.setattr(layout_cache, "MANY", many)
     spec = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, ()))
     with pytest.raises(UnityCommunicationException, match="not a message of the protocol"):

@@ -36,7 +36,7 @@ def written(path, **changes) -> dict:
     return values
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_written_demonstration_round_trips(tmp_path):
     values = written(tmp_path / "a.demo")
     demo = read_demo(tmp_path / "a.demo")
     assert demo.behavior_name == "Walker"
@@ -64,13 +64,13 @@ def test_what_is_written_is_read(tmp_path):
         ([0, 0, 0, 0, 0, 0], "77 in all, no episode ended"),
     ],
 )
-def test_mean_reward_is_of_ended_episodes_only(tmp_path, done, told):
+def test_mean_reward_counts_ended_episodes_only(tmp_path, done, told):
     rewards = np.array([1, 2, 3, 8, 32, 32], np.float32)
     written(tmp_path / "a.demo", reward=rewards, done=np.array(done, dtype=bool))
     assert f"mean reward   {told} (the header says" in describe(read_demo(tmp_path / "a.demo"))
 
 
-def test_appending_in_parts_gives_the_same_file_and_after_the_block_nothing(tmp_path):
+def test_appending_in_parts_writes_the_same_file_and_nothing_after_the_block(tmp_path):
     values = written(tmp_path / "a.demo")
     actions = values["actions"]
     with writing_demo(tmp_path / "b.demo", "Walker", SPEC) as writer:
@@ -96,7 +96,7 @@ def test_header_fits_in_its_32_bytes_whatever_the_name(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["m.DemonstrationMetaProto", "brain_parameters", None])
-def test_recording_that_fails_at_any_time_leaves_nothing(tmp_path, monkeypatch, part):
+def test_recording_that_fails_at_any_time_leaves_no_file(tmp_path, monkeypatch, part):
     def fail(*_args, **_values):
         raise OSError("no space left")
 
@@ -124,7 +124,7 @@ def unfinished(path, n_steps=0, **changes) -> bytes:
 
 @pytest.mark.parametrize("n_steps", [0, -3])
 @pytest.mark.parametrize("copy", [b"", m.DemonstrationMetaProto(api_version=1, number_steps=6)])
-def test_file_whose_header_counts_no_steps_is_read_to_its_end(tmp_path, n_steps, copy, caplog):
+def test_file_with_0_steps_in_its_header_is_read_to_its_end(tmp_path, n_steps, copy, caplog):
     path = tmp_path / "a.demo"
     values = content()
     path.write_bytes(unfinished(path, n_steps) + (copy and copy.SerializeToString()))
@@ -136,14 +136,16 @@ def test_file_whose_header_counts_no_steps_is_read_to_its_end(tmp_path, n_steps,
     assert not caplog.records
 
 
-def test_what_an_unfinished_or_damaged_file_has_is_read_or_refused_by_its_place(tmp_path, caplog):
+def test_unfinished_file_is_read_and_damaged_file_is_refused_with_the_damaged_pair(
+    tmp_path, caplog
+):
     path = tmp_path / "a.demo"
     unfinished(path, n_steps=4)
     assert len(read_demo(path)) == 4, "steps behind the counted ones are not read"
     begun = unfinished(path)
     path.write_bytes(begun[:-10])
     assert len(read_demo(path)) == N - 1
-    assert "bytes are no whole step, and are left out" in caplog.text
+    assert "bytes are not a whole step, and are left out" in caplog.text
     path.write_bytes(begun + b"\x04\x0a\x7fab")
     with pytest.raises(DemonstrationError, match="cut off or damaged at pair 7;"):
         read_demo(path)
@@ -207,7 +209,7 @@ def test_wrong_paths_are_refused(tmp_path):
         pass
 
 
-def test_old_recording_takes_each_action_from_the_step_after(tmp_path):
+def test_old_recording_takes_each_action_from_the_next_step(tmp_path):
     steps = [
         m.OldAgentInfoProto(
             stacked_vector_observation=[k, k + 0.5], stored_vector_actions=[10.0 * k, 1.0], id=1
@@ -247,7 +249,7 @@ def test_cameras_of_the_first_packages_are_read_in_colour_and_in_grey(tmp_path):
     assert (demo.done.tolist(), demo.interrupted.tolist()) == ([False, False, True],) * 2
 
 
-def test_a_recording_counts_what_has_ended_in_each_part_of_it(tmp_path):
+def test_recording_in_parts_counts_the_ended_episodes_of_all_parts(tmp_path):
     """A recorder may leave the mark of a cut at a step that goes on."""
     spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, (3, 2)))
 

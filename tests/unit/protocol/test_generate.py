@@ -5,7 +5,7 @@ import pytest
 from pipeline.protocol import generate
 
 
-def test_generated_files_are_those_of_the_proto_files():
+def test_generated_files_match_the_proto_file():
     pytest.importorskip("grpc_tools")
     for name, text in generate.generated_files().items():
         assert (generate.GENERATED / name).read_text() == text

@@ -46,12 +46,12 @@ def of_content(content: str | None) -> bytes:
         ),
     ],
 )
-def test_blocks_of_a_connection_are_calls_or_not(blocks, expected):
+def test_header_blocks_of_calls_are_recognized(blocks, expected):
     reader = HeaderReader()
     assert [reader.is_call(block, PATH) for block in blocks] == expected
 
 
-def test_trailers_change_the_table_too():
+def test_trailers_update_the_dynamic_table():
     reader = HeaderReader()
     assert reader.is_call(ENTERED, PATH)
     assert reader.is_call(RECURRING, PATH)
@@ -60,7 +60,7 @@ def test_trailers_change_the_table_too():
         reader.is_call(RECURRING, PATH)
 
 
-def test_recurring_block_is_decoded_once(monkeypatch):
+def test_repeated_header_block_is_decoded_once(monkeypatch):
     reader = HeaderReader()
     assert reader.is_call(ENTERED, PATH)
     assert reader.is_call(RECURRING, PATH)
@@ -79,7 +79,7 @@ PATHS = st.sampled_from([METHOD, METHOD, METHOD, "/grpc.health.v1.Health/Check"]
         max_size=12,
     )
 )
-def test_remembered_blocks_give_what_decoding_each_gives(calls):
+def test_cached_header_blocks_give_the_same_results_as_decoding_each(calls):
     encoder, reader, decoder = Encoder(), HeaderReader(), Decoder()
     for path, extra, huffman, table in calls:
         if table is not None:

@@ -81,7 +81,7 @@ def endlessly(client: RawClient, data: bytes) -> Iterator[threading.Event]:
     client.close()
 
 
-def test_all_who_wait_are_accepted_at_one_look(server):
+def test_all_waiting_connections_are_accepted_in_one_check(server):
     clients = [RawClient(server.port) for _ in range(5)]
     with server._lock:
         server._wait(5.0)
@@ -91,8 +91,8 @@ def test_all_who_wait_are_accepted_at_one_look(server):
 
 
 def test_silent_connections_do_not_keep_the_environment_out(server, monkeypatch):
-    monkeypatch.setattr(server_module, "_STAY_S", 0.1)
-    monkeypatch.setattr(server_module, "_KEEP_S", 0.05)
+    monkeypatch.setattr(server_module, "_CANDIDATE_LIMIT_S", 0.1)
+    monkeypatch.setattr(server_module, "_KEEPER_INTERVAL_S", 0.05)
     silent = [RawClient(server.port) for _ in range(20)]
     client = RawClient(server.port)
     answered(server, client, 1)
@@ -100,8 +100,8 @@ def test_silent_connections_do_not_keep_the_environment_out(server, monkeypatch)
         peer.close()
 
 
-def test_connection_that_breaks_the_rules_is_closed_without_waiting_for_the_next_look(monkeypatch):
-    monkeypatch.setattr(server_module, "_KEEP_S", 1000.0)
+def test_connection_that_breaks_the_rules_is_closed_at_once(monkeypatch):
+    monkeypatch.setattr(server_module, "_KEEPER_INTERVAL_S", 1000.0)
     with Server() as server, ThreadPoolExecutor(1) as pool:
         received = pool.submit(server.receive, 60, no_check)
         client, other = RawClient(server.port), RawClient(server.port)
@@ -115,7 +115,7 @@ def test_connection_that_breaks_the_rules_is_closed_without_waiting_for_the_next
             peer.close()
 
 
-def test_connection_without_a_preface_is_ended_after_a_time(server, monkeypatch):
+def test_connection_without_a_preface_is_closed_after_a_limit(server, monkeypatch):
     monkeypatch.setattr(server_module, "_PREFACE_S", 0.2)
     slow, idle = RawClient(server.port, first=PREFACE[:5]), RawClient(server.port)
     assert slow.end() is not None
@@ -129,7 +129,7 @@ def test_connection_without_a_preface_is_ended_after_a_time(server, monkeypatch)
     [PINGS, 3000 * settings(window=70000), 500 * f.frame(f.PING, 0, 0, bytes(8)) + opening(2)],
     ids=["PING", "SETTINGS", "PING and a broken frame"],
 )
-def test_peer_that_does_not_read_what_it_causes_is_cut_off_and_holds_no_one_up(server, data):
+def test_peer_that_does_not_read_answers_is_disconnected_without_delaying_others(server, data):
     client = RawClient(server.port)
     with endlessly(RawClient(server.port), data) as ended, ThreadPoolExecutor(1) as pool:
         future = pool.submit(served, server, client, 1, 1)
@@ -140,7 +140,7 @@ def test_peer_that_does_not_read_what_it_causes_is_cut_off_and_holds_no_one_up(s
 
 
 @pytest.mark.parametrize("data", [PINGS, 3000 * f.frame(0xEE, 0, 0)], ids=["PING", "unknown"])
-def test_time_out_and_check_hold_under_a_flood(server, data):
+def test_time_out_and_check_work_during_a_flood(server, data):
     def times_out(server: Server) -> None:
         checks = []
         with pytest.raises(UnityTimeOutException):
@@ -159,7 +159,7 @@ def test_time_out_and_check_hold_under_a_flood(server, data):
             times_out(other)
 
 
-def test_loss_is_reported_under_a_flood(server, monkeypatch):
+def test_lost_connection_is_reported_during_a_flood(server, monkeypatch):
     monkeypatch.setattr(calls, "LOST_S", 0.1)
     client = RawClient(server.port)
     answered(server, client, 1)
@@ -171,9 +171,9 @@ def test_loss_is_reported_under_a_flood(server, monkeypatch):
         server.receive(20, no_check)
 
 
-def test_flood_beside_a_conversation_costs_a_bounded_number_of_looks(monkeypatch):
+def test_flood_during_a_conversation_costs_a_bounded_number_of_checks(monkeypatch):
     """Nothing of what strangers send is read, and few of them are accepted at a time."""
-    monkeypatch.setattr(server_module, "_KEEP_S", 0.05)
+    monkeypatch.setattr(server_module, "_KEEPER_INTERVAL_S", 0.05)
     accept, read = server_module.accepted_from, IncomingConnection.read
     looks, strangers, readers = [], [], set()
 
@@ -240,7 +240,7 @@ def stuck(server: Server) -> RawClient:
     return client
 
 
-def test_close_is_quick_though_no_one_reads():
+def test_close_is_quick_although_the_peer_reads_nothing():
     with ThreadPoolExecutor(1) as pool:
         server = Server()
         client = stuck(server)
@@ -269,7 +269,7 @@ def test_calls_beyond_the_announced_number_are_refused_one_by_one(server):
     client.close()
 
 
-def test_call_of_the_environment_has_a_largest_size_too(server, monkeypatch):
+def test_environments_calls_have_a_size_limit(server, monkeypatch):
     monkeypatch.setattr(server_module, "MAX_CALL_BYTES", 100_000)
     monkeypatch.setattr(calls, "LOST_S", 0.1)
     client = RawClient(server.port)

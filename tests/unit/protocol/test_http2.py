@@ -294,7 +294,7 @@ def client(server: Server) -> Iterator[RawClient]:
 
 
 @pytest.mark.parametrize(("sent", "what", "value"), TABLE)
-def test_what_is_sent_has_its_outcome_and_no_other_connection_suffers(
+def test_frames_have_the_expected_outcome_and_do_not_affect_other_connections(
     server, caplog, sent, what, value
 ):
     client, other = RawClient(server.port, first=b""), RawClient(server.port)
@@ -323,11 +323,11 @@ def test_what_is_sent_has_its_outcome_and_no_other_connection_suffers(
             expected = [] if value is None else [value]
             assert [int.from_bytes(reason[:4], "big") for reason in reasons] == expected
             words = reasons[0][4:].decode() if reasons else "something else than HTTP/2"
-            assert f"is cut off: the peer sent {words}" in caplog.text
+            assert f"is closed because the peer sent {words}" in caplog.text
 
 
 @pytest.mark.parametrize("sent", ROWS["served", 300].values(), ids=ROWS["served", 300])
-def test_frames_may_be_cut_anywhere_by_the_network(server, sent):
+def test_frames_may_be_split_anywhere_by_the_network(server, sent):
     with contextlib.closing(RawClient(server.port, first=b"")) as client:
         client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         pieces = [*(GREETING[k : k + 1] for k in range(40)), GREETING[40:]]
@@ -372,7 +372,7 @@ def test_answer_waits_for_the_windows_of_stream_and_connection(server, client):
     assert client.until(f.HEADERS, 1, END)
 
 
-def test_window_credit_before_the_answer_counts_and_is_forgotten_after_it(server, client):
+def test_window_credit_before_the_answer_counts_and_is_dropped_after_it(server, client):
     answer = message(50_000)
     client.send(settings(window=0), call(1, message()), update(1, 60_000))
     server.receive(10, no_check)
@@ -383,7 +383,7 @@ def test_window_credit_before_the_answer_counts_and_is_forgotten_after_it(server
     assert server._owner._streams == {}
 
 
-def test_the_window_of_the_connection_is_renewed_by_what_came_since_the_last_time(
+def test_connection_window_is_renewed_by_the_bytes_received_since_the_last_renewal(
     server, client, monkeypatch
 ):
     monkeypatch.setattr(http2, "_RENEW_BYTES", 10_000)
@@ -400,7 +400,7 @@ def test_the_window_of_the_connection_is_renewed_by_what_came_since_the_last_tim
     assert credits == [2 * len(prefixed(message(6000)))] * 2
 
 
-def test_cancelled_call_takes_no_answer_and_the_next_is_served(server, client):
+def test_cancelled_call_gets_no_answer_and_the_next_call_is_served(server, client):
     client.send(call(1, message(5)))
     server.receive(10, no_check)
     client.send(cancel(1), call(3, message(6)))
@@ -412,7 +412,7 @@ def test_cancelled_call_takes_no_answer_and_the_next_is_served(server, client):
     assert server._owner._streams == {}
 
 
-def test_call_cancelled_while_its_answer_waits_for_the_window_is_given_up(server, client):
+def test_answer_is_abandoned_if_its_call_is_cancelled_while_it_waits_for_the_window(server, client):
     client.send(settings(window=10), call(1, message()))
     server.receive(10, no_check)
     with ThreadPoolExecutor(1) as pool:
@@ -472,9 +472,7 @@ def read(connection: tuple[IncomingConnection, socket.socket], *parts: bytes) ->
 
 
 @pytest.mark.parametrize("of_trailers", [False, True])
-def test_the_table_of_fields_follows_the_headers_of_a_call_that_is_refused(
-    connection, of_trailers, monkeypatch
-):
+def test_headers_of_a_refused_call_update_the_dynamic_table(connection, of_trailers, monkeypatch):
     monkeypatch.setattr(server_module, "MAX_CALLS", 1)
     encoder = Encoder()
     read(connection, opening(1, encoder.encode(FIELDS)))
@@ -487,12 +485,12 @@ def test_the_table_of_fields_follows_the_headers_of_a_call_that_is_refused(
     assert read(connection, call(5, message(5), encoder.encode(FIELDS))) == [5]
 
 
-def test_a_cancelled_call_takes_no_other_with_it_that_waits(connection):
+def test_cancelling_a_call_keeps_other_waiting_calls(connection):
     calls = [call(stream, message(stream)) for stream in (1, 3, 5)]
     assert read(connection, *calls, cancel(3)) == [1, 5]
 
 
-def test_refused_calls_count_only_until_they_are_over(connection, monkeypatch):
+def test_refused_calls_count_only_until_they_end(connection, monkeypatch):
     monkeypatch.setattr(server_module, "MAX_CALLS", 1)
     monkeypatch.setattr(server_module, "_MAX_REFUSED", 1)
     over = cancel(3), data(b"x", END, 5), opening(7, TRAILERS, END)
@@ -501,7 +499,7 @@ def test_refused_calls_count_only_until_they_are_over(connection, monkeypatch):
     assert read(connection, opening(9)) == []
 
 
-def test_answers_in_turn_are_sent_on_the_streams_and_windows_of_their_own_calls(connection):
+def test_consecutive_answers_use_the_streams_and_windows_of_their_own_calls(connection):
     ours, theirs = connection
     read(connection, settings(window=4), call(1, message(1)), call(3, message(3)), update(3, 1000))
     with pytest.raises(UnityCommunicationException, match="only 4 of a message's 8 bytes"):
@@ -511,7 +509,7 @@ def test_answers_in_turn_are_sent_on_the_streams_and_windows_of_their_own_calls(
     assert sent == [(1, prefixed(b"one")[:4]), (3, prefixed(b"three"))]
 
 
-def test_a_stranger_is_read_16_kilobytes_at_a_look_and_the_environment_256(connection):
+def test_unknown_client_is_read_16_kilobytes_at_a_time_and_the_environment_256(connection):
     ours, _ = connection
     ours.trust()
     assert ours.read() is True  # there is nothing
@@ -519,7 +517,7 @@ def test_a_stranger_is_read_16_kilobytes_at_a_look_and_the_environment_256(conne
 
 
 @pytest.mark.parametrize("most", [None, 1000, 20_001])
-def test_an_answer_arrives_whole_however_little_is_taken_at_a_time(connection, most):
+def test_answer_arrives_complete_however_little_the_socket_accepts_at_a_time(connection, most):
     ours, theirs = connection
     assert read(connection, call(1, message())) == [1]
     answer = bytes(range(250)) * 240  # more than a frame, and less than the window
@@ -540,7 +538,7 @@ def test_an_answer_arrives_whole_however_little_is_taken_at_a_time(connection, m
         (settings(window=1 << 25) + update(0, 1 << 25), "does not read its answer"),
     ],
 )
-def test_a_peer_that_takes_no_more_is_waited_for_no_longer_than_the_limit(
+def test_answer_waits_for_a_peer_that_stops_reading_no_longer_than_the_limit(
     connection, windows, told
 ):
     assert read(connection, windows, call(1, message())) == [1]

@@ -28,7 +28,7 @@ def remembered(monkeypatch):
     return calls
 
 
-def test_where_nothing_recurs_little_is_remembered_until_something_does(remembered):
+def test_layouts_are_stored_rarely_while_none_occurs_again(remembered):
     decoder = Decoder(SPEC, "b")
 
     def nothing_recurs(seeds):
@@ -49,7 +49,7 @@ def test_where_nothing_recurs_little_is_remembered_until_something_does(remember
     assert len(decoder._layouts) <= layout_cache._MAX_LAYOUTS
 
 
-def test_two_kinds_of_messages_in_turn_are_both_remembered(remembered):
+def test_layouts_of_two_alternating_kinds_of_messages_are_both_stored(remembered):
     kinds = [written(n, seed=n) for n in (2, 3)]
     decoder = Decoder(SPEC, "b")
     for number in range(40):
@@ -59,7 +59,7 @@ def test_two_kinds_of_messages_in_turn_are_both_remembered(remembered):
     assert decoder.n_cached >= 35
 
 
-def test_very_long_messages_and_those_with_an_end_are_not_tried_to_remember(
+def test_layouts_of_very_long_messages_and_messages_with_an_end_are_not_stored(
     remembered, monkeypatch
 ):
     decoder = Decoder(SPEC, "b")
@@ -71,7 +71,7 @@ def test_very_long_messages_and_those_with_an_end_are_not_tried_to_remember(
     assert not remembered
 
 
-def test_the_layout_that_is_dropped_is_the_one_that_was_made_first(monkeypatch):
+def test_oldest_layout_is_dropped_first(monkeypatch):
     """A layout in place of another of the same length counts as new."""
     monkeypatch.setattr(layout_cache, "_MAX_LAYOUTS", 2)
     monkeypatch.setattr(Decoder, "_is_layout_due", lambda _: True)
@@ -87,7 +87,7 @@ def test_the_layout_that_is_dropped_is_the_one_that_was_made_first(monkeypatch):
 
 
 @pytest.mark.parametrize("many", [1, 256])
-def test_what_is_given_out_first_may_be_changed_before_messages_that_recur(many, monkeypatch):
+def test_changing_returned_arrays_does_not_change_later_messages(many, monkeypatch):
     """The first message gives the layout that later ones are read by."""
     monkeypatch.setattr(layout_cache, "MANY", many)
     expected = sample(SPEC, 2, 0, seed=1)

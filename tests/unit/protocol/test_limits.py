@@ -129,7 +129,7 @@ def test_impossible_observations_are_refused_by_behavior_and_index(info, text):
         BehaviorSpec([ObservationSpec((1,) * 8, (DimensionProperty.NONE,) * 8)], ActionSpec(1, ())),
     ],
 )
-def test_the_largest_that_are_possible_pass(spec):
+def test_largest_possible_specifications_are_accepted(spec):
     check_spec("b", spec)
 
 
@@ -167,7 +167,7 @@ def test_agents_that_take_far_more_memory_than_they_send_are_refused(spec, n):
         decoder.decode(message.SerializeToString())
 
 
-def test_many_small_agents_are_taken():
+def test_many_small_agents_are_accepted():
     spec = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(0, (3,)))
     info = m.AgentInfoProto()
     info.observations.add(shape=[1]).float_data.data.append(1.0)
@@ -189,13 +189,13 @@ def pair(*numbers, **action) -> m.AgentInfoActionPairProto:
         (discrete(3), [m.AgentInfoActionPairProto()] * 40_000, "a recording of 40000 steps"),
         (announced(), [pair(1.0)], "behavior Walker: it announces no actions"),
         (discrete(3), [pair(1.0, discrete_actions=[1]), pair(1.0, discrete_actions=[3])],
-         r"the action of step 2, \[\] and \[3\], is none of the behavior's \(.*\(3,\)\)"),
+         r"the action of step 2, \[\] and \[3\], is not possible in the behavior \(.*\(3,\)\)"),
         (discrete(3), [pair(1.0, discrete_actions=[-1])], "the action of step 1"),
         (announced(num_continuous_actions=2), [pair(1.0, continuous_actions=[0, np.inf])],
          r"the action of step 1, \[ 0. inf\]"),
     ],
 )  # fmt: skip
-def test_demonstration_that_cannot_be_is_refused(tmp_path, brain, pairs, text):
+def test_impossible_demonstration_is_refused(tmp_path, brain, pairs, text):
     path = recording(tmp_path / "a.demo", brain, pairs)
     with little_memory(), pytest.raises(DemonstrationError, match=text) as caught:
         read_demo(path)

@@ -98,7 +98,7 @@ def test_kinds_of_action_specifications(spec, sizes, continuous, discrete):
     assert not spec.empty_action(4).continuous.any()
 
 
-def test_random_actions_are_those_of_their_branches_and_of_the_given_stream():
+def test_random_actions_are_within_their_branches_and_from_the_given_stream():
     spec = ActionSpec(2, (2, 5))
     first, second = (spec.random_action(500, np.random.default_rng(3)) for _ in range(2))
     assert np.array_equal(first.continuous, second.continuous)
@@ -109,7 +109,7 @@ def test_random_actions_are_those_of_their_branches_and_of_the_given_stream():
     assert len(np.unique(first.continuous)) > 900
 
 
-def test_one_kind_of_action_brings_an_empty_other():
+def test_setting_one_kind_of_action_sets_the_other_to_width_0():
     continuous, discrete = ActionTuple(np.ones((3, 2))), ActionTuple(discrete=np.ones((3, 1)))
     assert (continuous.discrete.shape, continuous.discrete.dtype) == ((3, 0), np.int32)
     assert (discrete.continuous.shape, discrete.continuous.dtype) == ((3, 0), np.float32)
@@ -120,7 +120,7 @@ def test_one_kind_of_action_brings_an_empty_other():
     assert ActionTuple().continuous is None
 
 
-def test_other_steps_are_not_the_same_and_those_of_other_shapes_do_not_fit():
+def test_different_steps_are_not_equal_and_wrong_shapes_are_refused():
     one = sample(SPEC, 4, 3, seed=1)
     decision, terminal = sample(SPEC, 4, 3, seed=1)
     assert same_steps(one, (decision, terminal))
@@ -132,5 +132,5 @@ def test_other_steps_are_not_the_same_and_those_of_other_shapes_do_not_fit():
     for part in ("obs", "reward", "group_id", "group_reward", "interrupted"):
         values = getattr(terminal, part)
         shorter = [value[1:] for value in values] if part == "obs" else values[1:]
-        with pytest.raises(ValueError, match="the steps of B have other shapes"):
+        with pytest.raises(ValueError, match="the shapes of the steps of B"):
             refuse_other_shapes("B", SPEC, (decision, replace(terminal, **{part: shorter})))

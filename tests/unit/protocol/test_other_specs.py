@@ -59,28 +59,30 @@ CAMERAS = TWO._replace(
         (CAMERAS, [agent_with(9, "right", "left", shape=(1, 2, 2))]),
     ],
 )
-def test_agent_with_observations_in_another_order_is_refused_by_id_and_both_orders(spec, infos):
+def test_agent_with_observations_in_another_order_is_refused_with_its_id_and_both_orders(
+    spec, infos
+):
     sent = [observation.name for observation in infos[-1].observations]
     expected = (
         f"Agent with id=9 of behavior 'b' sent its observations in the order {sent}; the behavior "
-        f"has the order {[obs.name for obs in spec.observation_specs]}, which must be that of"
+        f"has the order {[obs.name for obs in spec.observation_specs]}, and all its agents must"
     )
     with pytest.raises(ObservationError, match=f"^{re.escape(expected)}"):
         decode_steps(infos, spec, "b")
 
 
-def test_agent_with_other_names_is_taken_with_one_warning(caplog):
+def test_agent_with_other_sensor_names_is_accepted_with_one_warning(caplog):
     infos = [agent_with(8, "eyes", "nose"), agent_with(9, "eyes", "snout")]
     for _ in range(3):
         assert len(decode_steps(infos, TWO, "other names")[0]) == 2
     assert [record.message for record in caplog.records] == [
-        "Behavior other names: an agent calls its observations ['eyes', 'snout'], the first one "
+        "Behavior other names: an agent calls its observations ['eyes', 'snout'], the first agent "
         "['eyes', 'nose']. They are taken to mean the same, because their shapes agree; check it."
     ]
 
 
 @pytest.mark.parametrize("names", [["right"], ["left", "right"]])
-def test_pngs_under_another_name_are_taken_with_a_warning_where_there_are_names(caplog, names):
+def test_pngs_with_another_name_are_accepted_with_a_warning_if_names_are_announced(caplog, names):
     for named in ("", "left"):
         spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2, named)], ActionSpec(1, ()))
         decode_steps(list(map(agent_with_png, names)), spec, f"{len(names)} {named} cameras")
@@ -118,7 +120,7 @@ OTHER_SPECS = [
 
 
 @pytest.mark.parametrize(("other", "text"), OTHER_SPECS)
-def test_another_specification_of_a_behavior_is_refused_by_what_differs(other, text):
+def test_another_specification_of_a_behavior_is_refused_with_the_difference(other, text):
     with pytest.raises(ObservationError, match=f"^behavior b: worker 1 .*{text}"):
         refuse_other_spec("b", TWO, other, "worker 1")
 

@@ -25,7 +25,7 @@ HEALTH = "/grpc.health.v1.Health/Check"
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at strangers every 0.05 s, so that these tests need not wait."""
-    monkeypatch.setattr(server_module, "_KEEP_S", 0.05)
+    monkeypatch.setattr(server_module, "_KEEPER_INTERVAL_S", 0.05)
 
 
 def step(reward: float = 0.0) -> bytes:
@@ -91,7 +91,7 @@ def while_receiving(server: AnyServer, act: Callable[[], object]) -> object:
 
 @both_servers
 @pytest.mark.parametrize("sent", NO_GREETINGS.values(), ids=NO_GREETINGS.keys())
-def test_first_call_that_is_no_greeting_is_refused_and_the_environment_greets_later(kind, sent):
+def test_first_call_without_a_greeting_is_refused_and_the_environment_greets_later(kind, sent):
     with kind() as server, closing(Client(server.port)) as stranger:
         refusal = while_receiving(server, lambda: stranger.refusal(sent))
     assert refusal == grpc.StatusCode.FAILED_PRECONDITION
@@ -114,14 +114,14 @@ def test_only_the_first_ten_refusals_are_warnings(caplog):
     "method",
     [HEALTH, METHOD.lower(), METHOD + "/", "/communicator_objects.UnityToExternalProto/Other"],
 )
-def test_another_method_is_unimplemented_and_no_message(kind, method):
+def test_call_of_another_method_is_unimplemented_and_delivers_no_message(kind, method):
     with kind() as server, closing(Client(server.port)) as stranger:
         refusal = while_receiving(server, lambda: stranger.refusal(message(), method))
     assert refusal == grpc.StatusCode.UNIMPLEMENTED
 
 
 @both_servers
-def test_another_method_on_the_environments_connection_is_no_message(kind):
+def test_call_of_another_method_on_the_environments_connection_delivers_no_message(kind):
     with kind() as server, ThreadPoolExecutor(1) as pool:
         client = Client(server.port)
         exchange(server, client, message())
@@ -136,7 +136,7 @@ def test_another_method_on_the_environments_connection_is_no_message(kind):
 
 @both_servers
 @pytest.mark.parametrize("sent", [*NO_GREETINGS.values(), message()])
-def test_stranger_beside_a_conversation_is_refused_whatever_it_sends(kind, sent):
+def test_other_client_during_a_conversation_is_refused_whatever_it_sends(kind, sent):
     with kind() as server:
         client = Client(server.port)
         exchange(server, client, message())
@@ -156,7 +156,9 @@ def test_stranger_beside_a_conversation_is_refused_whatever_it_sends(kind, sent)
 
 
 @both_servers
-def test_stranger_that_came_first_and_leaves_late_does_not_end_the_conversation(kind, monkeypatch):
+def test_client_that_connected_first_and_disconnects_late_does_not_end_the_conversation(
+    kind, monkeypatch
+):
     monkeypatch.setattr(calls, "LOST_S", 0.05)
     with kind() as server, ThreadPoolExecutor(1) as pool:
         stranger, client = Client(server.port), Client(server.port)
@@ -174,18 +176,18 @@ def test_stranger_that_came_first_and_leaves_late_does_not_end_the_conversation(
 
 
 @both_servers
-def test_environment_may_go_on_over_another_connection_after_its_own_broke(kind):
+def test_environment_may_continue_on_another_connection_after_its_own_broke(kind):
     with kind() as server:
         for k in range(3):
             client = Client(server.port)
             exchange(server, client, message() if k == 0 else step(float(k)))
             client.close()
             if kind is HastyGrpcServer:  # the runtime closes its sockets in threads of its own
-                while server._owner_lives():
-                    server._next_look = 0.0
+                while server._is_owner_connected():
+                    server._next_owner_check = 0.0
 
 
-def test_call_that_is_over_late_does_not_count_as_the_loss_of_a_later_one():
+def test_call_that_ends_late_does_not_count_as_the_loss_of_a_later_call():
     with HastyGrpcServer() as server:
         client = Client(server.port)
         exchange(server, client, message())
@@ -195,7 +197,7 @@ def test_call_that_is_over_late_does_not_count_as_the_loss_of_a_later_one():
         first.cancel()
         second = client.call(step(2.0))
         assert server.receive(20, no_check) == ReceivedMessageProto.FromString(step(2.0))
-        server._ended(older)
+        server._on_call_end(older)
         assert server._lost_at is None
         server.reply(message())
         second.result()

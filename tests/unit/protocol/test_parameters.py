@@ -33,12 +33,12 @@ def draws(kind, values, n=4000):
     ("kind", "values"),
     [(3, (0.0, 1.0)), (-1, (0.0, 1.0)), (UNIFORM, ()), (UNIFORM, (1.0,)), (2, (0.0, 1.0, 2.0))],
 )
-def test_a_sampler_that_nothing_can_be_drawn_from_is_refused(kind, values):
+def test_invalid_sampler_is_refused(kind, values):
     with pytest.raises(ValueError, match="sampler"):
         sampler(kind, values)
 
 
-def test_a_gaussian_sampler_draws_around_its_mean_whichever_sign_its_deviation_has():
+def test_gaussian_sampler_draws_around_its_mean_for_either_sign_of_its_deviation():
     for deviation in (0.5, -0.5):
         drawn = draws(GAUSSIAN, (3.0, deviation))
         assert drawn.mean() == pytest.approx(3.0, abs=0.05)
@@ -89,7 +89,7 @@ def test_a_parameter_is_its_last_value_and_its_readings_are_taken_once():
     assert parameters.read("speed", 7.0) == 3.0
 
 
-def test_parameters_that_are_taken_up_draw_on():
+def test_restored_parameters_continue_their_draws():
     parameters, resumed = Parameters(), Parameters()
     parameters.set_value("size", 2.0)
     parameters.set_sampler("speed", sampler(MULTI_RANGE, UNEVEN))
@@ -122,7 +122,7 @@ class Drawing(Plain):
         return [("score", 4.0, 0)]
 
 
-def test_a_simulator_that_takes_numbers_gets_a_fresh_draw_each_time():
+def test_simulator_without_parameters_gets_a_new_draw_in_each_step():
     simulator = Plain()
     controls = Controls(simulator)
     controls.set_value("size", 2.0)
@@ -142,7 +142,7 @@ def test_a_simulator_that_takes_numbers_gets_a_fresh_draw_each_time():
     assert controls.take_stats() == []
 
 
-def test_a_simulator_that_draws_for_itself_is_given_the_sampler():
+def test_simulator_with_parameters_gets_the_sampler():
     simulator = Drawing()
     controls = Controls(simulator)
     controls.set_sampler("speed", sampler(UNIFORM, (0.0, 1.0)))
@@ -154,7 +154,7 @@ def test_a_simulator_that_draws_for_itself_is_given_the_sampler():
     assert controls.state_dict() == {"drawn": {}, "samplers": ["speed"]}
 
 
-def test_controls_that_are_taken_up_draw_on_by_name_and_forget_what_they_drew_before():
+def test_restored_controls_continue_each_sampler_and_drop_their_old_samplers():
     simulators, names = (Plain(), Plain()), [f"p{n}" for n in range(9)]
     original, resumed = map(Controls, simulators)
     for name in reversed(names):

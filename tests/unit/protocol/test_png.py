@@ -170,14 +170,14 @@ def test_compressed_observations_are_decoded_in_either_order(properties, shape, 
         ),
     ],
 )
-def test_image_that_cannot_be_read_is_one_line_with_agent_and_observation(info, said):
+def test_unreadable_image_raises_one_line_with_agent_and_observation(info, said):
     text = "^Observation at index=0 for agent with id=9 didn't match the ObservationSpec: .*"
     with pytest.raises(UnityObservationException, match=text + said):
         decode_steps([info], behavior_spec_from(BRAIN, info))
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
-def test_what_is_written_is_read_without_a_mapping_rounded_and_clipped(channels):
+def test_encoded_image_is_decoded_without_a_mapping_rounded_and_clipped(channels):
     rng = np.random.default_rng(channels)
     values = (rng.integers(0, 256, (channels, 4, 5)) / np.float32(255)).astype(np.float32)
     data = encode_png(values)

@@ -164,7 +164,7 @@ def test_close_does_not_wait_where_no_call_can_come(has_called):
 
 
 @both_servers
-def test_who_looks_for_a_call_leaves_it_to_be_received(kind):
+def test_is_called_leaves_the_call_to_receive(kind):
     with ThreadPoolExecutor(1) as pool, kind() as server:
         assert not server.is_called(0.05)
         end = GeneralClient(server.port, METHOD)
@@ -177,7 +177,7 @@ def test_who_looks_for_a_call_leaves_it_to_be_received(kind):
 
 
 @both_servers
-def test_no_call_within_the_time_out_is_an_error_and_the_check_was_made(kind):
+def test_no_call_within_the_time_out_raises_after_calling_check(kind):
     checks = []
     pattern = r"\(0\.3 s\)(.|\n)*Behavior Type.*Default"
     with kind() as server, pytest.raises(UnityTimeOutException, match=pattern):
@@ -196,7 +196,7 @@ def test_port_is_taken_by_both_loopback_addresses_and_free_after_close(kind):
     socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_a_port_that_older_runtimes_cannot_bind_is_in_use(monkeypatch):
+def test_port_that_an_older_runtime_cannot_bind_is_reported_as_taken(monkeypatch):
     ends = []
     runtime = SimpleNamespace(add_insecure_port=lambda _address: 0, stop=ends.append)
     monkeypatch.setattr(grpc, "server", lambda *_, **__: runtime)
@@ -206,7 +206,7 @@ def test_a_port_that_older_runtimes_cannot_bind_is_in_use(monkeypatch):
 
 
 @both_servers
-def test_only_loopback_is_listened_on(kind):
+def test_server_listens_on_loopback_only(kind):
     with kind() as server:
         listening = {
             connection.laddr.ip
@@ -232,7 +232,7 @@ def test_threads_end_with_the_server(kind):
 
 
 @both_servers
-def test_call_that_comes_during_close_is_told_to_stop(kind):
+def test_call_during_close_is_answered_with_stop(kind):
     with conversation(kind) as (server, end, _), ThreadPoolExecutor(1) as pool:
         closed = pool.submit(server.close, 10)
         assert UnityMessageProto.FromString(end.call(message())).header.status == 400
@@ -240,7 +240,7 @@ def test_call_that_comes_during_close_is_told_to_stop(kind):
 
 
 @both_servers
-def test_after_release_each_environment_that_greets_has_a_conversation_of_its_own(kind):
+def test_after_release_the_next_environment_has_a_new_conversation(kind):
     with ThreadPoolExecutor(1) as pool, kind() as server:
         for n in (1, 2, 3):
             stray = Channel(server.port, METHOD)
@@ -290,7 +290,7 @@ def test_release_forgets_that_the_environment_was_lost(kind, monkeypatch):
         end.close()
 
 
-def test_close_waits_until_the_environment_takes_its_answer():
+def test_close_waits_until_the_environment_reads_its_answer():
     with ThreadPoolExecutor(1) as pool:
         server = Server()
         client = RawClient(server.port)
@@ -304,7 +304,7 @@ def test_close_waits_until_the_environment_takes_its_answer():
         closed.result(20)
 
 
-def test_close_waits_no_longer_than_it_is_told(monkeypatch):
+def test_close_waits_no_longer_than_its_limit(monkeypatch):
     limits = []
     monkeypatch.setattr(IncomingConnection, "respond", lambda *values: limits.append(values[-1]))
     with Server() as server:
@@ -317,7 +317,7 @@ def test_close_waits_no_longer_than_it_is_told(monkeypatch):
 
 
 @both_servers
-def test_call_made_while_no_one_waits_is_kept(kind, monkeypatch):
+def test_call_made_while_no_thread_waits_is_kept(kind, monkeypatch):
     """A client's gRPC runtime gives up a connection on which the server does not greet it."""
     with kind() as server, ThreadPoolExecutor(1) as pool:
         channel = grpc.insecure_channel(f"localhost:{server.port}")
@@ -351,7 +351,7 @@ def test_twenty_megabytes_pass_both_ways_while_the_client_probes_the_bandwidth(k
     assert kind is not Server or any(pings)
 
 
-def test_variable_chooses_the_transport_and_the_argument_wins(monkeypatch):
+def test_variable_chooses_the_transport_and_an_argument_has_precedence(monkeypatch):
     monkeypatch.delenv("PIPELINE_TRANSPORT", raising=False)
     with open_server() as server:
         assert isinstance(server, Server)

@@ -69,7 +69,7 @@ def looks(wait: SpinWait, other: Other, n: int) -> list[int]:
     return looked
 
 
-def test_looking_in_vain_is_left_out_more_and_more_up_to_1024_times():
+def test_unsuccessful_polling_is_skipped_for_up_to_1024_waits():
     wait, other = SpinWait(1e-5), Other()
     looked = looks(wait, other, 5000)
     # looks, leaves out 1, looks, leaves out 2, looks, leaves out 4, ...
@@ -81,7 +81,7 @@ def test_looking_in_vain_is_left_out_more_and_more_up_to_1024_times():
     assert other.asked == 1, "what is there is seen at the first look"
 
 
-def test_success_brings_the_habit_back(clock):
+def test_successful_poll_ends_the_skipping(clock):
     wait, other = SpinWait(9.5e-3), LateOther(clock)
     other.answers = False
     for _ in range(6):  # in vain at 0, 2 and 5; then 4 are left out
@@ -98,7 +98,7 @@ def test_success_brings_the_habit_back(clock):
 
 
 @pytest.mark.parametrize(("others", "pays"), [(0.0, True), (0.2, True), (0.3, False), (1.0, False)])
-def test_an_answer_does_not_pay_where_others_had_the_processor_meanwhile(clock, others, pays):
+def test_poll_does_not_pay_if_other_processes_had_the_processor(clock, others, pays):
     clock.others = others
     wait, other = SpinWait(1.0), LateOther(clock)
     looked = looks(wait, other, 11)
@@ -106,20 +106,20 @@ def test_an_answer_does_not_pay_where_others_had_the_processor_meanwhile(clock, 
     assert other.asked == 3 * len(looked)  # it was seen nevertheless
 
 
-def test_who_polls_gives_way_at_each_look_but_not_once_the_answer_is_there(monkeypatch):
+def test_polling_yields_the_processor_at_each_poll_until_the_answer_arrives(monkeypatch):
     wait, other, given_way = SpinWait(1.0), Other(), []
 
     def give_way():
         given_way.append(other.asked)
         other.there = other.asked == 3
 
-    monkeypatch.setattr(spin_wait, "_let_others_work", give_way)
+    monkeypatch.setattr(spin_wait, "_yield_processor", give_way)
     wait.poll(other)
     assert given_way == [1, 2, 3]
     assert other.asked == 4
 
 
-def test_where_a_system_cannot_give_way_it_sleeps_for_no_time(monkeypatch):
+def test_system_without_sched_yield_sleeps_for_0_seconds(monkeypatch):
     wait, other, slept = SpinWait(1.0), Other(), []
 
     def sleep(seconds: float) -> None:
@@ -133,7 +133,7 @@ def test_where_a_system_cannot_give_way_it_sleeps_for_no_time(monkeypatch):
 
 
 @pytest.mark.parametrize("given", ["soon", "", "nan", "inf", "1000001"])
-def test_what_is_no_time_or_longer_than_time_outs_is_refused(monkeypatch, given):
+def test_invalid_and_too_long_limits_are_refused(monkeypatch, given):
     monkeypatch.setenv(VARIABLE, given)
     expected = f"PIPELINE_SPIN_US={given}: expected microseconds .* at most 1000000, such as 500"
     with pytest.raises(SettingsError, match=expected):
@@ -143,7 +143,7 @@ def test_what_is_no_time_or_longer_than_time_outs_is_refused(monkeypatch, given)
 @pytest.mark.parametrize(
     ("given", "limit_s"), [("500", 5e-4), ("1000000", 1.0), ("0", 0.0), ("-20", 0.0)]
 )
-def test_the_variable_is_in_microseconds_and_0_never_looks(monkeypatch, given, limit_s):
+def test_variable_is_in_microseconds_and_0_turns_polling_off(monkeypatch, given, limit_s):
     monkeypatch.setenv(VARIABLE, given)
     wait, other = SpinWait(), Other()
     assert wait.limit_s == pytest.approx(limit_s)
@@ -153,7 +153,7 @@ def test_the_variable_is_in_microseconds_and_0_never_looks(monkeypatch, given, l
 
 
 @pytest.mark.parametrize(("n", "looks"), [(1, False), (2, True)])
-def test_by_itself_it_looks_for_a_moment_where_another_processor_can_work(monkeypatch, n, looks):
+def test_default_polls_only_with_several_processors(monkeypatch, n, looks):
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(spin_wait, "_n_processors", lambda: n)
     assert (1e-4 < SpinWait().limit_s < 1e-2) if looks else SpinWait().limit_s == 0.0

@@ -6,10 +6,10 @@ import pytest
 from pipeline.errors import UnitySideChannelException
 from pipeline.protocol import state
 from pipeline.protocol.simulator import no_state, restore, state_of
-from pipeline.protocol.state import Kind
+from pipeline.protocol.state import StateMessageType
 
 
-def test_arrays_and_plain_values_come_back():
+def test_arrays_and_plain_values_round_trip():
     rng = np.random.default_rng(7)
     document = {
         "stream": rng.bit_generator.state,
@@ -38,12 +38,12 @@ def test_arrays_and_plain_values_come_back():
         ({"a": b"bytes"}, "state.a: a bytes"),
     ],
 )
-def test_what_is_neither_array_nor_json_is_refused_by_its_place(given, what):
+def test_value_that_is_neither_array_nor_json_is_refused_with_its_path(given, what):
     with pytest.raises(ValueError, match=what):
         state.encode(given)
 
 
-def test_damaged_states_are_refused_and_nothing_else_happens():
+def test_damaged_states_raise_no_error_but_value_error():
     encoded = state.encode({"a": np.arange(5), "b": [1, {"c": 2.5}]})
     rng = np.random.default_rng(0)
     for _ in range(500):
@@ -53,30 +53,33 @@ def test_damaged_states_are_refused_and_nothing_else_happens():
             try:
                 state.decode(data)
             except ValueError as error:
-                assert "no environment's state" in str(error)  # noqa: PT017  # or it is one
+                assert "not an environment's state" in str(error)  # noqa: PT017  # or it is one
 
 
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [("<f8", [2**40, 2**40]), ("<f8", [-1]), ("<f8", [2] * 40), ("|O", [1])],
 )
-def test_an_array_of_objects_or_that_does_not_fit_is_refused_before_it_is_made(kind, shape):
+def test_array_of_objects_or_of_wrong_size_is_refused_before_allocation(kind, shape):
     text = f'{{"map": {{"a": {{"array": ["{kind}", {shape}]}}}}}}'.encode()
-    with pytest.raises(ValueError, match="no environment's state"):
+    with pytest.raises(ValueError, match="not an environment's state"):
         state.decode(struct.pack("<q", len(text)) + text + bytes(8))
 
 
 def test_messages_of_other_versions_and_sizes_are_refused(monkeypatch):
     for content in (b"abc", b""):
-        assert state.read(state.message(Kind.STATE, content)) == (Kind.STATE, content)
+        assert state.read(state.message(StateMessageType.STATE, content)) == (
+            StateMessageType.STATE,
+            content,
+        )
     for payload in (b"", b"1234567", struct.pack("<ii", 2, 1), struct.pack("<ii", 1, 4)):
         with pytest.raises(UnitySideChannelException, match="state channel"):
             state.read(payload)
     monkeypatch.setattr(state, "MAX_STATE_BYTES", 2)
-    with pytest.raises(UnitySideChannelException, match="the most is 2"):
+    with pytest.raises(UnitySideChannelException, match="at most 2"):
         state.read(struct.pack("<ii", 1, 1) + b"abc")
-    with pytest.raises(ValueError, match="the most is 2"):
-        state.message(Kind.STATE, b"abc")
+    with pytest.raises(ValueError, match="at most 2"):
+        state.message(StateMessageType.STATE, b"abc")
 
 
 class Counter:
@@ -111,7 +114,7 @@ class Both(Ours, Usual):
 @pytest.mark.parametrize(
     ("kind", "given"), [(Ours, {"count": 3}), (Usual, {"state": 3}), (Both, {"count": 3})]
 )
-def test_a_state_is_given_and_taken_by_our_names_and_by_the_usual_ones(kind, given):
+def test_state_is_saved_and_restored_by_either_pair_of_method_names(kind, given):
     source, target = kind(), kind()
     target.count = 0
     assert state_of(source) == given

@@ -83,7 +83,7 @@ class Wire(Foreign):
         return {}
 
     def hear(self):
-        self.session._hear(SideChannelManager([self.channel]).outgoing())
+        self.session._receive(SideChannelManager([self.channel]).outgoing())
 
 
 def test_constants_reach_an_environment_in_this_process_and_what_cannot_be_sent_is_told():

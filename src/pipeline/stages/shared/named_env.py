@@ -23,8 +23,8 @@ from typing import Any
 
 from pipeline import files
 from pipeline.envs.launch import find_executable
+from pipeline.envs.sources.executables import executable_in, path_hint
 from pipeline.envs.sources.fetch import locked
-from pipeline.envs.sources.programs import find_program, meant
 from pipeline.errors import (
     FetchError,
     SettingsError,
@@ -157,7 +157,7 @@ def _executable(path: str) -> Path:
         folder = Path(path.strip())
         if folder.is_dir():
             with contextlib.suppress(FetchError):  # no executable, several, or of another system
-                return find_program(folder, label=path).absolute()
+                return executable_in(folder, label=path).absolute()
         raise UnityEnvironmentException(f"{error} {_hint(path)}") from error
     if program.suffix == ".py" and not os.access(program, os.X_OK):
         raise UnityEnvironmentException(
@@ -176,7 +176,7 @@ def _executable(path: str) -> Path:
 def _hint(path: str) -> str:
     """Return the remedy for a path without an executable."""
     word = Path(path).stem
-    if hint := meant(path):
+    if hint := path_hint(path):
         return hint
     if word in registry.SIMULATORS:
         built = shell_command("pipeline", "env", "build", word, "-o", path)

@@ -161,7 +161,7 @@ class Lane(gymnasium.Env):
         return np.full((2, 2, 3), self.number, np.uint8)
 
 
-def test_copies_of_a_gymnasium_environment_end_and_begin_alone():
+def test_copies_of_a_gymnasium_environment_end_and_begin_independently():
     over, cut, both, neither = (True, False), (False, True), (True, True), (False, False)
     lanes = [Lane(0, neither, both), Lane(1, cut, over), Lane(2, neither, cut)]
     simulator = GymnasiumSimulator(id=lanes, seed=5)
