@@ -46,7 +46,8 @@ class PaceMeter:
         self._n_envs = n_envs
         self._clocks = deque([(time.perf_counter(), 0.0)], maxlen=_N_EXCHANGES + 1)
         """Seconds after each exchange: of the clock, and of waiting."""
-        self._n_exchanges = self._n_rollouts = self._n_rows = 0
+        self._n_rollouts = self._n_rows = 0
+        self._n_exchanges = -1  # actions that nothing has followed yet close no row
 
     def exchanged(self, waited_s: float) -> bool:
         """Note an exchange; return whether the first update may be due now.
@@ -77,7 +78,7 @@ class PaceMeter:
         n_cores, n_threads = machine.n_processors(), torch.get_num_threads()
         share = free_share(n_cores=n_cores, n_envs=self._n_envs, n_threads=n_threads) / n_learners
         measured = {"wait_s": wait_s, "gradient_step_s": update_s, "share": share}
-        pace = spread = chosen_pace(n_rows=self._n_rows / self._n_exchanges, **measured)
+        pace = spread = chosen_pace(n_rows=self._n_rows / max(self._n_exchanges, 1), **measured)
         if not learner.settings.threaded:
             pace = chosen_pace(n_rows=self._n_rows / self._n_rollouts, **measured)
         more = pace / spread
