@@ -46,7 +46,8 @@ class PaceMeter:
         self._n_envs = n_envs
         self._clocks = deque([(time.perf_counter(), 0.0)], maxlen=_N_EXCHANGES + 1)
         """Seconds after each exchange: of the clock, and of waiting."""
-        self._n_exchanges = self._n_rollouts = self._n_rows = 0
+        self._n_rollouts = self._n_rows = 0
+        self._n_exchanges = -1  # actions that nothing has followed yet close no row
 
     def exchanged(self, waited_s: float) -> bool:
         """Note an exchange; return whether the first update may be due now.
@@ -77,7 +78,7 @@ class PaceMeter:
         n_cores, n_threads = machine.n_processors(), torch.get_num_threads()
         share = free_share(n_cores=n_cores, n_envs=self._n_envs, n_threads=n_threads) / n_learners
         measured = {"wait_s": wait_s, "gradient_step_s": update_s, "share": share}
-        pace = spread = chosen_pace(n_rows=self._n_rows / self._n_exchanges, **measured)
+        pace = spread = chosen_pace(n_rows=self._n_rows / max(self._n_exchanges, 1), **measured)
         if not learner.settings.threaded:
             pace = chosen_pace(n_rows=self._n_rows / self._n_rollouts, **measured)
         more = pace / spread
@@ -94,6 +95,8 @@ class PaceMeter:
 
 def gradient_step_seconds(algorithm: OffPolicy, rollout: Rollout, *, compiles: bool) -> float:
     """Return the seconds of an update from a replay, measured on a copy of the networks.
+
+    On the CPU it is processor time, so that what else the machine does at the moment is no matter.
 
     Args:
         algorithm: nothing of it changes, and no number is drawn from its streams.
@@ -115,10 +118,11 @@ def gradient_step_seconds(algorithm: OffPolicy, rollout: Rollout, *, compiles: b
         twin.compile()
     while len(twin.replay) < h.batch_size:
         completed(twin.update_in_parts(rollout, step=0))
+    clock = time.thread_time if algorithm.device.type == "cpu" else time.perf_counter
     seconds: list[float] = []
     # One round more than is counted: the first warms up.
     while len(seconds) <= _N_ROUNDS and (len(seconds) < 2 or sum(seconds) < _MOST_S):
-        began = time.perf_counter()
+        began = clock()
         completed(twin.update_in_parts(rollout, step=1 + _ROUND * (1 + len(seconds))))
-        seconds.append(time.perf_counter() - began)
+        seconds.append(clock() - began)
     return statistics.median(seconds[1:]) / _ROUND

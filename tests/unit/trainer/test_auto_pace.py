@@ -8,10 +8,14 @@ import torch
 from toys import Chase, Forbidden
 
 import pipeline
+from pipeline.algos.sac import SAC
+from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError
 from pipeline.settings.pace import MOST
 from pipeline.trainer import pace as pace_module
+from pipeline.trainer import timing
 from pipeline.trainer.checkpoints.file import digest, load_checkpoint
+from pipeline.trainer.distributed.sync import refuse_alone_only
 
 REPLAY = {"batch_size": 16, "buffer_size": 300, "buffer_init_steps": 40, "save_replay_buffer": True}
 SIGNALS = {"reward_signals": {"extrinsic": {}, "rnd": {"network_settings": {"hidden_units": 8}}}}
@@ -127,7 +131,89 @@ def test_behaviors_without_an_entry_share_a_number(in_process, quick, tmp_path, 
     assert not decided.default_settings.is_undecided
 
 
-def test_several_learners_need_a_number(quick, tmp_path):
+def test_several_learners_need_a_number(quick):
     settings = quick(trainer_type="sac", hyperparameters={"steps_per_update": "auto"})
     with pytest.raises(SettingsError, match="auto is of one process; give a number"):
-        pipeline.train("balance_ball", settings, seed=1, run_dir=tmp_path, learners=2)
+        refuse_alone_only("Toy", settings.behaviors["Toy"], 2)
+
+
+class Clock:
+    """Time that passes only when an environment works or an update is made."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    thread_time = perf_counter
+
+
+class Elsewhere(InProcessEnvironment):
+    """An environment that works for so many seconds after it has been given actions."""
+
+    def __init__(self, toy, clock, seconds):
+        super().__init__(toy)
+        self._clock, self._seconds, self._ready = clock, seconds, 0.0
+        self.n_exchanges = 0
+
+    def reset_send(self):
+        pass
+
+    def reset_wait(self):
+        self.reset()
+
+    def step_send(self):
+        self._ready = self._clock.now + self._seconds
+
+    def step_wait(self):
+        self._clock.now = max(self._clock.now, self._ready)
+        self.n_exchanges += 1
+        self.step()
+
+
+@pytest.mark.parametrize(
+    ("exchange_ms", "update_ms", "changes", "n_agents", "pace", "share"),
+    [
+        (14, 9, {"threaded": True}, 1, 1.0, 0.97),
+        (14, 9, {"time_horizon": 1}, 1, 1.0, 0.99),
+        (14, 9, {}, 1, 4.0, 0.99),
+        (14, 3, {"threaded": True}, 1, 0.25, 0.97),
+        (14, 13.5, {"threaded": True}, 1, 1.07, 0.97),
+        (14, 28, {"threaded": True}, 1, 2.22, 0.66),
+        (30, 9, {"threaded": True}, 1, 0.333, 0.93),
+        (6, 9, {"threaded": True}, 1, 1.67, 0.75),
+        (6, 9, {"threaded": True}, 12, 20.0, 0.75),
+        (0.1, 9, {"threaded": True}, 1, 64.0, 0.4),
+    ],
+)
+def test_experience_comes_as_fast_as_without_updates_where_they_fit(
+    exchange_ms, update_ms, changes, n_agents, pace, share, quick, tmp_path, monkeypatch
+):
+    """The share of the rate of the environment alone, in a time without the machine's noise."""
+    clock, learn = Clock(), SAC._learn
+    for module in (pace_module, timing):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(pace_module.machine, "n_processors", lambda: 2)
+
+    def slow(algorithm, batch):
+        clock.now += update_ms / 1e3
+        return learn(algorithm, batch)
+
+    monkeypatch.setattr(SAC, "_learn", slow)
+    hyperparameters = REPLAY | {"steps_per_update": "auto"}
+    more = {"trainer_type": "sac", "max_steps": 300 * n_agents, "time_horizon": 4, **changes}
+    settings = quick(hyperparameters=hyperparameters, **more)
+    told = []
+
+    def note(decided):
+        told.append((clock.now, environment.n_exchanges, decided))
+
+    environment = Elsewhere(Chase(seed=3, n_agents=n_agents), clock, exchange_ms / 1e3)
+    # Saving completes an update that is spread over exchanges, so no clock may say when.
+    options = {"seed": 1, "run_dir": tmp_path, "on_pace": note, "resume_interval_s": 1e6}
+    pipeline.train(environment, settings, **options)
+    ((began, n_before, decided),) = told
+    assert decided.behaviors["Toy"].hyperparameters.steps_per_update == pytest.approx(pace, rel=0.1)
+    per_exchange_ms = 1e3 * (clock.now - began) / (environment.n_exchanges - n_before)
+    assert exchange_ms / per_exchange_ms >= share
