@@ -9,14 +9,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from answers import BLIND, Answer
 from golden_cases import CASES, behavior, demonstration
 from test_sac import CPU, SPECS, experience
 from torch.nn.functional import silu
 
+import pipeline
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.policy import Policy
 from pipeline.algos.xqc import XQC, shifted_distribution
 from pipeline.data.demonstrations import ExpertRows
+from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError
 from pipeline.export.policy import create_session
 from pipeline.export.publish import build_model
@@ -510,6 +513,32 @@ def test_cloning_trains_the_policy_with_normalisation_and_the_acting_one_follows
     assert cloning.measure() < 0.5 * before
     acting = BehavioralCloning(algorithm.policy, expert, **options)
     assert acting.measure() == pytest.approx(cloning.measure(), rel=1e-4)
+
+
+def test_it_learns_a_choice_and_a_number_in_a_thousand_steps(tmp_path):
+    """tests/learning -k xqc has every kind of action and observation."""
+    settings = {
+        "trainer_type": "xqc",
+        "hyperparameters": {
+            "batch_size": 32,
+            "buffer_size": 5000,
+            "buffer_init_steps": 128,
+            "learning_rate": 3e-3,
+            "steps_per_update": 1,
+            "policy_delay": 1,
+            "init_entcoef": 0.3,
+            "tau": 0.05,
+        },
+        "network_settings": {"hidden_units": 32, "num_layers": 1},
+        "reward_signals": {"extrinsic": {"gamma": GAMMA}},
+        "max_steps": 1000,
+        "summary_freq": 1000,
+        "time_horizon": 1,
+    }
+    environment = InProcessEnvironment(Answer("hybrid", "vector", seed=1))
+    run = {"behaviors": {"Toy": settings}}
+    result = pipeline.train(environment, run, seed=1, run_dir=tmp_path).behaviors["Toy"]
+    assert result.mean_reward > 0.65 > BLIND["hybrid"] + 0.2  # of 1
 
 
 # --- Minibatches -------------------------------------------------------------------------------
