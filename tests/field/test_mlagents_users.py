@@ -88,7 +88,7 @@ def test_recordings_of_two_behaviors_are_still_not_merged(tmp_path: Path):
         recorded(tmp_path / "a.demo", "Soccer?team=0"),
         recorded(tmp_path / "b.demo", "Goalie?team=0"),
     ]
-    with pytest.raises(DemonstrationError, match=r"of the behavior 'Goalie', but .* of 'Soccer'"):
+    with pytest.raises(DemonstrationError, match=r"has the behavior 'Goalie', but .* has 'Soccer'"):
         merge_demos(files, tmp_path / "c.demo")
 
 
