@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     return path
 
 
-def test_a_card_tells_the_run_s_story_and_overwrites_nothing(trained, tmp_path: Path, refused):
+def test_a_card_describes_the_run_and_does_not_overwrite_files(trained, tmp_path: Path, refused):
     assert cli.main(["card", "results/first", "-o", "card", "--license", "cc-by-4.0"]) == 0
     text = (tmp_path / "card/README.md").read_text()
     _, front, body = text.split("---\n", 2)
