@@ -65,7 +65,7 @@ def test_a_card_describes_the_run_and_does_not_overwrite_files(trained, tmp_path
         (["card", "results/none", "-o", "x"], "results/none: has no policy (*.onnx) yet"),
         (["card", "results/none", "-o", "card"], "has no policy"),
         (["push", "--repo-id", "me/x"], "give the run to push"),
-        (["push", "other", "--repo-id", "me/x"], "other: is no run"),
+        (["push", "other", "--repo-id", "me/x"], "other: is not a run"),
         (["push", "card", "--repo-id", "me/x", "--license", "mit"], "give --license to"),
         (["push", "card", "--repo-id", "me/x", "--configfile-name", "a"], "--configfile-name: a"),
         (["push", "card", "--repo-id", "a/b/c"], "a/b/c: HFValidationError"),
