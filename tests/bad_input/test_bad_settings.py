@@ -85,10 +85,10 @@ def test_files_that_do_not_go_together_are_one_line(place, monkeypatch, capsys, 
     for arguments, words in {
         "check config.yaml --sampler Echo.json": "Echo.json: this is a curriculum",
         "check config.yaml --curriculum config.yaml": "and not a curriculum file",
-        "check Echo.json --curriculum Echo.json": "Give one file of each kind.",
+        "check Echo.json --curriculum Echo.json": "Give one of each kind.",
         "check missing.yaml": "Config file could not be found at",
         "check empty": "empty: the folder has no <Behavior>.json file.",
-        "upgrade Echo.json Echo.json -o new.yaml": "Give one file of each kind.",
+        "upgrade Echo.json Echo.json -o new.yaml": "Give one of each kind.",
         "upgrade config.yaml -o empty --force": "empty",
     }.items():
         assert words in one_line(capsys, caplog, "config", *arguments.split())

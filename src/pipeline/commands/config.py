@@ -69,9 +69,7 @@ def check(arguments: argparse.Namespace) -> str:
     }
     for kind, path in named.items():
         if path is not None and kind in parts:
-            raise SettingsError(
-                f"{path}: {file} is also a {kind} file. Give one file of each kind."
-            )
+            raise SettingsError(f"{path}: {file} is also a {kind} file. Give one of each kind.")
         if path is not None:
             parts[kind] = path
     trainer = parts.get("trainer")
@@ -153,9 +151,7 @@ def upgrade(arguments: argparse.Namespace) -> str:
     """Write a configuration in the present format, and return a summary of the changes."""
     olds, new = arguments.old, arguments.output
     if new.exists() and not arguments.force:
-        raise SettingsError(
-            f"{new} exists already. Choose another name, or overwrite it (--force)."
-        )
+        raise SettingsError(f"{new} exists already. Choose another name, or use --force.")
     parts = _by_kind(olds)
     present = read_present(parts.pop("trainer", None), **parts)
     text = _header(olds, present) + _body(present, new)
@@ -175,7 +171,7 @@ def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
             kind = kind_of(document)
         if kind in parts:
             raise SettingsError(
-                f"{path}: this is a {kind} file, like {parts[kind]}. Give one file of each kind."
+                f"{path}: this is a {kind} file, like {parts[kind]}. Give one of each kind."
             )
         parts[kind] = path
     return parts

@@ -55,7 +55,7 @@ class RuntimeParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemonstrationParams:
-    """`demonstrations.<name>`: episodes to record, or a file that is there already."""
+    """`demonstrations.<name>`: episodes to record, or an existing file."""
 
     environment: str | None = None
     """The environment to record in, from `environments`; required without file."""

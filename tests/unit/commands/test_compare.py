@@ -94,7 +94,7 @@ def test_a_run_that_is_named_twice_counts_once_with_each_of_its_behaviors(tmp_pa
     ]
 
 
-def test_the_trials_of_a_sweep_are_compared_beside_other_experiments(tmp_path, capsys):
+def test_trials_of_a_sweep_are_compared_with_other_experiments(tmp_path, capsys):
     for experiment, evaluated in (("rates/001", 1.0), ("rates/002", 2.0), ("rates_best", 3.0)):
         dag(tmp_path, experiment, 1, [0.0, 1.0], evaluated=evaluated)
     train = tmp_path / "results/train"
@@ -186,7 +186,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("make", "told"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_told_on_one_line(make, told, tmp_path, refused):
+def test_a_mistake_is_reported_in_one_line(make, told, tmp_path, refused):
     assert told in refused("compare", *make(tmp_path))
 
 
@@ -211,7 +211,7 @@ def test_without_a_run_it_answers_for_every_experiment_of_params(
     assert set(rows(compared(capsys, "--csv"))) == {"a"}
 
 
-def test_a_sweep_is_ranked_and_its_choice_is_said(tmp_path, monkeypatch, capsys):
+def test_a_sweep_prints_its_ranking_and_choice(tmp_path, monkeypatch, capsys):
     params = write_swept(tmp_path)
     monkeypatch.chdir(tmp_path)
     ranked, trained = "results/sweep/rates/best.json", "results/train/rates/001/seed1/policy.pt"

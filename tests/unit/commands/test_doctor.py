@@ -46,7 +46,7 @@ def test_all_is_well_here(told):
     assert all(line.startswith("OK ") for line in lines.values())
 
 
-def test_one_mistake_is_told_once(told, tmp_path):
+def test_a_repeated_error_is_shown_once(told, tmp_path):
     (tmp_path / "params.yaml").write_text("x: 1\n")
     code, lines = told()
     assert code == 1
@@ -68,7 +68,7 @@ def test_one_mistake_is_told_once(told, tmp_path):
         ("dvc", ".dvc/config", "", "git init"),
     ],
 )
-def test_what_is_to_be_done_is_said(line, file, text, said, told, tmp_path: Path):
+def test_the_remedy_is_printed(line, file, text, said, told, tmp_path: Path):
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text(text)
     code, lines = told()

@@ -26,7 +26,7 @@ def test_a_number_of_episodes_below_1_is_refused_before_anything_is_built(n, cap
     assert capsys.readouterr().err == f"error: --episodes: must be at least 1, got {n}.\n"
 
 
-def test_a_policy_of_another_environment_is_told_with_both_behaviors(monkeypatch, capsys):
+def test_a_policy_of_another_environment_is_refused_with_both_behavior_names(monkeypatch, capsys):
     def play(policies, *_, **options):
         env = SimpleNamespace(reset=lambda: None, behavior_specs={"Acrobot-v1?team=0": None})
         return episodes.evaluate(env, policies, episodes=1, seed=1)
@@ -83,7 +83,7 @@ def test_the_folder_of_an_experiment_gives_a_line_for_each_seed_and_their_mean(
 
 
 @pytest.mark.parametrize(("kind", "told"), [("best", (2, 9.0)), (None, (0, 2.0))])
-def test_options_reach_the_episodes_and_the_film_and_both_behaviors_are_told(
+def test_options_apply_to_episodes_and_video_and_both_behaviors_are_printed(
     kind, told, monkeypatch, capsys
 ):
     seen = {}

@@ -231,7 +231,7 @@ def test_a_build_is_named_from_the_project(tmp_path: Path, monkeypatch, fake, ca
         (["new", "--env", "a", "--unity", "b"], "not allowed with argument"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_left(
+def test_invalid_arguments_are_refused_without_leftovers(
     words: list[str], said: str, tmp_path: Path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)

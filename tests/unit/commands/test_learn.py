@@ -141,7 +141,7 @@ def test_a_run_can_be_watched_while_it_is_written(learn, fake, tmp_path, monkeyp
     assert sorted((tmp_path / "results").rglob("*")) == before
 
 
-def test_no_graphics_is_told_to_the_first_environment_too(learn, fake, tmp_path):
+def test_no_graphics_also_applies_to_the_first_environment(learn, fake, tmp_path):
     env = fake("--record", str(tmp_path))
     assert learn("--env", env, "--no-graphics") == 0
     (arguments,) = (path.read_text().split("\n") for path in tmp_path.glob("*.args"))
@@ -192,7 +192,7 @@ def test_debug_shows_what_the_environment_prints_and_how_it_was_started(
     assert "fake environment starts" in capfd.readouterr().err
 
 
-def test_a_run_begins_with_the_weights_of_another_and_records_what_was_asked(
+def test_a_run_starts_from_another_runs_weights_and_records_the_request(
     learn, fake, caplog, tmp_path
 ):
     env = fake()
@@ -205,7 +205,7 @@ def test_a_run_begins_with_the_weights_of_another_and_records_what_was_asked(
     assert written["behaviors"]["Echo"]["init_path"] is None
 
 
-def test_a_run_may_be_replaced_by_one_that_begins_with_its_weights(learn, fake, caplog, tmp_path):
+def test_a_run_can_be_replaced_by_one_initialised_from_it(learn, fake, caplog, tmp_path):
     assert learn("--env", fake()) == 0
     with caplog.at_level(logging.INFO):
         assert learn("--env", fake(), "--force", "--initialize-from", "ppo") == 0
@@ -217,7 +217,7 @@ def test_a_run_may_be_replaced_by_one_that_begins_with_its_weights(learn, fake, 
     assert record["inputs"]["first weights of Echo"]["sha256"] == weights
 
 
-def test_a_run_to_begin_with_that_is_not_there_leaves_nothing(learn, fake, capsys, tmp_path):
+def test_a_missing_initial_run_leaves_no_files(learn, fake, capsys, tmp_path):
     assert learn("--env", fake(), "--initialize-from", "old") == 2
     assert "Could not initialize from results/old." in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
@@ -280,7 +280,7 @@ def test_a_file_in_place_of_the_folder_is_named_with_the_option(tmp_path, name):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_folder_above_runs_is_no_run_of_its_own(tmp_path):
+def test_the_parent_folder_of_runs_is_not_a_run(tmp_path):
     from pipeline.commands.learn_run import run_folder
     from pipeline.errors import SettingsError
 

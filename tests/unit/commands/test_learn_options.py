@@ -139,7 +139,7 @@ def test_a_retired_option_still_works_and_one_line_names_the_present_way(
         assert at(settings, key) == expected
 
 
-def test_learners_and_the_starting_lesson_are_told_when_they_were_given(config, monkeypatch):
+def test_given_learners_and_starting_lesson_are_printed(config, monkeypatch):
     assert (plan(config).learners, plan(config).starting_lesson) == (1, None)
     given = plan(config, "--learners", "3", "--lesson", "2")
     assert (given.learners, given.starting_lesson) == (3, 2)

@@ -161,7 +161,7 @@ def test_each_of_several_runs_has_its_own_folder_seed_numbers_and_times(monkeypa
 
 
 @pytest.mark.parametrize("names", [["Echo"], ["Echo", "Other"]])
-def test_play_it_takes_the_policy_or_the_folder_of_several(names, tmp_path):
+def test_play_accepts_a_policy_or_a_folder_of_policies(names, tmp_path):
     """It named one policy of two, which evaluates half of the environment."""
     settings = load_run_settings(None)
     env = replace(settings.env_settings, env_path="./my game")

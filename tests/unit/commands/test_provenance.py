@@ -295,7 +295,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("make", "expected"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_told_on_one_line(make, expected, tmp_path, refused):
+def test_a_mistake_is_reported_in_one_line(make, expected, tmp_path, refused):
     assert expected in refused("provenance", make(tmp_path))
 
 

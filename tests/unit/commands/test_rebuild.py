@@ -95,7 +95,7 @@ def test_a_clone_with_pulled_results_has_a_row_for_each_run(project: Path, capsy
     assert best.run_id == second.info.run_id
 
 
-def test_a_copy_has_a_store_of_its_own_and_the_original_stays_as_it_was(project: Path, monkeypatch):
+def test_a_copy_has_a_separate_store_and_the_original_is_unchanged(project: Path, monkeypatch):
     assert cli.main(["runs", "--rebuild"]) == 0
     copy = shutil.copytree(project, project.with_name("copy"))
     before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}

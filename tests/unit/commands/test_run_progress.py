@@ -187,7 +187,7 @@ def events(tmp_path, monkeypatch) -> Path:
     ("error", "state"),
     [(None, "done"), (KeyboardInterrupt(), "stopped"), (ValueError(), "failed")],
 )
-def test_a_stage_tells_how_it_begins_learns_and_ends(events, tmp_path, error, state):
+def test_a_stage_writes_events_of_start_progress_and_end(events, tmp_path, error, state):
     sinks = standard_sinks(TrackedRun(folder=tmp_path, max_steps={"Ball": 9}), ())
     try:
         with stage_side.reporting("train", "ppo/seed1", tmp_path):
@@ -205,7 +205,9 @@ def test_a_stage_tells_how_it_begins_learns_and_ends(events, tmp_path, error, st
     assert facts == [3, 9, 2.0, None]
 
 
-def test_a_stage_that_nobody_watches_tells_nothing_and_prints_as_ever(tmp_path, monkeypatch):
+def test_without_a_watching_process_a_stage_writes_no_events_and_prints_normally(
+    tmp_path, monkeypatch
+):
     monkeypatch.delenv(stage_side.FILE, raising=False)
     monkeypatch.setenv("DVC_STAGE", "train@ppo-1")
     with stage_side.reporting("train", "ppo/seed1", tmp_path):
@@ -213,7 +215,7 @@ def test_a_stage_that_nobody_watches_tells_nothing_and_prints_as_ever(tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_stage_whose_events_cannot_be_written_goes_on(events, tmp_path):
+def test_unwritable_events_do_not_stop_a_stage(events, tmp_path):
     events.unlink()
     with stage_side.reporting("train", "ppo/seed1", tmp_path):
         stage_side.tell(step=1)
@@ -282,7 +284,7 @@ def test_a_signal_interrupts_the_engine_once_and_waits_for_it(tmp_path, name):
         (["plot@a"], [], "table\n"),
     ],
 )
-def test_a_run_that_had_nothing_to_do_says_so(changed, begun, said, tmp_path, monkeypatch, capsys):
+def test_an_up_to_date_run_is_reported(changed, begun, said, tmp_path, monkeypatch, capsys):
     def watched(command, root, variables, output, update):
         with Path(variables[stage_side.FILE]).open("a") as events:
             events.writelines(f"{json.dumps(told(job, 0.0, state='begun'))}\n" for job in begun)

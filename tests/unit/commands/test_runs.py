@@ -105,7 +105,7 @@ def test_a_lock_may_be_longer_than_settings_may_be(tmp_path: Path):
         tell(root, None, revision="HEAD")
 
 
-def test_the_table_says_whose_files_lie_there(project):
+def test_the_table_names_the_experiments_of_existing_files(project):
     root, [_, (new, _after)] = project
     header, line = tell(root, None).splitlines()
     assert header.split()[0] == "run"

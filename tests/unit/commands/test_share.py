@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     return path
 
 
-def test_a_card_tells_the_run_s_story_and_overwrites_nothing(trained, tmp_path: Path, refused):
+def test_a_card_describes_the_run_and_does_not_overwrite_files(trained, tmp_path: Path, refused):
     assert cli.main(["card", "results/first", "-o", "card", "--license", "cc-by-4.0"]) == 0
     text = (tmp_path / "card/README.md").read_text()
     _, front, body = text.split("---\n", 2)
@@ -65,7 +65,7 @@ def test_a_card_tells_the_run_s_story_and_overwrites_nothing(trained, tmp_path: 
         (["card", "results/none", "-o", "x"], "results/none: has no policy (*.onnx) yet"),
         (["card", "results/none", "-o", "card"], "has no policy"),
         (["push", "--repo-id", "me/x"], "give the run to push"),
-        (["push", "other", "--repo-id", "me/x"], "other: is no run"),
+        (["push", "other", "--repo-id", "me/x"], "other: is not a run"),
         (["push", "card", "--repo-id", "me/x", "--license", "mit"], "give --license to"),
         (["push", "card", "--repo-id", "me/x", "--configfile-name", "a"], "--configfile-name: a"),
         (["push", "card", "--repo-id", "a/b/c"], "a/b/c: HFValidationError"),

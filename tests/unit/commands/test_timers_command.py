@@ -159,7 +159,7 @@ def test_compiling_is_named_and_left_out_of_predictions(file, capsys):
         ({"environment": 20, "update": 90, "loop": 125}, "torch_settings.device", "--time-scale"),
     ],
 )
-def test_advice_is_about_what_takes_the_time(file, capsys, changes, said, unsaid):
+def test_advice_concerns_the_slowest_part(file, capsys, changes, said, unsaid):
     file.write_text(json.dumps(tree(**TIMES | changes)))
     assert main(["timers", str(file)]) == 0
     out = capsys.readouterr().out

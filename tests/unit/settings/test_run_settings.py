@@ -387,7 +387,7 @@ MULTIRANGE = (
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (f"environment_parameters: {{g: {MULTIRANGE}}}", "is called 'multirangeuniform'"),
+        (f"environment_parameters: {{g: {MULTIRANGE}}}", "is read as 'multirangeuniform'"),
         (
             "environment_parameters: {g: {curriculum: [{name: a, value: 1, "
             "completion_criteria: {behavior: B}}]}}",

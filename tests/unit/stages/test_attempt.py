@@ -236,7 +236,7 @@ def lost(root: Path) -> None:
     shutil.rmtree(root / "results/a/curves")
 
 
-def test_a_retry_takes_what_a_finished_attempt_made(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_retry_uses_the_output_of_a_finished_attempt(root: Path, monkeypatch: pytest.MonkeyPatch):
     lost(root)
     facts = root / "results/.work/report/walk/seed1/stage.json"
     before = facts.read_bytes()
@@ -279,7 +279,7 @@ def test_what_finished_in_a_call_that_was_killed_is_taken(root: Path, monkeypatc
 @pytest.mark.parametrize(
     ("now", "is_taken"), [("a: {rate: '0.5'}", True), ("a: {rate: 5e-1}", False), ("a: 1", True)]
 )
-def test_dvc_takes_what_was_made_of_the_same_values_in_another_spelling(
+def test_dvc_accepts_outputs_of_equal_values_in_another_spelling(
     root: Path, monkeypatch: pytest.MonkeyPatch, now: str, is_taken: bool
 ):
     """DVC compares values: it runs the stage for 5e-1 only if it is forced to."""

@@ -84,7 +84,7 @@ def test_episodes_are_played_as_asked_and_filmed_when_all_have_been_played(
     assert calls == expected
 
 
-def test_numbers_of_each_behavior_are_told_with_its_policy_and_scored_without_self_play(
+def test_results_of_each_behavior_name_its_policy_and_are_scored_without_self_play(
     tmp_path, monkeypatch
 ):
     exported = tmp_path / "results/export/e/seed7"
@@ -142,7 +142,7 @@ def test_numbers_of_each_behavior_are_told_with_its_policy_and_scored_without_se
     assert "B/std_return" not in results, "of one episode"
 
 
-def test_numbers_of_a_behavior_are_of_all_its_teams_and_of_no_other_behavior():
+def test_results_of_a_behavior_cover_all_its_teams_and_no_other_behavior():
     played = [
         episode("A?team=0", 0, 1.0, 10),
         episode("B?team=0", 0, 100.0, 90),

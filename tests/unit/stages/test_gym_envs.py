@@ -46,7 +46,7 @@ environments:
         ),
     ],
 )
-def test_an_unknown_name_is_told_with_its_line_and_the_nearest(tmp_path, text, said, right):
+def test_an_unknown_name_is_reported_with_its_line_and_a_suggestion(tmp_path, text, said, right):
     file = tmp_path / "params.yaml"
     file.write_text(f"environments:\n  cart: {text}\n")
     with pytest.raises(SettingsError) as refused:
@@ -58,7 +58,7 @@ def test_an_unknown_name_is_told_with_its_line_and_the_nearest(tmp_path, text, s
     check_ids(load_params(file))
 
 
-def test_the_module_of_an_environment_may_lie_beside_params(tmp_path, monkeypatch):
+def test_an_environment_module_can_be_next_to_params(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "cart_of_this_test.py").write_text(
         "import gymnasium\ngymnasium.register('Mine-v0', entry_point='x:Y')\n"

@@ -46,7 +46,7 @@ def packed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return built
 
 
-def test_a_word_is_the_executable_that_lies_there_and_else_the_simulator(folder: Path):
+def test_a_name_is_an_existing_executable_or_else_a_simulator(folder: Path):
     assert environment_of("tag") == BuiltinSource(source="builtin", name="tag")
     (folder / "tag").mkdir()
     assert environment_of("tag") == BuiltinSource(source="builtin", name="tag")
@@ -114,7 +114,7 @@ def test_a_word_is_the_environment_of_params_yaml_before_the_simulator(folder: P
 
 
 @pytest.mark.parametrize("text", ["a: [", "environments: 3", "- 1", ""])
-def test_a_params_yaml_of_another_program_changes_nothing(folder: Path, text):
+def test_a_foreign_params_yaml_has_no_effect(folder: Path, text):
     (folder / "params.yaml").write_text(text)
     assert environment_of("tag") == BuiltinSource(source="builtin", name="tag")
 
@@ -137,7 +137,7 @@ def test_an_environment_of_params_yaml_is_built_again_when_its_options_change(fo
         ("build/game", r"`pipeline env build NAME -o build/game` makes one\. Or give a path"),
     ],
 )
-def test_a_missing_executable_is_told_with_what_makes_it(name, said):
+def test_a_missing_executable_is_reported_with_its_build_command(name, said):
     with pytest.raises(UnityEnvironmentException, match=said) as refused:
         environment_of(name)
     assert str(refused.value).startswith("Couldn't launch the ")
@@ -187,7 +187,7 @@ def test_a_build_that_is_not_whole_or_out_of_date_is_made_again(folder, packed, 
     assert packed == ["1", "1"]
 
 
-def test_a_build_that_fails_leaves_nothing_that_is_taken_for_one(packed, monkeypatch):
+def test_a_failed_build_leaves_no_apparent_build(packed, monkeypatch):
     original = pack.pack_with
 
     def half(needs, simulator, target, options):

@@ -22,9 +22,7 @@ def built(root: Path, content: str = "one") -> Path:
     return folder
 
 
-def test_a_build_is_run_where_it_lies_or_from_its_only_copy_in_the_scratch_folder(
-    tmp_path, monkeypatch
-):
+def test_a_build_is_run_in_place_or_from_its_scratch_copy(tmp_path, monkeypatch):
     folder = built(tmp_path)
     monkeypatch.delenv("PIPELINE_SCRATCH", raising=False)
     assert load(folder).file == tmp_path / "build/env/walker/program"

@@ -159,7 +159,7 @@ print("works", process.run(lambda: print("worked", flush=True)), flush=True)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="tells orphans by Linux's means")
 @pytest.mark.parametrize("early", ["", "from pipeline.stages.shared import process"])
 @SHELLS
-def test_a_stage_whose_engine_is_killed_before_it_works_does_not_begin(early, shell):
+def test_a_stage_does_not_start_after_its_engine_was_killed(early, shell):
     """A stage tells that it is an orphan by its session at first, later by its parent."""
     with engine_of(ORPHAN.format(early=early), *shell) as engine:
         assert "waits\n" in (engine.stdout.readline(), engine.stdout.readline())
@@ -171,7 +171,7 @@ def test_a_stage_whose_engine_is_killed_before_it_works_does_not_begin(early, sh
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SettingsError, OSError])
-def test_work_that_takes_the_signal_for_a_failure_still_ends_the_stage_as_stopped(error, capsys):
+def test_a_stage_is_stopped_also_if_its_work_treats_the_signal_as_a_failure(error, capsys):
     def work() -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -216,14 +216,14 @@ else:
         ("pipeline.settings", "report.py"),
     ],
 )
-def test_a_program_that_is_interrupted_while_it_is_imported_says_nothing(module, program):
+def test_an_interrupt_during_imports_is_silent(module, program):
     scripts = SRC.parent / "workflow/scripts"
     program = str(scripts / program) if program.endswith(".py") else program
     completed = python("-c", INTERRUPTED_IMPORT, module, program, check=False)
     assert (completed.returncode, completed.stdout, completed.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_a_scheduler_is_told_to_queue_again_in_its_own_way(monkeypatch, caplog):
+def test_each_scheduler_gets_its_own_requeue_command(monkeypatch, caplog):
     assert process.exit_code(138) == 138
     monkeypatch.setenv("PIPELINE_REQUEUE_EXIT_CODE", "99")
     assert [process.exit_code(code) for code in (130, 143, 138)] == [130, 143, 99]
@@ -233,7 +233,7 @@ def test_a_scheduler_is_told_to_queue_again_in_its_own_way(monkeypatch, caplog):
     assert "'soon', not an exit code from 1 to 255" in caplog.text
 
 
-def test_saving_goes_on_when_the_parent_ends_too():
+def test_saving_continues_after_the_parent_ended():
     # A scheduler signals the whole group: the shell between the engine and the stage ends at once.
     saves = [
         "try:",

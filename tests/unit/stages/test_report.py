@@ -64,7 +64,7 @@ def test_headers_lead_to_what_they_mean(tmp_path):
     assert headers.items() <= terms.items()
 
 
-def test_a_note_says_between_which_returns_the_target_lies(tmp_path):
+def test_a_note_names_the_interval_of_returns_around_the_target(tmp_path):
     # from the lowest mean start, 1 + 8 / 8, to the best middle end, 6 + 8 / 8
     _, _, text = page(tmp_path)
     assert "a mean return of 6.5 in training, 90 % of the way from 2, the lowest" in text
@@ -93,7 +93,7 @@ def test_every_point_of_a_curve_has_its_step_and_value(tmp_path):
     assert parser.found == [(3, 3, 3)] * 8
 
 
-def test_a_curve_lies_where_the_axes_say(tmp_path):
+def test_a_curve_matches_the_axes(tmp_path):
     _, (_, chart), text = page(tmp_path)
     canvas = svg.canvas_of(chart)
     (line,) = re.findall(r"<polyline .*?><title>&lt;b&gt;cloned&lt;/b&gt;, seed 9</title>", text)

@@ -77,9 +77,7 @@ def test_a_sweep_ranks_its_own_trials_by_their_mean_over_the_seeds(root: Path):
     assert sorted(facts["inputs"]) == sorted([*seen, *proposed])
 
 
-def test_a_proposal_is_told_the_trial_it_waited_for_and_keeps_those_that_are_under_way(
-    root: Path, monkeypatch
-):
+def test_a_proposal_uses_the_awaited_trial_and_keeps_running_ones(root: Path, monkeypatch):
     journals, asked, search = [], [], SweepParams.propose
 
     def noting(sweep, number, told, waiting):

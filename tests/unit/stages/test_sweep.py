@@ -98,7 +98,7 @@ def params(tmp_path) -> Params:
     return swept(tmp_path, best={"seeds": [11, 12]})
 
 
-def test_trials_are_listed_best_first_and_the_best_is_told_with_its_score_on_fresh_seeds(
+def test_trials_are_listed_best_first_and_the_best_with_its_score_on_new_seeds(
     tmp_path: Path, params: Params
 ):
     [search] = report.searches(tmp_path, params)

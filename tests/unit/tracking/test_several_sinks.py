@@ -42,7 +42,7 @@ def noting(*, fails: bool = False) -> Sink:
     return sink
 
 
-def test_every_sink_is_told_everything_in_order_also_behind_two_that_fail(caplog):
+def test_every_sink_receives_all_events_in_order_also_after_two_failing_sinks(caplog):
     broken, good, other, last = noting(fails=True), noting(), noting(fails=True), noting()
     type(other).__name__ = "Other"
     error = ValueError("no")
@@ -100,7 +100,7 @@ class Writer:
         self._note(category, {key: summary.full_dist for key, summary in values.items()}, step)
 
 
-def test_a_writer_behind_one_that_fails_is_told_the_same():
+def test_a_writer_after_a_failing_one_receives_the_same():
     writers = [Writer(fails=True), Writer(), Writer(fails=True), Writer()]
     sink = stats_writers.StatsWriterSink(writers)
     with Tracker([sink]) as tracker:

@@ -188,9 +188,7 @@ class Followed:
         self.functions |= {call.name: None for call in calls if call.hands_on}
 
 
-def test_an_observation_takes_no_longer_way_to_the_loss_than_it_did(
-    packed, tmp_path, quick, monkeypatch
-):
+def test_observations_are_not_copied_more_often_than_before(packed, tmp_path, quick, monkeypatch):
     """From the socket's `recv` to the tensor that enters PPO's loss.
 
     Functions are counted through which an observation passes: it is in an argument or comes into

@@ -48,7 +48,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("kind", [np.array, torch.tensor], ids=["array", "tensor"])
-def test_digest_tells_states_apart_by_every_number_and_by_nothing_else(kind):
+def test_the_digest_depends_on_every_number_and_only_on_numbers(kind):
     numbers = [float(n) for n in range(5000)]
     other = [*numbers[:2500], 0.5, *numbers[2501:]]
     assert digest({"a": kind(numbers)}) != digest({"a": kind(other)})
@@ -92,7 +92,7 @@ def full_disk(*_args, **_kwargs):
 @pytest.mark.parametrize(
     ("owner", "name"), [(os, "fsync"), (Path, "write_bytes"), (Path, "replace")]
 )
-def test_full_disk_leaves_the_last_checkpoint_and_nothing_else(tmp_path, monkeypatch, owner, name):
+def test_a_full_disk_leaves_only_the_last_checkpoint(tmp_path, monkeypatch, owner, name):
     path = tmp_path / "c.pt"
     save_checkpoint(path, {"step": 1})
     with monkeypatch.context() as patched:
@@ -107,7 +107,7 @@ def test_full_disk_leaves_the_last_checkpoint_and_nothing_else(tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_code_in_a_file_is_not_run_and_nobody_is_told_to_run_it(tmp_path):
+def test_code_in_a_checkpoint_is_neither_run_nor_recommended(tmp_path):
     mark, path = tmp_path / "mark", tmp_path / "c.pt"
     contents = [pickle.dumps({"format": 1, "x": Trap(mark)})]
     for as_zip in (True, False):

@@ -86,7 +86,7 @@ class Wire(Foreign):
         self.session._receive(SideChannelManager([self.channel]).outgoing())
 
 
-def test_constants_reach_an_environment_in_this_process_and_what_cannot_be_sent_is_told():
+def test_an_in_process_environment_gets_constants_and_unsendable_parameters_are_reported():
     toy = Corridor()
     assert send(InProcessEnvironment(toy), {"gravity": 3.5}) == set()
     assert toy.parameters == {"gravity": 3.5}
@@ -125,7 +125,7 @@ def test_every_worker_draws_the_same_also_with_a_seed_beyond_the_wire():
     assert first == second
 
 
-def test_an_environment_in_this_process_that_takes_only_numbers_gets_a_draw_for_each_step():
+def test_an_in_process_environment_without_samplers_gets_a_draw_per_step():
     toy = Corridor()
     env = InProcessEnvironment(toy)
     send(env, {"wind": UNIFORM})

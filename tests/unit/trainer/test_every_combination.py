@@ -175,7 +175,7 @@ def test_self_play(algorithm, observation, tmp_path):
 @pytest.mark.slow
 @observations
 @algorithms
-def test_curiosity_and_rnd_beside_the_extrinsic_reward(algorithm, observation, tmp_path):
+def test_curiosity_and_rnd_with_the_extrinsic_reward(algorithm, observation, tmp_path):
     signals = {
         "extrinsic": {"gamma": 0.9, "strength": 1.0},
         "curiosity": {"gamma": 0.9, "strength": 0.02},

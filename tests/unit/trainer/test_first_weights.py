@@ -95,7 +95,7 @@ def test_a_behavior_that_appears_and_that_the_run_does_not_hold_is_refused(resul
     assert weights_of("C", first_weights(resumed), resumed) is None
 
 
-def test_a_file_that_lists_all_behaviors_takes_weights_for_no_other(results):
+def test_a_file_with_all_behaviors_refuses_weights_of_others(results):
     run = replace(settings(results, {"A": {}}, initialize_from="old"), from_file=True)
     assert first_weights(run) == {"A": results / "old/A/checkpoint.pt"}
 
@@ -110,14 +110,14 @@ def test_defaults_choose_the_weights_of_behaviors_that_are_not_listed(results):
         first_weights(gone)
 
 
-def test_a_checkpoint_that_is_not_there_is_told_with_its_place_and_the_nearest_file(results):
+def test_a_missing_checkpoint_is_reported_with_its_line_and_a_similar_file(results):
     config = results / "config.yaml"
     config.write_text(f"behaviors:\n  A:\n    init_path: {results}/mien.pt\n")
     with pytest.raises(SettingsError, match=r"^\S+config\.yaml:3: .*; did you mean '\S+mine\.pt'"):
         first_weights(load_run_settings(config))
 
 
-def test_settings_of_a_behavior_that_is_not_shown_are_told_once_with_the_nearest(caplog, results):
+def test_settings_of_an_absent_behavior_give_one_warning_with_a_suggestion(caplog, results):
     run = replace(settings(results, {"A": {}}), default_settings=TrainerSettings())
     warn_of_unused({}, {"A": None, "Other": None}, run)
     warn_of_unused({}, {"A": None}, replace(settings(results, {"A": {}, "B": {}})))
@@ -136,7 +136,7 @@ def run(**behaviors):
     return load_run_settings(None, overrides={"behaviors": behaviors})
 
 
-def test_a_run_of_which_nothing_can_be_trained_is_refused_with_the_first_reason():
+def test_a_run_without_trainable_behaviors_is_refused_with_the_first_reason():
     message = r"behaviors\.A\.reward_signals\.gail\.demo_path: .*nowhere\.demo"
     with pytest.raises(SettingsError, match=message):
         refuse_untrainable(run(A=UNTRAINABLE, B=UNTRAINABLE))

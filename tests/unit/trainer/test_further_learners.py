@@ -156,7 +156,7 @@ def test_a_further_process_joins_with_the_device_of_the_first(made, monkeypatch,
 
 
 @pytest.mark.parametrize("at", ["device", "group", "work"])
-def test_whatever_ends_a_further_process_is_told_to_those_that_wait(
+def test_the_error_of_a_further_process_is_reported_to_waiting_ones(
     made, monkeypatch, launched, at
 ):
     store = HashStore()
@@ -339,7 +339,7 @@ def test_who_waits_for_a_process_that_has_ended_says_so(alone, monkeypatch):
     go.set()
 
 
-def test_a_failure_without_a_reason_is_told_in_its_own_words(alone, monkeypatch):
+def test_a_failure_without_a_message_is_reported_by_its_type(alone, monkeypatch):
     def fails(*_):
         raise RuntimeError("connection\nreset")
 
@@ -535,7 +535,7 @@ ENV = {
 }
 
 
-def test_executables_are_told_all_that_the_settings_say(monkeypatch, tmp_path):
+def test_executables_receive_all_settings(monkeypatch, tmp_path):
     seen = {}
 
     def launch(file_name, n_workers, **options):
@@ -673,7 +673,7 @@ def test_learners_that_are_started_end_with_a_start_that_fails(monkeypatch, tmp_
     assert ended == [pytest.approx(workers._SHORT_GRACE_S, abs=1.0)]
 
 
-def test_each_learner_takes_the_gpu_of_its_local_rank(monkeypatch):
+def test_each_learner_uses_the_gpu_of_its_local_rank(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)

@@ -87,7 +87,7 @@ def test_a_new_agent_gets_the_slot_that_an_end_has_freed_and_no_memory(
         np.testing.assert_allclose(learner.memories, fresh.memories, rtol=1e-5)
 
 
-def test_an_agent_that_comes_back_after_long_begins_a_new_trajectory(make_learner):
+def test_an_agent_that_returns_late_starts_a_new_trajectory(make_learner):
     learner, fresh = (make_learner(SPEC, **LONG, network_settings=MEMORY) for _ in range(2))
     play(learner, steps_of([0]))
     play(learner, steps_of([0]))
@@ -114,7 +114,7 @@ def test_an_agent_that_ends_and_asks_on_keeps_its_slot_and_one_that_left_gives_i
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_messages_without_any_agent_change_nothing(make_learner, n_workers):
+def test_messages_without_agents_have_no_effect(make_learner, n_workers):
     with_pauses, without = make_learner(SPEC, **LONG), make_learner(SPEC, **LONG)
     nobody = [steps_of([])] * n_workers
     for _ in range(40):
@@ -129,7 +129,7 @@ def test_messages_without_any_agent_change_nothing(make_learner, n_workers):
     assert np.arange(9)[slots].tolist() == [], "indices also where there are none"
 
 
-def test_the_second_end_of_an_agent_in_one_message_counts_for_nothing(make_learner):
+def test_a_second_terminal_step_of_an_agent_in_one_message_is_ignored(make_learner):
     learner = make_learner(SPEC, **LONG)
     play(learner, steps_of([1, 2]))
     learner.complete_transitions(learner.receive([steps_of([1], ended=[1, 1], reward=3.0)]))
@@ -172,7 +172,7 @@ def test_an_episode_in_a_group_counts_what_the_group_gained_and_is_charted_witho
     assert means[EXTRINSIC] == 1.0 + 2.0 + 0.5 + 10.0 + 20.0 + 4.0, "what each learns from"
 
 
-def test_gains_of_a_group_are_learned_from_as_own_ones_and_that_is_said_once(make_learner, caplog):
+def test_group_rewards_are_treated_as_own_rewards_with_one_warning(make_learner, caplog):
     learner = make_learner(SPEC, **LONG, time_horizon=1)
     seen, nobody = [np.zeros((2, 2))], [np.zeros((0, 2))]
     gains = {"reward": [1.0, 2.0], "group_reward": [0.0, 0.5]}
@@ -227,7 +227,7 @@ def test_ends_of_opponents_do_not_count(make_learner):
     assert len(learner.statistics.returns) == 3
 
 
-def test_while_an_update_goes_on_its_copy_is_what_is_kept_and_observes(make_learner):
+def test_during_an_update_its_copy_is_saved_and_observes(make_learner):
     learner = make_learner(SPEC, threaded=True)
     observed = []
     learner.updates = SimpleNamespace(
@@ -247,7 +247,7 @@ def test_while_an_update_goes_on_its_copy_is_what_is_kept_and_observes(make_lear
     assert (learner.step, learner.settings.max_steps) == (503, 500)
 
 
-def test_what_is_new_here_is_pending_and_a_lost_worker_takes_nothing_of_another(make_learner):
+def test_new_statistics_are_pending_and_a_lost_worker_does_not_affect_others(make_learner):
     learner = make_learner(SPEC, network_settings=MEMORY, self_play={"window": 1})
     learner.pending_stats = Statistics()
     take_turn(learner, [steps_of(range(2)), steps_of(range(3))])
@@ -444,7 +444,7 @@ def test_groups_of_two_with_the_same_number_have_no_members_in_common(make_learn
     assert members.present.sum(1).tolist() == [2, 3]
 
 
-def test_who_only_acts_or_has_finished_observes_nothing(make_learner, quick):
+def test_without_learning_no_statistics_are_updated(make_learner, quick):
     settings = quick(network_settings=histories.PLAIN).behaviors["Toy"]
     device = torch.device("cpu")
     learners = [

@@ -160,7 +160,7 @@ def test_lessons_are_logged_and_charted(configured, caplog, recorder, train_in):
     assert charted[400] == charted[1000] == (1.0, 0.0)
 
 
-def test_starting_lesson_is_where_a_run_begins(configured, train_in):
+def test_a_run_starts_in_the_given_lesson(configured, train_in):
     toy = Told(n_agents=4)
     settings = configured(pay=[1.0, LATER, 2.0, LATER, 3.0], wind=5.0)
     train_in(toy, settings, starting_lesson=2)
@@ -181,7 +181,7 @@ def test_a_behavior_that_is_never_shown_is_named(
     assert all("it shows Toy)" in text for text in warnings)
 
 
-def test_an_environment_that_takes_no_parameters_is_named_once(
+def test_one_warning_for_an_environment_without_parameters(
     configured, in_process, tmp_path, caplog, monkeypatch
 ):
     environment = in_process(Told(n_agents=4))
@@ -236,7 +236,7 @@ def lessons(settings, workers):
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_lesson_that_began_before_a_kill_is_told_after_it(exact, configured, make_learner):
+def test_a_lesson_change_before_a_kill_is_reported_after_it(exact, configured, make_learner):
     settings = configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0], wind=3.0)
     learner = make_learner(Corridor.spec)
     before = lessons(settings, Workers())
@@ -300,7 +300,7 @@ def test_a_lesson_is_measured_by_the_behavior_that_it_names(quick):
     assert begun() == ["e2", "p1", "r1"]
 
 
-def test_a_resumed_run_begins_in_its_lessons_and_a_turn_tells_them_again(configured, make_loop):
+def test_a_resumed_run_starts_in_its_lessons_and_sends_them_again(configured, make_loop):
     settings, toy = (
         configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0], wind=3.0),
         Told(n_agents=2),

@@ -147,7 +147,7 @@ def played(window=3, n=5):
     return past
 
 
-def test_restored_past_goes_on_as_the_other():
+def test_a_restored_snapshot_pool_continues_identically():
     past = played()
     restored, policy = made(seed=8, save_steps=1, window=3, **SNAPSHOTS)
     set_weight(policy, 4.0)
@@ -502,7 +502,7 @@ def test_teams_that_join_a_resumed_run_leave_its_opponents_as_they_were(learning
     )
 
 
-def test_an_opponent_whose_team_learns_by_now_is_drawn_anew():
+def test_an_opponent_of_the_now_learning_team_is_drawn_again():
     """Of two resume files the older one may say that the other team learned."""
     _, learner = joined()
     resumed, resumed_learner = SelfPlay(), player()

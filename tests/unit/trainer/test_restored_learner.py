@@ -41,7 +41,7 @@ networks = pytest.mark.parametrize("network", [PLAIN, MEMORY], ids=["plain", "me
 
 @networks
 @pytest.mark.parametrize("trainer", NUMBERS)
-def test_a_learner_that_takes_up_another_goes_on_as_that_one(make_learner, trainer, network):
+def test_a_learner_restored_from_another_continues_identically(make_learner, trainer, network):
     original = learner_of(make_learner, trainer, network)
     play(original, HISTORY[:23])
     assert original.n_updates > 0
@@ -50,9 +50,7 @@ def test_a_learner_that_takes_up_another_goes_on_as_that_one(make_learner, train
 
 
 @pytest.mark.parametrize("trainer", NUMBERS)
-def test_a_run_of_a_gpu_goes_on_here_with_random_numbers_that_its_state_decides(
-    make_learner, trainer
-):
+def test_a_gpu_run_continues_on_cpu_with_random_numbers_from_its_state(make_learner, trainer):
     """Its generators' states are 16 bytes long, which no CPU's generator takes."""
     original = learner_of(make_learner, trainer)
     play(original, HISTORY[:23])
@@ -75,7 +73,7 @@ def test_a_run_of_a_gpu_goes_on_here_with_random_numbers_that_its_state_decides(
 
 
 @pytest.mark.parametrize("trainer", NUMBERS)
-def test_one_of_several_processes_goes_on_from_its_own_part_and_the_networks_of_the_first(
+def test_each_process_resumes_from_its_own_part_and_the_networks_of_the_first(
     make_learner, quick, tmp_path, trainer
 ):
     original, restored = (learner_of(make_learner, trainer, MEMORY) for _ in range(2))
@@ -128,7 +126,7 @@ def test_a_further_process_reads_and_writes_no_files(make_learner, quick, tmp_pa
     assert files() == before
 
 
-def test_each_process_takes_up_its_own_part_and_another_number_the_networks_alone():
+def test_with_another_number_of_processes_only_the_networks_are_restored():
     def part(number, **shared):
         return {"learner": {"algorithm": {"stream": number, **shared}}, "experience": number}
 
@@ -177,7 +175,7 @@ def test_self_play_is_taken_up_with_its_opponents_and_their_games(make_learner):
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
-def test_games_of_a_worker_that_is_begun_anew_are_forgotten(make_learner, is_reset):
+def test_games_of_a_restarted_worker_are_dropped(make_learner, is_reset):
     learner = learner_of(make_learner, "ppo", self_play={"save_steps": 10})
     (steps,) = messages(1, seed=1, grouped=True)
     ended = terminal_steps([np.zeros((1, 3))], group_id=1)
@@ -192,7 +190,7 @@ def test_games_of_a_worker_that_is_begun_anew_are_forgotten(make_learner, is_res
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_an_opponent_plays_weights_of_its_own(make_learner, ratio):
+def test_an_opponent_has_separate_weights(make_learner, ratio):
     games = {"save_steps": 10, "play_against_latest_model_ratio": ratio}
     learner = learner_of(make_learner, "ppo", MEMORY, self_play=games)
     learner.snapshot_pool.save_if_due(0)

@@ -55,7 +55,7 @@ def run(quick, make_loop, in_process):
     return train
 
 
-def test_an_exact_run_says_nothing_and_goes_on_exactly(run, quick, tmp_path):
+def test_an_exact_resume_is_silent_and_exact(run, quick, tmp_path):
     with pytest.raises(Interrupted):
         run(Corridor, stop=80)
     assert resumes_exactly(tmp_path, quick())
@@ -63,7 +63,7 @@ def test_an_exact_run_says_nothing_and_goes_on_exactly(run, quick, tmp_path):
     assert "interrupted" not in load_checkpoint(tmp_path / "Toy/checkpoint.pt")["run"]
 
 
-def test_a_run_that_goes_on_with_another_kind_of_device_is_not_exact(run, quick, tmp_path):
+def test_resuming_on_another_device_type_is_not_exact(run, quick, tmp_path):
     with pytest.raises(Interrupted):
         run(Corridor, stop=80)
     path = tmp_path / "Toy/checkpoint.pt"
@@ -107,7 +107,7 @@ def test_a_run_that_was_complete_is_not_interrupted_by_being_resumed(run, quick,
     assert (tmp_path / "Toy/checkpoint.pt").read_bytes() == content
 
 
-def test_a_moment_whose_environments_were_started_anew_before_they_told_of_it_is_not_kept(
+def test_a_checkpoint_with_environments_restarted_during_it_is_discarded(
     make_loop, make_learner, quick, in_process, monkeypatch
 ):
     with WorkerSet([in_process(Corridor())]) as workers:
@@ -123,7 +123,7 @@ def test_a_moment_whose_environments_were_started_anew_before_they_told_of_it_is
 
 
 @pytest.mark.parametrize(("toy", "expected"), [(Corridor, 5), (Stateless, None)])
-def test_rows_that_learners_held_count_only_where_a_run_goes_on_exactly(
+def test_buffered_rows_of_learners_are_restored_only_on_an_exact_resume(
     run, tmp_path, monkeypatch, toy, expected
 ):
     """The rows decide when learners meet next; a process without them draws other numbers."""
@@ -194,7 +194,7 @@ def test_a_run_that_is_interrupted_before_any_agent_came_says_step_0(make_loop, 
     assert points.interrupted == [0]
 
 
-def test_a_replay_that_is_not_saved_is_lost_and_that_is_said(run, quick, tmp_path, caplog):
+def test_an_unsaved_replay_is_lost_with_a_warning(run, quick, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     rows = {"buffer_size": 200, "batch_size": 16, "buffer_init_steps": 20}
     sac = {"trainer_type": "sac", "hyperparameters": rows, "max_steps": 200}

@@ -105,7 +105,7 @@ def test_a_behavior_that_has_finished_leaves_the_turn_to_the_other(quick, play, 
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_an_update_beside_the_game_goes_on_once_a_step_of_all_teams_and_workers(
+def test_an_interleaved_update_advances_once_per_step_of_all_teams_and_workers(
     n_workers, quick, make_loop, monkeypatch
 ):
     """Its steps are counted: with each team's or group's turn it would have half the time."""
@@ -168,9 +168,7 @@ def test_opponents_remember_for_themselves(play):
     assert np.abs(learner.memories[slots[int(ghost[-1])], n:]).max() == 0
 
 
-def test_rating_stands_in_summaries_result_and_list_of_checkpoints(
-    quick, tmp_path, recorder, train_in
-):
+def test_the_rating_is_in_summaries_result_and_checkpoint_list(quick, tmp_path, recorder, train_in):
     result = train_in(
         Duel(n_areas=2),
         quick("Duel", self_play=SELF_PLAY),
@@ -188,9 +186,7 @@ def test_rating_stands_in_summaries_result_and_list_of_checkpoints(
     assert status["Duel"]["elo"] == rating
 
 
-def test_a_lesson_ends_at_its_rating_and_a_resumed_run_goes_on_in_its_lessons(
-    quick, monkeypatch, train_in
-):
+def test_a_lesson_ends_at_its_rating_and_is_restored_on_resume(quick, monkeypatch, train_in):
     seen, advance = [], Curriculum.advance
 
     def noted(self):
@@ -229,7 +225,9 @@ def lessons(*thresholds):
     return result
 
 
-def test_new_run_with_old_weights_meets_them_first_and_is_rated_anew(quick, tmp_path, train_in):
+def test_a_run_from_old_weights_plays_against_them_first_with_the_initial_rating(
+    quick, tmp_path, train_in
+):
     settings = quick("Duel", self_play=SELF_PLAY)
     old = train_in(Duel(n_areas=2), settings, run_dir=tmp_path / "old")
     short_run = quick("Duel", self_play=SELF_PLAY | {"save_steps": 9999, "window": 2}, max_steps=8)

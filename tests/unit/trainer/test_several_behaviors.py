@@ -61,7 +61,7 @@ def test_only_behavior_of_a_configuration_has_the_seed_of_the_run():
 
 
 @pytest.mark.parametrize(("one", "two"), [(300, 900), (900, 300)])
-def test_finished_behavior_goes_on_acting_until_the_other_has_finished(
+def test_a_finished_behavior_acts_until_all_have_finished(
     one, two, quick, tmp_path, recorder, train_in
 ):
     result = train_in(
@@ -109,7 +109,7 @@ HOSTILE = ["../../../evil", "/evil", "a/b", "..", ".", "", "a\\b", "a\0b", "\n",
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("team", ["", "?team=0"])
-def test_a_behavior_whose_name_would_lead_elsewhere_is_refused_before_anything_is_written(
+def test_a_behavior_name_with_a_foreign_path_is_refused_before_any_write(
     name, team, everything, tmp_path, train_in
 ):
     run_dir = tmp_path / "a" / "b" / "c" / "run"
@@ -208,9 +208,7 @@ def test_checkpoints_follow_the_updates_and_the_interval_of_their_own_behavior(p
     assert [Progress.of(learner, run).next_checkpoint for learner in (one, two)] == [200, 350]
 
 
-def test_a_restart_of_a_worker_drops_what_every_behavior_has_of_it_and_nothing_else(
-    quick, make_loop
-):
+def test_a_worker_restart_drops_only_that_workers_data(quick, make_loop):
     def both(seed):
         return Pair(Long(seed=seed, n_agents=1), Long(seed=seed + 1, n_agents=2))
 

@@ -142,7 +142,7 @@ def test_a_learner_that_is_asked_to_stop_agrees_with_the_others_and_passes_it_on
     assert training.learners["Toy"].step < 100
 
 
-def test_a_lone_learner_that_is_resumed_goes_on_from_the_saved_weights_and_steps(loop):
+def test_a_single_learner_resumes_from_the_saved_weights_and_steps(loop):
     first = loop(max_steps=300)
     with first.workers:
         before = first.run(StopRequest()).behaviors["Toy"]
@@ -327,7 +327,7 @@ def test_steps_statistics_and_rows_of_all_become_those_of_each_once(make_learner
     assert not sync.should_update()
 
 
-def test_a_meeting_gives_each_behavior_the_notes_of_its_own_name_in_one_order():
+def test_synchronisation_matches_behaviors_by_name_in_a_fixed_order():
     calls = []
 
     def member(name):
