@@ -42,10 +42,10 @@ from tables import table
 import pipeline
 from pipeline.algos import xqc
 from pipeline.algos.sac import SAC
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.data.rollout import Rollout
 from pipeline.evaluation.statistics import summarize
 from pipeline.files import write_whole
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 from pipeline.trainer.api import keep_freed_memory
 from pipeline.trainer.supported import algorithm_of

@@ -102,7 +102,7 @@ def trained(folder: Path, config: Path, n_learners: int, *, seed: int, n_envs: i
     if not build.exists():
         pack("gymnasium", build, id=BEHAVIOR, n_agents=COPIES)
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(n_learners), "-m"]
-    command = ["pipeline.cli", "learn", str(config), "--env", str(build), "--seed", str(seed)]
+    command = ["pipeline.cli.main", "learn", str(config), "--env", str(build), "--seed", str(seed)]
     command += ["--num-envs", str(n_envs // n_learners), "--torch-device", "cpu"]
     command += ["--results-dir", str(folder / "runs"), "--run-id", run, "--force"]
     began = time.monotonic()

@@ -34,7 +34,7 @@ import yaml
 from peer import ROOT, train
 from pitches import Pitches
 
-from pipeline.commands import timers
+from pipeline.cli import timers
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.simulators import client, registry
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
     from peer import Curve
 
-    from pipeline.arrays import AnyArray
-    from pipeline.protocol.simulator import Simulator
-    from pipeline.protocol.specs import ActionTuple
-    from pipeline.protocol.steps import Steps
+    from pipeline.core.arrays import AnyArray
+    from pipeline.core.simulator import Simulator
+    from pipeline.core.specs import ActionTuple
+    from pipeline.core.steps import Steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,7 +165,7 @@ class Row:
             command = [peer_command(), *command, "--base-port", str(free_port())]
             command += ["--timeout-wait", "120"]
         else:
-            command = [sys.executable, "-m", "pipeline.cli", "learn", *command]
+            command = [sys.executable, "-m", "pipeline.cli.main", "learn", *command]
         self.began, self.since, self.line = time.monotonic(), list[Summary](), ""
         with self.log.open("w") as stream:
             self.process = subprocess.Popen(  # noqa: S603  # the two programs that are compared

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import pipeline
-from pipeline.cli import COMMANDS, GROUPS, parser_for
+from pipeline.cli.main import COMMANDS, GROUPS, parser_for
 from pipeline.plugins import Group
 from pipeline.settings import RunSettings
-from pipeline.settings.environments import SOURCES
-from pipeline.settings.experiments import SINKS, SinkNames
-from pipeline.settings.params import Params
+from pipeline.settings.project.environments import SOURCES
+from pipeline.settings.project.experiments import SINKS, SinkNames
+from pipeline.settings.project.params import Params
 from pipeline.settings.reader import Bounds, setting_hints
 from pipeline.tracking import names
 

@@ -21,6 +21,16 @@ if TYPE_CHECKING:
         make_env,
         train,
     )
+    from pipeline.core.simulator import Simulator
+    from pipeline.core.specs import (
+        ActionSpec,
+        ActionTuple,
+        BehaviorSpec,
+        DimensionProperty,
+        ObservationSpec,
+        ObservationType,
+    )
+    from pipeline.core.steps import DecisionStep, DecisionSteps, TerminalStep, TerminalSteps
     from pipeline.envs.base import BaseEnv, BehaviorMapping
     from pipeline.envs.in_process import InProcessEnvironment
     from pipeline.envs.registry import UnityEnvRegistry
@@ -46,18 +56,8 @@ if TYPE_CHECKING:
         UnityTimeOutException,
         UnityWorkerInUseException,
     )
-    from pipeline.protocol.side_channels import IncomingMessage, OutgoingMessage
-    from pipeline.protocol.simulator import Simulator
-    from pipeline.protocol.specs import (
-        ActionSpec,
-        ActionTuple,
-        BehaviorSpec,
-        DimensionProperty,
-        ObservationSpec,
-        ObservationType,
-    )
-    from pipeline.protocol.steps import DecisionStep, DecisionSteps, TerminalStep, TerminalSteps
     from pipeline.tracking.base import Sink, Update
+    from pipeline.wire.channels.side_channels import IncomingMessage, OutgoingMessage
 
 __all__ = [
     "ActionSpec",
@@ -126,11 +126,11 @@ def __getattr__(name: str) -> Any:
         "FloatPropertiesChannel RawBytesChannel SideChannel StatsAggregationMethod "
         "StatsSideChannel",
         "pipeline.envs.unity": "UnityEnvironment",
-        "pipeline.protocol.side_channels": "IncomingMessage OutgoingMessage",
-        "pipeline.protocol.simulator": "Simulator",
-        "pipeline.protocol.specs": "ActionSpec ActionTuple BehaviorSpec DimensionProperty "
+        "pipeline.wire.channels.side_channels": "IncomingMessage OutgoingMessage",
+        "pipeline.core.simulator": "Simulator",
+        "pipeline.core.specs": "ActionSpec ActionTuple BehaviorSpec DimensionProperty "
         "ObservationSpec ObservationType",
-        "pipeline.protocol.steps": "DecisionStep DecisionSteps TerminalStep TerminalSteps",
+        "pipeline.core.steps": "DecisionStep DecisionSteps TerminalStep TerminalSteps",
         "pipeline.tracking.base": "Sink Update",
     }
     if name in __all__:

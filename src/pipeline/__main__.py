@@ -32,7 +32,7 @@ def main(*words: str) -> int:
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interrupts:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from pipeline import cli
+    from pipeline.cli import main as cli
 
     if interrupts:
         signal.signal(signal.SIGINT, signal.default_int_handler)

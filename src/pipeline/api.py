@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import seeding
-from pipeline.arrays import IntArray
+from pipeline.core.arrays import IntArray
+from pipeline.core.specs import ActionTuple
 from pipeline.envs.base import BaseEnv
 from pipeline.envs.in_process import InProcessEnvironment, refuse_other_object
+from pipeline.envs.named_env import environment_of, executable_of, in_folder
 from pipeline.errors import SettingsError
 from pipeline.evaluation.episodes import Episode
 from pipeline.export.policy import OnnxPolicy
-from pipeline.protocol.specs import ActionTuple
 from pipeline.settings import RunSettings
-from pipeline.settings.environments import named
+from pipeline.settings.project.environments import named
 from pipeline.simulators import registry
 from pipeline.simulators.bridges.module_bridge import OtherObjectError, around
-from pipeline.stages.shared.named_env import environment_of, executable_of, in_folder
 from pipeline.tracking.base import Sink, Update
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def train(
     """
     from pipeline import trainer
     from pipeline.algos.process_group import launched
-    from pipeline.stages.export import publish
+    from pipeline.dag.stages.export import publish
     from pipeline.trainer.api import read_settings, refuse_or_rename_earlier_run
 
     refuse_or_rename_earlier_run(
@@ -272,7 +272,7 @@ def export_policy(checkpoint: Path | str, folder: Path | str) -> Path:
         PipelineError: The checkpoint cannot be read, or its policy cannot be exported.
     """
     from pipeline import files
-    from pipeline.stages.export import publish
+    from pipeline.dag.stages.export import publish
     from pipeline.trainer.checkpoints.restore import load_policy as saved_policy
 
     publish(Path(checkpoint), Path(folder))
@@ -313,8 +313,8 @@ class LoadedPolicy:
         Raises:
             ExportError: The observations or the mask do not fit the policy.
         """
+        from pipeline.core.steps import DecisionSteps
         from pipeline.export import policy as exported
-        from pipeline.protocol.steps import DecisionSteps
 
         layout, where = self.onnx.description, f"the policy {self.behavior}"
         obs, own_mask = exported.take_mask(obs, layout)

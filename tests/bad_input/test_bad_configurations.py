@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from command import CONFIG
 
-from pipeline.cli import main
+from pipeline.cli.main import main
 
 # An environment that tells when it is started.
 TOUCHES = "touch started; exec sleep 1000"

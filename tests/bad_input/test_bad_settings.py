@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cli import main
+from pipeline.cli.main import main
 
 HYPER = "behaviors:\n  Echo:\n    trainer_type: ppo\n    hyperparameters:\n      "
 

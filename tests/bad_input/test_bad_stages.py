@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from pipeline.stages.shared import policies
+from pipeline.dag import policies
 
 PARAMS = """\
 runtime: {torch_threads: 1, device: cpu}

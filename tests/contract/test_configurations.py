@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from pipeline.cli import main
+from pipeline.cli.main import main
 from pipeline.settings import (
     RunSettings,
     load_run_settings,
@@ -18,8 +18,8 @@ from pipeline.settings import (
     to_mapping,
 )
 from pipeline.settings.nodes import to_plain
-from pipeline.settings.run_file import structure
-from pipeline.settings.schema import HYPERPARAMETERS
+from pipeline.settings.trainer.run_file import structure
+from pipeline.settings.trainer.schema import HYPERPARAMETERS
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = Path(os.environ.get("PIPELINE_FIXTURES", ROOT.parent / "shared" / "fixtures"))

@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import pipeline
-from pipeline.protocol.generated.messages import AgentInfoProto, UnityRLOutputProto
+from pipeline.wire.codec.generated.messages import AgentInfoProto, UnityRLOutputProto
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/ml-agents-names.md"

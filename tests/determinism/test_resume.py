@@ -12,7 +12,7 @@ from forked import forking
 from interpreter import variables
 from toys import Both
 
-from pipeline.protocol.demo import writing_demo
+from pipeline.demos.demo_file import writing_demo
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
 WAIT_S = 300

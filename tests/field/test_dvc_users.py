@@ -12,13 +12,13 @@ import pytest
 from refusals import refusal
 from ruamel.yaml import YAML
 
-from pipeline import cli
-from pipeline.commands import doctor
+from pipeline.cli import doctor
+from pipeline.cli import main as cli
+from pipeline.dag.stages.check import check, refuse_files_of_the_future, refuse_linked_results
 from pipeline.errors import SettingsError, StageError
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import check_settings, plan, write_plan
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import check_settings, plan, write_plan
 from pipeline.settings.yaml_file import unusable_for_dvc
-from pipeline.stages.check import check, refuse_files_of_the_future, refuse_linked_results
 
 TRAINER = "behaviors:\n  Ball:\n    max_steps: 100\n  '7': {}\n"
 PARAMS = """\

@@ -12,10 +12,10 @@ import reference
 import yaml
 
 import pipeline
-from pipeline import cli
-from pipeline.commands.onnx import check
+from pipeline.cli import main as cli
+from pipeline.cli.onnx import check
+from pipeline.envs.named_env import executable_of
 from pipeline.export.publish import build_model
-from pipeline.stages.shared.named_env import executable_of
 
 TOO_SHORT = "max_steps {} ends the run before the first update, for which hyperparameters.{} {} "
 SIZES = [
@@ -179,7 +179,7 @@ def test_a_run_that_is_not_there_is_answered_with_those_that_are(refused):
 def test_a_file_that_is_no_policy_is_refused_before_an_environment_is_built(
     refused, monkeypatch, name, content
 ):
-    monkeypatch.setattr("pipeline.stages.shared.named_env.executable_of", None)
+    monkeypatch.setattr("pipeline.envs.named_env.executable_of", None)
     if content:
         Path(name).write_bytes(content)
     assert refused("evaluate", name, "--env", "balance_ball").startswith(f"{name}: ")

@@ -14,13 +14,13 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
 import pipeline
+from pipeline.core.specs import ActionTuple
 from pipeline.errors import (
     PipelineError,
     SettingsError,
     UnityEnvironmentException,
     UnityObservationException,
 )
-from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators.bridges.batches import picture
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator

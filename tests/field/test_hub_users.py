@@ -14,7 +14,8 @@ import made_archives
 import pytest
 from onnx import TensorProto, helper
 
-from pipeline import cli, files
+from pipeline import files
+from pipeline.cli import main as cli
 from pipeline.envs.sources import fetch
 from pipeline.errors import FetchError
 

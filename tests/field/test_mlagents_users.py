@@ -11,12 +11,23 @@ import pytest
 import torch
 from refusals import refusal
 
-from pipeline import cli
-from pipeline.commands import timers
-from pipeline.data.demo_tables import read_table
-from pipeline.data.demonstrations import merge_demos, trim_demo
+from pipeline.cli import main as cli
+from pipeline.cli import timers
+from pipeline.core.simulator import no_state
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.demos.demo_file import (
+    BRAIN_OFFSET,
+    delimited_message,
+    describe,
+    parse_demo,
+    read_demo,
+    writing_demo,
+)
+from pipeline.demos.demonstrations import merge_demos, trim_demo
+from pipeline.demos.tables import read_table
 from pipeline.envs import launch
 from pipeline.envs.launch import EnvironmentProcess
+from pipeline.envs.named_env import executable_of
 from pipeline.envs.registry import RemoteRegistryEntry
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import (
@@ -26,21 +37,10 @@ from pipeline.errors import (
     UnityEnvironmentException,
 )
 from pipeline.export.layout import load as load_model
-from pipeline.protocol.demo import (
-    BRAIN_OFFSET,
-    delimited_message,
-    describe,
-    parse_demo,
-    read_demo,
-    writing_demo,
-)
-from pipeline.protocol.simulator import no_state
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings, read_yaml
 from pipeline.settings.nodes import from_plain
-from pipeline.settings.sweeps import Axis
+from pipeline.settings.project.sweeps import Axis
 from pipeline.simulators.bridges.spaces import Actions
-from pipeline.stages.shared.named_env import executable_of
 from pipeline.trainer.api import read_settings
 from pipeline.trainer.checkpoints.file import load_checkpoint
 

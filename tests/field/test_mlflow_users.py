@@ -31,8 +31,8 @@ from interpreter import variables
 from mlflow import MlflowClient
 from mlflow_runs import client, in_mlflow, in_results, key, ran
 
-from pipeline import cli
-from pipeline.commands import doctor
+from pipeline.cli import doctor
+from pipeline.cli import main as cli
 from pipeline.errors import PipelineError
 from pipeline.tracking import mlflow_store
 from pipeline.tracking.mlflow_run import MlflowRun

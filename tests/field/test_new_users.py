@@ -23,18 +23,19 @@ import yaml
 from fake_player import fake_player
 from refusals import refusal
 
-from pipeline import cli, progress
-from pipeline.commands import run, ui
-from pipeline.commands.card import source_of
+from pipeline.cli import main as cli
+from pipeline.cli import run, ui
+from pipeline.cli.card import source_of
+from pipeline.dag.stages import env
+from pipeline.dag.stages.check import check_ids
+from pipeline.envs import executable
 from pipeline.envs.sources import executables
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
-from pipeline.settings.experiments import ResourceParams
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import plan
-from pipeline.stages import env
-from pipeline.stages.check import check_ids
-from pipeline.stages.shared import executable
+from pipeline.settings.project.experiments import ResourceParams
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import plan
+from pipeline.tracking import progress
 from pipeline.tracking.console import ConsoleSink
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,13 +18,13 @@ from stops_after import EndsAfter
 from toys import Corridor
 
 import pipeline
-from pipeline import cli
+from pipeline.cli import main as cli
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.dag.reporting.results import read_curves
 from pipeline.data.slots import STALE_AFTER_MESSAGES
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import CheckpointError, SettingsError
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
-from pipeline.stages.reporting.results import read_curves
 from pipeline.tracking import names
 from pipeline.tracking.base import Update
 from pipeline.tracking.console import ConsoleSink

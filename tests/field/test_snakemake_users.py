@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands import run
-from pipeline.commands.engines import State
-from pipeline.settings.params import load_params
+from pipeline.cli import run
+from pipeline.dag.engines import State
+from pipeline.settings.project.params import load_params
 
 TRAINER = """\
 behaviors:

@@ -14,7 +14,9 @@ from fake_player import CONFIG, START
 from stops_after import EndsAfter
 
 import pipeline
-from pipeline import cli
+from pipeline.cli import main as cli
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import no_agents
 from pipeline.envs import base, launch
 from pipeline.envs.base import SilenceWatch
 from pipeline.envs.in_process import InProcessEnvironment
@@ -25,9 +27,7 @@ from pipeline.errors import (
     UnityEnvironmentException,
     UnityTimeOutException,
 )
-from pipeline.protocol.generated import messages as m
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import no_agents
+from pipeline.wire.codec.generated import messages as m
 
 NAME = "Ball?team=0"
 SPEC = BehaviorSpec([ObservationSpec((1,), (1,), 0, "eye")], ActionSpec(1, ()))

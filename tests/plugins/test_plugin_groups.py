@@ -13,16 +13,16 @@ from example_plugin_site import distribution, install
 from interpreter import python
 from only_our_parts import hide_plugins
 
+from pipeline.dag import provenance
 from pipeline.errors import SettingsError
 from pipeline.nets.vision import FlatEncoder, visual_encoder
 from pipeline.plugins import Group, load
 from pipeline.settings import load_run_settings
-from pipeline.settings.experiments import SINKS
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import OUR_SIMULATORS, plan
-from pipeline.settings.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS
+from pipeline.settings.project.experiments import SINKS
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import OUR_SIMULATORS, plan
+from pipeline.settings.trainer.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS
 from pipeline.simulators import registry
-from pipeline.stages.shared import provenance
 from pipeline.trainer.distributed.sync import refuse_unshareable
 from pipeline.trainer.supported import algorithm_of, refuse_untrainable
 
@@ -178,7 +178,7 @@ def test_a_plug_in_that_cannot_be_used_is_named_with_its_version(tmp_path, site,
 def test_a_class_that_is_no_algorithm_is_refused_before_anything_starts(tmp_path, site):
     (site / "odd_settings.py").write_text(
         "from dataclasses import dataclass\n"
-        "from pipeline.settings.schema import HyperparameterSettings\n"
+        "from pipeline.settings.trainer.schema import HyperparameterSettings\n"
         "@dataclass(frozen=True, kw_only=True, slots=True)\n"
         "class Odd(HyperparameterSettings):\n"
         "    made_by = 'pathlib:Path'\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 
 
 def decision_steps(obs, ids=None, *, masks=None, **values) -> DecisionSteps:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import cli
-from pipeline.commands import ui
+from pipeline.cli import main as cli
+from pipeline.cli import ui
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -114,7 +114,7 @@ def test_too_little_memory_is_one_line_and_exit_code_two(monkeypatch, capsys):
     def read(path):
         raise MemoryError("Unable to allocate 12.5 GiB")
 
-    monkeypatch.setattr("pipeline.protocol.demo.read_demo", read)
+    monkeypatch.setattr("pipeline.demos.demo_file.read_demo", read)
     assert cli.main(["demo", "info", "a.demo"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: not enough memory; use smaller inputs, networks or buffers (Una")
@@ -203,7 +203,7 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(
     def build(*_, **__):
         raise ModuleNotFoundError(f"No module named '{package}.nn'", name=f"{package}.nn")
 
-    monkeypatch.setattr("pipeline.commands.env.build", build)
+    monkeypatch.setattr("pipeline.cli.env.build", build)
     assert cli.main(["env", "build", "balance_ball", "-o", "x"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -215,6 +215,6 @@ def test_a_missing_module_of_ours_is_not_blamed_on_the_installation(monkeypatch)
     def build(*_, **__):
         raise ModuleNotFoundError("No module named 'pipeline.x'", name="pipeline.x")
 
-    monkeypatch.setattr("pipeline.commands.env.build", build)
+    monkeypatch.setattr("pipeline.cli.env.build", build)
     with pytest.raises(ModuleNotFoundError):
         cli.main(["env", "build", "balance_ball", "-o", "x"])

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from pipeline import cli
+from pipeline.cli import main as cli
 from pipeline.settings import load_run_settings, parse_yaml, read_yaml
 from pipeline.settings.nodes import to_plain
 

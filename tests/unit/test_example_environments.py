@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import cli
-from pipeline.protocol.specs import ActionTuple
+from pipeline.cli import main as cli
+from pipeline.core.specs import ActionTuple
 from pipeline.simulators import registry
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ from interpreter import python
         ("import pipeline", "torch"),
         ("from pipeline import UnityEnvironment, ActionTuple, Callback, make_env, train", "torch"),
         (
-            "import pipeline.envs.unity, pipeline.envs.gym_wrapper, pipeline.protocol.demo\n"
+            "import pipeline.envs.unity, pipeline.envs.gym_wrapper, pipeline.demos.demo_file\n"
             "import pipeline.envs.pettingzoo_wrapper, pipeline.envs.side_channels",
             "torch",
         ),

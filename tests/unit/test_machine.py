@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import machine
-from pipeline.stages import train
-from pipeline.stages.shared.project import PROJECT
+from pipeline.dag.project import PROJECT
+from pipeline.dag.stages import train
 
 BEGIN = """
 import json, os

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 import pipeline
-from pipeline.cli import COMMANDS
-from pipeline.settings import RunSettings, load_run_settings, schema
-from pipeline.settings.params import Params
+from pipeline.cli.main import COMMANDS
+from pipeline.settings import RunSettings, load_run_settings
+from pipeline.settings.project.params import Params
 from pipeline.settings.reader import setting_hints
+from pipeline.settings.trainer import schema
 
 ROOT = Path(__file__).resolve().parents[2]
 _spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/tools/reference.py")

@@ -25,7 +25,7 @@ def learn(started, packed, tmp_path):
         write(tmp_path, PPO | settings)
         options = ["learn", "config.yaml", "--env", str(build), "--seed", "3", *more]
         options += [] if launcher or "--learners" in more else ["--learners", "2"]
-        return started(*launcher, "pipeline.cli", *options)
+        return started(*launcher, "pipeline.cli.main", *options)
 
     return start
 

@@ -30,12 +30,12 @@ from pipeline.nets.squashed import squashed_action
 from pipeline.settings.pace import AUTO
 
 if TYPE_CHECKING:
-    from pipeline.arrays import BoolArray, FloatArray
+    from pipeline.core.arrays import BoolArray, FloatArray
+    from pipeline.core.specs import ActionSpec, BehaviorSpec
     from pipeline.data.columns import Field
     from pipeline.data.rollout import Rollout
     from pipeline.nets.actor_critic import ActionHeads
-    from pipeline.protocol.specs import ActionSpec, BehaviorSpec
-    from pipeline.settings.schema import OffPolicySettings, TrainerSettings
+    from pipeline.settings.trainer.schema import OffPolicySettings, TrainerSettings
 
 # Target entropies: per continuous component, for the sum over all components; and of a branch, as a
 # share of the largest entropy that its allowed choices can have.

@@ -29,7 +29,7 @@ from pipeline.algos.ppo import PPO, VALUE_WEIGHT, policy_loss, value_loss
 from pipeline.algos.reward_signals import RewardSignals
 from pipeline.algos.rows import Rows
 from pipeline.algos.schedules import Schedule
-from pipeline.arrays import AnyArray, FloatArray
+from pipeline.core.arrays import AnyArray, FloatArray
 from pipeline.data.columns import Field
 from pipeline.data.rollout import Rollout
 from pipeline.nets.fast.adam import FlatAdam

@@ -31,13 +31,13 @@ from pipeline.algos.rows import (
     values_in_sequence,
 )
 from pipeline.algos.schedules import Schedule, adapted_rate
-from pipeline.arrays import AnyArray, FloatArray, IntArray
+from pipeline.core.arrays import AnyArray, FloatArray, IntArray
+from pipeline.core.specs import BehaviorSpec
 from pipeline.data.rollout import Rollout
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.fast.pairs import ActorAndCritic, paired_adam
 from pipeline.nets.memory import SequenceState
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import OnPolicySettings, PPOSettings, TrainerSettings
+from pipeline.settings.trainer.schema import OnPolicySettings, PPOSettings, TrainerSettings
 
 # As in ML-Agents; it matters only where all advantages are equal.
 ADVANTAGE_EPSILON = 1e-10

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipeline.algos.reward_signals import RewardSignals
 from pipeline.algos.rows import Rows, named_tensors, tensors
-from pipeline.arrays import AnyArray
+from pipeline.core.arrays import AnyArray
 from pipeline.data.replay import Replay, Sampled
 from pipeline.nets.encoder import Normalizers
 from pipeline.nets.memory import SequenceState

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, FloatArray
+    from pipeline.core.arrays import AnyArray, FloatArray
     from pipeline.data.rollout import Rollout
 
 EPSILON = 1e-8

@@ -21,12 +21,12 @@ from pipeline.algos.off_policy import OffPolicy
 from pipeline.algos.policy import Policy, seeded_weights
 from pipeline.algos.replay_sampler import ReplaySampler, ReturnSampler
 from pipeline.algos.rows import Rows
+from pipeline.core.specs import BehaviorSpec
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.fast.pairs import ActorAndCritic, paired_adam
 from pipeline.nets.memory import SequenceState
 from pipeline.nets.q_networks import TwinQNetworks, taken_value
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import TrainerSettings
+from pipeline.settings.trainer.schema import TrainerSettings
 
 
 def value_targets(

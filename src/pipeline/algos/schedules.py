@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pipeline.settings.schema import OnPolicySettings
+from pipeline.settings.trainer.schema import OnPolicySettings
 
 _T = TypeVar("_T")
 

@@ -27,17 +27,17 @@ from pipeline.algos.policy import Policy, seeded_weights
 from pipeline.algos.replay_sampler import ReturnSampler
 from pipeline.algos.reward_scale import LARGEST_RETURN
 from pipeline.algos.rows import Rows
+from pipeline.core.specs import ObservationType
 from pipeline.errors import SettingsError
 from pipeline.nets.batch_norm import MOMENTUM, NormalizedActor, NormalizedCritic, set_unit_norms
 from pipeline.nets.fast.adam import FlatAdam
-from pipeline.protocol.specs import ObservationType
-from pipeline.settings.schema import TrainerSettings, XQCSettings
+from pipeline.settings.trainer.schema import TrainerSettings, XQCSettings
 
 if TYPE_CHECKING:
+    from pipeline.core.specs import BehaviorSpec
     from pipeline.data.columns import Field
     from pipeline.nets.batch_norm import AnyDense
     from pipeline.nets.fast.adam import Inputs
-    from pipeline.protocol.specs import BehaviorSpec
 
 LEARNING_RATE_END = 0.1
 """What a linear schedule leaves of the learning rate."""

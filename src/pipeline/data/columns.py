@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray
+from pipeline.core.arrays import AnyArray, BoolArray
 
 T = TypeVar("T")
 U = TypeVar("U")

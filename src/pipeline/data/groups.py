@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field, GrowableRows, enlarged, rows_of
 
 # Ids of groups are int32, so the keys of two sources cannot be equal.

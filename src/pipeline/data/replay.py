@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field, cut, rows_of
 from pipeline.data.rollout import Rollout
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from pipeline.data.columns import Columns, Field, GrowableRows, enlarged, rows_of
 from pipeline.data.groups import GroupSnapshots
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, IntArray
+from pipeline.core.arrays import AnyArray, BoolArray, IntArray
 from pipeline.data.columns import enlarged
 from pipeline.errors import UnityEnvironmentException
 

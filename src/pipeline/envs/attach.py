@@ -18,9 +18,9 @@ from pipeline.errors import (
     UnityTimeOutException,
     one_line,
 )
-from pipeline.protocol.calls import time_out
-from pipeline.protocol.server import AnyServer
-from pipeline.settings.schema import EnvironmentSettings
+from pipeline.settings.trainer.schema import EnvironmentSettings
+from pipeline.wire.transport.calls import time_out
+from pipeline.wire.transport.server import AnyServer
 
 _log = logging.getLogger(__name__)
 

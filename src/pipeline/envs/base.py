@@ -11,23 +11,23 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Self
 
-from pipeline.arrays import AnyArray
-from pipeline.envs.side_channels import StatsAggregationMethod, aggregation_of
-from pipeline.errors import UnityActionException, UnityEnvironmentException, brief
-from pipeline.protocol.specs import (
+from pipeline.core.arrays import AnyArray
+from pipeline.core.specs import (
     ActionTuple,
     BehaviorSpec,
     refuse_other_spec,
     spec_from_mapping,
     spec_to_mapping,
 )
-from pipeline.protocol.steps import (
+from pipeline.core.steps import (
     Steps,
     no_agents,
     refuse_other_shapes,
     steps_from_mapping,
     steps_to_mapping,
 )
+from pipeline.envs.side_channels import StatsAggregationMethod, aggregation_of
+from pipeline.errors import UnityActionException, UnityEnvironmentException, brief
 
 _log = logging.getLogger(__name__)
 

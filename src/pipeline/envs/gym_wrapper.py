@@ -13,12 +13,12 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from pipeline.arrays import AnyArray
+from pipeline.core.arrays import AnyArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.envs.base import BaseEnv
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import UnityException
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import AnyArray
+from pipeline.core.arrays import AnyArray
+from pipeline.core.simulator import Simulator, no_state, restore, state_of
+from pipeline.core.specs import (
+    ActionSpec,
+    BehaviorSpec,
+    DimensionProperty,
+    ObservationSpec,
+    ObservationType,
+    check_spec,
+)
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps, no_agents
 from pipeline.envs.base import Stats, StoredStepsEnv
 from pipeline.envs.side_channels import StatsSideChannel
 from pipeline.errors import (
@@ -17,19 +27,9 @@ from pipeline.errors import (
     UnityObservationException,
     where,
 )
-from pipeline.protocol import state as codec
-from pipeline.protocol.decoding import check_finite
-from pipeline.protocol.parameters import Controls, Sampler
-from pipeline.protocol.simulator import Simulator, no_state, restore, state_of
-from pipeline.protocol.specs import (
-    ActionSpec,
-    BehaviorSpec,
-    DimensionProperty,
-    ObservationSpec,
-    ObservationType,
-    check_spec,
-)
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps, no_agents
+from pipeline.wire.channels import state as codec
+from pipeline.wire.channels.parameters import Controls, Sampler
+from pipeline.wire.codec.decoding import check_finite
 
 _FLOAT32 = np.dtype(np.float32)
 _MEMBERS = ("behavior_specs", "get_steps", "set_actions", "step", "reset", "close")

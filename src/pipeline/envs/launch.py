@@ -28,8 +28,8 @@ from pipeline.errors import (
     UnityWorkerInUseException,
     shell_command,
 )
-from pipeline.protocol.peers import MARK, PeerCheck
-from pipeline.protocol.server import AnyServer, open_server
+from pipeline.wire.transport.peers import MARK, PeerCheck
+from pipeline.wire.transport.server import AnyServer, open_server
 
 _log = logging.getLogger(__name__)
 

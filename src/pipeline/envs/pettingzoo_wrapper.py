@@ -12,11 +12,11 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from pettingzoo.utils.conversions import parallel_to_aec_wrapper
 
+from pipeline.core.specs import ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 from pipeline.envs.base import BaseEnv
 from pipeline.envs.gym_wrapper import MAX_EMPTY_STEPS, action_space_of, maker
 from pipeline.errors import UnityException
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 _AGENT = "?agent_id="
 # Steps without a message about an agent after which the agent counts as gone.

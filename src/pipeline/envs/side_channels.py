@@ -20,11 +20,11 @@ from pipeline.errors import (
     UnitySideChannelException,
     brief,
 )
-from pipeline.protocol import side_channels as wire
-from pipeline.protocol import state as codec
-from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
-from pipeline.protocol.side_channels import STATE, IncomingMessage, OutgoingMessage
-from pipeline.protocol.state import StateMessageType
+from pipeline.wire.channels import side_channels as wire
+from pipeline.wire.channels import state as codec
+from pipeline.wire.channels.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
+from pipeline.wire.channels.side_channels import STATE, IncomingMessage, OutgoingMessage
+from pipeline.wire.channels.state import StateMessageType
 
 _log = logging.getLogger(__name__)
 

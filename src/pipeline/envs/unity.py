@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.specs import check_behaviors, refuse_other_spec
+from pipeline.core.steps import no_agents, same_steps
 from pipeline.envs import launch
 from pipeline.envs.base import Stats, StoredStepsEnv, last_message
 from pipeline.envs.side_channels import (
@@ -24,17 +26,15 @@ from pipeline.errors import (
     UnityEnvironmentException,
     UnityTimeOutException,
 )
-from pipeline.protocol import wire
-from pipeline.protocol.actions import actions_bytes
-from pipeline.protocol.calls import CAPABILITIES, OK
-from pipeline.protocol.decoding import behavior_spec_from
-from pipeline.protocol.generated import messages as m
-from pipeline.protocol.layout_cache import Decoder
-from pipeline.protocol.parameters import Sampler
-from pipeline.protocol.peers import PeerCheck
-from pipeline.protocol.server import AnyServer
-from pipeline.protocol.specs import check_behaviors, refuse_other_spec
-from pipeline.protocol.steps import no_agents, same_steps
+from pipeline.wire.channels.parameters import Sampler
+from pipeline.wire.codec import records
+from pipeline.wire.codec.actions import actions_bytes
+from pipeline.wire.codec.decoding import behavior_spec_from
+from pipeline.wire.codec.generated import messages as m
+from pipeline.wire.codec.layout_cache import Decoder
+from pipeline.wire.transport.calls import CAPABILITIES, OK
+from pipeline.wire.transport.peers import PeerCheck
+from pipeline.wire.transport.server import AnyServer
 
 _log = logging.getLogger(__name__)
 
@@ -402,7 +402,7 @@ class UnityEnvironment(StoredStepsEnv):
             announcement.CopyFrom(brain)
         infos = output.rl_output.agentInfos
         for name in [announced for announced in self._announced if announced in infos]:
-            agents = wire.parse(m.UnityRLOutputProto.ListAgentInfoProto, infos[name]).value
+            agents = records.parse(m.UnityRLOutputProto.ListAgentInfoProto, infos[name]).value
             if not agents:
                 continue
             spec = behavior_spec_from(self._announced.pop(name), agents[0])

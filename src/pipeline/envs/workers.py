@@ -12,6 +12,8 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any, Self
 
+from pipeline.core.specs import ActionTuple, BehaviorSpec, refuse_other_spec
+from pipeline.core.steps import Steps, no_agents
 from pipeline.envs.base import (
     BaseEnv,
     SilenceWatch,
@@ -30,11 +32,9 @@ from pipeline.errors import (
     UnityException,
     one_line,
 )
-from pipeline.protocol.parameters import Sampler
-from pipeline.protocol.server import AnyServer
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec, refuse_other_spec
-from pipeline.protocol.steps import Steps, no_agents
-from pipeline.settings.schema import EnvironmentSettings
+from pipeline.settings.trainer.schema import EnvironmentSettings
+from pipeline.wire.channels.parameters import Sampler
+from pipeline.wire.transport.server import AnyServer
 
 # Errors of a process that has died, hangs, or has left the conversation.
 RESTARTABLE = (*CONVERSATION_ERRORS, UnityEnvironmentException)

@@ -21,11 +21,11 @@ from typing import Protocol
 import numpy as np
 
 from pipeline import files, seeding
+from pipeline.core.specs import ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 from pipeline.envs.base import BaseEnv
 from pipeline.errors import StageError
 from pipeline.export.layout import ModelDescription
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 _log = logging.getLogger(__name__)
 STEP_LIMIT = 1_000_000

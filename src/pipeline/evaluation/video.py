@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import files
+from pipeline.core.simulator import Renderable
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError, StageError
 from pipeline.evaluation.episodes import ActingPolicy, Episode, evaluate
-from pipeline.protocol.simulator import Renderable
 from pipeline.simulators import registry
 from pipeline.simulators.executable import parse
 
 if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray
+    from pipeline.core.arrays import AnyArray
 
 FRAMES_PER_S = 20
 """Frame rate for environments without `render_fps`."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from pipeline.core.specs import BehaviorSpec
 from pipeline.export.layout import (
     ModelDescription,
     data_flaw,
@@ -25,7 +26,6 @@ from pipeline.export.layout import (
     outputs,
     read_constants,
 )
-from pipeline.protocol.specs import BehaviorSpec
 
 if TYPE_CHECKING:
     import onnx

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import onnx
     from google.protobuf.message import Message
 
-    from pipeline.arrays import AnyArray
+    from pipeline.core.arrays import AnyArray
 
 MEANING = "pipeline.meaning."
 """Prefix of a tensor's name in the key of the metadata with its meaning."""

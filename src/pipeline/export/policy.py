@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import seeding
+from pipeline.core.specs import ActionTuple
+from pipeline.core.steps import DecisionSteps
 from pipeline.errors import ExportError, brief
 from pipeline.export.contract import NEWEST_VERSION, OLDEST_VERSION, model_findings
 from pipeline.export.layout import ModelDescription, describe, load
-from pipeline.protocol.specs import ActionTuple
-from pipeline.protocol.steps import DecisionSteps
 
 if TYPE_CHECKING:
     import onnx
 
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 
 _MASKS = ("action_mask", "mask")
 _ROUNDING = 1e-5

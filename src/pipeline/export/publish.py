@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import files
+from pipeline.core.specs import BehaviorSpec, scales_of
 from pipeline.errors import ExportError, brief
 from pipeline.export.contract import NEWEST_VERSION, publishing_findings
 from pipeline.export.layout import MEANING, TensorInfo, describe, load
 from pipeline.export.policy import create_session
 from pipeline.nets.onnx_graph import OnnxGraph
-from pipeline.protocol.specs import BehaviorSpec, scales_of
 
 if TYPE_CHECKING:
     import onnx
     from torch import Tensor
 
     from pipeline.algos.policy import Policy
-    from pipeline.arrays import AnyArray, FloatArray
+    from pipeline.core.arrays import AnyArray, FloatArray
 
 CONTINUOUS, DISCRETE = "deterministic_continuous_actions", "deterministic_discrete_actions"
 RECURRENT_IN, RECURRENT_OUT = "recurrent_in", "recurrent_out"

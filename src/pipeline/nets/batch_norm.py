@@ -19,12 +19,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from pipeline.core.specs import BehaviorSpec
 from pipeline.nets.actor_critic import Actor
 from pipeline.nets.encoder import ObservationEncoder
 from pipeline.nets.layers import dense
 from pipeline.nets.squashed import SquashedHeads
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.trainer.schema import NetworkSettings
 
 EPSILON = 1e-3
 """Added to variances."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pipeline.errors import SettingsError
 from pipeline.nets.layers import linear
 from pipeline.nets.onnx_graph import OnnxGraph
-from pipeline.settings.schema import ENCODERS
+from pipeline.settings.trainer.schema import ENCODERS
 
 RESNET_CHANNELS = (16, 32, 32)
 POOL_SIDE, POOL_STRIDE = 3, 2

@@ -14,18 +14,19 @@ from contextlib import closing
 from functools import partial
 from uuid import UUID
 
+from pipeline.core.simulator import Simulator, no_state, restore, state_of
+from pipeline.core.specs import ActionTuple
+from pipeline.core.steps import Steps
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
-from pipeline.protocol import side_channels, wire
-from pipeline.protocol.actions import decode_actions
-from pipeline.protocol.calls import CAPABILITIES, METHOD, OK, STOPPED
-from pipeline.protocol.encoding import brain_parameters, compressed_steps_bytes, steps_bytes
-from pipeline.protocol.generated import messages as m
-from pipeline.protocol.http2 import Channel
-from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Controls, Sampler
-from pipeline.protocol.simulator import Simulator, no_state, restore, state_of
-from pipeline.protocol.specs import ActionTuple
-from pipeline.protocol.state import StateMessageType, decode, encode, message, read
-from pipeline.protocol.steps import Steps
+from pipeline.wire.channels import side_channels
+from pipeline.wire.channels.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Controls, Sampler
+from pipeline.wire.channels.state import StateMessageType, decode, encode, message, read
+from pipeline.wire.codec import records
+from pipeline.wire.codec.actions import decode_actions
+from pipeline.wire.codec.encoding import brain_parameters, compressed_steps_bytes, steps_bytes
+from pipeline.wire.codec.generated import messages as m
+from pipeline.wire.transport.calls import CAPABILITIES, METHOD, OK, STOPPED
+from pipeline.wire.transport.http2 import Channel
 
 Exchange = Callable[..., m.ReceivedMessageProto]
 
@@ -41,7 +42,7 @@ _ANY_NUMBER = 2**31
 _MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 # Seconds between attempts to connect, and longest waits for the end and for the first answer.
 _RETRY_S, _END_S, _GREETING_S = 0.05, 2.0, 120.0
-_STATUS_OK = wire.delimited(1, b"\x08" + wire.varint(OK))
+_STATUS_OK = records.delimited(1, b"\x08" + records.varint(OK))
 
 
 def converse(
@@ -215,7 +216,9 @@ class Session:
                 self._announced.add(name)
                 new.brain_parameters.append(brain_parameters(name, spec))
             # In protobuf a length precedes its content, so parts are joined once, at the end.
-            entries += _nested(2, [wire.delimited(1, name.encode()), wire.head(2, len(body)), body])
+            entries += _nested(
+                2, [records.delimited(1, name.encode()), records.head(2, len(body)), body]
+            )
         frames: list[tuple[UUID, bytes]] = []
         for stat, value, aggregation in self._controls.take_stats():
             frame = side_channels.OutgoingMessage()
@@ -228,10 +231,10 @@ class Session:
         frames += self._answers
         self._answers = []
         if frames:
-            entries.append(wire.delimited(3, side_channels.pack(frames)))
+            entries.append(records.delimited(3, side_channels.pack(frames)))
         output = _nested(1, entries)
         if new.brain_parameters:
-            output.append(wire.delimited(2, new.SerializeToString()))
+            output.append(records.delimited(2, new.SerializeToString()))
         return b"".join([_STATUS_OK, *_nested(2, output)])
 
     def _receive(self, data: bytes) -> None:
@@ -312,4 +315,4 @@ def _greeting() -> bytes:
 
 def _nested(number: int, parts: list[bytes]) -> list[bytes]:
     """Return the parts of the length-delimited field `number` with the content `parts`."""
-    return [wire.head(number, sum(map(len, parts))), *parts]
+    return [records.head(number, sum(map(len, parts))), *parts]

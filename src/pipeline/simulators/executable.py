@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.simulator import Simulator, no_state, state_of
 from pipeline.errors import PipelineError, SettingsError, UnityException, brief, where
-from pipeline.protocol.simulator import Simulator, no_state, state_of
-from pipeline.protocol.state import encode
 from pipeline.simulators import registry
+from pipeline.wire.channels.state import encode
 
 _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1

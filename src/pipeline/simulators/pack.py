@@ -35,10 +35,10 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.core.specs import BehaviorSpec
+from pipeline.core.steps import Steps
 from pipeline.errors import PipelineError, SettingsError, StageError, where
 from pipeline.files import whole, write_whole
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.protocol.steps import Steps
 from pipeline.simulators import launcher, registry
 from pipeline.simulators.bridges import module_bridge
 

@@ -9,11 +9,11 @@ from difflib import get_close_matches
 from typing import Any, cast
 
 from pipeline import plugins
+from pipeline.core.simulator import Simulator
+from pipeline.core.specs import ActionTuple
+from pipeline.core.steps import DecisionSteps
 from pipeline.errors import SettingsError, where
 from pipeline.plugins import Group
-from pipeline.protocol.simulator import Simulator
-from pipeline.protocol.specs import ActionTuple
-from pipeline.protocol.steps import DecisionSteps
 
 Expert = Callable[[DecisionSteps], ActionTuple]
 

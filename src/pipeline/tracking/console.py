@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pipeline import progress
-from pipeline.tracking import names
+from pipeline.tracking import names, progress
 from pipeline.tracking.base import Sink
 
 if TYPE_CHECKING:

@@ -95,7 +95,7 @@ def train(
         whole_weights: raise an error if a tensor of `init_from` does not fit, instead of a warning.
         resume: continue from the checkpoints in `run_dir`, if it has any.
         inference: act and count episodes until a signal comes; neither learn nor save.
-        exporter: `pipeline.stages.export.publish` writes an ONNX file next to each numbered
+        exporter: `pipeline.dag.stages.export.publish` writes an ONNX file next to each numbered
             checkpoint, and `run_logs/training_status.json` then lists both; None writes neither.
         device: `cpu`, `cuda`, `cuda:0`, ...; None measures which device is fastest for each
             behavior, and with several learners takes cuda if there is one.

@@ -8,9 +8,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from pipeline.arrays import AnyArray
-from pipeline.protocol.specs import ActionTuple
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.core.arrays import AnyArray
+from pipeline.core.specs import ActionTuple
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 
 S = TypeVar("S", DecisionSteps, TerminalSteps)
 

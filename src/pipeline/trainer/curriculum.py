@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.envs.workers import WorkerSet
-from pipeline.settings.schema import (
+from pipeline.settings.trainer.schema import (
     CompletionCriteria,
     ConstantSampler,
     EnvironmentParameter,

@@ -12,8 +12,8 @@ import torch
 
 from pipeline.algos.policy import generator_for
 from pipeline.algos.rows import forgetful_sequences, tensors
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import TrainerSettings
+from pipeline.core.specs import BehaviorSpec
+from pipeline.settings.trainer.schema import TrainerSettings
 from pipeline.trainer.supported import algorithm_of, usable_device
 
 _log = logging.getLogger(__name__)

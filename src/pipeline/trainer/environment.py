@@ -21,8 +21,7 @@ from pipeline.envs.side_channels import (
 from pipeline.envs.sources.executables import runs_headless
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import SettingsError, UnityEnvironmentException
-from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
-from pipeline.settings.schema import (
+from pipeline.settings.trainer.schema import (
     ConstantSampler,
     GaussianSampler,
     MultiRangeUniformSampler,
@@ -30,6 +29,7 @@ from pipeline.settings.schema import (
     SamplerSettings,
     UniformSampler,
 )
+from pipeline.wire.channels.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

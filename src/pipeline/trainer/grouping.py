@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.algos.algorithm import Algorithm
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 from pipeline.data.columns import Columns, Field
 from pipeline.data.groups import GroupMessage, Groups
 from pipeline.data.rollout import ClosedTrajectories, Trajectories
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.tracking import names
 from pipeline.trainer.batching import Message, Part
 from pipeline.trainer.statistics import Statistics

@@ -16,15 +16,15 @@ from pipeline.algos.finite_checks import refuse_non_finite_rollout
 from pipeline.algos.off_policy import OffPolicy
 from pipeline.algos.policy import Decision
 from pipeline.algos.process_group import LearnerGroup
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.data.columns import enlarged
 from pipeline.data.replay import Replay
 from pipeline.data.rollout import ClosedTrajectories, Trajectories
 from pipeline.data.slots import STALE_AFTER_MESSAGES, Slots
 from pipeline.errors import TrainingError, UnityPolicyException
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
-from pipeline.settings.schema import TrainerSettings
+from pipeline.settings.trainer.schema import TrainerSettings
 from pipeline.tracking import names
 from pipeline.trainer.batching import (
     Message,

@@ -10,6 +10,8 @@ import torch
 
 from pipeline import files, seeding
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
+from pipeline.core.specs import refuse_other_spec
+from pipeline.core.steps import Steps
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
     CheckpointError,
@@ -18,9 +20,6 @@ from pipeline.errors import (
     TrainingError,
     UnityPolicyException,
 )
-from pipeline.protocol.decoding import NonFiniteError
-from pipeline.protocol.specs import refuse_other_spec
-from pipeline.protocol.steps import Steps
 from pipeline.settings import RunSettings
 from pipeline.settings.pace import AUTO
 from pipeline.tracking import names
@@ -56,6 +55,7 @@ from pipeline.trainer.result import TrainResult, result_of
 from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.stopping import StopRequest
 from pipeline.trainer.timing import Progress, Stopwatch, add_reports, next_multiple
+from pipeline.wire.codec.decoding import NonFiniteError
 
 _log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from pipeline import seeding
 from pipeline.algos.policy import Decision, Policy, generator_for, restore_generator
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
-from pipeline.settings.schema import SelfPlaySettings
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.steps import DecisionSteps, TerminalSteps
+from pipeline.settings.trainer.schema import SelfPlaySettings
 
 if TYPE_CHECKING:
     Weights = dict[str, Tensor]

@@ -10,9 +10,9 @@ import torch
 
 from pipeline import files, seeding
 from pipeline.algos.bc import BehavioralCloning, hold_out
-from pipeline.data.demonstrations import ExpertRows, demonstration_files, load_expert_rows
+from pipeline.demos.demo_file import read_demo
+from pipeline.demos.demonstrations import ExpertRows, demonstration_files, load_expert_rows
 from pipeline.errors import DemonstrationError, SettingsError
-from pipeline.protocol.demo import read_demo
 from pipeline.settings import RunSettings
 from pipeline.tracking.base import Sink, Tracker
 from pipeline.trainer.checkpoints.file import RESUME_FILE, description, save_checkpoint

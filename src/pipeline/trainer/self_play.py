@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.protocol.steps import Steps, TerminalSteps
+from pipeline.core.steps import Steps, TerminalSteps
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.opponents import SnapshotPool, expected_score, results
 

@@ -8,7 +8,7 @@ from pipeline import machine, plugins
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.reward_signals import find_demonstrations, supported_signals
 from pipeline.errors import SettingsError
-from pipeline.settings.schema import RunSettings, TrainerSettings
+from pipeline.settings.trainer.schema import RunSettings, TrainerSettings
 
 
 def algorithm_for(name: str, settings: TrainerSettings) -> type[Algorithm]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipeline.core.steps import Steps
 from pipeline.envs.workers import WorkerSet
-from pipeline.protocol.steps import Steps
 from pipeline.trainer.learner import Learner
 
 if TYPE_CHECKING:

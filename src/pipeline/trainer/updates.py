@@ -27,7 +27,7 @@ from torch import Tensor
 
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.schedules import completed
-from pipeline.arrays import FloatArray
+from pipeline.core.arrays import FloatArray
 from pipeline.data.rollout import Rollout
 from pipeline.nets.layers import RunningNormalizer
 

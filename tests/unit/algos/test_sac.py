@@ -12,9 +12,9 @@ import torch
 from test_ppo import rollout
 
 from pipeline.algos.sac import SAC, value_targets
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.errors import TrainingError
 from pipeline.nets.squashed import squashed_action
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 
 CPU = torch.device("cpu")

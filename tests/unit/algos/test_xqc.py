@@ -18,13 +18,13 @@ import pipeline
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.policy import Policy
 from pipeline.algos.xqc import XQC, shifted_distribution
-from pipeline.data.demonstrations import ExpertRows
+from pipeline.core.specs import BehaviorSpec, ObservationSpec
+from pipeline.demos.demonstrations import ExpertRows
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError
 from pipeline.export.policy import create_session
 from pipeline.export.publish import build_model
 from pipeline.nets.batch_norm import EPSILON, RENORMALIZED_AFTER
-from pipeline.protocol.specs import BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 
 KINDS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_player import CONFIG, fake_player
 
-from pipeline import cli
+from pipeline.cli import main as cli
 
 
 @pytest.fixture

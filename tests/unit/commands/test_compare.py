@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from small_project import left, params_of
 
-from pipeline.cli import main
-from pipeline.commands import compare
-from pipeline.commands.run import targets
-from pipeline.settings.params import Params
+from pipeline.cli import compare
+from pipeline.cli.main import main
+from pipeline.cli.run import targets
+from pipeline.settings.project.params import Params
 
 
 def curve_of(returns: list[float]) -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import cli
-from pipeline.protocol.demo import read_demo
-from pipeline.settings.run_file import load_run_settings
+from pipeline.cli import main as cli
+from pipeline.demos.demo_file import read_demo
+from pipeline.settings.trainer.run_file import load_run_settings
 
 ROOT = Path(__file__).resolve().parents[3]
 

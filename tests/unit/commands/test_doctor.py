@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import cli
-from pipeline.commands import doctor
+from pipeline.cli import doctor
+from pipeline.cli import main as cli
 
 PARAMS = """\
 environments:

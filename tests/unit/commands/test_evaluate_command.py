@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.cli import main
+from pipeline.cli.main import main
+from pipeline.dag.stages import evaluate
+from pipeline.envs import named_env
 from pipeline.evaluation import episodes
 from pipeline.evaluation.episodes import Episode
 from pipeline.export import policy
-from pipeline.stages import evaluate
-from pipeline.stages.shared import named_env
 
 
 def episode(index: int, behavior: str, value: float, length: int) -> Episode:

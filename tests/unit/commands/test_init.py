@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline import cli
-from pipeline.commands.init import Behavior, dvc_yaml, template, trainer_of
+from pipeline.cli import main as cli
+from pipeline.cli.init import Behavior, dvc_yaml, template, trainer_of
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import check_plan
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import check_plan
 from pipeline.simulators import registry
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -138,13 +138,13 @@ def test_a_project_s_graph_is_ours_without_our_folders():
     assert check["always_changed"] is True
     assert check["deps"] == ["config", "workflow/runs.yaml"]
     del ours["stages"]["check"]
-    expected = yaml.safe_dump(ours).replace("workflow/scripts/", "-m pipeline.stages ")
+    expected = yaml.safe_dump(ours).replace("workflow/scripts/", "-m pipeline.dag ")
     assert expected.replace(".py ", " ").replace("report.py", "report") == yaml.safe_dump(theirs)
 
 
 def test_a_project_s_snakefile_imports_what_it_uses_and_no_more():
     lines = [line for line in template("Snakefile").splitlines() if "import" in line]
-    assert lines == ["from pipeline.stages.shared.project import checkout"]
+    assert lines == ["from pipeline.dag.project import checkout"]
     assert template("Snakefile").count("checkout()") == 1
 
 

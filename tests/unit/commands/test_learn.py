@@ -22,13 +22,13 @@ from fake_player import SCRIPT
 from free_ports import free_ports
 
 from pipeline import files
+from pipeline.dag import provenance
+from pipeline.dag.attempt import digest_of
 from pipeline.envs.unity import UnityEnvironment
-from pipeline.protocol import side_channels as wire
-from pipeline.protocol.generated.messages import UnityRLInitializationInputProto
-from pipeline.stages.shared import provenance
-from pipeline.stages.shared.attempt import digest_of
 from pipeline.trainer import result
 from pipeline.trainer.stopping import StopRequest
+from pipeline.wire.channels import side_channels as wire
+from pipeline.wire.codec.generated.messages import UnityRLInitializationInputProto
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_timers_are_written_when_the_environment_dies(learn, fake, tmp_path):
 
 @pytest.mark.parametrize("name", ["file", "file/run"])
 def test_a_file_in_place_of_the_folder_is_named_with_the_option(tmp_path, name):
-    from pipeline.commands.learn_run import run_folder
+    from pipeline.cli.learn_run import run_folder
     from pipeline.errors import SettingsError
 
     (tmp_path / "file").write_text("mine")
@@ -281,7 +281,7 @@ def test_a_file_in_place_of_the_folder_is_named_with_the_option(tmp_path, name):
 
 
 def test_the_parent_folder_of_runs_is_not_a_run(tmp_path):
-    from pipeline.commands.learn_run import run_folder
+    from pipeline.cli.learn_run import run_folder
     from pipeline.errors import SettingsError
 
     for inner in ("b", "c/d"):

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipeline import cli
-from pipeline.commands import learn_settings
-from pipeline.commands.learn_settings import OPTIONS, Plan, plan_of
+from pipeline.cli import learn_settings
+from pipeline.cli import main as cli
+from pipeline.cli.learn_settings import OPTIONS, Plan, plan_of
 from pipeline.errors import SettingsError
-from pipeline.settings.experiments import SINKS
+from pipeline.settings.project.experiments import SINKS
 
 CONFIG = """\
 default_settings: {trainer_type: ppo}

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline import trainer
-from pipeline.commands import learn_run
-from pipeline.commands.learn_run import RunFolder
-from pipeline.commands.learn_settings import Plan
+from pipeline.cli import learn_run
+from pipeline.cli.learn_run import RunFolder
+from pipeline.cli.learn_settings import Plan
 from pipeline.settings import load_run_settings
 from pipeline.trainer.result import BehaviorResult, TrainResult
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.commands.engines import truncate_incomplete_dvc_lock
+from pipeline.dag.engines import truncate_incomplete_dvc_lock
 
 STAGE = """\
   train@{name}-1:

@@ -8,12 +8,12 @@ import onnx
 import pytest
 from repositories import commit, git
 
-from pipeline.cli import main
-from pipeline.commands.provenance import commit_with
+from pipeline.cli.main import main
+from pipeline.cli.provenance import commit_with
+from pipeline.dag import provenance, sources
+from pipeline.dag.attempt import digest_of
+from pipeline.dag.project import checkout
 from pipeline.settings import load_run_settings
-from pipeline.stages.shared import provenance, sources
-from pipeline.stages.shared.attempt import digest_of
-from pipeline.stages.shared.project import checkout
 
 
 @pytest.fixture

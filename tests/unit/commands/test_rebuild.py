@@ -10,7 +10,7 @@ import pytest
 from mlflow_runs import client, exported, in_mlflow, in_results
 from PIL import Image
 
-from pipeline import cli
+from pipeline.cli import main as cli
 
 pytestmark = pytest.mark.slow
 

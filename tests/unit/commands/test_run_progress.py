@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from interpreter import python
 
-from pipeline import cli
-from pipeline import progress as stage_side
-from pipeline.commands import compare, run
-from pipeline.commands.progress import Graph, Job, Screen, graph_of
-from pipeline.settings.params import load_params
+from pipeline.cli import compare, run
+from pipeline.cli import main as cli
+from pipeline.cli.progress import Graph, Job, Screen, graph_of
+from pipeline.settings.project.params import load_params
 from pipeline.tracking import names
+from pipeline.tracking import progress as stage_side
 from pipeline.tracking.sinks import TrackedRun, standard_sinks
 
 ENV, REPORT = Job("env", "ball"), Job("report", "all")
@@ -224,7 +224,7 @@ def test_unwritable_events_do_not_stop_a_stage(events, tmp_path):
 
 def test_what_a_stage_of_dvc_prints_goes_to_its_log(events, tmp_path):
     code = (
-        "from pathlib import Path; from pipeline.progress import reporting\n"
+        "from pathlib import Path; from pipeline.tracking.progress import reporting\n"
         "print('before')\nwith reporting('report', 'all', Path.cwd()): print('within')\n"
         "print('after')"
     )
@@ -245,7 +245,7 @@ signal.pause()
 PARENT = """
 import os, signal, sys
 from pathlib import Path
-from pipeline.commands.run import _run_engine
+from pipeline.cli.run import _run_engine
 from pipeline.errors import Interrupted
 sent = []
 def update():

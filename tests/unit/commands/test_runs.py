@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from repositories import git
 
-from pipeline.commands.runs import run
+from pipeline.cli.runs import run
 from pipeline.errors import PipelineError
 from pipeline.tracking.mlflow_run import MlflowRun
 from pipeline.tracking.run_metadata import RunKey, dvc_digest

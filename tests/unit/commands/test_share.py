@@ -10,7 +10,7 @@ import yaml
 from interpreter import python
 from onnx import TensorProto, helper
 
-from pipeline import cli
+from pipeline.cli import main as cli
 from pipeline.settings.yaml_file import dump_yaml
 
 POLICY = "Echo.onnx"

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from pipeline import machine
-from pipeline.cli import main
-from pipeline.commands.timers import read
+from pipeline.cli.main import main
+from pipeline.cli.timers import read
 
 
 def tree(*, metadata=None, **seconds):

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from pipeline.data.demo_import import import_table
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.demos.demo_file import read_demo, writing_demo
+from pipeline.demos.table_import import import_table
 from pipeline.errors import DemonstrationError, SettingsError
-from pipeline.protocol.demo import read_demo, writing_demo
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.simulators.bridges.batches import Codec
 
 minari = pytest.importorskip("minari")
 
-from pipeline.data.demo_minari import read_dataset, write_dataset  # noqa: E402  # needs minari
+from pipeline.demos.minari_datasets import read_dataset, write_dataset  # noqa: E402  # needs minari
 
 
 @pytest.fixture(autouse=True)

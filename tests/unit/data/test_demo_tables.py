@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from refusals import refusal
 
-from pipeline.data.demo_import import import_table
-from pipeline.data.demo_spec import read_spec_file, spec_file, spec_of
-from pipeline.data.demo_tables import read_table, table_of, write_table
-from pipeline.data.demonstrations import load_expert_rows
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.demos.behavior_spec import read_spec_file, spec_file, spec_of
+from pipeline.demos.demo_file import read_demo, writing_demo
+from pipeline.demos.demonstrations import load_expert_rows
+from pipeline.demos.table_import import import_table
+from pipeline.demos.tables import read_table, table_of, write_table
 from pipeline.errors import DemonstrationError, SettingsError
-from pipeline.protocol.demo import read_demo, writing_demo
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings.yaml_file import dump_yaml
 
 SPEC = BehaviorSpec(

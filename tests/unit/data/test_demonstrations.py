@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.data.demonstrations import (
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.demos.demo_file import parse_demo, read_demo, writing_demo
+from pipeline.demos.demonstrations import (
     demonstration_files,
     load_expert_rows,
     merge_demos,
     trim_demo,
 )
 from pipeline.errors import DemonstrationError
-from pipeline.protocol.demo import parse_demo, read_demo, writing_demo
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.settings.schema import DemoSource
+from pipeline.settings.trainer.schema import DemoSource
 
 SPEC = BehaviorSpec([ObservationSpec.vector(2), ObservationSpec.vector(1)], ActionSpec(1, (3,)))
 

@@ -22,10 +22,10 @@ from pipeline.errors import (
     UnityTimeOutException,
     UnityWorkerInUseException,
 )
-from pipeline.protocol import calls
-from pipeline.protocol.server import TRANSPORT_VARIABLE
-from pipeline.settings.schema import EnvironmentSettings
+from pipeline.settings.trainer.schema import EnvironmentSettings
 from pipeline.simulators.client import converse
+from pipeline.wire.transport import calls
+from pipeline.wire.transport.server import TRANSPORT_VARIABLE
 
 if TYPE_CHECKING:
     from pipeline.envs.workers import WorkerSet

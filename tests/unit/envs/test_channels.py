@@ -20,7 +20,7 @@ from pipeline.errors import (
     UnityCommunicationException,
     UnitySideChannelException,
 )
-from pipeline.protocol import side_channels as wire
+from pipeline.wire.channels import side_channels as wire
 
 
 def sent(channel) -> list[bytes]:

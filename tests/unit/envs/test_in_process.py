@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from steps import decision_steps
 
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
@@ -11,8 +13,6 @@ from pipeline.errors import (
     UnityEnvironmentException,
     UnityObservationException,
 )
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 SPEC = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, ()))
 

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from toys import Chase
 
+from pipeline.core.specs import ActionTuple
+from pipeline.core.steps import steps_to_mapping
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.launch import EnvironmentProcess
 from pipeline.envs.side_channels import EnvironmentParametersChannel, StateChannel, StatsSideChannel
@@ -23,11 +25,9 @@ from pipeline.errors import (
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-from pipeline.protocol import state as codec
-from pipeline.protocol.side_channels import IncomingMessage
-from pipeline.protocol.specs import ActionTuple
-from pipeline.protocol.steps import steps_to_mapping
-from pipeline.settings.schema import EnvironmentSettings
+from pipeline.settings.trainer.schema import EnvironmentSettings
+from pipeline.wire.channels import state as codec
+from pipeline.wire.channels.side_channels import IncomingMessage
 
 NAME = "3DBall?team=0"
 

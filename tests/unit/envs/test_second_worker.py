@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from test_worker_composition import NAME, OFTEN, SPEC, Halves, Worker, relaunching
 
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import UnityObservationException, UnityTimeOutException
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
+from pipeline.core.specs import ActionTuple
 from pipeline.envs.side_channels import EngineConfigurationChannel, RawBytesChannel
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import launch_workers
@@ -29,10 +30,9 @@ from pipeline.errors import (
     UnityTimeOutException,
     UnityWorkerInUseException,
 )
-from pipeline.protocol.decoding import NonFiniteError
-from pipeline.protocol.grpc_server import GrpcServer
-from pipeline.protocol.server import TRANSPORTS
-from pipeline.protocol.specs import ActionTuple
+from pipeline.wire.codec.decoding import NonFiniteError
+from pipeline.wire.transport.grpc_server import GrpcServer
+from pipeline.wire.transport.server import TRANSPORTS
 
 NAME = "Echo?team=0"
 RAW = uuid.UUID(int=7)

@@ -10,6 +10,7 @@ import pytest
 from steps import decision_steps, terminal_steps
 from toys import Chase
 
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.envs import workers
 from pipeline.envs.base import BaseEnv, SilenceWatch
 from pipeline.envs.in_process import InProcessEnvironment
@@ -18,11 +19,10 @@ from pipeline.envs.side_channels import EnvironmentParametersChannel, StateChann
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import UnityTimeOutException
-from pipeline.protocol.generated.messages import ReceivedMessageProto, UnityMessageProto
-from pipeline.protocol.parameters import UNIFORM, Sampler
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.settings.schema import EnvironmentSettings
+from pipeline.settings.trainer.schema import EnvironmentSettings
 from pipeline.simulators import client
+from pipeline.wire.channels.parameters import UNIFORM, Sampler
+from pipeline.wire.codec.generated.messages import ReceivedMessageProto, UnityMessageProto
 
 NAME = "Toy?team=0"
 SPEC = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec.create_hybrid(1, [4]))

@@ -7,6 +7,7 @@ from gymnasium.vector import SyncVectorEnv
 from test_restarts import Waits
 from toys import Both, Chase, Crowd, Forbidden, Quadrant
 
+from pipeline.core.specs import ActionSpec
 from pipeline.envs import pettingzoo_wrapper
 from pipeline.envs.gym_wrapper import (
     UnityGymException,
@@ -21,7 +22,6 @@ from pipeline.envs.pettingzoo_wrapper import (
     UnityPettingZooException,
 )
 from pipeline.errors import UnityEnvironmentException
-from pipeline.protocol.specs import ActionSpec
 
 
 def alone(toy, **options):

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline.core.specs import ActionTuple
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError, StageError
 from pipeline.evaluation import video
 from pipeline.evaluation.episodes import Episode, evaluate
-from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators import registry
 from pipeline.simulators.bridges import batches
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator

@@ -5,13 +5,13 @@ import pytest
 import reference
 from onnx import TensorProto, helper, numpy_helper
 
-from pipeline.commands.onnx import check
+from pipeline.cli.onnx import check
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.errors import ExportError
 from pipeline.export.contract import check_model, model_findings, publishing_findings
 from pipeline.export.layout import describe, read_constants
 from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import build_model
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(
     [ObservationSpec.vector(4), ObservationSpec.visual(3, 20, 30), ObservationSpec.entities(6, 2)],

@@ -11,11 +11,11 @@ from onnx import helper, numpy_helper
 from steps import decision_steps
 
 from pipeline.algos.policy import Policy
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.errors import ExportError
 from pipeline.export.policy import OnnxPolicy, _in_old_layout, create_session
 from pipeline.export.publish import build_model, model_bytes
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.trainer.schema import NetworkSettings
 
 
 def steps(graph, n_agents, *, masks=None, agent_ids=None, seed=1):

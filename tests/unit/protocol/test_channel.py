@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from http2_peer import message, prefixed, settings, update
 
-from pipeline.protocol import frames as f
-from pipeline.protocol.calls import METHOD
-from pipeline.protocol.frames import RESPONSE, SUCCESS, frame, refusal_block
-from pipeline.protocol.http2 import Channel
+from pipeline.wire.transport import frames as f
+from pipeline.wire.transport.calls import METHOD
+from pipeline.wire.transport.frames import RESPONSE, SUCCESS, frame, refusal_block
+from pipeline.wire.transport.http2 import Channel
 
 LAST = f.END_HEADERS | f.END_STREAM
 GREETING = settings()

@@ -11,18 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_messages import decode_actions, decode_list, decode_steps, encode_actions
 
-from pipeline.errors import (
-    UnityActionException,
-    UnityCommunicationException,
-    UnityEnvironmentException,
-)
-from pipeline.errors import UnityObservationException as ObservationError
-from pipeline.protocol import actions, decoding, layout_cache, wire
-from pipeline.protocol.decoding import behavior_spec_from
-from pipeline.protocol.encoding import brain_parameters, encode_steps
-from pipeline.protocol.generated import messages as m
-from pipeline.protocol.layout_cache import Decoder
-from pipeline.protocol.specs import (
+from pipeline.core.specs import (
     ActionSpec,
     ActionTuple,
     BehaviorSpec,
@@ -30,7 +19,7 @@ from pipeline.protocol.specs import (
     ObservationSpec,
     ObservationType,
 )
-from pipeline.protocol.steps import (
+from pipeline.core.steps import (
     DecisionSteps,
     Steps,
     TerminalSteps,
@@ -38,6 +27,17 @@ from pipeline.protocol.steps import (
     steps_from_mapping,
     steps_to_mapping,
 )
+from pipeline.errors import (
+    UnityActionException,
+    UnityCommunicationException,
+    UnityEnvironmentException,
+)
+from pipeline.errors import UnityObservationException as ObservationError
+from pipeline.wire.codec import actions, decoding, layout_cache, records
+from pipeline.wire.codec.decoding import behavior_spec_from
+from pipeline.wire.codec.encoding import brain_parameters, encode_steps
+from pipeline.wire.codec.generated import messages as m
+from pipeline.wire.codec.layout_cache import Decoder
 
 BRAIN = m.BrainParametersProto(brain_name="b", action_spec={"num_continuous_actions": 1})
 OBSERVATIONS = st.sampled_from(
@@ -378,9 +378,9 @@ MESSAGES = {
         BehaviorSpec([], ActionSpec(0, (200_000,))), masks(*[[True, False]] * 3), False, False
     ),
     # 0x81 0x00 is a valid varint for 1, though nobody writes it.
-    "a flag of two bytes": (TWO, wire.delimited(1, b"\x40\x81\x00"), False, False),
-    "bits of two bytes": (TWO, wire.delimited(1, b"\x5a\x03\x81\x00\x01"), False, False),
-    "a bit of two bytes": (TWO, wire.delimited(1, b"\x5a\x02\x81\x00"), False, False),
+    "a flag of two bytes": (TWO, records.delimited(1, b"\x40\x81\x00"), False, False),
+    "bits of two bytes": (TWO, records.delimited(1, b"\x5a\x03\x81\x00\x01"), False, False),
+    "a bit of two bytes": (TWO, records.delimited(1, b"\x5a\x02\x81\x00"), False, False),
     **{f"vectors of {size}": (*vectors(size), True, False)
        for size in (25, 26, 27, 4050, 4062, 4063, 4080, 4090, 4096)},
     **{f"a list with unknown field {number}": (
@@ -539,7 +539,7 @@ def test_observation_header_equals_protobufs_bytes_before_the_numbers(shape):
     values = np.ones(shape if shape else (1,), np.float32)
     message = m.ObservationProto(shape=shape, float_data={"data": values.ravel().tolist()})
     numbers = values.tobytes()
-    assert message.SerializeToString() == wire.observation_header(shape) + numbers
+    assert message.SerializeToString() == records.observation_header(shape) + numbers
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,17 @@ import re
 import numpy as np
 import pytest
 
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.demos.demo_file import (
+    delimited_message,
+    describe,
+    parse_demo,
+    read_demo,
+    writing_demo,
+)
 from pipeline.errors import DemonstrationError
-from pipeline.protocol.demo import delimited_message, describe, parse_demo, read_demo, writing_demo
-from pipeline.protocol.generated import messages as m
-from pipeline.protocol.png import encode_png
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.wire.codec.generated import messages as m
+from pipeline.wire.codec.png import encode_png
 
 SPEC = BehaviorSpec(
     [ObservationSpec.vector(3, "state"), ObservationSpec.visual(1, 4, 5)], ActionSpec(2, (3,))
@@ -107,7 +113,7 @@ def test_recording_that_fails_at_any_time_leaves_no_file(tmp_path, monkeypatch, 
                 fail()
 
     if part:
-        monkeypatch.setattr(f"pipeline.protocol.demo.{part}", fail)
+        monkeypatch.setattr(f"pipeline.demos.demo_file.{part}", fail)
 
     with pytest.raises(OSError, match="no space left"):
         record()

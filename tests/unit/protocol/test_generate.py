@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.protocol import generate
+from pipeline.wire.codec import generate
 
 
 def test_generated_files_match_the_proto_file():

@@ -8,8 +8,8 @@ from http2_peer import FIELDS, TRAILERS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.protocol.calls import METHOD
-from pipeline.protocol.frames import FrameError, HeaderReader, request_block
+from pipeline.wire.transport.calls import METHOD
+from pipeline.wire.transport.frames import FrameError, HeaderReader, request_block
 
 PATH = METHOD.encode()
 POST, CONTENT = b"\x83\x86", b"\x0f\x10\x10application/grpc"

@@ -29,12 +29,12 @@ from pipeline.errors import (
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-from pipeline.protocol import calls
-from pipeline.protocol import frames as f
-from pipeline.protocol import server as server_module
-from pipeline.protocol.calls import METHOD
-from pipeline.protocol.http2 import PREFACE, Channel
-from pipeline.protocol.server import BACKLOG, MAX_CALLS, IncomingConnection, Server
+from pipeline.wire.transport import calls
+from pipeline.wire.transport import frames as f
+from pipeline.wire.transport import server as server_module
+from pipeline.wire.transport.calls import METHOD
+from pipeline.wire.transport.http2 import PREFACE, Channel
+from pipeline.wire.transport.server import BACKLOG, MAX_CALLS, IncomingConnection, Server
 
 PINGS = 3000 * f.frame(f.PING, 0, 0, bytes(8))
 

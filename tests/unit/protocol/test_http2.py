@@ -30,13 +30,13 @@ from http2_peer import (
 )
 
 from pipeline.errors import UnityCommunicationException
-from pipeline.protocol import frames as f
-from pipeline.protocol import http2
-from pipeline.protocol import server as server_module
-from pipeline.protocol.calls import METHOD
-from pipeline.protocol.frames import frame
-from pipeline.protocol.http2 import PREFACE
-from pipeline.protocol.server import MAX_CALLS, IncomingConnection, Server
+from pipeline.wire.transport import frames as f
+from pipeline.wire.transport import http2
+from pipeline.wire.transport import server as server_module
+from pipeline.wire.transport.calls import METHOD
+from pipeline.wire.transport.frames import frame
+from pipeline.wire.transport.http2 import PREFACE
+from pipeline.wire.transport.server import MAX_CALLS, IncomingConnection, Server
 
 UNKNOWN = 0xEE
 CALL_BYTES = 1 << 22

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from test_codec import SPEC, assert_same_steps, other_numbers, sample
 
-from pipeline.protocol import layout_cache
-from pipeline.protocol.encoding import steps_bytes
-from pipeline.protocol.layout_cache import Decoder
-from pipeline.protocol.steps import same_steps
+from pipeline.core.steps import same_steps
+from pipeline.wire.codec import layout_cache
+from pipeline.wire.codec.encoding import steps_bytes
+from pipeline.wire.codec.layout_cache import Decoder
 
 
 def written(n: int, seed: int, n_ended: int = 0) -> bytes:

@@ -10,24 +10,24 @@ import pytest
 from test_codec import BRAIN
 from test_demo import recording
 
-from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.errors import (
-    DemonstrationError,
-    UnitySpecificationException,
-    brief,
-)
-from pipeline.protocol import specs
-from pipeline.protocol.decoding import behavior_spec_from
-from pipeline.protocol.demo import read_demo
-from pipeline.protocol.generated import messages as m
-from pipeline.protocol.layout_cache import Decoder
-from pipeline.protocol.specs import (
+from pipeline.core import specs
+from pipeline.core.specs import (
     ActionSpec,
     BehaviorSpec,
     DimensionProperty,
     ObservationSpec,
     check_spec,
 )
+from pipeline.demos.demo_file import read_demo
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.errors import (
+    DemonstrationError,
+    UnitySpecificationException,
+    brief,
+)
+from pipeline.wire.codec.decoding import behavior_spec_from
+from pipeline.wire.codec.generated import messages as m
+from pipeline.wire.codec.layout_cache import Decoder
 
 BIG = 2**31 - 1
 ONE = ActionSpec(1, ())

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from test_codec import sample
 
-from pipeline.protocol.specs import (
+from pipeline.core.specs import (
     ActionSpec,
     ActionTuple,
     BehaviorSpec,
     ObservationSpec,
 )
-from pipeline.protocol.steps import (
+from pipeline.core.steps import (
     DecisionSteps,
     TerminalSteps,
     refuse_other_shapes,

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from wire_messages import decode_steps
 
-from pipeline.errors import UnityObservationException as ObservationError
-from pipeline.protocol.generated import messages as m
-from pipeline.protocol.png import encode_png
-from pipeline.protocol.specs import (
+from pipeline.core.specs import (
     ActionSpec,
     BehaviorSpec,
     ObservationSpec,
     ObservationType,
     refuse_other_spec,
 )
+from pipeline.errors import UnityObservationException as ObservationError
+from pipeline.wire.codec.generated import messages as m
+from pipeline.wire.codec.png import encode_png
 
 TWO = BehaviorSpec(
     [ObservationSpec.vector(2, "eyes"), ObservationSpec.vector(2, "nose")], ActionSpec(1, ())

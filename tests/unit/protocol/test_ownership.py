@@ -13,11 +13,11 @@ from http2_peer import message, no_check
 from servers import AnyServer, HastyGrpcServer, both_servers
 
 from pipeline.errors import UnityTimeOutException
-from pipeline.protocol import calls
-from pipeline.protocol import server as server_module
-from pipeline.protocol.calls import METHOD
-from pipeline.protocol.generated.messages import ReceivedMessageProto, UnityMessageProto
-from pipeline.protocol.server import Server
+from pipeline.wire.codec.generated.messages import ReceivedMessageProto, UnityMessageProto
+from pipeline.wire.transport import calls
+from pipeline.wire.transport import server as server_module
+from pipeline.wire.transport.calls import METHOD
+from pipeline.wire.transport.server import Server
 
 HEALTH = "/grpc.health.v1.Health/Check"
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from pipeline.protocol.parameters import (
+from pipeline.wire.channels.parameters import (
     GAUSSIAN,
     MULTI_RANGE,
     READING,

@@ -11,12 +11,12 @@ from test_codec import BRAIN, sample
 from test_limits import little_memory
 from wire_messages import decode_steps
 
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.errors import UnityObservationException, UnitySpecificationException
-from pipeline.protocol.decoding import behavior_spec_from
-from pipeline.protocol.encoding import compressed_steps_bytes
-from pipeline.protocol.generated import messages as m
-from pipeline.protocol.png import SIGNATURE, _chunk, decode_png, encode_png
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.wire.codec.decoding import behavior_spec_from
+from pipeline.wire.codec.encoding import compressed_steps_bytes
+from pipeline.wire.codec.generated import messages as m
+from pipeline.wire.codec.png import SIGNATURE, _chunk, decode_png, encode_png
 
 
 def png(image: np.ndarray) -> bytes:

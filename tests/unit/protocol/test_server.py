@@ -25,12 +25,12 @@ from pipeline.errors import (
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-from pipeline.protocol.calls import METHOD
-from pipeline.protocol.frames import ACK, HEADERS, PING
-from pipeline.protocol.generated.messages import UnityMessageProto
-from pipeline.protocol.grpc_server import GrpcServer
-from pipeline.protocol.http2 import Channel, Connection
-from pipeline.protocol.server import IncomingConnection, Server, open_server
+from pipeline.wire.codec.generated.messages import UnityMessageProto
+from pipeline.wire.transport.calls import METHOD
+from pipeline.wire.transport.frames import ACK, HEADERS, PING
+from pipeline.wire.transport.grpc_server import GrpcServer
+from pipeline.wire.transport.http2 import Channel, Connection
+from pipeline.wire.transport.server import IncomingConnection, Server, open_server
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
 
@@ -270,7 +270,7 @@ def test_after_release_the_next_environment_has_a_new_conversation(kind):
 
 @both_servers
 def test_release_forgets_that_the_environment_was_lost(kind, monkeypatch):
-    monkeypatch.setattr("pipeline.protocol.calls.LOST_S", 0.05)
+    monkeypatch.setattr("pipeline.wire.transport.calls.LOST_S", 0.05)
     with ThreadPoolExecutor(1) as pool, kind() as server:
         end = Channel(server.port, METHOD)
         greet(server, end)

@@ -6,7 +6,7 @@ import uuid
 import pytest
 
 from pipeline.errors import UnityEnvironmentException
-from pipeline.protocol import side_channels as wire
+from pipeline.wire.channels import side_channels as wire
 
 
 def test_frames_round_trip_in_order():

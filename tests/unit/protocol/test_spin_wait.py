@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from pipeline.errors import SettingsError
-from pipeline.protocol import spin_wait
-from pipeline.protocol.spin_wait import VARIABLE, SpinWait
+from pipeline.wire.transport import spin_wait
+from pipeline.wire.transport.spin_wait import VARIABLE, SpinWait
 
 
 class Other:

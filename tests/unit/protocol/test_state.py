@@ -3,10 +3,10 @@ import struct
 import numpy as np
 import pytest
 
+from pipeline.core.simulator import no_state, restore, state_of
 from pipeline.errors import UnitySideChannelException
-from pipeline.protocol import state
-from pipeline.protocol.simulator import no_state, restore, state_of
-from pipeline.protocol.state import StateMessageType
+from pipeline.wire.channels import state
+from pipeline.wire.channels.state import StateMessageType
 
 
 def test_arrays_and_plain_values_round_trip():

@@ -8,7 +8,7 @@ import pytest
 from refusals import refusal
 
 from pipeline.errors import SettingsError
-from pipeline.settings.environments import (
+from pipeline.settings.project.environments import (
     BridgeSource,
     BuiltinSource,
     EnvironmentParams,
@@ -20,8 +20,8 @@ from pipeline.settings.environments import (
     UnitySource,
     named,
 )
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import plan, write_plan
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import plan, write_plan
 from pipeline.settings.reader import to_map
 from pipeline.settings.yaml_file import parse_yaml
 

@@ -9,9 +9,9 @@ from refusals import refusal
 
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import check_files, check_settings
-from pipeline.settings.run_file import (
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import check_files, check_settings
+from pipeline.settings.trainer.run_file import (
     missing_demonstrations,
     refuse_missing_demonstrations,
     refuse_missing_weights,

@@ -13,8 +13,8 @@ from refusals import refusal
 from pipeline.errors import SettingsError, StageError
 from pipeline.settings import read_yaml
 from pipeline.settings.nodes import to_plain
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import check_plan, plan, write_plan
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import check_plan, plan, write_plan
 
 ROOT = Path(__file__).parents[3]
 

@@ -16,12 +16,12 @@ from refusals import refusal
 from pipeline.errors import SettingsError
 from pipeline.plugins import Group
 from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mapping
-from pipeline.settings.environments import SOURCES
 from pipeline.settings.nodes import from_plain, to_plain
-from pipeline.settings.params import Params
+from pipeline.settings.project.environments import SOURCES
+from pipeline.settings.project.params import Params
 from pipeline.settings.reader import read, setting_hints
-from pipeline.settings.run_file import structure
-from pipeline.settings.schema import (
+from pipeline.settings.trainer.run_file import structure
+from pipeline.settings.trainer.schema import (
     HYPERPARAMETERS,
     REWARD_SIGNALS,
     SAMPLERS,

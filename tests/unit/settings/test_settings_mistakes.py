@@ -17,7 +17,7 @@ from test_sweep_settings import RATE
 
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
-from pipeline.settings.params import load_params
+from pipeline.settings.project.params import load_params
 
 W = "behaviors.Walker"
 H = f"{W}.hyperparameters"

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from refusals import refusal
 
 from pipeline.errors import SettingsError
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import check_settings, plan, write_plan
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import check_settings, plan, write_plan
+from pipeline.settings.project.sweeps import Axis, BestParams, Interval, SweepParams
 from pipeline.settings.reader import ContradictionError
-from pipeline.settings.sweeps import Axis, BestParams, Interval, SweepParams
 
 FILE = """\
 environments:

@@ -5,20 +5,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from pipeline.core.specs import ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.envs.side_channels import EnvironmentParametersChannel, SideChannelManager
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
-from pipeline.protocol import side_channels
-from pipeline.protocol.actions import actions_bytes
-from pipeline.protocol.generated.messages import (
+from pipeline.simulators import client, registry
+from pipeline.simulators.games import balance_ball, grid_world
+from pipeline.wire.channels import side_channels
+from pipeline.wire.channels.parameters import MULTI_RANGE, UNIFORM, Sampler
+from pipeline.wire.codec.actions import actions_bytes
+from pipeline.wire.codec.generated.messages import (
     QUIT,
     RESET,
     ReceivedMessageProto,
     UnityMessageProto,
 )
-from pipeline.protocol.parameters import MULTI_RANGE, UNIFORM, Sampler
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.simulators import client, registry
-from pipeline.simulators.games import balance_ball, grid_world
 
 
 def command(kind=0, side_channel=b"", actions=None):

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from test_client import command, parameter, play
 
-from pipeline.protocol import side_channels, state
-from pipeline.protocol.generated.messages import (
+from pipeline.simulators import client, executable, registry
+from pipeline.wire.channels import side_channels, state
+from pipeline.wire.channels.parameters import UNIFORM, Sampler
+from pipeline.wire.channels.state import StateMessageType
+from pipeline.wire.codec.generated.messages import (
     RESET,
     ReceivedMessageProto,
     UnityMessageProto,
 )
-from pipeline.protocol.parameters import UNIFORM, Sampler
-from pipeline.protocol.state import StateMessageType
-from pipeline.simulators import client, executable, registry
 
 
 def frame(kind, content=b""):

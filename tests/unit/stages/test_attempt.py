@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.dag import attempt as attempts
+from pipeline.dag import process
+from pipeline.dag.attempt import Attempt, Job, attempt_at, note_finished
 from pipeline.errors import SettingsError, StageError
-from pipeline.stages.shared import attempt as attempts
-from pipeline.stages.shared import process
-from pipeline.stages.shared.attempt import Attempt, Job, attempt_at, note_finished
 
 
 def job(**changes) -> Job:
@@ -205,7 +205,7 @@ def rename_an_input_of_a_folder(root: Path) -> dict:
 
 
 def change_code(root: Path) -> dict:
-    (root / "src/pipeline/stages/report.py").write_text("VALUE = 1\n")
+    (root / "src/pipeline/dag/stages/report.py").write_text("VALUE = 1\n")
     return {}
 
 
@@ -356,7 +356,10 @@ def test_dvc_goes_by_the_sources_with_which_a_stage_began(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv("DVC_STAGE", "report")
-    source, code_file = root / "src/pipeline/stages/report.py", root / "workflow/code/report.txt"
+    source, code_file = (
+        root / "src/pipeline/dag/stages/report.py",
+        root / "workflow/code/report.txt",
+    )
     with attempt_at(job(), root) as attempt:
         before = code_file.read_text()
         source.write_text("VALUE = 'edited'\n")
@@ -379,7 +382,7 @@ def test_parameters_that_cannot_be_read_any_more_are_left_to_the_engine(
     assert (root / "results/a/model.bin").exists()
 
 
-@pytest.mark.parametrize("name", ["src/pipeline/stages/report.py", "data.txt", "folder"])
+@pytest.mark.parametrize("name", ["src/pipeline/dag/stages/report.py", "data.txt", "folder"])
 def test_an_edit_in_the_meantime_is_named(name: str, root: Path, caplog: pytest.LogCaptureFixture):
     with attempt_at(job(), root) as attempt:
         make(attempt)

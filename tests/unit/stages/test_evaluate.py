@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipeline.dag.stages import evaluate
 from pipeline.envs import unity
 from pipeline.evaluation import episodes as episodes_module
 from pipeline.evaluation import video
 from pipeline.evaluation.episodes import Episode
 from pipeline.settings import load_run_settings
-from pipeline.stages import evaluate
 
 
 def episode(behavior, agent, value, length=3, index=0):

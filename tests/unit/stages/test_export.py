@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from pipeline.dag import provenance
+from pipeline.dag.stages import export
 from pipeline.export import publish as writing
-from pipeline.stages import export
-from pipeline.stages.shared import provenance
 from pipeline.tracking import run_metadata
 from pipeline.trainer.checkpoints import restore
 

@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import cli
+from pipeline.cli import main as cli
+from pipeline.dag.stages.check import check_ids
+from pipeline.dag.stages.demos import record
+from pipeline.envs.executable import Build
 from pipeline.errors import SettingsError, StageError
-from pipeline.settings.params import load_params
+from pipeline.settings.project.params import load_params
 from pipeline.simulators.bridges import naming
-from pipeline.stages.check import check_ids
-from pipeline.stages.demos import record
-from pipeline.stages.shared.executable import Build
 
 FILE = """\
 environments:

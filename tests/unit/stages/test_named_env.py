@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from pipeline import api
+from pipeline.envs import named_env
+from pipeline.envs.named_env import CACHE, environment_of, executable_of, in_folder
 from pipeline.errors import SettingsError, StageError, UnityEnvironmentException
-from pipeline.settings.environments import BuiltinSource, PathSource
+from pipeline.settings.project.environments import BuiltinSource, PathSource
 from pipeline.simulators import pack
 from pipeline.simulators.pack import Needs
-from pipeline.stages.shared import named_env
-from pipeline.stages.shared.named_env import CACHE, environment_of, executable_of, in_folder
 
 WAIT_S = 30
 NAME = "my_env:make"

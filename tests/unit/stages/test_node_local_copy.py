@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.envs.executable import load
 from pipeline.errors import StageError
-from pipeline.stages.shared.executable import load
 
 
 def built(root: Path, content: str = "one") -> Path:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pipeline.dag import policies
 from pipeline.errors import CheckpointError
-from pipeline.stages.shared import policies
 from pipeline.trainer.checkpoints.file import save_checkpoint
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipeline import trainer
-from pipeline.stages import pretrain
+from pipeline.dag.stages import pretrain
 from pipeline.trainer.pretraining import CHECK_LOSS, TRAIN_LOSS, PretrainResult
 
 

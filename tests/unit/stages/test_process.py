@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from interpreter import python, variables
 
+from pipeline.dag import process
 from pipeline.errors import Interrupted, SettingsError
-from pipeline.stages.shared import process
 
 SRC = Path(__file__).resolve().parents[3] / "src"
 
 WAITS = """
 import sys, threading
-from pipeline.stages.shared import process
+from pipeline.dag import process
 def wait():
     # Python looks for signals between its instructions: one that comes on the way into a long wait
     # is only seen after it, so work that is to be stopped waits a little at a time.
@@ -151,13 +151,13 @@ import sys
 {early}
 print("waits", flush=True)
 sys.stdin.readline()
-from pipeline.stages.shared import process
+from pipeline.dag import process
 print("works", process.run(lambda: print("worked", flush=True)), flush=True)
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="tells orphans by Linux's means")
-@pytest.mark.parametrize("early", ["", "from pipeline.stages.shared import process"])
+@pytest.mark.parametrize("early", ["", "from pipeline.dag import process"])
 @SHELLS
 def test_a_stage_does_not_start_after_its_engine_was_killed(early, shell):
     """A stage tells that it is an orphan by its session at first, later by its parent."""
@@ -209,10 +209,10 @@ else:
 @pytest.mark.parametrize(
     ("module", "program"),
     [
-        ("pipeline.cli", "pipeline"),
-        ("pipeline.commands.parser", "pipeline"),
-        ("pipeline.stages.shared.process", "train.py"),
-        ("pipeline.stages.train", "train.py"),
+        ("pipeline.cli.main", "pipeline"),
+        ("pipeline.cli.parser", "pipeline"),
+        ("pipeline.dag.process", "train.py"),
+        ("pipeline.dag.stages.train", "train.py"),
         ("pipeline.settings", "report.py"),
     ],
 )
@@ -288,7 +288,7 @@ def test_a_short_stage_looks_for_cycles_less_often_and_only_while_it_works():
 
 SHORT = """
 import atexit, sys
-from pipeline.stages.shared.process import leave, run
+from pipeline.dag.process import leave, run
 class Held:
     def __del__(self):
         print("collected", flush=True)
@@ -308,7 +308,7 @@ def test_a_stage_leaves_in_order_and_a_short_one_without_a_last_look_for_cycles(
 
 ABANDONED = """
 import sys, threading, time
-from pipeline.stages.shared.process import leave
+from pipeline.dag.process import leave
 class Held:
     def __del__(self):
         print("unloaded", flush=True)

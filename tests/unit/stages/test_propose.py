@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from small_project import left, params_of
 
+from pipeline.dag.stages.propose import before, propose
+from pipeline.dag.stages.train import Pruner
 from pipeline.errors import StageError
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import write_plan
-from pipeline.settings.sweeps import proposal_file
-from pipeline.stages.propose import before, propose
-from pipeline.stages.train import Pruner
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import write_plan
+from pipeline.settings.project.sweeps import proposal_file
 from pipeline.tracking import names
 
 RATE = "behaviors.Ball.hyperparameters.learning_rate"

@@ -5,10 +5,10 @@ from html.parser import HTMLParser
 
 import numpy as np
 
+from pipeline.dag.reporting import render, svg
+from pipeline.dag.stages import report
 from pipeline.evaluation.charts import charts_of, learning, scores
 from pipeline.evaluation.comparison import Curve, Outcome, compare
-from pipeline.stages import report
-from pipeline.stages.reporting import render, svg
 
 STEPS = np.array([1000.0, 2000.0, 3000.0])
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from small_project import left, params_of
 
+from pipeline.dag.stages import report
+from pipeline.dag.stages.propose import propose
+from pipeline.dag.stages.sweep import rank_named
 from pipeline.errors import StageError
 from pipeline.evaluation.comparison import Outcome, compare
-from pipeline.settings.params import Params, load_params
-from pipeline.settings.plan import write_plan
-from pipeline.settings.sweeps import SweepParams, proposal_file
-from pipeline.stages import report
-from pipeline.stages.propose import propose
-from pipeline.stages.sweep import rank_named
+from pipeline.settings.project.params import Params, load_params
+from pipeline.settings.project.plan import write_plan
+from pipeline.settings.project.sweeps import SweepParams, proposal_file
 from pipeline.tracking.run_metadata import POLICY_DIGEST, dvc_digest
 
 RATE = "behaviors.Foe.hyperparameters.learning_rate"

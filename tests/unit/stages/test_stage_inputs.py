@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from steps import decision_steps, terminal_steps
 
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.settings.experiments import EvaluationParams
-from pipeline.settings.params import load_params
-from pipeline.stages import demos, evaluate, export, pretrain, train
-from pipeline.stages.propose import _medians
-from pipeline.stages.reporting.results import trials_of
-from pipeline.stages.shared import run_context
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.dag import run_context
+from pipeline.dag.reporting.results import trials_of
+from pipeline.dag.stages import demos, evaluate, export, pretrain, train
+from pipeline.dag.stages.propose import _medians
+from pipeline.settings.project.experiments import EvaluationParams
+from pipeline.settings.project.params import load_params
 
 PARAMS = """\
 runtime: {torch_threads: 2, device: cpu}
@@ -229,7 +229,7 @@ def test_a_recorded_episode_has_its_agents_actions_and_rewards(tmp_path):
         return ActionTuple(np.array(steps.agent_id, np.float32)[:, None] / 10)
 
     summary = demos.write_episodes(Env(), act, tmp_path / "a.demo", episodes=2)
-    from pipeline.protocol.demo import read_demo
+    from pipeline.demos.demo_file import read_demo
 
     demo = read_demo(tmp_path / "a.demo")
     assert (summary["episodes"], summary["steps"]) == (2, 2 + 3)

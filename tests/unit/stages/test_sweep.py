@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from small_project import left, params_of
 
+from pipeline.dag.reporting import render
+from pipeline.dag.stages import report
+from pipeline.dag.stages.sweep import Trial, rank, score_of, table
 from pipeline.errors import StageError
-from pipeline.settings.params import Params
-from pipeline.settings.sweeps import SweepParams
-from pipeline.stages import report
-from pipeline.stages.reporting import render
-from pipeline.stages.sweep import Trial, rank, score_of, table
+from pipeline.settings.project.params import Params
+from pipeline.settings.project.sweeps import SweepParams
 
 
 def trial(name: str, *scores: float, **values: object) -> Trial:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline import trainer
+from pipeline.dag.stages import train
 from pipeline.settings import load_run_settings
-from pipeline.stages import train
 from pipeline.trainer.result import BehaviorResult, TrainResult
 
 BEHAVIORS = {"A": {"max_steps": 70}, "B": {"max_steps": 90}}

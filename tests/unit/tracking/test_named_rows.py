@@ -12,12 +12,12 @@ import pytest
 import yaml
 from mlflow_runs import client
 
+from pipeline.dag import run_context
+from pipeline.dag.stages import export, train
 from pipeline.errors import Interrupted, TrainingError
 from pipeline.settings import load_run_settings
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import plan
-from pipeline.stages import export, train
-from pipeline.stages.shared import run_context
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import plan
 from pipeline.tracking.base import Tracker
 from pipeline.tracking.sinks import mlflow as mlflow_sink
 from pipeline.tracking.sinks import named_sinks, run_outside_dag

@@ -10,11 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline import progress
 from pipeline.envs.side_channels import StatsAggregationMethod
 from pipeline.errors import SettingsError
 from pipeline.settings import RunSettings
-from pipeline.tracking import names, sinks
+from pipeline.tracking import names, progress, sinks
 from pipeline.tracking.base import Sink, Tracker, Update
 from pipeline.tracking.console import ConsoleSink
 from pipeline.tracking.sinks import TrackedRun, standard_sinks, stats_writers

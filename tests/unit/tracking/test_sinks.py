@@ -45,7 +45,7 @@ def test_a_name_that_is_no_sink_is_refused_with_the_nearest(tmp_path: Path):
 def test_a_sink_whose_package_is_missing_is_refused_with_the_extra_that_installs_it(
     tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr("pipeline.settings.experiments.find_spec", lambda _: None)
+    monkeypatch.setattr("pipeline.settings.project.experiments.find_spec", lambda _: None)
     with pytest.raises(SettingsError) as caught:
         named_sinks(tracked(tmp_path), ["jsonl", "wandb"])
     assert str(caught.value) == (

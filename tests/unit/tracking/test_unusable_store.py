@@ -14,7 +14,7 @@ import pytest
 from interpreter import python
 from mlflow_runs import key
 
-from pipeline import cli
+from pipeline.cli import main as cli
 from pipeline.errors import PipelineError
 from pipeline.tracking.mlflow_run import MlflowRun
 from pipeline.tracking.mlflow_store import Store

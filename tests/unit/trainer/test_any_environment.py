@@ -14,10 +14,10 @@ from toys import BEHAVIOR, Chase
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError, UnityObservationException
-from pipeline.protocol.decoding import NonFiniteError
 from pipeline.settings import load_run_settings
 from pipeline.trainer import train
 from pipeline.trainer.environment import JobSpec, open_workers
+from pipeline.wire.codec.decoding import NonFiniteError
 
 # Classes as ML-Agents has them: named tuples without defaults, and a plain Enum.
 Kind = Enum("Kind", {"DEFAULT": 0, "GOAL_SIGNAL": 1})

@@ -16,10 +16,10 @@ import torch
 from interpreter import python
 
 import pipeline
-from pipeline.protocol import spin_wait
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 from pipeline.tracking.base import Sink
 from pipeline.trainer.learner import Learner
+from pipeline.wire.transport import spin_wait
 
 MOST = 160
 """Calls per step of the loop, for the twelve agents of balance_ball in one executable."""

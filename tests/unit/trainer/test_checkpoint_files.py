@@ -17,9 +17,9 @@ from stops_after import StopsAfter
 from toys import Chase
 
 import pipeline
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import CheckpointError, Interrupted, TrainingError
-from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import (
     digest,
     from_saved,

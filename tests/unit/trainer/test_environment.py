@@ -18,12 +18,12 @@ from pipeline.envs.side_channels import (
 )
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import SettingsError
-from pipeline.protocol.parameters import Sampler
 from pipeline.settings import load_run_settings
 from pipeline.simulators import client, registry
 from pipeline.trainer import environment
 from pipeline.trainer.curriculum import Curriculum
 from pipeline.trainer.environment import JobSpec, open_workers, send_parameters
+from pipeline.wire.channels.parameters import Sampler
 
 
 def settings_with(parameters):

@@ -7,11 +7,11 @@ from teams import Teamed
 from toys import Toy
 
 import pipeline
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.export.policy import OnnxPolicy
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.simulators import registry
-from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
 GOAL = ObservationType.GOAL_SIGNAL

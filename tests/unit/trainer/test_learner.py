@@ -11,12 +11,12 @@ from failing_workers import FailsAt, Long
 from steps import decision_steps, take_turn, terminal_steps
 from toys import BEHAVIOR, Chase, Corridor, Forbidden
 
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import TerminalSteps
 from pipeline.data.slots import STALE_AFTER_MESSAGES
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import UnityObservationException
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import TerminalSteps
 from pipeline.tracking import names
 from pipeline.trainer.api import train
 from pipeline.trainer.batching import sample_rows

@@ -10,9 +10,9 @@ import pytest
 from toys import Corridor, Toy
 
 import pipeline
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.tracking.sinks import TrackedRun
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
 from pipeline.trainer.curriculum import Lessons

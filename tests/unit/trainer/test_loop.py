@@ -18,11 +18,11 @@ from toys import CHOICE, Chase, Corridor, Crowd
 import pipeline
 from pipeline import trainer
 from pipeline.algos.ppo import PPO
+from pipeline.core.steps import DecisionSteps, TerminalSteps
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import CheckpointError, Interrupted, UnityException
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
-from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 from pipeline.trainer.stopping import StopRequest
 

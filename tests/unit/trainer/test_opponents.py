@@ -10,7 +10,7 @@ import torch
 from histories import plain
 from steps import decision_steps, terminal_steps
 
-from pipeline.settings.schema import SelfPlaySettings
+from pipeline.settings.trainer.schema import SelfPlaySettings
 from pipeline.trainer.checkpoints.file import digest
 from pipeline.trainer.opponents import (
     LATEST,

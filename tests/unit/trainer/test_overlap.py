@@ -14,8 +14,8 @@ from toys import Corridor
 import pipeline
 from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.errors import Interrupted, TrainingError
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 from pipeline.trainer import updates as overlap_module
 from pipeline.trainer.checkpoints.file import load_checkpoint

@@ -10,13 +10,13 @@ from toys import Both, Chase, Corridor
 from pipeline import seeding
 from pipeline.algos.bc import BehavioralCloning, hold_out
 from pipeline.algos.policy import Policy
-from pipeline.data.demonstrations import load_expert_rows
+from pipeline.core.specs import ActionTuple
+from pipeline.demos.demo_file import writing_demo
+from pipeline.demos.demonstrations import load_expert_rows
 from pipeline.errors import DemonstrationError
 from pipeline.export.publish import CONTINUOUS, DISCRETE, record
-from pipeline.protocol.demo import writing_demo
-from pipeline.protocol.specs import ActionTuple
 from pipeline.settings import load_run_settings
-from pipeline.settings.schema import DemoSource
+from pipeline.settings.trainer.schema import DemoSource
 from pipeline.trainer import pretraining
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.checkpoints.restore import load_policy

@@ -7,8 +7,8 @@ from remembering import Cue, Level
 from steps import decision_steps, take_turn, terminal_steps
 
 from pipeline.algos.rows import stored_sequences, values_in_sequence
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.nets.memory import SequenceState
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 CPU = torch.device("cpu")
 

@@ -17,13 +17,13 @@ from stops_after import StopsAfter
 from toys import Corridor
 
 import pipeline
+from pipeline.dag import provenance
+from pipeline.dag.stages import train
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import Interrupted
 from pipeline.settings import load_run_settings
-from pipeline.stages import train
-from pipeline.stages.export import publish
-from pipeline.stages.shared import provenance
 from pipeline.trainer.checkpoints.file import (
     load_checkpoint,
     mapped,

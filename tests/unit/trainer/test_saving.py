@@ -12,17 +12,17 @@ import torch
 from remembering import Cue
 from toys import Both, Chase, Corridor, Crowd, Quadrant, Wish
 
-from pipeline.errors import CheckpointError, Interrupted, SettingsError
-from pipeline.export.policy import OnnxPolicy
-from pipeline.export.publish import record
-from pipeline.protocol.specs import (
+from pipeline.core.specs import (
     ActionSpec,
     BehaviorSpec,
     ObservationSpec,
     spec_from_mapping,
     spec_to_mapping,
 )
-from pipeline.stages.export import publish
+from pipeline.dag.stages.export import publish
+from pipeline.errors import CheckpointError, Interrupted, SettingsError
+from pipeline.export.policy import OnnxPolicy
+from pipeline.export.publish import record
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.checkpoints.manager import CheckpointManager
 from pipeline.trainer.checkpoints.restore import load_policy

@@ -10,11 +10,11 @@ from pairs import Pair
 from toys import BEHAVIOR, Chase, Corridor
 
 from pipeline import seeding
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import SettingsError
 from pipeline.export.policy import OnnxPolicy
-from pipeline.stages.export import publish
 from pipeline.tracking import names
 from pipeline.trainer import loop as loop_module
 from pipeline.trainer.checkpoints.file import (

@@ -10,10 +10,10 @@ from torch.distributed import FileStore
 from toys import Corridor
 
 from pipeline.algos.process_group import SINGLE_PROCESS
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import Interrupted
 from pipeline.nets.encoder import Normalizers
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.tracking import names
 from pipeline.trainer.distributed.group import DistributedGroup
 from pipeline.trainer.distributed.sync import (

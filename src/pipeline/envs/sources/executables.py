@@ -11,7 +11,7 @@ from typing import cast
 
 from pipeline.errors import FetchError, shell_command
 from pipeline.files import as_typed, similar
-from pipeline.settings.environments import Platform
+from pipeline.settings.project.environments import Platform
 
 _log = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ from urllib.request import url2pathname
 
 from pipeline import files
 from pipeline.errors import FetchError, brief, one_line
-from pipeline.settings.environments import URL_SCHEMES
+from pipeline.settings.project.environments import URL_SCHEMES
 
 if TYPE_CHECKING:
     import requests

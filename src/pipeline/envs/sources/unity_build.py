@@ -17,7 +17,7 @@ from pathlib import Path
 from pipeline.envs import launch
 from pipeline.envs.sources.executables import executable_in
 from pipeline.errors import FetchError
-from pipeline.settings.environments import UnitySource
+from pipeline.settings.project.environments import UnitySource
 
 _log = logging.getLogger(__name__)
 

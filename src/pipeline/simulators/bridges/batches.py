@@ -17,13 +17,13 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium import spaces
 
-from pipeline.arrays import AnyArray, BoolArray
+from pipeline.core.arrays import AnyArray, BoolArray
+from pipeline.core.specs import BehaviorSpec, ScaledSpec
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.errors import SettingsError, UnityEnvironmentException, UnityObservationException
-from pipeline.protocol.parameters import Parameters
-from pipeline.protocol.specs import BehaviorSpec, ScaledSpec
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.bridges.spaces import Actions, Observations
 from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, GRAY, Canvas
+from pipeline.wire.channels.parameters import Parameters
 
 MISUSE = (AttributeError, TypeError, ValueError)
 """Errors that Python raises if a method's result has another form than expected."""

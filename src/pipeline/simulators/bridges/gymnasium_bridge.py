@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import Steps
+from pipeline.core.specs import ActionTuple, BehaviorSpec
+from pipeline.core.steps import Steps
 from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.batches import MISUSE, Batch, Bridge, Codec, refuse_returned

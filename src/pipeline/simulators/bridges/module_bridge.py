@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from pipeline.core.simulator import Simulator
 from pipeline.errors import PipelineError, SettingsError, where
-from pipeline.protocol.simulator import Simulator
 from pipeline.simulators.bridges import naming
 
 

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.core.specs import ActionTuple, BehaviorSpec
+from pipeline.core.steps import Steps
 from pipeline.errors import SettingsError, UnityEnvironmentException
-from pipeline.protocol.parameters import Parameters
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import Steps
 from pipeline.seeding import stream
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.batches import MISUSE, Batch, Bridge, Codec, refuse_returned
 from pipeline.simulators.bridges.states import copy_state, restore_copy
+from pipeline.wire.channels.parameters import Parameters
 
 
 class Event(NamedTuple):

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, ObservationSpec
 from pipeline.errors import SettingsError, UnityEnvironmentException, UnityObservationException
-from pipeline.protocol.specs import ActionSpec, ActionTuple, ObservationSpec
 
 Put = Callable[[FloatArray, Any], None]
 Build = Callable[[AnyArray, AnyArray], Any]

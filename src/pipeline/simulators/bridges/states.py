@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.protocol.simulator import HasState, Restorable, restore, state_of
+from pipeline.core.simulator import HasState, Restorable, restore, state_of
 
 _KNOWN = (
     "gymnasium.envs.classic_control.",

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from pipeline.core.specs import ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.errors import SettingsError
-from pipeline.protocol.parameters import Parameters
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.seeding import stream
+from pipeline.wire.channels.parameters import Parameters
 
 Rows = AnyArray | slice
 """Indices of areas, or a slice of all areas."""

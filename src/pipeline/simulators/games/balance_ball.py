@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps
 from pipeline.errors import SettingsError
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games.areas import Rows, SoloAreas, vector
 from pipeline.simulators.games.drawing import RED, Canvas
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.arrays import AnyArray
+from pipeline.core.arrays import AnyArray
 
 Point = Sequence[float] | AnyArray
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
-from pipeline.protocol.specs import (
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import (
     ActionSpec,
     ActionTuple,
     BehaviorSpec,
     ObservationSpec,
     ObservationType,
 )
-from pipeline.protocol.steps import DecisionSteps
+from pipeline.core.steps import DecisionSteps
 from pipeline.simulators.games import drawing
 from pipeline.simulators.games.areas import Rows, SoloAreas
 

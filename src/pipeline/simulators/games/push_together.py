@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.games import drawing
 from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps
 from pipeline.simulators.games import drawing, rays
 from pipeline.simulators.games.areas import Rows, SoloAreas, vector
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
-from pipeline.protocol.specs import ActionTuple, ObservationSpec
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionTuple, ObservationSpec
 
 MOVES = np.array([0, 1, -1, 0, 0], dtype=np.float32)
 """Steps forward of each action: nothing, forward, back, turn right, turn left."""

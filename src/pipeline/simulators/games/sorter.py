@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import DecisionSteps
 from pipeline.errors import SettingsError
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games import rays
 from pipeline.simulators.games.areas import Rows, SoloAreas, vector
 from pipeline.simulators.games.drawing import AMBER, FLOOR, GRAY, Canvas

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, FloatArray
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
+from pipeline.core.arrays import AnyArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 from pipeline.simulators.games.drawing import BLUE, FLOOR, RED, Canvas
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from pipeline.envs.launch import find_executable
 from pipeline.errors import SettingsError, UnityEnvironmentException
 from pipeline.settings import RunSettings, to_mapping
-from pipeline.settings.experiments import SINKS, SinkNames
 from pipeline.settings.nodes import from_plain
+from pipeline.settings.project.experiments import SINKS, SinkNames
 from pipeline.tracking import run_metadata
 from pipeline.tracking.base import Sink
 

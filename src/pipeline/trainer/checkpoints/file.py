@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from pipeline import files
+from pipeline.core.specs import BehaviorSpec, spec_to_mapping
 from pipeline.errors import CheckpointError, SettingsError, TrainingError
-from pipeline.protocol.specs import BehaviorSpec, spec_to_mapping
 from pipeline.settings import RunSettings, to_mapping
 from pipeline.settings.reader import suggestion
 from pipeline.trainer.checkpoints.archive import (

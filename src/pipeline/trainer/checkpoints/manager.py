@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import files
-from pipeline.settings.schema import RunSettings
+from pipeline.settings.trainer.schema import RunSettings
 from pipeline.trainer.checkpoints.file import (
     RESUME_FILE,
     description,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pipeline import files
-from pipeline.arrays import AnyArray
+from pipeline.core.arrays import AnyArray
 from pipeline.data.replay import Replay
 from pipeline.trainer.checkpoints.file import digest, from_saved, not_written, reason_of
 from pipeline.trainer.learner import Learner

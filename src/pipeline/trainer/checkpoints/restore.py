@@ -14,10 +14,10 @@ import torch
 from pipeline import files
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.policy import Policy
-from pipeline.arrays import FloatArray
+from pipeline.core.arrays import FloatArray
+from pipeline.core.specs import BehaviorSpec, other_names, other_order, spec_from_mapping
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import CheckpointError, SettingsError
-from pipeline.protocol.specs import BehaviorSpec, other_names, other_order, spec_from_mapping
 from pipeline.settings import RunSettings, TrainerSettings, load_run_settings
 from pipeline.trainer.checkpoints.file import (
     MISFITS,

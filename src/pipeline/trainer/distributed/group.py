@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipeline.algos.process_group import ProcessGroup
-from pipeline.arrays import AnyArray, FloatArray
+from pipeline.core.arrays import AnyArray, FloatArray
 from pipeline.errors import LearnerLostError
 from pipeline.nets.layers import RunningNormalizer, imagined_mean
 from pipeline.trainer.stopping import StopRequest

@@ -27,7 +27,7 @@ from pipeline import seeding
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.process_group import ProcessGroup
 from pipeline.errors import SettingsError, TrainingError
-from pipeline.settings.schema import OffPolicySettings, TrainerSettings
+from pipeline.settings.trainer.schema import OffPolicySettings, TrainerSettings
 from pipeline.trainer.distributed.group import DistributedGroup, SharedNormalizers
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.statistics import Statistics

@@ -169,7 +169,16 @@ def test_files_of_a_killed_process_are_removed(web, cache):
 def test_two_processes_share_one_download(web, cache):
     url = web.add("game.zip", BIG)
     web.hold.clear()
-    command = [sys.executable, "-m", "pipeline.cli", "env", "fetch", url, "--sha256", digest(BIG)]
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline.cli.main",
+        "env",
+        "fetch",
+        url,
+        "--sha256",
+        digest(BIG),
+    ]
     processes = [
         subprocess.Popen(  # noqa: S603  # this interpreter
             command, env=variables(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

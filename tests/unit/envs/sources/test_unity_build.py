@@ -13,7 +13,7 @@ import pytest
 from pipeline.envs.sources import unity_build
 from pipeline.envs.sources.unity_build import build, find_editor
 from pipeline.errors import FetchError
-from pipeline.settings.environments import UnitySource
+from pipeline.settings.project.environments import UnitySource
 
 EDITOR = f"""#!{sys.executable}
 import os, pathlib, subprocess, sys, time

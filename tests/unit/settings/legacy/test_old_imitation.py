@@ -7,7 +7,12 @@ from refusals import refusal
 from test_flat_files import PPO, warnings
 
 from pipeline.errors import SettingsError
-from pipeline.settings.schema import BehavioralCloningSettings, DemoPath, DemoSource, PPOSettings
+from pipeline.settings.trainer.schema import (
+    BehavioralCloningSettings,
+    DemoPath,
+    DemoSource,
+    PPOSettings,
+)
 
 
 @pytest.mark.parametrize("trainer", ["offline_bc", "online_bc", "imitation"])

@@ -10,7 +10,7 @@ from refusals import refusal
 
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
-from pipeline.settings.schema import (
+from pipeline.settings.trainer.schema import (
     CompletionCriteria,
     ConstantSampler,
     EnvironmentParameter,

@@ -15,10 +15,10 @@ import pytest
 from pettingzoo import ParallelEnv
 
 from pipeline.errors import UnityEnvironmentException
-from pipeline.protocol import state
-from pipeline.protocol.parameters import Parameters
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 from pipeline.simulators.bridges.pettingzoo_bridge import ParallelCopy, PettingZooSimulator
+from pipeline.wire.channels import state
+from pipeline.wire.channels.parameters import Parameters
 
 KNOWN = ["CartPole-v1", "MountainCar-v0", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1"]
 KNOWN += ["Blackjack-v1", "Hopper-v5", "HalfCheetah-v5", "Ant-v5", "Humanoid-v5", "Reacher-v5"]
@@ -64,7 +64,7 @@ def test_restored_time_limit_continues_to_count():
 
 FALLEN = """
 import hashlib, numpy as np
-from pipeline.protocol import state
+from pipeline.wire.channels import state
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 
 simulator = GymnasiumSimulator(id="Humanoid-v5", seed=5)

@@ -185,7 +185,16 @@ def test_a_module_in_the_current_folder_is_found(own_module, source, tmp_path):
         (tmp_path / "own_duel_v0.py").write_text("from mpe2.simple_v3 import env, parallel_env\n")
     env_id = {"gymnasium": "own_games:Own-v0", "pettingzoo": "own_duel_v0"}[source]
     path = os.pathsep.join(entry for entry in sys.path if entry and entry != str(tmp_path))
-    command = ["-P", "-m", "pipeline.cli", "env", "build", f"{source}:{env_id}", "-o", "built/own"]
+    command = [
+        "-P",
+        "-m",
+        "pipeline.cli.main",
+        "env",
+        "build",
+        f"{source}:{env_id}",
+        "-o",
+        "built/own",
+    ]
     python(*command, cwd=tmp_path, PYTHONPATH=path)
     with zipfile.ZipFile(tmp_path / "built/own") as archive:
         assert any(name.startswith("lib/own_") for name in archive.namelist())

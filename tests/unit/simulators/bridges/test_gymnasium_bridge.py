@@ -4,8 +4,8 @@ import pytest
 from bridge_toys import wire_of
 from gymnasium import spaces
 
+from pipeline.core.specs import ActionTuple
 from pipeline.errors import SettingsError
-from pipeline.protocol.specs import ActionTuple
 from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.batches import Batch, Codec

@@ -9,8 +9,8 @@ import bridge_toys
 import numpy as np
 import pytest
 
+from pipeline.core.specs import ActionTuple
 from pipeline.errors import SettingsError
-from pipeline.protocol.specs import ActionTuple
 from pipeline.seeding import derive, stream
 from pipeline.simulators import registry
 

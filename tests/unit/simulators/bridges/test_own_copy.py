@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from pipeline.protocol.specs import ActionTuple
+from pipeline.core.specs import ActionTuple
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
 

@@ -6,8 +6,8 @@ import pettingzoo
 import pytest
 from gymnasium import spaces
 
+from pipeline.core.specs import ActionTuple
 from pipeline.errors import SettingsError, UnityEnvironmentException
-from pipeline.protocol.specs import ActionTuple
 from pipeline.seeding import stream
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator

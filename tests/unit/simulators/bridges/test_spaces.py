@@ -5,8 +5,8 @@ import pytest
 from bridge_toys import numbers_of, wire_of
 from gymnasium import spaces
 
+from pipeline.core.specs import ActionTuple
 from pipeline.errors import SettingsError, UnityEnvironmentException, UnityObservationException
-from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators.bridges.spaces import Actions, Observations
 
 ACTION_SPACES = {

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from pipeline.core.specs import ActionTuple
 from pipeline.errors import SettingsError
-from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators import registry
 from pipeline.simulators.games.balance_ball import (
     BEHAVIOR,

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from playing import begun, now, put, sights
 
-from pipeline.protocol.specs import ActionTuple
+from pipeline.core.specs import ActionTuple
 from pipeline.simulators.games.collector import BAD, BEHAVIOR, GOOD, N_GOOD, WALL, Collector
 
 FAR = (9.0, 9.0)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from playing import acted, policies, rows_of, trajectory
 
+from pipeline.core.simulator import Restorable
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import SettingsError
-from pipeline.protocol.parameters import Sampler
-from pipeline.protocol.simulator import Restorable
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.seeding import stream
 from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
 from pipeline.simulators.games import areas
+from pipeline.wire.channels.parameters import Sampler
 
 CONFIGURATIONS = {
     "couriers": "ppo/Couriers.yaml",

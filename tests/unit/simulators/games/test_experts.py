@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from playing import policies, returns, uniform
 
-from pipeline.commands.demo import record
-from pipeline.protocol.demo import read_demo
+from pipeline.cli.demo import record
+from pipeline.demos.demo_file import read_demo
 from pipeline.simulators import registry
 from pipeline.simulators.games.hallway import Expert
 from pipeline.simulators.games.pong import BEHAVIORS as PONG

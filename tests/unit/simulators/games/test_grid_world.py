@@ -6,7 +6,7 @@ import pytest
 from playing import begun, now, put, step
 from steps import decision_steps
 
-from pipeline.protocol.specs import ObservationType
+from pipeline.core.specs import ObservationType
 from pipeline.simulators import registry
 from pipeline.simulators.games import grid_world
 from pipeline.simulators.games.grid_world import BEHAVIOR, GridWorld, draw, forbidden

@@ -3,7 +3,7 @@ import pytest
 from playing import acted, begun, now, policies, put
 from steps import decision_steps
 
-from pipeline.protocol.specs import ActionTuple
+from pipeline.core.specs import ActionTuple
 from pipeline.simulators import registry
 from pipeline.simulators.games import pong
 from pipeline.simulators.games.pong import BEHAVIORS, Pong, folded

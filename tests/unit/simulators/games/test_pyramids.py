@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from playing import begun, now, put, sights, walk
 
-from pipeline.protocol.specs import ActionTuple
+from pipeline.core.specs import ActionTuple
 from pipeline.simulators.games import pyramids
 from pipeline.simulators.games.pyramids import (
     BEHAVIOR,

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from playing import begun, now, put, step
 
+from pipeline.core.specs import DimensionProperty
 from pipeline.errors import SettingsError
-from pipeline.protocol.parameters import Sampler
-from pipeline.protocol.specs import DimensionProperty
 from pipeline.simulators.games.sorter import BEHAVIOR, MAX_STEP, MAX_TILES, Sorter
+from pipeline.wire.channels.parameters import Sampler
 
 PENALTY = -1.0 / MAX_STEP
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from playing import acted, begun, now, policies, put
 
-from pipeline.protocol.specs import ActionTuple
+from pipeline.core.specs import ActionTuple
 from pipeline.simulators import registry
 from pipeline.simulators.games import tag
 from pipeline.simulators.games.tag import HUNTER, RUNNER, Tag

@@ -1,1 +1,0 @@
-"""The stages of the DAG, one module each; `shared` has the code that they share."""

@@ -1,1 +1,0 @@
-"""Code that the stages share: attempts at jobs, processes, inputs and records."""
