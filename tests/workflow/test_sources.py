@@ -50,14 +50,14 @@ def test_a_stage_watches_its_script_and_all_that_it_imports(stage: str):
 
 def test_packages_count_whole_and_stages_one_by_one():
     files = sources.watched(ROOT, "train")
-    for package in ("algos", "nets", "protocol", "tracking", "stages/shared"):
+    for package in ("algos", "nets", "core", "wire", "demos", "tracking"):
         inside = (ROOT / "src/pipeline" / package).rglob("*.p[yr]*")
         assert {str(path.relative_to(ROOT)) for path in inside if path.suffix != ".pyc"} <= set(
             files
         )
     assert "src/pipeline/dag/stages/report.py" not in files
     assert not [path for path in files if path.startswith("src/pipeline/evaluation")]
-    assert "src/pipeline/stages/reporting/report.html.j2" in sources.watched(ROOT, "report")
+    assert "src/pipeline/dag/reporting/report.html.j2" in sources.watched(ROOT, "report")
 
 
 def test_what_goes_into_an_executable_is_watched():

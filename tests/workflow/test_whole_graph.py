@@ -347,7 +347,7 @@ def test_a_training_whose_parameters_change_is_not_taken_for_one_of_the_new_ones
 @pytest.mark.parametrize(
     ("command", "shell"),
     [
-        # dash stays beside its command; of a shell that does not, tests/unit/stages asks
+        # dash stays beside its command; of a shell that does not, tests/unit/dag asks
         (("dvc", "repro", "-s", "train@plain-1"), "/bin/sh"),
         (("snakemake", "--cores", "1", "--force", "results/train/plain/seed1/policy.pt"), ""),
     ],

@@ -46,7 +46,7 @@ GROUPS = {
     },
 }
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
-"""Every command and its line of help. `commands/<name>.py` adds options or subcommands in
+"""Every command and its line of help. `cli/<name>.py` adds options or subcommands in
 `add_options`, and does the work in `run`."""
 
 EXAMPLES = {

@@ -15,5 +15,5 @@ if __name__ == "__main__":
     from pipeline.dag.project import PROJECT
 
     os.environ[PROJECT] = "."
-    stage = importlib.import_module(f"{__package__}.{sys.argv[1]}")
+    stage = importlib.import_module(f"{__package__}.stages.{sys.argv[1]}")
     leave(stage.main(sys.argv[2:]))

@@ -27,7 +27,19 @@ KEY = "pipeline.provenance"
 PACKAGES = ("numpy", "torch", "onnx")
 FORMAT = 1
 _LEARN_FOLDERS = (
-    *("algos", "data", "envs", "export", "nets", "protocol", "settings", "simulators", "trainer"),
+    *(
+        "algos",
+        "core",
+        "data",
+        "demos",
+        "envs",
+        "export",
+        "nets",
+        "settings",
+        "simulators",
+        "trainer",
+    ),
+    "wire",
 )
 
 Record = dict[str, Any]

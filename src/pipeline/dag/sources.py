@@ -20,11 +20,11 @@ CODE = Path("workflow/code")
 """Folder of the files on which DVC's stages depend."""
 _SCRIPTS = "workflow/scripts"
 _PACKAGE = "pipeline"
-_BY_MODULE = {"env": ("envs", "stages")}
+_BY_MODULE = {"env": ("envs", "dag")}
 """By stage: packages of which only imported modules count (subfolders as a whole). Otherwise the
 stage `env` would rebuild Unity projects after an edit of the code that drives environments."""
-_PACKED = {"env": ("arrays.py",)}
-"""By stage: files that are packed into executables, in addition to the imported packages."""
+_PACKED = {"env": ("core",)}
+"""By stage: packages that are packed into executables, in addition to the imported packages."""
 _PARTS = ("body", "orelse", "finalbody", "handlers", "cases")
 """Fields of `ast` statements that contain further statements."""
 
@@ -54,11 +54,12 @@ def watched(root: Path, stage: str) -> list[str]:
     """
     src = src_of(root)
     package = src / _PACKAGE
-    by_module = _BY_MODULE.get(stage, ("stages",))
+    by_module = _BY_MODULE.get(stage, ("dag",))
     places = {Path(name) for name in _PACKED.get(stage, ())}
-    for file in closure(src, f"{_PACKAGE}.stages.{stage}"):
+    for file in closure(src, f"{_PACKAGE}.dag.stages.{stage}"):
         parts = file.relative_to(package).parts
-        places.add(Path(*parts[: 2 if parts[0] in by_module else 1]))
+        depth = 3 if parts[:2] == ("dag", "stages") else 2 if parts[0] in by_module else 1
+        places.add(Path(*parts[:depth]))
     paths: list[Path] = []
     for relative in places:
         path = package / relative

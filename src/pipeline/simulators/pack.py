@@ -47,8 +47,8 @@ _BASE = ("numpy", "protobuf")
 _LEAN = frozenset({"mujoco", "mujoco-core", "numpy", "protobuf"})
 # This package, and distributions that others require but import only to draw pictures.
 _UNNEEDED = frozenset({"glfw", "mujoco-studio", "pyopengl", "rl-pipeline"})
-_MODULES = ("__init__", "arrays", "errors", "files", "plugins", "seeding", "version")
-_FOLDERS = ("protocol", "simulators")
+_MODULES = ("__init__", "errors", "files", "plugins", "seeding", "version")
+_FOLDERS = ("core", "simulators", "wire")
 _SKIPPED_FOLDERS = frozenset(
     {"__pycache__", "doc", "docs", "f2py", "include", "introspect", "plugin", "proto", "sysid"}
     | {"test", "testdata", "testing", "tests", "usd", "_examples", "distutils", "cmake"}

@@ -21,9 +21,11 @@ from google.protobuf.message import DecodeError, Message
 from pipeline.core.arrays import AnyArray, FloatArray
 from pipeline.core.specs import ObservationSpec
 from pipeline.errors import UnityCommunicationException
-from pipeline.wire.transport.frames import Received
 
 M = TypeVar("M", bound=Message)
+
+Received = bytes | memoryview
+"""Received bytes; a large message is a view of the memory that it was received into."""
 
 ID_WIDTH = 10
 """Bytes of a varint that holds any int32, negative ones included."""

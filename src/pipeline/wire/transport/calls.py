@@ -14,7 +14,7 @@ from pipeline.errors import (
 )
 from pipeline.wire.codec import records
 from pipeline.wire.codec.generated import messages as m
-from pipeline.wire.transport.frames import Received
+from pipeline.wire.codec.records import Received
 
 METHOD = "/communicator_objects.UnityToExternalProto/Exchange"
 LOST_S = 2.0

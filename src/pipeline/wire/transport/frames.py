@@ -25,9 +25,6 @@ LARGEST_FRAME, DEFAULT_FRAME = 2**24 - 1, 16384
 NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 0, 1, 3, 5, 6
 REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
 
-Received = bytes | memoryview
-"""Received bytes; a large message is a view of the memory that it was received into."""
-
 HEAD = struct.Struct(">IBI")
 """A frame's header: length (24 bits) and kind (8 bits), flags, and stream."""
 

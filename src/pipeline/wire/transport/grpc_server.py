@@ -44,7 +44,7 @@ _OWNER_CHECK_S = 0.5
 
 
 class GrpcServer(calls.CallServer):
-    """Has the interface of `pipeline.wire.transport.server.Server`, with the general runtime's threads.
+    """Has the interface of `transport.server.Server`, with the threads of gRPC's runtime.
 
     A call waits in a thread of the runtime until `reply` has its answer. This server does not
     notice an environment that disconnects between two calls, or just before an answer is sent: the

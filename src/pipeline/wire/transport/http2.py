@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.errors import UnityCommunicationException
+from pipeline.wire.codec.records import Received
 from pipeline.wire.transport import frames
 from pipeline.wire.transport.frames import (
     ACK,
@@ -34,7 +35,6 @@ from pipeline.wire.transport.frames import (
     HEADERS,
     LARGEST_WINDOW,
     FrameError,
-    Received,
     frame,
 )
 from pipeline.wire.transport.spin_wait import SpinWait

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from pipeline.errors import SettingsError, UnityCommunicationException
+from pipeline.wire.codec.records import Received
 from pipeline.wire.transport import calls, frames
 from pipeline.wire.transport.frames import (
     END_HEADERS,
@@ -28,7 +29,6 @@ from pipeline.wire.transport.frames import (
     FAILED_PRECONDITION,
     HEADERS,
     FrameError,
-    Received,
     frame,
 )
 from pipeline.wire.transport.grpc_server import GrpcServer

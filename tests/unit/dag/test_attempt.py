@@ -30,7 +30,7 @@ def job(**changes) -> Job:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A repository with the sources of one stage and two inputs."""
-    package = tmp_path / "src/pipeline/stages"
+    package = tmp_path / "src/pipeline/dag/stages"
     package.mkdir(parents=True)
     for file in (package.parent / "__init__.py", package / "__init__.py", package / "report.py"):
         file.touch()
@@ -166,7 +166,7 @@ def test_temporary_files_that_a_library_of_a_killed_attempt_has_left_are_gone_af
 
 
 @pytest.mark.parametrize(
-    "other", [None, "src/pipeline/stages/other.py", "folder/.snakemake_timestamp"]
+    "other", [None, "src/pipeline/dag/stages/other.py", "folder/.snakemake_timestamp"]
 )
 def test_a_killed_attempt_is_resumed_with_the_same_inputs(root, other):
     """Code of another stage and Snakemake's mark in a folder change nothing."""
