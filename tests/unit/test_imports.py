@@ -12,7 +12,7 @@ from interpreter import python
     ("code", "heavy"),
     [
         (
-            "from pipeline.cli import main as cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass",
+            "from pipeline.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass",
             "numpy torch mlflow dvc snakemake onnx grpc yaml matplotlib",
         ),
         ("import pipeline", "torch"),
