@@ -84,7 +84,7 @@ def test_of_a_python_that_is_too_old_a_full_disk_and_a_missing_package(told, mon
     monkeypatch.setattr(doctor, "_version", lambda _: doctor._python(Path()))
     code, lines = told()
     assert code == 1
-    assert "3.9.1: needs 3.11 to 3.13" in lines["Python"]
+    assert "3.9.1: Python 3.11 to 3.13 is needed" in lines["Python"]
     assert "1.0 GB free, and runs need 2 GB" in lines["disk"]
     assert lines["packages"].startswith("TO DO")
 

@@ -158,7 +158,7 @@ def test_sinks_are_named_with_commas_or_by_repeating_the_option(config):
         plan(config, "--track", "tensorbord")
     assert str(caught.value).startswith(
         "--track: 'tensorbord' is not allowed; did you mean 'tensorboard'? Allowed: "
-        f"{', '.join(SINKS.ours)}. Packages with an entry point in 'pipeline.sinks' bring "
+        f"{', '.join(SINKS.ours)}. Packages with an entry point in 'pipeline.sinks' add "
     )
     assert list(SINKS.ours) == ["jsonl", "mlflow", "stats_writers", "tensorboard", "wandb"]
 
@@ -279,7 +279,7 @@ def test_an_option_wins_over_the_file_and_resume_over_initialize_from(
         (["--num-envs", "1.5"], "--num-envs: needs a whole number, got 1.5"),
         (["--time-scale", "nan"], "--time-scale: needs a number, got nan"),
         (["--base-port", "70000"], "--base-port: must be at most 65535, got 70000"),
-        (["--base-port", "65534"], "--base-port: 4 environments from port 65534 on go beyond"),
+        (["--base-port", "65534"], "--base-port: 4 environments from port 65534 on need"),
         (["--keep-checkpoints", "x"], "--keep-checkpoints: needs a whole number, got 'x'"),
         (["--save-freq", "0"], "--save-freq: must be at least 1, got 0"),
         (["--lesson", "-1"], "--lesson: must be at least 0, got -1"),
@@ -342,7 +342,7 @@ def test_abbreviations_mean_present_options_first(short, dest):
         ("--evn", "did you mean --env? "),
         ("--lr", ""),
         ("--sinks", ""),
-        ("--mlflow", "--track mlflow asks for it; "),
+        ("--mlflow", "give --track mlflow; "),
         ("--max-steps", "max_steps is a key of CONFIG, under a behavior's name; "),
         ("--epsilon=1", "hyperparameters.epsilon is a key of CONFIG, under a behavior's name; "),
         (

@@ -218,7 +218,7 @@ def test_an_edited_source_and_environment_are_named(tree, tmp_path, capsys):
     details = {check["what"]: check["details"] for check in value["checks"]}
     assert details["code"] == [
         "src/pipeline/a.py has changed",
-        "src/pipeline/b.py is not there",
+        "src/pipeline/b.py is missing",
     ]
     assert details["environment ball"] == ["build/env/ball has another content"]
 
@@ -344,8 +344,8 @@ def project(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "inside", "heading", "conclusion"),
     [
-        (project, "theirs", "Beside {theirs}:", "That tree would not"),
-        (project, "mine", "Beside the present tree:", "The present tree would not"),
+        (project, "theirs", "Compared with {theirs}:", "That tree would not"),
+        (project, "mine", "Compared with the present tree:", "The present tree would not"),
         (
             lambda folder: (folder / "results").mkdir(parents=True),
             "theirs",

@@ -177,7 +177,9 @@ def test_an_environment_that_does_not_repeat_itself_is_not_filmed(tmp_path):
     policies, episodes = played("grid_world")
     other = [replace(episodes[0], episode_return=3.5), *episodes[1:]]
     films = {tmp_path / "x.gif": other[0]}
-    with pytest.raises(StageError, match=r"episode 0 of GridWorld\?team=0 came to 3.5 in .* again"):
+    with pytest.raises(
+        StageError, match=r"episode 0 of GridWorld\?team=0 returned 3.5 in .* again"
+    ):
         video.film(executable(tmp_path, "grid_world"), (), policies, other, films, seed=7)
     assert not (tmp_path / "x.gif").exists()
 
