@@ -519,22 +519,41 @@ def trainers() -> st.SearchStrategy[TrainerSettings]:
         name: settings_of(cls, network_settings=settings_of(NetworkSettings))
         for name, cls in REWARD_SIGNALS.items()
     }
-    return st.sampled_from(sorted(HYPERPARAMETERS)).flatmap(
-        lambda kind: settings_of(
+
+    def of_kind(
+        kind: str, network: dict[str, Any], options: dict[str, Any]
+    ) -> st.SearchStrategy[TrainerSettings]:
+        return settings_of(
             TrainerSettings,
             trainer_type=st.just(kind),
             hyperparameters=settings_of(
-                HYPERPARAMETERS[kind], batch_size=st.integers(2**62, 2**62 + 9)
+                HYPERPARAMETERS[kind], batch_size=st.integers(2**62, 2**62 + 9), **options
             ),
             keep_checkpoints=st.just(1),
             network_settings=settings_of(
-                NetworkSettings, hidden_units=st.integers(1, 500).map(lambda quarter: 4 * quarter)
+                NetworkSettings,
+                hidden_units=st.integers(1, 500).map(lambda quarter: 4 * quarter),
+                **network,
             ),
             reward_signals=st.fixed_dictionaries(
                 {"extrinsic": signals["extrinsic"]},
                 optional={k: v for k, v in signals.items() if k != "extrinsic"},
             ),
         )
+
+    one, constant = st.just(1), {"learning_rate_schedule": st.just("constant")}
+    on_policy: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {"desired_kl": st.none()}),
+        ({}, constant),
+    ]
+    off_policy: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"memory": st.none()}, {}),
+        ({}, {"n_steps": one, "held_noise": one}),
+    ]
+    return st.one_of(
+        of_kind(kind, *options)
+        for kind in sorted(HYPERPARAMETERS)
+        for options in (off_policy if kind in ("sac", "xqc") else on_policy)
     )
 
 

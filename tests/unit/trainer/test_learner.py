@@ -376,7 +376,6 @@ def test_beside_an_update_one_policy_acts_is_kept_and_normalises_as_at_its_begin
     assert n_under_way > len(begun) > 2
 
 
-@pytest.mark.parametrize("of", ["teams", "workers"])
 class ShowsWhatIsAllowed(Forbidden):
     """An agent sees its own mask, so that the next observation says what is allowed next."""
 
@@ -427,6 +426,7 @@ def test_without_masks_all_choices_are_allowed_next(make_learner):
     assert learner.algorithm.replay.read(np.arange(9)).fields["next_allowed"].all()
 
 
+@pytest.mark.parametrize("of", ["teams", "workers"])
 def test_groups_of_two_with_the_same_number_have_no_members_in_common(make_learner, of):
     learner = histories.learner_of(make_learner, "poca")
     nobody = terminal_steps([np.zeros((0, 3))], [])
