@@ -26,7 +26,7 @@ def checkout() -> Path:
 
     A wheel has `workflow`, `dvc.yaml` and `constraints.txt` in a folder of the package.
     """
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[1]
     return package / CARRIED if (package / CARRIED).is_dir() else package.parents[1]
 
 

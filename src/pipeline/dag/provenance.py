@@ -105,7 +105,7 @@ def of_learn(
             inputs[f"demonstrations of {behavior} ({kind})"] = _read(Path(at))
     for behavior, file in weights.items():
         inputs[f"first weights of {behavior}"] = _read(file)
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[1]
     used = [file for name in _LEARN_FOLDERS for file in (package / name).rglob("*.py")]
     ids = sources.ids(package.parent, [*used, *package.glob("*.py")])
     plain = json.loads(json.dumps(content, default=str))

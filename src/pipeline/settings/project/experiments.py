@@ -24,7 +24,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 # Stages that read the output of another stage.
 _NEEDS = {"export": "train", "evaluate": "export"}
 
-_SINKS = iter_modules([str(Path(__file__).parents[1] / "tracking/sinks")])
+_SINKS = iter_modules([str(Path(__file__).parents[2] / "tracking/sinks")])
 SINKS: Group[Any] = Group(
     "pipeline.sinks", {module.name: f".{module.name}:for_run" for module in _SINKS}
 )

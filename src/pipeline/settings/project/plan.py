@@ -52,7 +52,7 @@ _OTHER_SIMULATORS: Group[Any] = Group(
 )  # ours are in a package above this one
 _HELPERS = {"areas", "drawing", "rays"}  # modules in the games' folder
 OUR_SIMULATORS = {
-    module.name for module in iter_modules([str(Path(__file__).parents[1] / "simulators/games")])
+    module.name for module in iter_modules([str(Path(__file__).parents[2] / "simulators/games")])
 } - _HELPERS
 """Their names, from the files: the modules are in a package above this one."""
 _HEADER = """\
