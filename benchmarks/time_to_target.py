@@ -46,6 +46,7 @@ _SUMMARY = re.compile(
     r"\. Step: (?P<step>\d+)\. Time Elapsed: [\d.]+ s\. Mean Reward: (?P<reward>-?[\d.]+)\."
     r"(?: Mean Group Reward: (?P<group>-?[\d.]+)\.)?"
 )
+_HEADER = ["task", "ms", "trainer", "seeds", "seconds", "agent steps", "times as fast"]
 Summary = tuple[int, float, float]  # agent steps, seconds since the command, mean return
 Result = dict[str, Any]  # a finished row, as its file has it
 
@@ -129,8 +130,12 @@ class Row:
                 h["save_replay_buffer"] = True  # for a second start
                 if h["learning_rate_schedule"] == "constant":
                     behavior["max_steps"] = 10_000_000  # nothing depends on it
-            if behavior["trainer_type"] == "xqc" and self.ms in self.task.steps_per_update:
-                h["steps_per_update"] = self.task.steps_per_update[self.ms]
+            if behavior["trainer_type"] == "xqc":
+                room = 20 * self.task.summary_freq  # for five summaries after learning
+                behavior["max_steps"] = max(behavior["max_steps"], room)
+                h["steps_per_update"] = self.task.steps_per_update.get(
+                    self.ms, h["steps_per_update"]
+                )
         return content
 
     def digest(self) -> str:
@@ -139,11 +144,10 @@ class Row:
         described = [self.settings(), task.simulator, task.agents, task.target, task.limit_s]
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
-    def kept(self, file: Path | None = None) -> Result | None:
-        """Return the finished row or what `file` keeps; None if its settings have changed."""
-        path = file or self.file
-        content: Result = json.loads(path.read_text()) if path.exists() else {"settings": ""}
-        return content if content["settings"] == self.digest() else None
+    def kept(self, path: Path) -> Result | None:
+        """Return what a file of the row keeps; None if it is missing or settings have changed."""
+        content: Result = json.loads(path.read_text()) if path.exists() else {}
+        return content if content.get("settings") == self.digest() else None
 
     def start(self) -> None:
         """Start the trainer, or resume it after an interruption."""
@@ -155,7 +159,7 @@ class Row:
         self.n_starts = content["starts"] + 1
         self.config.write_text(yaml.safe_dump(self.settings(), sort_keys=False))
         place = self.folder / "envs" / self.name
-        place.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)  # the folder of all rows, too
         environment = argparse.Namespace(sigma=0.0, agents=self.task.agents)
         env = profiles.executable(place, self.task.simulator, self.ms, environment)
         command = [str(self.config), "--env", str(env), "--run-id", self.name]
@@ -186,12 +190,11 @@ class Row:
             mean = float(match["group"] or match["reward"])
             self.since.append((int(match["step"]), seconds, mean))
         if code:
-            end = self.log.read_text().splitlines()[-20:]
-            raise RuntimeError(f"{self.name} failed:\n" + "\n".join(end))
+            raise RuntimeError(f"{self.name} failed:\n{self.log.read_text()[-2000:]}")
         summaries = joined(self.before, self.since)
         first = reached(summaries, task.target, task.first_step)
-        earlier = self.before[-1][1] if self.before else 0.0
-        if first is None and code is None and earlier + seconds < task.limit_s:
+        seconds += self.before[-1][1] if self.before else 0.0
+        if first is None and code is None and seconds < task.limit_s:
             return False
         step, when, _ = first or (summaries[-1][0] if summaries else 0, task.limit_s, 0.0)
         result = self.key | {"reached": first is not None, "seconds": round(when, 1)}
@@ -200,8 +203,8 @@ class Row:
         write_whole(self.file, json.dumps(result) + "\n")
         self.partial.unlink(missing_ok=True)
         self._end()
-        mark = "" if first else "not reached, "
-        print(f"{self.name}: {mark}{when:.0f} s, {step:,} steps", flush=True)  # noqa: T201
+        mark = "" if first else ", not reached"
+        print(f"{self.name}: {when:.0f} s, {step:,} steps{mark}", flush=True)  # noqa: T201
         return True
 
     def interrupt(self) -> None:
@@ -263,13 +266,11 @@ def main() -> int:
     parser.add_argument("--ms", nargs="+", type=float, default=[6.0, 14.0, 30.0])
     parser.add_argument("--seeds", nargs="+", type=int, default=[4, 5])
     parser.add_argument("--trainer", nargs="+", choices=names, default=names)
-    parser.add_argument("--at-once", type=int, default=1, help="rows (default: 1)")
+    parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="of finished rows; run nothing")
     options = parser.parse_args()
-    folder = options.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
     rows = [
-        Row(task, ms, trainer, seed, folder)
+        Row(task, ms, trainer, seed, options.folder.resolve())
         for task in options.task
         for ms in options.ms
         for seed in options.seeds
@@ -278,7 +279,7 @@ def main() -> int:
     ]
     if not options.table:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        waiting, running = [row for row in rows if row.kept() is None], list[Row]()
+        waiting, running = [row for row in rows if row.kept(row.file) is None], list[Row]()
         try:
             while waiting or running:
                 while waiting and len(running) < options.at_once:
@@ -291,8 +292,7 @@ def main() -> int:
                 signal.signal(number, signal.SIG_IGN)
             for row in running:
                 row.interrupt()
-    header = ["task", "ms", "trainer", "seeds", "seconds", "agent steps", "times as fast"]
-    print(table(header, lines_of([kept for row in rows if (kept := row.kept())])), end="")  # noqa: T201
+    print(table(_HEADER, lines_of([kept for row in rows if (kept := row.kept(row.file))])), end="")  # noqa: T201
     return 0
 
 

@@ -82,8 +82,8 @@ def test_every_trainer_of_a_task_has_settings_and_reports_equally_often(task, tm
 
 def test_finished_row_is_kept_unless_its_settings_have_changed(tmp_path):
     row = ttt.Row("balance_ball", 6.0, "ppo", 4, tmp_path)
-    assert row.kept() is None
+    assert row.kept(row.file) is None
     row.file.write_text(json.dumps({"settings": row.digest(), "seconds": 5.0}))
-    assert row.kept()["seconds"] == 5.0
+    assert row.kept(row.file)["seconds"] == 5.0
     row.file.write_text(json.dumps({"settings": "other", "seconds": 5.0}))
-    assert row.kept() is None
+    assert row.kept(row.file) is None
