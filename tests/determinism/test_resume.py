@@ -178,7 +178,7 @@ def test_run_that_was_told_to_stop_equals_the_uninterrupted_run(packed, tmp_path
 def test_resumed_run_with_sac_equals_the_uninterrupted_run(name, how, tmp_path):
     """Replay, noise and the count of gradient steps included; more rows came than it holds."""
     uninterrupted, _ = killed_and_resumed(tmp_path, name, how, updates=12, kill_at=7)
-    assert uninterrupted["/learner/step"] > 120
+    assert uninterrupted["/learner/step"] > 90  # rows that the replay holds
     first_replay, second_replay = (
         next((tmp_path / part).glob("*/replay-*.npz")) for part in ("whole", "killed")
     )
