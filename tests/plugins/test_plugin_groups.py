@@ -84,7 +84,7 @@ def test_a_trainer_of_ml_agents_is_refused_by_name_with_the_page_that_ports_it(t
     message = str(refused.value)
     assert message.startswith(f"{path}:3: behaviors.B.trainer_type: 'another' is not allowed")
     assert message.endswith(
-        "docs/how-to/migrating.md says: 'another' of theirs 0.1, 'other' of theirs 0.1"
+        "(docs/how-to/migrating.md): 'another' of theirs 0.1, 'other' of theirs 0.1"
     )
 
 
@@ -209,7 +209,7 @@ def test_a_plug_in_does_not_take_the_place_of_ours(site):
         group["neither"]
     for name in ("one", "other"):
         distribution(site, name, "1", groups={"pipeline.algorithms": {"dqn": "a:B"}})
-    with pytest.raises(SettingsError, match="one and other both bring 'dqn'"):
+    with pytest.raises(SettingsError, match="one and other both have 'dqn'"):
         HYPERPARAMETERS["dqn"]
 
 

@@ -69,7 +69,7 @@ def test_what_goes_into_an_executable_is_watched():
 
 def test_a_note_changes_with_the_sources_of_its_stage_alone(tmp_path: Path):
     (tmp_path / "workflow/scripts").mkdir(parents=True)
-    src = tree(tmp_path / "src", stages__env="import pipeline.a.b\n", a__b="", a__c="", d="")
+    src = tree(tmp_path / "src", dag__stages__env="import pipeline.a.b\n", a__b="", a__c="", d="")
     path = tmp_path / sources.CODE / "env.txt"
 
     def noted() -> str:

@@ -26,7 +26,8 @@ class ReplaySampler:
     The signals reward rows at the moment they are drawn.
 
     Args:
-        scaled: from the rewards [R, S] of all signals, times strength, to those that critics learn.
+        scaled: from the rewards [R, S] of all signals, times strength, to the rewards that critics
+            learn; None for the same.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class ReplaySampler:
         stream: np.random.Generator,
         batch_size: int,
         device: torch.device,
-        scaled: Callable[[Tensor], Tensor],
+        scaled: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.replay = replay
         self.signals = signals
@@ -46,7 +47,7 @@ class ReplaySampler:
         self.stream = stream
         self.batch_size = batch_size
         self.device = device
-        self._scaled = scaled
+        self._scaled = scaled or (lambda rewards: rewards)
 
     def minibatches(self, n: int) -> Iterator[Rows]:
         """Draw `n` minibatches, with normalised observations.

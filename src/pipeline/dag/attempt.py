@@ -165,9 +165,7 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     It is usable if the fingerprint is the same, and the attempt did not finish or this is a retry.
     """
     src = sources.src_of(code_of(root))
-    # Not a literal, because `sources.closure` would count it as an import of the whole package.
-    stages = __name__.rsplit(".", maxsplit=2)[0]
-    used = sources.ids(src, sources.closure(src, f"{stages}.{job.stage}"))
+    used = sources.ids(src, sources.closure(src, f"{__package__}.stages.{job.stage}"))
     if _DVC in os.environ:  # the sources may have been edited since `check` ran
         sources.note(root, job.stage, code_of(root))
     fingerprint = files.fingerprint({"params": job.params, "inputs": digests, "code": used})

@@ -109,7 +109,7 @@ def test_a_word_is_the_environment_of_params_yaml_before_the_simulator(folder: P
     assert environment_of("mine") == PathSource(path="mine")
     with pytest.raises(SettingsError, match=r"params.yaml:8: environments.wrong"):
         environment_of("wrong")
-    with pytest.raises(UnityEnvironmentException, match="far: build/env/far is not there"):
+    with pytest.raises(UnityEnvironmentException, match="far: build/env/far does not exist"):
         environment_of("far")
 
 
@@ -130,7 +130,7 @@ def test_an_environment_of_params_yaml_is_built_again_when_its_options_change(fo
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("CartPole-v1", r"A registered environment of Gymnasium .* `gymnasium:CartPole-v1`\."),
+        ("CartPole-v1", r"[Aa] registered environment of Gymnasium.*`gymnasium:CartPole-v1`\."),
         ("balnce_ball", r"No simulator is called so \(did you mean 'balance_ball'\?\)\. Give a p"),
         ("Game", r"No simulator is called so\. Give a path \(\./Game\), a simulator"),
         ("build/tag", "`pipeline env build tag -o build/tag` makes it; or give the name tag"),
@@ -146,7 +146,7 @@ def test_a_missing_executable_is_reported_with_its_build_command(name, said):
 
 def test_a_module_is_answered_with_how_its_environment_is_named(folder):
     (folder / "line.py").write_text("def make(): ...")
-    with pytest.raises(UnityEnvironmentException, match=r"^line\.py: is a module .* line:make\.$"):
+    with pytest.raises(UnityEnvironmentException, match=r"^line\.py: is a module.* line:make\.$"):
         environment_of("line.py")
     (folder / "line.py").chmod(0o755)
     assert environment_of("line.py") == PathSource(path="line.py")
@@ -161,7 +161,7 @@ def test_a_build_is_made_once_and_again_when_its_module_changes(folder, packed, 
     caplog.clear()
     assert executable_of(NAME) == first
     assert [record.getMessage() for record in caplog.records] == [
-        f"my_env:make: taking its build, {first}."
+        f"my_env:make: using its build, {first}."
     ]
     (folder / "my_env.py").write_text("2")
     second = executable_of(NAME)

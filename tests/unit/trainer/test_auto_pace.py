@@ -15,7 +15,7 @@ from pipeline.settings.pace import MOST
 from pipeline.trainer import pace as pace_module
 from pipeline.trainer import timing
 from pipeline.trainer.checkpoints.file import digest, load_checkpoint
-from pipeline.trainer.distributed.sync import refuse_alone_only
+from pipeline.trainer.distributed.sync import refuse_unshareable
 
 REPLAY = {"batch_size": 16, "buffer_size": 300, "buffer_init_steps": 40, "save_replay_buffer": True}
 SIGNALS = {"reward_signals": {"extrinsic": {}, "rnd": {"network_settings": {"hidden_units": 8}}}}
@@ -134,7 +134,7 @@ def test_behaviors_without_an_entry_share_a_number(in_process, quick, tmp_path, 
 def test_several_learners_need_a_number(quick):
     settings = quick(trainer_type="sac", hyperparameters={"steps_per_update": "auto"})
     with pytest.raises(SettingsError, match="auto is of one process; give a number"):
-        refuse_alone_only("Toy", settings.behaviors["Toy"], 2)
+        refuse_unshareable("Toy", settings.behaviors["Toy"], 2)
 
 
 class Clock:
