@@ -18,7 +18,7 @@ CLONING = "    behavioral_cloning: {demo_path: no/such.demo}\n"
         (
             CLONING,
             [],
-            "config.yaml:11: behaviors.Echo.behavioral_cloning.demo_path: no/such.demo does not exist",
+            "config.yaml:11: behaviors.Echo.behavioral_cloning.demo_path: no/such.demo does not ",
         ),
         ("", ["--torch-device=warp"], "--torch-device: 'warp' cannot be used here"),
         ("", ["--run-id=new", "--resume"], "Previous data from this run ID was not found."),
