@@ -18,6 +18,7 @@ SIGTERM the trainers write checkpoints, and the next call resumes their rows; bo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -222,6 +223,9 @@ class Row:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        # mlagents-learn's workers and their executables outlive it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.output.close()
 
 
