@@ -201,8 +201,7 @@ def _train(
             on_start=on_start,
             on_pace=on_pace,
             inference=checkpoint.inference,
-            # The trainer may not import stages (layers in pyproject.toml), so the function is
-            # passed.
+            # The trainer may not import the DAG (layers in pyproject.toml).
             exporter=partial(publish, history=history),
             starting_lesson=plan.starting_lesson or 0,
             learners=plan.learners,

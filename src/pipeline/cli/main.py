@@ -205,7 +205,7 @@ def _missing(error: ModuleNotFoundError) -> int:
 
 def parser_for(words: Sequence[str], *, name: str | None = None) -> Parser:
     """Return the main parser, with the options of the command in `words`."""
-    # No option before the command takes a value, so the first word that is no option is the
+    # No option before the command takes a value: the first word that is no option is the
     # command.
     return _parser([word for word in words if not word.startswith("-")][:1], program=name)
 

@@ -195,10 +195,8 @@ def die_with_parent() -> None:
 
     Linux also sends the signal when only the thread that started this process ends (prctl(2)), so
     the handler checks whether the parent process has ended. Linux sends no signal for a parent
-    behind a
-    shell: DVC runs stages by `$SHELL -c`, and dash, unlike bash, runs until its command ends. A
-        thread
-    watches such a parent.
+    behind a shell: DVC runs stages by `$SHELL -c`, and dash, unlike bash, runs until its command
+    ends. A thread watches such a parent.
 
     Raises:
         Stopped: The parent has ended already.
@@ -233,9 +231,8 @@ def _watch(parent: int) -> None:
     main = threading.main_thread().ident
     while main is not None:
         time.sleep(1)
-        if (
-            _parent() != parent
-        ):  # repeated each second: a wait that is just beginning misses a signal
+        # Repeated each second, because a wait that is just beginning misses a signal.
+        if _parent() != parent:
             signal.pthread_kill(main, signal.SIGUSR2)
 
 

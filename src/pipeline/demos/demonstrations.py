@@ -112,7 +112,7 @@ def _ending_rows(demonstration: Demonstration) -> BoolArray:
 
 
 def _episode_lengths(done: BoolArray) -> AnyArray:
-    """Return the number of rows of each episode, without closing pairs and empty episodes.
+    """Return the number of steps of each non-empty episode; a pair that only closes it is not one.
 
     Pairs after the last closing pair count as one episode.
 

@@ -254,7 +254,7 @@ def _input(
 
 
 def _actions(model: _Model, spec: BehaviorSpec, *, is_v3: bool) -> Iterator[Finding]:
-    """Check rules 17 to 19 and v2-d: actions."""
+    """Check the action outputs: checks 17 to 19 and v2-d of Unity's loader."""
     action = spec.action_spec
     previous = model.inputs["prev_action"].shape[-1:] if "prev_action" in model.inputs else None
     if previous not in (None, (action.discrete_size,)):

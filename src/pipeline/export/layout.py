@@ -287,7 +287,7 @@ def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
 
     tensor = value.type.tensor_type
     dtype = "undefined"
-    # The helper raises for numbers of unknown types.
+    # `onnx.helper` raises an error for type numbers that it does not know.
     if tensor.elem_type in set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}:
         dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     shape = tuple(

@@ -100,7 +100,7 @@ def converse(
 
 
 def _connect(port: int, timeout_s: float) -> Channel:
-    """Connect as soon as the trainer listens; UnityTimeOutException if it does not in time."""
+    """Connect as soon as the trainer listens; raise UnityTimeOutException after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:

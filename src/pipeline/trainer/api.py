@@ -249,9 +249,8 @@ def keep_freed_memory() -> None:
     """Make glibc keep the memory that a gradient step frees for the next gradient step.
 
     By default glibc returns freed memory to the system, which clears every page when it is needed
-    again: a tenth of the time of a POCA gradient step. The setting holds for the whole process
-        until
-    it ends. Other C libraries, and a glibc that environment variables configure, are not changed.
+    again: a tenth of the time of a POCA gradient step. The setting holds until the process ends.
+    Other C libraries, and a glibc that environment variables configure, are not changed.
     """
     is_configured = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None

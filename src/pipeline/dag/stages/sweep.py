@@ -115,7 +115,7 @@ def scores_of(
         path = root / metrics_file(experiment, seed)
         if is_outdated(path, root / f"results/train/{experiment}/seed{seed}/policy.pt"):
             raise StageError(
-                f"{path}: is of an earlier policy, because {experiment} was trained again with "
+                f"{path}: belongs to an earlier policy: {experiment} was trained again with "
                 f"seed {seed}; evaluate the policy again"
             )
         scores[seed] = score_of(path, sweep)

@@ -261,9 +261,8 @@ def _put_trainer(section: Section) -> None:
         "environment's reward as well",
         warns=True,
     )
-    if (
-        "demo_path" in section.left and not section.left.keys() & _CLONING
-    ):  # the section itself has the demonstration
+    # The old section may give demo_path directly, outside its cloning settings.
+    if "demo_path" in section.left and not section.left.keys() & _CLONING:
         for key, item in section.take("demo_path", "batch_size").items():
             section.put(item, "behavioral_cloning", key, old=key)
 
