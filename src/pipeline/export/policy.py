@@ -408,7 +408,7 @@ def _name(text: str) -> str:
 
 
 def _bounds(text: str) -> tuple[float, float] | None:
-    """Return the pixel values that 0 and 1 stand for in a scaled image; None if it is not scaled."""
+    """Return the pixel values that 0 and 1 stand for in a scaled image; None if not scaled."""
     found = re.search(f"; 0 to 1 stand for {_NUMBER} to {_NUMBER}$", text)
     return None if found is None else (float(found[1]), float(found[2]))
 

@@ -1,4 +1,4 @@
-"""Code that both bridges share: copies, their pictures, and steps collected agent by agent."""
+"""Shared by the bridges: copies of an environment, their images, and steps by agent."""
 
 from __future__ import annotations
 
