@@ -464,8 +464,6 @@ def test_a_card_has_no_score_of_an_earlier_policy(project, monkeypatch):
     trained(project, "a", 1, "other", end=1.0)
     stale = r"was exported from an earlier policy .* `dvc repro export@a-1`"
     with pytest.raises(SettingsError, match=stale):
-        SettingsError, match=r"was exported from an earlier policy .* `dvc repro export@a-1`"
-    ):
         card._of_dag("a", 1, "walk", [])
     exported(project, "a", 1)
     assert card._of_dag("a", 1, "walk", []).metrics == {}
