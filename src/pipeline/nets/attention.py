@@ -136,7 +136,7 @@ class ResidualSelfAttention(nn.Module):
 
     def mix(self, scores: Tensor, value: Tensor) -> Tensor:
         """Attention results [B, Q, E], by scores [B, heads, Q, N] of values [B, N, E]."""
-        return (softmax_of_few(scores) @ _heads(value)).transpose(1, 2).flatten(2)
+        return (softmax_short(scores) @ _heads(value)).transpose(1, 2).flatten(2)
 
     def residual(self, x: Tensor, seen: Tensor) -> Tensor:
         """New embeddings [..., E] from normalised ones and attention results, both [..., E]."""
@@ -156,7 +156,7 @@ def _heads(x: Tensor) -> Tensor:
     return x.view(B, N, N_HEADS, size // N_HEADS).transpose(1, 2).contiguous()
 
 
-def softmax_of_few(scores: Tensor) -> Tensor:
+def softmax_short(scores: Tensor) -> Tensor:
     """Softmax over the last dimension, fast where that is short: torch's own works row by row."""
     # What is subtracted cancels out, so that it needs no derivative.
     weights = (scores - scores.detach().amax(-1, keepdim=True)).exp()

@@ -140,7 +140,7 @@ class GroupCritic(nn.Module):
         # A buffer, so that checkpoints have it: every value depends on it.
         self.register_buffer("largest", torch.ones(()))
 
-    def notice(self, n_members: int) -> None:
+    def update_largest_group(self, n_members: int) -> None:
         """Take account of a group of this size: sizes are given relative to the largest one."""
         self.largest.clamp_(min=float(n_members))
 

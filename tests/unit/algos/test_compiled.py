@@ -62,7 +62,7 @@ def test_groups_whose_members_are_all_there_are_compiled(traced):
         ends = message({}, {1: (4.0, 1.0), 2: (5.0, 0.0)}, group_reward=3.0)
         rollout = play(team_learner, *(message(agents, group_reward=1.0) for agents in steps), ends)
         algorithm.update(rollout, step=0)
-        algorithm.critic.notice(5)  # from here on a group of two is a small one
+        algorithm.critic.update_largest_group(5)  # from here on a group of two is a small one
         algorithm.update(rollout, step=10)
         algorithms.append(algorithm)
     assert "Compiled" in traced.text

@@ -15,8 +15,8 @@ from pipeline.algos.algorithm import load_matching
 from pipeline.algos.ppo import (
     LARGEST_WEIGHT,
     PPO,
-    decoupled,
     policy_loss,
+    reweighted_to_current_policy,
     with_clip_range,
 )
 from pipeline.algos.rows import Rows
@@ -78,7 +78,8 @@ def test_rows_of_an_older_policy_are_weighted_and_clipped_from_the_policy_as_it_
         torch.log(torch.tensor([[0.6], [0.4], [0.9]])),
     )
     advantage = torch.tensor([[1.0], [-2.0], [1.0]])
-    rows = decoupled(Rows(obs=[], fields={"log_prob": then, "advantage": advantage}), now)
+    collected = Rows(obs=[], fields={"log_prob": then, "advantage": advantage})
+    rows = reweighted_to_current_policy(collected, now)
     # Hilton et al. 2021, equation 3: A now/then · min(ratio, clipped) with ratio relative to `now`
     torch.testing.assert_close(rows.log_prob, now)
     expected = torch.tensor([[1.2], [-1.6], [LARGEST_WEIGHT]])  # the last would weigh nine times

@@ -322,7 +322,7 @@ class SlowPOCA(Slow):
     def targets(self, units, *, is_new: bool = True) -> None:
         """Lambda returns, baselines and advantages of each row."""
         (unit,) = units
-        self.critic.notice(3)
+        self.critic.update_largest_group(3)
         self.returns, advantages, self.values, self.baselines = {}, {}, [], []
         for t in self.trajectories:
             end = t.messages[-1] + 1

@@ -15,7 +15,7 @@ from pipeline.nets.attention import (
     EntityEncoder,
     ResidualSelfAttention,
     is_padding,
-    softmax_of_few,
+    softmax_short,
 )
 from pipeline.nets.encoder import ObservationEncoder
 from pipeline.settings.trainer.schema import NetworkSettings
@@ -121,14 +121,14 @@ def test_gradients_equal_numerical_ones():
     assert torch.autograd.gradcheck(lambda values: attention(values, padding), (x,))
 
 
-def test_softmax_of_few_equals_torchs_in_value_and_first_and_second_derivatives():
+def test_softmax_short_equals_torchs_in_value_and_first_and_second_derivatives():
     torch.manual_seed(0)
     scores = (3.0 * torch.randn(2, 4, 3, 5, dtype=torch.float64)).requires_grad_()
-    torch.testing.assert_close(softmax_of_few(scores), torch.softmax(scores, -1))
-    assert torch.autograd.gradcheck(softmax_of_few, (scores,))
-    assert torch.autograd.gradgradcheck(softmax_of_few, (scores[0, 0].detach().requires_grad_(),))
+    torch.testing.assert_close(softmax_short(scores), torch.softmax(scores, -1))
+    assert torch.autograd.gradcheck(softmax_short, (scores,))
+    assert torch.autograd.gradgradcheck(softmax_short, (scores[0, 0].detach().requires_grad_(),))
     far = torch.tensor([[-2e6, 0.0, 90.0], [-1e6, -1e6, -1e6]])
-    torch.testing.assert_close(softmax_of_few(far), torch.softmax(far, -1))
+    torch.testing.assert_close(softmax_short(far), torch.softmax(far, -1))
 
 
 def test_initial_weights_have_the_stated_deviation_and_no_bias():

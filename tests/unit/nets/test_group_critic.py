@@ -33,7 +33,7 @@ def critic_and_members(name, n=6, memory=0):
     with torch.no_grad():  # not so small that nothing shows
         for layer in critic.dense.layers:
             layer.weight *= 30.0
-    critic.notice(4)
+    critic.update_largest_group(4)
     obs = [torch.randn(n, *obs_spec.shape) for obs_spec in observations]
     continuous = torch.randn(n, actions.continuous_size)
     discrete = torch.stack(
@@ -145,7 +145,7 @@ def test_values_alone_are_those_that_come_with_baselines(present):
 
 def test_the_number_of_members_enters_relative_to_the_largest_group_seen():
     critic, _, _ = critic_and_members("vector")
-    critic.notice(2)
+    critic.update_largest_group(2)
     assert float(critic.largest) == 4.0
     all_there = groups_of([[1, 1, 1]], None)
     assert critic._how_many(torch.ones(1, 4), all_there).tolist() == [[pytest.approx(0.5)]]
