@@ -88,7 +88,7 @@ def test_recurrent_networks_ask_for_their_sequences():
     actor, critic = Actor(SPEC, settings), Critic(SPEC, settings, ["extrinsic"])
     obs = [torch.zeros(2, 3)]
     for call in (lambda: actor(obs), lambda: critic(obs, obs[0])):
-        with pytest.raises(ValueError, match="needs to know its sequences"):
+        with pytest.raises(ValueError, match="needs its sequences"):
             call()
     with pytest.raises(ValueError, match="no recurrent layer"):
         Actor(SPEC, NetworkSettings(hidden_units=4)).step(obs, torch.zeros(2, 6))

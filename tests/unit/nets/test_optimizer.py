@@ -77,7 +77,7 @@ def test_adam_keeps_no_state_of_what_has_never_moved_and_refuses_that_of_another
     weights[1].grad = torch.ones(2)
     adam.step()
     assert list(adam.state_dict()["state"]) == [1]
-    with pytest.raises(ValueError, match="of 3 parameters; there are 1"):
+    with pytest.raises(ValueError, match="has 3 parameters, but the network has 1"):
         FusedAdam(weights[:1], learning_rate=0.1).load_state_dict(adam.state_dict())
 
 
