@@ -196,7 +196,8 @@ class GAIL(RewardSignal):
             for policy_input, expert_input in pairs
         ]
         estimates = self.network.estimates(self.network.features(mixed))
-        # The sum, because each row's estimate depends on that row alone.
+        # Of the sum, because each row's estimate depends only on that row. `create_graph`, because
+        # the penalty is differentiated by the weights.
         gradients = torch.autograd.grad(estimates.sum(), mixed, create_graph=True)
         squared = [gradient.flatten(1).square().sum(1) for gradient in gradients]
         # EPSILON, because the root has no finite derivative at 0.

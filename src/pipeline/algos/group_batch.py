@@ -58,6 +58,7 @@ class GroupBatch:
         # Mates share a moment, so each is looked up and encoded once.
         ids, moment_of = np.unique(moments, return_inverse=True)
         members = rollout.moments.members(ids)
+        # The row's agent is the member with the row's entity number.
         is_self = (
             members.ids[members.index[moment_of[:n_rows]]] == rollout.fields["entity"][:, None]
         )
@@ -131,6 +132,7 @@ class GroupBatch:
             Input for P values of these moments, and with `rows` also for B baselines of the rows'
             agents.
         """
+        # Places after the last present member are cut, to compute less.
         n_used = int(np.flatnonzero(present.any(axis=0)).max(initial=0)) + 1
         present = present[:, :n_used]
         chosen = self.index[moments, :n_used][present]
@@ -140,6 +142,7 @@ class GroupBatch:
         moment_of_row, columns = None, None
         device = self.actions.device
         if rows is not None:
+            # Numbers of estimates as in `GroupLayout.wanted`: values, then baselines of rows.
             moment_of_row = np.searchsorted(moments, self.moment[rows])
             first = np.arange(len(moments)) * (1 + n_used)
             columns = np.concatenate((first, first[moment_of_row] + 1 + self.column[rows]))

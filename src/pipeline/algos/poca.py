@@ -167,6 +167,8 @@ class POCA(PPO):
         sequences: SequenceState | None,  # noqa: ARG002
     ) -> tuple[dict[str, FloatArray], FloatArray]:
         value, baseline, following, following_all = self._values(self.groups)
+        # A value continues as long as a mate goes on (arXiv 2111.05992, section 4.1); for signals
+        # that ignore ends all members count.
         terminated = rollout.terminated[:, None]
         bootstrap = np.where(terminated & self.ignores_done, following_all, following)
         return {"value": value, "baseline": baseline}, bootstrap
@@ -183,6 +185,7 @@ class POCA(PPO):
         following, following_all = (
             np.zeros((len(groups.following), n_signals), np.float32) for _ in range(2)
         )
+        # Rows sorted by moment, so that the rows of successive moments are contiguous.
         by_moment = np.argsort(groups.moment, kind="stable")
         for moments in _chunks(np.unique(groups.moment), groups):
             first, last = np.searchsorted(groups.moment[by_moment], (moments[0], moments[-1] + 1))

@@ -105,6 +105,7 @@ def launched() -> tuple[int, int]:
     Raises:
         SettingsError: RANK or WORLD_SIZE is not a whole number.
     """
+    # Documented at https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if not all(os.environ.get(name) for name in names):
         return 0, 1

@@ -114,6 +114,8 @@ class ReturnSampler(ReplaySampler):
     def _drawn(self, n_rows: int) -> Rows:
         n_steps, n_columns = len(self._gammas) - 1, self._gammas.shape[1]
         first = self.replay.draw(self.stream, n_rows)
+        # Both [n_steps, n_rows]: row numbers in the replay, and whether the row is in the same
+        # trajectory as the first row.
         numbers, follows = self.replay.following(first, n_steps)
         n_taken = follows.sum(0)
         rows = self._rows(self.replay.read(numbers.ravel()))

@@ -72,11 +72,11 @@ class RewardScale:
         if n == 0:
             return
         mean = rows.mean(0)
-        apart = mean - self.mean
+        delta = mean - self.mean
         self.count += n
-        self.mean = self.mean + apart * (n / self.count)
+        self.mean = self.mean + delta * (n / self.count)
         self.squared = (
-            self.squared + ((rows - mean) ** 2).sum(0) + apart**2 * (before * n / self.count)
+            self.squared + ((rows - mean) ** 2).sum(0) + delta**2 * (before * n / self.count)
         )
         self.most = np.maximum(self.most, np.abs(rows).max(0))
 

@@ -248,6 +248,7 @@ def values_in_sequence(
     # A trajectory's last sequence gets one more row, so that its memory values what follows.
     is_last = np.isin(ends, rollout.starts + rollout.lengths)
     values, following = [], []
+    # So many sequences at once that their rows are about `_CHUNK`.
     n = max(_CHUNK // int(lengths.max()), 1)
     n_ended = 0
     for first in range(0, len(lengths), n):

@@ -94,7 +94,8 @@ class SAC(OffPolicy):
             self._with_noise(batch),
             max_norm=self.hyperparameters.max_grad_norm,
         )
-        # After the step, so that the target follows the new weights.
+        # Polyak average of arXiv 1801.01290, algorithm 1; after the step, so that the target
+        # follows the new weights.
         self._soft_update(self._target, self._source, None)
         return statistics
 

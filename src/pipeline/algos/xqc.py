@@ -313,21 +313,23 @@ class XQC(OffPolicy):
     def _learn(self, batch: Rows) -> Tensor:
         """Make a step of the critics, and every `policy_delay` times one of the actor."""
         delay, max_norm = self.hyperparameters.policy_delay, self.hyperparameters.max_grad_norm
-        losses, found = self.optimizer.descend(
+        losses, moments = self.optimizer.descend(
             self._critic_losses, self._with_noise(batch), max_norm=max_norm
         )
-        for critic, statistics in zip(self.critics.critics, found, strict=True):
+        for critic, statistics in zip(self.critics.critics, moments, strict=True):
             critic.layers.observe(statistics, MOMENTUM)
+        # Unit norms keep the effective learning rate constant: arXiv 2509.25174.
         set_unit_norms(self._unit_weights)
         if self.target is not None:
             self._soft_update(self._following, self._followed, None)
         loss_pi = losses.new_full((1,), math.nan)
+        # The actor's delay: Fujimoto et al. 2018, arXiv 1802.09477, section 5.2.
         if (self.n_updates - 1) % delay == 0:  # the first update included
-            loss_pi, found = self.actor_optimizer.descend(
+            loss_pi, moments = self.actor_optimizer.descend(
                 self._actor_losses, self._with_noise(batch), max_norm=max_norm
             )
             # As if the running statistics had moved at every update.
-            self.actor.layers.observe(found, 1.0 - (1.0 - MOMENTUM) ** delay)
+            self.actor.layers.observe(moments, 1.0 - (1.0 - MOMENTUM) ** delay)
             self._trained.after_step()
         return torch.cat((loss_pi, losses))
 

@@ -109,19 +109,19 @@ class ActionHeads(nn.Module):
         self, hidden: Tensor, allowed: Tensor | None, noise: Sequence[Tensor] | None
     ) -> Sample[Tensor]:
         """Choose actions by the random numbers `noise`; None chooses the most likely actions."""
-        waiting = None if noise is None else list(noise)
+        numbers = None if noise is None else list(noise)
         log_probs, entropies = [], []
         # [B, 0], with the device and dtype of the hidden vectors.
         continuous = hidden[:, :0]
         if self.mu is not None:
-            drawn = self._draw(hidden, None if waiting is None else waiting.pop(0))
+            drawn = self._draw(hidden, None if numbers is None else numbers.pop(0))
             continuous, log_prob, entropy = drawn
             log_probs.append(log_prob)
             entropies.append(entropy)
         chosen = []
         branches = self.branch_log_probs(hidden, allowed) if self.branches else []
         for number, branch in enumerate(branches):
-            scores = branch if waiting is None else gumbel_scores(branch, waiting[number])
+            scores = branch if numbers is None else gumbel_scores(branch, numbers[number])
             index = scores.argmax(-1)
             chosen.append(index)
             log_probs.append(branch.gather(1, index.unsqueeze(1)))
@@ -210,7 +210,8 @@ class ActionHeads(nn.Module):
             mask = graph.node("Slice", [masks], axes=[1], starts=[start], ends=[start + size])
             start += size
             p = graph.node("Softmax", [masked_to_onnx(graph, logits, mask)], axis=1)
-            # Multinomial takes logarithms of probabilities, which may be unnormalised.
+            # Multinomial takes logarithms of probabilities, which may be unnormalised:
+            # https://onnx.ai/onnx/operators/onnx__Multinomial.html.
             log_p = graph.node("Log", [p])
             drawn = graph.node("Multinomial", [log_p], dtype=INT64, sample_size=1)
             sampled.append(drawn)

@@ -78,6 +78,7 @@ class NormalizedLayers(nn.Module):
         self.output_size = sizes[-1]
         self.activation = activation
         self.is_before = is_before
+        # Orthogonal weights: Saxe et al. 2013, arXiv 1312.6120, with the gain of a rectified layer.
         self.weights = nn.ParameterList(
             nn.init.orthogonal_(torch.empty(b, a), gain=2.0**0.5) for a, b in pairwise(sizes)
         )
@@ -112,8 +113,8 @@ class NormalizedLayers(nn.Module):
         Returns:
             The result, and [2, n] means and inverse deviations of the minibatch, for `observe`.
         """
-        y, last, found = self.unscaled(x)
-        return y if last is None else torch.addcmul(last[1], y, last[0]), found
+        y, last, statistics = self.unscaled(x)
+        return y if last is None else torch.addcmul(last[1], y, last[0]), statistics
 
     def unscaled(self, x: Tensor) -> tuple[Tensor, Affine | None, Tensor]:
         """As `in_training`, but the caller applies the returned scale and shift, if any."""
@@ -162,9 +163,9 @@ class NormalizedLayers(nn.Module):
         return list(zip(means, variances, strict=True))
 
     @torch.no_grad()
-    def observe(self, found: Tensor, momentum: float) -> None:
+    def observe(self, statistics: Tensor, momentum: float) -> None:
         """Move the running statistics by `momentum` towards the statistics of `in_training`."""
-        mean, inverse = found
+        mean, inverse = statistics
         variance = (inverse.pow(-2) - EPSILON).clamp_min(0.0)
         self.running.lerp_(torch.stack((mean, variance)), momentum)
         self.n_batches.add_(1)
@@ -325,8 +326,8 @@ class NormalizedCritic(nn.Module):
             `NormalizedLayers.in_training`.
         """
         x = torch.cat((self.body(obs), continuous), dim=1)
-        hidden, last, found = self.layers.unscaled(x)
-        return hidden, _after(last, self.head.weight, self.head.bias), found
+        hidden, last, statistics = self.layers.unscaled(x)
+        return hidden, _after(last, self.head.weight, self.head.bias), statistics
 
     def values(self, hidden: Tensor, head: AnyDense) -> Tensor:
         """Return values [B, outputs, atoms]; outputs are choices, or one without branches."""

@@ -69,16 +69,16 @@ def categorical_entropy(log_probs: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-def gumbel_scores(log_probs: Tensor, waiting: Tensor) -> Tensor:
+def gumbel_scores(log_probs: Tensor, exponential: Tensor) -> Tensor:
     """Return scores [B, L]; the argmax of a row is a choice drawn by its log probabilities.
 
     Args:
         log_probs: [B, L] log probabilities.
-        waiting: [B, L] exponential random numbers.
+        exponential: [B, L] exponential random numbers.
     """
     # The Gumbel-max trick: minus the logarithm of an exponential variable is a Gumbel variable
     # (Maddison et al. 2014, arXiv 1411.0030).
-    return log_probs - waiting.log()
+    return log_probs - exponential.log()
 
 
 def split_branches(flat: Tensor | None, branches: Sequence[int]) -> list[Tensor | None]:

@@ -222,8 +222,8 @@ class ObservationEncoder(nn.Module):
         ]
         joined = [x for i, x in enumerate(parts) if i not in self.entities]
         if self.attention is not None:
-            crowd = self.attention.to_onnx(graph, joined, [parts[i] for i in self.entities])
-            joined = [*joined, crowd]
+            attended = self.attention.to_onnx(graph, joined, [parts[i] for i in self.entities])
+            joined = [*joined, attended]
         hidden = self.dense.to_onnx(graph, graph.concat(joined), "body")
         if self.hyper is None:
             return hidden
@@ -233,8 +233,8 @@ class ObservationEncoder(nn.Module):
         """Join the parts of fixed size [B, own] and the attention result of entities."""
         fixed = [values for i, values in enumerate(parts) if i not in self.entities]
         flat = torch.cat(fixed, dim=1) if fixed else None
-        crowd: Tensor = attention(flat, [parts[i] for i in self.entities])
-        return crowd if flat is None else torch.cat((flat, crowd), dim=1)
+        attended: Tensor = attention(flat, [parts[i] for i in self.entities])
+        return attended if flat is None else torch.cat((flat, attended), dim=1)
 
 
 def _refuse_unless_entities(index: int, spec: ObservationSpec) -> None:

@@ -104,7 +104,8 @@ class Memory(nn.Module):
         cell = graph.node("Slice", [memory], axes=[2], starts=[H], ends=[2 * H])
         x = graph.node("Unsqueeze", [x], axes=[0])
         outputs = ("memory.outputs", "memory.hidden", "memory.cell")
-        # The empty name leaves out the lengths of sequences, between bias and state in ONNX.
+        # The empty name leaves out the lengths of sequences, between bias and state in ONNX's LSTM:
+        # https://onnx.ai/onnx/operators/onnx__LSTM.html.
         graph.nodes("LSTM", [x, *weights, "", hidden, cell], outputs, hidden_size=H)
         features = graph.node("Squeeze", [outputs[0]], axes=[0, 1])
         joined = graph.node("Concat", outputs[1:], axis=2)

@@ -20,7 +20,7 @@ RESNET_CHANNELS = (16, 32, 32)
 POOL_SIDE, POOL_STRIDE = 3, 2
 # ML-Agents' value of the square root of 2, the gain of a rectified layer (arXiv 1502.01852).
 DENSE_GAIN = 1.41
-_ROOM = "pipeline.nets."
+_PACKAGE = "pipeline.nets."
 
 
 class VisualEncoder(Protocol):
@@ -188,11 +188,11 @@ def visual_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncode
     Raises:
         SettingsError: The image is too small for this kind, or the encoder cannot be used.
     """
-    encoder = ENCODERS.load(kind, package=_ROOM)
+    encoder = ENCODERS.load(kind, package=_PACKAGE)
     _, height, width = shape
     if min(height, width) < encoder.minimum_side:
         # Loaded only for the message, because this may import plug-ins.
-        smallest = {name: ENCODERS.load(name, package=_ROOM).minimum_side for name in ENCODERS}
+        smallest = {name: ENCODERS.load(name, package=_PACKAGE).minimum_side for name in ENCODERS}
         fitting = [name for name, side in smallest.items() if side <= min(height, width)]
         cheap = "; fully_connected computes the least" if "fully_connected" in fitting else ""
         raise SettingsError(

@@ -82,9 +82,7 @@ def test_rows_of_an_older_policy_are_weighted_and_clipped_relative_to_the_curren
     rows = reweighted_to_current_policy(collected, now)
     # Hilton et al. 2021, equation 3: A now/then · min(ratio, clipped) with ratio relative to `now`
     torch.testing.assert_close(rows.log_prob, now)
-    expected = torch.tensor(
-        [[1.2], [-1.6], [LARGEST_WEIGHT]]
-    )  # the last ratio, 9, is clamped
+    expected = torch.tensor([[1.2], [-1.6], [LARGEST_WEIGHT]])  # the last ratio, 9, is clamped
     torch.testing.assert_close(rows.advantage, expected)
     arguments = {"old_log_prob": rows.log_prob, "advantage": rows.advantage, "epsilon": 0.2}
     assert float(loss_of(log_prob=now, **arguments)) == pytest.approx(-(1.2 - 1.6 + 2.0) / 3)

@@ -208,9 +208,11 @@ class NumpyActor:
             np.add(_product(hidden, weight), bias, out=log_p[:, place])
         if allowed is not None:
             log_p[~allowed] = FORBIDDEN
+        # Log softmax of each branch; the maximum is subtracted first, so that exp cannot overflow.
         log_p -= np.maximum.reduceat(log_p, starts, axis=1).repeat(sizes, axis=1)
         total = np.add.reduceat(np.exp(log_p), starts, axis=1)
         log_p -= np.log(total).repeat(sizes, axis=1)
+        # The Gumbel-max trick, as in `gumbel_scores`.
         scores = log_p if noise is None else log_p - np.log(np.concatenate(noise, axis=1))
         discrete = np.stack([scores[:, place].argmax(1) for place in self._places], axis=1)
         chosen_log_p = log_p[np.arange(n)[:, None], discrete + starts]

@@ -114,4 +114,5 @@ def paired_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if is_for_onednn(x, x.shape[1], n_in, n_out):
         layers = zip(x.unbind(), weight.unbind(), bias.unbind(), strict=True)
         return torch.stack([dense(*layer) for layer in layers])
+    # bias + x weightᵀ for both layers in one call
     return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
