@@ -274,7 +274,7 @@ class Algorithm(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         for name, network in self.own_networks.items():
             network.load_state_dict(state[name])
         self.optimizer.load_state_dict(state["optimizer"])

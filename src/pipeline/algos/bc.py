@@ -232,7 +232,7 @@ class BehavioralCloning:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.stream.bit_generator.state = state["stream"]
 

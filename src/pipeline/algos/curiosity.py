@@ -99,7 +99,7 @@ class Curiosity(RewardSignal):
         return {"Module:Curiosity": self.network}
 
     def observe(self, obs: Sequence[Tensor]) -> None:
-        """Take rows [B, *shape] of new experience into the normaliser."""
+        """Update the normaliser with rows [B, *shape] of new experience."""
         self.network.normalizers.update(obs)
 
     @torch.no_grad()
@@ -133,7 +133,7 @@ class Curiosity(RewardSignal):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.has_learned = bool(state["has_learned"])

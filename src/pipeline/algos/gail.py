@@ -171,7 +171,7 @@ class GAIL(RewardSignal):
             "Policy/GAIL Expert Estimate": by_expert.detach().mean(),
         }
         if self.use_vail:
-            kl = 2.0 * self.network.divergence(features).mean()  # policy's plus expert's
+            kl = 2.0 * self.network.divergence(features).mean()  # of policy and expert steps
             loss = loss + self.beta * (kl - KL_TARGET)
             # Dual gradient step (arXiv 1810.00821): the weight grows while the code
             # carries more information than its target.
@@ -227,7 +227,7 @@ class GAIL(RewardSignal):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.beta = state["beta"].to(self.beta.device)

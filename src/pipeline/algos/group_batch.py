@@ -55,7 +55,7 @@ class GroupBatch:
             raise ValueError("this rollout has no moments of groups")
         n_rows = rollout.n_rows
         moments = np.concatenate((rollout.fields["moment"], rollout.at_end["next_moment"]))
-        # Mates share a moment, so each is looked up and encoded once.
+        # Mates share a moment, so each moment is looked up and encoded once.
         ids, moment_of = np.unique(moments, return_inverse=True)
         members = rollout.moments.members(ids)
         # The row's agent is the member with the row's entity number.

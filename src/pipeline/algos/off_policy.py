@@ -137,7 +137,7 @@ class OffPolicy(Algorithm):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """What each row of experience holds."""
+        """Columns of a row of experience, without observations and reward."""
         fields = super().fields
         # Off-policy losses do not read it, and a replay is large.
         del fields["log_prob"]
@@ -355,7 +355,7 @@ class OffPolicy(Algorithm):
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue training but the replay, as tensors and plain values."""
+        """Return the state of training, without the replay, as tensors and plain values."""
         state = {
             **super().state_dict(),
             "log_alpha": self.log_alpha.detach(),
@@ -368,7 +368,7 @@ class OffPolicy(Algorithm):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         super().load_state_dict(state)
         self.log_alpha.data.copy_(state["log_alpha"])
         restore_generator(self.noise_stream, state["noise_stream"])

@@ -66,7 +66,7 @@ class POCA(PPO):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """What each row of experience holds."""
+        """Columns of a row of experience, without observations and reward."""
         fields = super().fields
         fields["entity"] = fields["moment"] = Field(shape=(), dtype=np.int64)
         fields["next_moment"] = Field(shape=(), dtype=np.int64, at_end=True)

@@ -522,14 +522,14 @@ class PPO(Algorithm):
         return (None, None) if sequences is None else sequences.split(self.policy.memory_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue training but experience, as tensors and plain values."""
+        """Return the state of training, without experience, as tensors and plain values."""
         state = super().state_dict()
         if self.return_scale is not None:
             state["return_scale"] = self.return_scale.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         super().load_state_dict(state)
         if self.return_scale is not None and "return_scale" in state:  # else it was off before
             self.return_scale.load_state_dict(state["return_scale"])

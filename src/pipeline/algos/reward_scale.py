@@ -50,7 +50,7 @@ class RewardScale:
         return divisor
 
     def observe(self, rollout: Rollout, rewards: FloatArray) -> None:
-        """Take closed trajectories into account, with the rewards [R, S] of their rows."""
+        """Add the returns of closed trajectories, from the rewards [R, S] of their rows."""
         n_signals = len(self.mean)
         rows: AnyArray = np.zeros((len(rewards), n_signals))
         names = ("slots", "terminated", "starts", "lengths")
@@ -92,7 +92,7 @@ class RewardScale:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self.count = int(state["count"])
         self.mean, self.squared, self.most = (
             np.array(state[name], np.float64) for name in ("mean", "squared", "most")

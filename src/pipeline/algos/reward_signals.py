@@ -78,7 +78,7 @@ class RewardSignal(ABC):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
 
 
 class Extrinsic(RewardSignal):
@@ -154,7 +154,7 @@ class RewardSignals:
         return {name: signal.state_dict() for name, signal in self.by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         for name, signal in self.by_name.items():
             signal.load_state_dict(state[name])
 
@@ -339,5 +339,5 @@ class IntrinsicRewards:
         return {"slots": list(self._open), "sums": list(self._open.values())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self._open = dict(zip(state["slots"], state["sums"], strict=True))

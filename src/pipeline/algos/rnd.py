@@ -54,7 +54,7 @@ class RND(RewardSignal):
         }
 
     def observe(self, obs: Sequence[Tensor]) -> None:
-        """Take rows [B, *shape] of new experience into the normaliser."""
+        """Update the normaliser with rows [B, *shape] of new experience."""
         self.normalizers.update(obs)
 
     @torch.no_grad()
@@ -80,7 +80,7 @@ class RND(RewardSignal):
         return {**networks, "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         for name, module in self.modules.items():
             module.load_state_dict(state[name])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -419,14 +419,14 @@ class XQC(OffPolicy):
         return stats | self._temperatures()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue training but the replay, as tensors and plain values."""
+        """Return the state of training, without the replay, as tensors and plain values."""
         return {
             **super().state_dict(),
             "actor_optimizer": self.actor_optimizer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         super().load_state_dict(state)
         self.actor_optimizer.load_state_dict(state["actor_optimizer"])
 

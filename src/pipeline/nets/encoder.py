@@ -109,7 +109,7 @@ class HyperLayer(nn.Module):
         return weights.view(-1, self.n_in, self.n_out)
 
     def to_onnx(self, graph: OnnxGraph, x: str, goal: str) -> str:
-        """`forward` in ONNX."""
+        """Add `forward` in ONNX; return the name of its result."""
         encoded = graph.layer_norm(self.goal.to_onnx(graph, goal, "goal"), axis=1)
         weights = graph.linear(self.weights, encoded, "goal.generator")
         weights = graph.reshape(weights, (-1, self.n_in, self.n_out), "goal.shape")
@@ -212,7 +212,7 @@ class ObservationEncoder(nn.Module):
         return hidden
 
     def to_onnx(self, graph: OnnxGraph, obs: Iterable[str]) -> str:
-        """`forward` in ONNX."""
+        """Add `forward` in ONNX; return the name of its result."""
         # `obs` is a generator: the nodes of an observation's normaliser and encoder are adjacent.
         parts = [
             cast("VisualEncoder", self.encoders[str(i)]).to_onnx(graph, x)

@@ -65,13 +65,13 @@ class ConvolutionEncoder(nn.Module):
         self.dense = linear(channels * height * width, output, gain=DENSE_GAIN)
 
     def forward(self, image: Tensor) -> Tensor:
-        """[B, C, H, W] to [B, output]."""
+        """Map [B, C, H, W] to [B, output]."""
         for convolution in self.convolutions:
             image = nn.functional.leaky_relu(convolution(image))
         return nn.functional.leaky_relu(self.dense(image.flatten(1)))
 
     def to_onnx(self, graph: OnnxGraph, image: str) -> str:
-        """`forward` in ONNX; weights are called after the image and a layer's place."""
+        """Add `forward` in ONNX; weights are named by image and layer number."""
         x, place = image, 0
         for convolution in cast("Iterable[nn.Conv2d]", self.convolutions):
             x = graph.leaky_relu(_convolve(graph, convolution, x, f"{image}.{place}"))
@@ -117,7 +117,7 @@ class ResidualBlock(nn.Module):
         return result
 
     def to_onnx(self, graph: OnnxGraph, x: str, name: str) -> str:
-        """`forward` in ONNX; weights are called after `name` and a layer's place."""
+        """Add `forward` in ONNX; weights are named by `name` and layer number."""
         y = _convolve(graph, self.first, graph.swish(x), f"{name}.1")
         y = _convolve(graph, self.second, graph.swish(y), f"{name}.3")
         return graph.node("Add", [y, x])
@@ -140,14 +140,14 @@ class ResnetEncoder(nn.Module):
         self.dense = linear(channels * height * width, output, gain=DENSE_GAIN)
 
     def forward(self, image: Tensor) -> Tensor:
-        """[B, C, H, W] to [B, output]."""
+        """Map [B, C, H, W] to [B, output]."""
         for stage, convolution in enumerate(self.convolutions):
             image = nn.functional.max_pool2d(convolution(image), POOL_SIDE, stride=POOL_STRIDE)
             image = self.blocks[2 * stage + 1](self.blocks[2 * stage](image))
         return nn.functional.relu(self.dense(nn.functional.silu(image).flatten(1)))
 
     def to_onnx(self, graph: OnnxGraph, image: str) -> str:
-        """`forward` in ONNX; weights are called after the image and a layer's place."""
+        """Add `forward` in ONNX; weights are named by image and layer number."""
         x, place = image, 0
         blocks = iter(cast("Iterable[ResidualBlock]", self.blocks))
         for convolution in cast("Iterable[nn.Conv2d]", self.convolutions):

@@ -90,7 +90,7 @@ class FusedAdam:
         return {"state": moved, "param_groups": [group]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave; parameters without a state have not moved yet."""
+        """Restore the state of `state_dict`; parameters without a state have not moved yet."""
         (group,) = state["param_groups"]
         if len(group["params"]) != len(self.trained):
             raise ValueError(
@@ -229,7 +229,7 @@ class FlatAdam(FusedAdam):
         return self._reordered(super().state_dict(), self._places, _places(self.parameters))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         places = _places(self.parameters)
         super().load_state_dict(self._reordered(dict(state), places, self._places))
 
