@@ -62,7 +62,7 @@ def test_steps_of_groups_without_absent_members_are_compiled(traced):
         ends = message({}, {1: (4.0, 1.0), 2: (5.0, 0.0)}, group_reward=3.0)
         rollout = play(team_learner, *(message(agents, group_reward=1.0) for agents in steps), ends)
         algorithm.update(rollout, step=0)
-        algorithm.critic.update_largest_group(5)  # from here on a group of two is a small one
+        algorithm.critic.update_largest_group(5)  # a group of two is now below the largest
         algorithm.update(rollout, step=10)
         algorithms.append(algorithm)
     assert "Compiled" in traced.text
@@ -137,7 +137,7 @@ def test_a_program_for_all_lengths_does_not_depend_on_the_first_minibatch(monkey
         algorithm.compile()
         algorithm.update(partly_there(algorithm, n_moments), step=0)
     assert len(texts) == 2
-    # The first call has the lengths that it is compiled with: torch takes equal ones for the same,
+    # The first call has the lengths that it is compiled with: torch takes equal lengths for one,
     # and layers have 16 units as minibatches have about 16 rows.
     values = examples[0][0]
     parameters = (*algorithm.optimizer.parameters, algorithm.optimizer.flat)
@@ -155,7 +155,7 @@ def test_steps_of_groups_with_missing_rows_are_not_compiled(caplog):
     steps = ({1: (k, 0.0), 2: (-k, 0.5)} for k in range(6))
     first_ends = message({2: (9.0, 0.0)}, {1: (4.0, 1.0)})
     rollout = play(team_learner, *(message(agents) for agents in steps), first_ends)
-    assert rollout.n_rows == 6  # of agent 1 alone, beside agent 2
+    assert rollout.n_rows == 6  # rows of agent 1; agent 2 is its mate
     before = team_learner.algorithm.weights()["policy"]
     team_learner.algorithm.update(rollout, step=0)
     assert "Compiled" not in caplog.text

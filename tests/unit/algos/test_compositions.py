@@ -153,10 +153,10 @@ def varied(play: Play) -> None:
     play.message([0, 1, 2, 3, 4])
     play.message([1, 2, 4, 3], {0: False})  # ended, mates go on
     play.message([2, 3, 4])
-    play.message([0, 2, 3], {1: True, 4: False})  # one begins as one is cut short
+    play.message([0, 2, 3], {1: True, 4: False})  # one agent begins as one is truncated
     play.message([0, 3], {2: False})
     play.message([0, 2], {3: True})
-    play.message([4, 3], {0: True, 2: False})  # cut short as a mate ends
+    play.message([4, 3], {0: True, 2: False})  # truncated as a mate ends
     play.message([2, 3, 4])
     play.message([2], {3: False, 4: True})
 
@@ -202,7 +202,7 @@ def test_targets_of_groups_equal_targets_of_members_computed_row_by_row(memory):
         after = play.after[rollout.next_obs[0][k].tobytes()]
         living = {agent: member for agent, member in after.items() if not member.over}
         beyond = np.array([estimate(living)[0] if living else 0.0, 0.0])
-        # RND looks beyond the end of the agent's own task, and of that only
+        # RND: all members if the agent's own task has ended, else only members that go on
         counted = after if rollout.terminated[k] else living
         beyond[1] = estimate(counted)[1]
         n_beyond += len(living) < len(after) and not rollout.terminated[k]
@@ -366,7 +366,7 @@ def test_rows_of_the_current_policy_have_the_log_probabilities_of_acting(trainer
     """With `threaded` they are computed again, from the stored memory of each sequence."""
     play = Play(learner(trainer, memory=memory))
     algorithm = play.learner.algorithm
-    algorithm.observe = lambda _: None  # the statistics of acting stay
+    algorithm.observe = lambda _: None  # keeps the normalisers as they were for acting
     varied(play)
     rollout = play.rollout()
     algorithm.settings = replace(algorithm.settings, threaded=True)

@@ -168,7 +168,7 @@ def test_rewards_of_a_dropped_episode_do_not_count_in_the_next_episode_of_its_sl
     learned.begin(rollout)
     assert "Policy/Rnd Reward" not in learned.end(step=0)
     agents.trajectories.clear_closed()
-    agents.trajectories.drop_open(slots[:2])  # the third goes on
+    agents.trajectories.drop_open(slots[:2])  # the third episode continues
     step(ended=True)
     rollout = agents.trajectories.rollout()
     assert rollout.begins.tolist() == [True, True, False]

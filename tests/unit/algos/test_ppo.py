@@ -114,14 +114,14 @@ def test_threaded_updates_are_relative_to_the_policy_that_learns(actions, memory
 
 
 def test_states_with_and_without_signals_and_cloning_are_loaded(tmp_path):
-    spec = BehaviorSpec([ObservationSpec.vector(5)], ActionSpec(2, ()))  # that of the demonstration
+    spec = BehaviorSpec([ObservationSpec.vector(5)], ActionSpec(2, ()))  # of the demonstration
     cloned = {"demo_path": str(demonstration("ppo, continuous", tmp_path))}
     signals = {"reward_signals": {"extrinsic": {}, "rnd": {}}}
     both = PPO(spec, trainer_settings(**signals, behavioral_cloning=cloned), seed=1, device=CPU)
     both.update(rollout(spec), step=0)
     without = PPO(spec, trainer_settings(**signals), seed=3, device=CPU)
     without.load_state_dict(copy.deepcopy(both.state_dict()))
-    both.load_state_dict(without.state_dict())  # goes on cloning with what it has
+    both.load_state_dict(without.state_dict())  # keeps its cloning state
 
 
 def test_actions_sent_to_the_environment_are_a_third_of_the_clipped_sample():

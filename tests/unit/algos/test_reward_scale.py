@@ -74,7 +74,7 @@ def test_the_largest_sum_stays_within_the_bound():
         slots=np.array([0]),
         terminated=np.array([True]),
     )
-    scale.observe(rollout, np.eye(200, 1, -150) * 40.0)  # one reward among nothing
+    scale.observe(rollout, np.eye(200, 1, -150) * 40.0)  # one reward, all others 0
     assert 40.0 / scale.divisor[0] == pytest.approx(LARGEST)
 
 

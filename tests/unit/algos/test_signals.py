@@ -244,7 +244,7 @@ def test_expert_steps_are_done_at_the_end_of_a_task_but_not_at_a_truncation(tmp_
     assert gail.expert.done.nonzero().flatten().tolist() == [37, 75]
 
 
-# --- what cannot be used
+# --- refused settings and files
 
 
 def test_an_unsupported_reward_signal_is_refused_by_name():
@@ -272,7 +272,7 @@ def test_a_network_that_cannot_encode_the_observations_is_named_with_its_signal(
         signal("rnd", tiny)
 
 
-# --- together
+# --- several signals
 
 
 def test_rewards_are_in_the_order_of_settings_and_times_strength(tmp_path):

@@ -119,7 +119,7 @@ class Slow:
             sizes.append([abs(loss.item()) for loss in losses])
             if self.desired_kl is not None and number > 1:
                 self.adapt()
-        for name in {"returns", "values", "baselines"} & begun.keys():  # which statistics are of
+        for name in {"returns", "values", "baselines"} & begun.keys():  # reported in statistics
             setattr(self, name, begun[name])
         return [mean(loss_sizes) for loss_sizes in zip(*sizes, strict=True)]
 
@@ -364,7 +364,7 @@ class SlowPOCA(Slow):
             chosen = self.given["discrete"][message, mate]
             for choice, size in zip(chosen, self.spec.action_spec.discrete_branches, strict=True):
                 action.append(torch.eye(size)[choice])
-            if mate == agent:  # what it does itself must make no difference
+            if mate == agent:  # its own action must not change the baseline
                 action = [torch.full_like(part, 9.0) for part in action]
             parts.append(torch.cat(action))
         seen = torch.cat([self.seen(message, mate)[0] for mate in mates])

@@ -140,7 +140,7 @@ def test_gail_loss_is_cross_entropy_plus_gradient_penalty_plus_bottleneck(
         gail.beta = torch.tensor(0.3)
         with torch.no_grad():
             gail.network.log_deviation -= 0.5
-    # what is drawn at random: the expert's steps, noise in the code, and places between two steps
+    # random draws: the expert's steps, noise in the code, and places between two steps
     stream = torch.Generator()
     stream.set_state(gail.generator.get_state())
     drawn = torch.randint(len(gail.expert), (n,), generator=stream)

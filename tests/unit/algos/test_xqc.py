@@ -76,7 +76,7 @@ def rows_of(kind: str, n_rows: int = 128, *, masked: bool = False):
     SPECS.setdefault(kind, KINDS[kind])  # `experience` looks kinds up there
     rollout = experience(kind, n_rows, masked=masked)
     ends = {}
-    if "allowed" in rollout.fields:  # what is allowed next is that of any other rows
+    if "allowed" in rollout.fields:  # next masks are the masks of other rows
         ends["next_allowed"] = rollout.fields["allowed"][: len(rollout.lengths)]
     return replace(rollout, slots=np.arange(len(rollout.lengths)), at_end=ends)
 
@@ -272,7 +272,7 @@ def test_a_return_at_an_atom_keeps_all_its_mass_at_that_atom():
         probability, reward=nothing + 1, discount=nothing + 1, cost=nothing, atoms=atoms
     )
     assert torch.equal(up[:-1], probability[1:])
-    assert torch.equal(up[-1], probability[-1])  # what would leave the range is counted
+    assert torch.equal(up[-1], probability[-1])  # mass outside the range is counted
     torch.testing.assert_close(clipped, torch.tensor(1 / 11))
     ended, _ = shifted_distribution(
         probability, reward=nothing + 0.25, discount=nothing, cost=nothing + 9, atoms=atoms
@@ -328,7 +328,7 @@ def test_running_statistics_follow_each_minibatch_of_states_and_next_states(mode
     (batch,) = algorithm.sampler.minibatches(1)
     critic = algorithm.critics.critics[0]
     before = critic.layers.running.clone()
-    algorithm.n_updates = 3  # of which the actor has none
+    algorithm.n_updates = 3  # no step of the actor
     algorithm._learn(batch)
     moved = (critic.layers.running - 0.99 * before) / 0.01
     observed = torch.cat((batch.obs[0], batch.next_obs[0]))
@@ -343,9 +343,9 @@ def test_batch_renormalisation_begins_after_its_first_minibatches():
     plain, statistics = layers.in_training(x)
     layers.n_batches.fill_(RENORMALIZED_AFTER)
     corrected, same = layers.in_training(x)
-    assert torch.equal(statistics[:, :6], same[:, :6])  # of the input
+    assert torch.equal(statistics[:, :6], same[:, :6])  # features of the input
     assert not torch.allclose(plain, corrected)
-    # Where the running statistics are within the limits, it is the normalisation that acts.
+    # Within the limits the result equals normalisation by the running statistics.
     layers.observe(statistics, 1.0)
     close, _ = layers.in_training(x)
     torch.testing.assert_close(close, layers(x), rtol=1e-3, atol=1e-3)
@@ -411,7 +411,7 @@ def test_update_from_a_saved_state_equals_the_uninterrupted_update(kind, mode):
     original, restored = (made(kind, mode, seed=seed, n_steps=2) for seed in (1, 2))
     for algorithm in (original, restored):
         algorithm.replay.add(rows_of(kind))
-    original.update(rows_of(kind, 32), step=5)  # the next update is not one of the actor
+    original.update(rows_of(kind, 32), step=5)  # the next update has no step of the actor
     restored.replay.load_state_dict(original.replay.state_dict())
     restored.load_state_dict(copy.deepcopy(original.state_dict()))
     stats = [algorithm.update(rows_of(kind, 32), step=12) for algorithm in (original, restored)]
@@ -423,7 +423,7 @@ def test_update_from_a_saved_state_equals_the_uninterrupted_update(kind, mode):
 
 
 _SMALL = {"gamma": GAMMA, "strength": 0.3, "network_settings": {"hidden_units": 8}}
-# Options beside XQC by name, and the losses that statistics show of it.
+# Settings combined with XQC, by name, and their losses in the statistics.
 PARTS = {
     "cloning": ({}, ["Pretraining"]),
     "gail": ({"signals": {"gail": {**_SMALL, "use_actions": True}}}, ["GAIL"]),
@@ -538,7 +538,7 @@ def test_xqc_learns_a_choice_and_a_number_in_a_thousand_steps(tmp_path):
     environment = InProcessEnvironment(Answer("hybrid", "vector", seed=1))
     run = {"behaviors": {"Toy": settings}}
     result = pipeline.train(environment, run, seed=1, run_dir=tmp_path).behaviors["Toy"]
-    assert result.mean_reward > 0.65 > BLIND["hybrid"] + 0.2  # of 1
+    assert result.mean_reward > 0.65 > BLIND["hybrid"] + 0.2  # the largest return is 1
 
 
 # --- Minibatches -------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def critic_and_members(name, n=6, memory=0):
     torch.manual_seed(1)
     settings = NetworkSettings(hidden_units=16, num_layers=2)
     critic = GroupCritic(spec, settings, ["extrinsic", "gail"])
-    with torch.no_grad():  # not so small that nothing shows
+    with torch.no_grad():  # large enough that differences show
         for layer in critic.dense.layers:
             layer.weight *= 30.0
     critic.update_largest_group(4)
@@ -127,7 +127,7 @@ def test_gradients_equal_gradients_of_single_sets(case):
         for values in (together, separate)
     ]
     for name, ours, slow in zip(parameters, *pair, strict=True):
-        if slow is None:  # in groups of one, nobody is seen to act
+        if slow is None:  # in groups of one, no action is an input
             assert ours is None or ours.abs().max() < 1e-6, name
         else:
             torch.testing.assert_close(ours, slow, rtol=1e-3, atol=2e-5, msg=name)

@@ -41,7 +41,7 @@ def test_normaliser_equals_mean_and_deviation_with_one_imagined_row(sizes):
     ]
     for rows in batches:
         normalizer.update(torch.from_numpy(rows))
-    # Far from 0 is more than 5 deviations of the first rows and the imagined one.
+    # Far from 0 is more than 5 deviations of the first rows and the imagined row.
     first = batches[0].astype(np.float64)
     center = first.mean(0)
     spread = np.sqrt((((first - center) ** 2).sum(0) + 1) / (len(first) + 1))
@@ -66,7 +66,7 @@ def test_a_used_normaliser_scales_by_loaded_statistics():
     other.update(torch.tensor([[3.0, 1.0], [5.0, -1.0]]))
     used.load_state_dict(other.state_dict())
     assert torch.equal(used(x), other(x))
-    # An opponent takes another snapshot after it has acted.
+    # An opponent loads another snapshot after it has acted.
     other.update(torch.tensor([[9.0, 9.0]]))
     used.load_state_dict(other.state_dict())
     assert torch.equal(used(x), other(x))

@@ -46,10 +46,10 @@ def decisions(policy, n=6, *, masked=True, n_goals=None):
     for values, spec in zip(obs, policy.spec.observation_specs, strict=True):
         if n_goals and spec.observation_type == ObservationType.GOAL_SIGNAL:
             values[:] = values[np.arange(n) % n_goals]
-        values.flags.writeable = False  # as they may come from the wire
+        values.flags.writeable = False  # as arrays from the wire may be
     mask = [rng.random((n, size)) < 0.4 for size in policy.spec.action_spec.discrete_branches]
     for branch_mask in mask:
-        branch_mask[:, 1] = False  # something is allowed
+        branch_mask[:, 1] = False  # a choice is allowed
     mask = mask if masked and mask else None
     in_numpy, in_torch = policy, copy.deepcopy(policy)
     in_torch.numpy_actor = None
@@ -122,7 +122,7 @@ def test_every_call_draws_new_numbers_also_in_a_copy(actions):
         drawn = policy.act(obs, None, in_numpy)
         assert_same(drawn, twin.act(obs, None, in_torch))
         log_prob = drawn.rows["log_prob"].copy()
-        policy = copy.deepcopy(policy)  # what it has drawn is no memory of the copy's
+        policy = copy.deepcopy(policy)  # the copy must not share drawn numbers
         policy.act(obs, None, torch.Generator())
         np.testing.assert_array_equal(drawn.rows["log_prob"], log_prob)
 

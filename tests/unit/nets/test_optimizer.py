@@ -27,7 +27,7 @@ def test_flat_adam_equals_adam_over_separate_parameters_with_clipped_gradients(m
         if max_norm is not None:
             torch.nn.utils.clip_grad_norm_(plain_net.parameters(), max_norm)
         plain.step()
-        flat_net(x).sum().backward()  # what another optimizer left behind must not count
+        flat_net(x).sum().backward()  # another optimizer's gradients must not count
         flat.zero_gradients()
         (flat_net(x).square().sum() * scale).backward()
         flat.step(max_norm=max_norm)
